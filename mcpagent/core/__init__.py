@@ -1,0 +1,1 @@
+"""The words of mcpagent: plain records and pure functions, no I/O."""

@@ -1,0 +1,135 @@
+"""The dataset record: SkyRL-compatible, one task each."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from mcpagent.core.records import JsonObject, OpenRecord, Record
+
+Complexity = Literal["simple", "moderate", "complex"]
+
+
+class Message(Record):
+    """One chat message of a prompt."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+class PlanCall(OpenRecord):
+    """A call by server, tool and parameters; parameters may hold `${stepN.path}` references."""
+
+    server: str
+    tool: str
+    params: JsonObject = {}
+
+
+class PlanStep(PlanCall):
+    """One gold call. `match` holds acceptance rules by parameter name (see `core.matching`)."""
+
+    step: int
+    user_turn: int = 0
+    alternatives: tuple[PlanCall, ...] = ()
+    parallel_group: int | str | None = None
+    match: dict[str, JsonObject] = {}
+
+
+class Success(OpenRecord):
+    """`must_call_tool`: `server.tool`, a bare tool name, or a bare server name (any of its tools)."""
+
+    must_call_tool: str | None = None
+
+
+class Limits(OpenRecord):
+    """Limits of one episode; None means no limit."""
+
+    max_servers: int | None = None
+    max_tools: int | None = None
+
+
+class AnswerCheck(OpenRecord):
+    """How the final answer is judged.
+
+    number: the last number of the answer equals `value` within `tolerance` (absolute), and the answer
+    holds at most four different numbers. string: equal after trimming and case folding. regex: `value`
+    is found. must_include: every fact of `value` is found. Values may hold `${stepN.path}` references,
+    resolved against the real results of the episode.
+    """
+
+    type: Literal["number", "string", "regex", "must_include"]
+    value: Any
+    tolerance: float = 0.0
+
+
+class StateCall(OpenRecord):
+    """A call that the environment itself makes, to set up or to read a stateful server."""
+
+    tool: str
+    arguments: JsonObject = {}
+
+
+class StateCheck(OpenRecord):
+    """Read the end state with `call`; every path of `expect` must hold its value in the structured result."""
+
+    call: StateCall
+    expect: JsonObject
+
+
+class GroundTruth(OpenRecord):
+    """What a right episode looks like. Fields that we do not know are kept."""
+
+    task_id: str
+    complexity: Complexity = "simple"
+    max_turns: int = Field(default=8, ge=1)
+    success: Success = Success()
+    tool_sequence: tuple[PlanStep, ...] = ()
+    limits: Limits = Limits()
+    final_answer: AnswerCheck | None = None
+    state: dict[str, tuple[StateCheck, ...]] = {}
+    setup: dict[str, tuple[StateCall, ...]] = {}
+    user_turns: tuple[str, ...] = ()
+    abstain: bool = False
+
+
+class RewardSpec(OpenRecord):
+    """`method` names the scoring; `rule` is the deterministic reward of `mcpagent.reward`."""
+
+    method: str = "rule"
+    ground_truth: GroundTruth
+
+
+class Task(OpenRecord):
+    """One record of a dataset. The prompt is compact: at most one system and exactly one user message."""
+
+    data_source: str = "unknown"
+    env_class: str = "MCPToolEnv"
+    prompt: tuple[Message, ...]
+    reward_spec: RewardSpec
+    extra_info: JsonObject = {}
+
+    @field_validator("prompt")
+    @classmethod
+    def _compact(cls, prompt: tuple[Message, ...]) -> tuple[Message, ...]:
+        roles = [m.role for m in prompt]
+        if roles not in (["user"], ["system", "user"]):
+            raise ValueError(
+                f"prompt has roles {roles}, but it must be one optional system message and one user message; "
+                "tool results and later turns arrive at run time (reward_spec.ground_truth.user_turns)"
+            )
+        return prompt
+
+    @property
+    def truth(self) -> GroundTruth:
+        return self.reward_spec.ground_truth
+
+    @property
+    def id(self) -> str:
+        return self.truth.task_id
+
+    @property
+    def offered_tools(self) -> tuple[str, ...] | None:
+        """`server.tool` names that the task offers; None offers the whole catalog."""
+        tools = self.extra_info.get("tools")
+        return tuple(tools) if tools is not None else None

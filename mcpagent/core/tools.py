@@ -1,0 +1,131 @@
+"""Tools, calls and results, as the model and the environment see them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from enum import StrEnum
+
+from mcpagent.core.records import JsonObject, Record
+
+
+class ToolAnnotations(Record):
+    """The MCP hints. Hints of an untrusted server are only hints (MCP spec 2025-11-25, tools)."""
+
+    read_only: bool = False
+    destructive: bool = True
+    idempotent: bool = False
+    open_world: bool = True
+
+
+class ToolSpec(Record):
+    """One tool of one server."""
+
+    server: str
+    name: str
+    description: str = ""
+    input_schema: JsonObject
+    output_schema: JsonObject | None = None
+    annotations: ToolAnnotations = ToolAnnotations()
+
+    @property
+    def qualified_name(self) -> str:
+        """Name for chat APIs that need one flat namespace."""
+        return f"{self.server}__{self.name}"
+
+    @property
+    def dotted(self) -> str:
+        """`server.tool`, the form that datasets use."""
+        return f"{self.server}.{self.name}"
+
+
+class FailureKind(StrEnum):
+    """Why a call has no ordinary result. Only `tool_error` is the model's fault."""
+
+    TOOL_ERROR = "tool_error"  # the tool answered is_error: a wrong argument, an unknown symbol
+    UNKNOWN_TOOL = "unknown_tool"  # the model named a tool that was not offered
+    INVALID_ARGUMENTS = "invalid_arguments"  # the arguments break the tool's input schema
+    TIMEOUT = "timeout"  # the hard deadline of the call passed
+    CRASHED = "crashed"  # the server or its transport died during the call
+    OVERSIZE = "oversize"  # the result was too large to take
+    SCHEMA = "schema"  # the server broke the protocol or its own output schema
+    DENIED = "denied"  # the allow-list forbids the tool
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """True where the fault is not the model's: never turned into reward."""
+        return self in {FailureKind.TIMEOUT, FailureKind.CRASHED, FailureKind.OVERSIZE, FailureKind.SCHEMA}
+
+
+class ToolCall(Record):
+    """A call that the model wrote and that parsed. `server` is empty until the catalog resolves it."""
+
+    id: str
+    tool: str
+    arguments: JsonObject
+    server: str = ""
+
+
+class ParseFailure(Record):
+    """A call that did not parse: data, not an exception."""
+
+    raw: str
+    reason: str
+
+
+class ToolResult(Record):
+    """What came back for one call. `content` is the text that the model sees."""
+
+    call_id: str
+    server: str
+    tool: str
+    content: str
+    structured: JsonObject | None = None
+    is_error: bool = False
+    failure: FailureKind | None = None
+    latency_s: float = 0.0
+    truncated_chars: int = 0
+    from_cassette: bool = False
+    meta: JsonObject = {}
+
+
+def catalog_hash(tools: Iterable[ToolSpec]) -> str:
+    """SHA-256 over names, descriptions and schemas, independent of order: what a dataset or run pins."""
+    entries = sorted(
+        json.dumps([t.server, t.name, t.description, t.input_schema], sort_keys=True, separators=(",", ":"))
+        for t in tools
+    )
+    return hashlib.sha256("\n".join(entries).encode()).hexdigest()
+
+
+def model_names(tools: Iterable[ToolSpec]) -> dict[str, ToolSpec]:
+    """The name under which the model sees each tool: its own; `server__tool` only where two collide."""
+    tools = list(tools)
+    counts: dict[str, int] = {}
+    for tool in tools:
+        counts[tool.name] = counts.get(tool.name, 0) + 1
+    return {(t.name if counts[t.name] == 1 else t.qualified_name): t for t in tools}
+
+
+def chat_schema(name: str, tool: ToolSpec) -> JsonObject:
+    """The tool as chat templates and OpenAI-style APIs take it; schema titles carry nothing and are dropped."""
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": tool.description,
+            "parameters": _without_titles(tool.input_schema),
+        },
+    }
+
+
+def _without_titles(schema: object) -> object:
+    if isinstance(schema, dict):
+        # A property that is itself called "title" holds a schema (a dict), the annotation holds a string.
+        return {
+            k: _without_titles(v) for k, v in schema.items() if not (k == "title" and isinstance(v, str))
+        }
+    if isinstance(schema, list):
+        return [_without_titles(v) for v in schema]
+    return schema

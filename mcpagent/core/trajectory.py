@@ -1,0 +1,135 @@
+"""What happened in an episode."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from mcpagent.core.records import JsonObject, Record
+from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
+
+SCHEMA_VERSION = 1
+
+
+class StopReason(StrEnum):
+    """What ended an episode."""
+
+    ANSWERED = "answered"  # text without a call, and no user message remained
+    MAX_TURNS = "max_turns"  # the task's limit of model turns
+    MAX_TOOL_CALLS = "max_tool_calls"  # the environment's hard limit of calls
+    MAX_TOKENS = "max_tokens"  # a turn was cut at max_new_tokens
+    CONTEXT_OVERFLOW = "context_overflow"  # the next turn would not fit into the context
+    LIMIT = "limit"  # the task's own limits (servers, tools)
+    TIMEOUT = "timeout"  # the episode's wall-clock deadline
+    FAILED = "failed"  # infrastructure: unscored, never a reward
+
+
+class FinishReason(StrEnum):
+    """What ended a completion."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    OVERFLOW = "overflow"  # the context left no room for a single token
+
+
+class PolicySpan(Record):
+    """Tokens [start, end) of a completion were sampled by policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class Completion(Record):
+    """One model step. `token_ids` and `logprobs` (nats, of the actual sampling distribution, same length)
+    are empty for policies that work on text; they are stored in a binary sidecar, not in the JSON."""
+
+    text: str
+    finish_reason: FinishReason = FinishReason.STOP
+    token_ids: tuple[int, ...] = Field(default=(), exclude=True)
+    logprobs: tuple[float, ...] = Field(default=(), exclude=True)
+    policy_versions: tuple[PolicySpan, ...] = ()
+
+
+class RewardTerm(Record):
+    """One component of a reward. `value` None means that it did not run, which is not zero."""
+
+    name: str
+    value: float | None
+    weight: float = 0.0
+
+
+class Turn(Record):
+    """One model step and what the environment answered. `added_token_ids` is what the environment appended
+    to the context since the last turn (the whole prompt at turn 0); sidecar, like the completion's tokens."""
+
+    index: int
+    user_turn: int = 0
+    added_token_ids: tuple[int, ...] = Field(default=(), exclude=True)
+    completion: Completion
+    tool_calls: tuple[ToolCall, ...] = ()
+    parse_failures: tuple[ParseFailure, ...] = ()
+    tool_results: tuple[ToolResult, ...] = ()
+    user_message: str | None = None  # the user message that the environment delivered after this turn
+    reward_terms: tuple[RewardTerm, ...] = ()
+    wall_s: float = 0.0
+
+
+class Trajectory(Record):
+    """One attempt at one task."""
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    task_id: str
+    group_id: str
+    attempt: int = 0
+    seed: int = 0
+    complexity: str = "simple"
+    prompt: tuple[JsonObject, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    final_answer: str | None = None
+    stop_reason: StopReason
+    reward_terms: tuple[RewardTerm, ...] = ()
+    state_results: tuple[ToolResult, ...] = ()  # the environment's own set-up and end-state calls
+    errors: tuple[str, ...] = ()
+
+    @property
+    def reward(self) -> float | None:
+        """Weighted sum of the terms; None when the episode is unscored (a weighted term did not run)."""
+        weighted = [t for t in self.reward_terms if t.weight != 0.0]
+        if not weighted or self.stop_reason is StopReason.FAILED:
+            return None
+        total = 0.0
+        for term in weighted:
+            if term.value is None:
+                return None
+            total += term.weight * term.value
+        return total
+
+    def term(self, name: str) -> float | None:
+        """Value of a reward term; None when it is absent or did not run."""
+        return next((t.value for t in self.reward_terms if t.name == name), None)
+
+    @property
+    def is_success(self) -> bool | None:
+        """None when unscored."""
+        value = self.term("success")
+        return None if self.reward is None or value is None else value >= 1.0
+
+    @property
+    def tool_results(self) -> tuple[ToolResult, ...]:
+        return tuple(r for t in self.turns for r in t.tool_results)
+
+
+class TrajectoryGroup(Record):
+    """G attempts at one task."""
+
+    group_id: str
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def is_uniform(self) -> bool:
+        """All scored attempts have the same reward: the group carries no gradient."""
+        rewards = {t.reward for t in self.trajectories if t.reward is not None}
+        return len(rewards) <= 1

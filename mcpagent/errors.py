@@ -1,0 +1,57 @@
+"""The one error story of mcpagent.
+
+    MCPAgentError
+    ├── UserError      the user must fix something        exit 2, remedy, no traceback
+    ├── RunError       the run itself failed              exit 1
+    └── EpisodeError   one episode failed; its siblings go on, the episode is unscored
+
+Errors are classified at boundaries (a transport, a file, a process); nothing else catches broadly.
+"""
+
+from __future__ import annotations
+
+
+class MCPAgentError(Exception):
+    """Base of every error that mcpagent raises on purpose.
+
+    `where` is a file with its line, a config key or a server; `remedy` is what to do or type next.
+    """
+
+    kind = "error"
+    exit_code = 1
+
+    def __init__(self, message: str, *, where: str | None = None, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{head}\n  {self.remedy}" if self.remedy else head
+
+    def as_json(self) -> dict[str, dict[str, str | None]]:
+        """The error document that `--json` commands print."""
+        return {
+            "error": {"kind": self.kind, "message": self.message, "where": self.where, "remedy": self.remedy}
+        }
+
+
+class UserError(MCPAgentError):
+    """Bad input, a missing package, a wrong key: the user can fix it."""
+
+    kind = "user"
+    exit_code = 2
+
+
+class RunError(MCPAgentError):
+    """The run failed for a reason that the input does not explain."""
+
+    kind = "run"
+    exit_code = 1
+
+
+class EpisodeError(MCPAgentError):
+    """One episode could not be scored (infrastructure); recorded on its trajectory."""
+
+    kind = "episode"

@@ -1,0 +1,1 @@
+"""Policies: anything that turns a context into the next completion."""

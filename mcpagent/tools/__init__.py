@@ -1,0 +1,1 @@
+"""MCP client side: server configuration, sessions, pool, catalog."""

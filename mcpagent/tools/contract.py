@@ -1,0 +1,47 @@
+"""What the environment needs from the tool layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Protocol
+
+from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
+
+PURPOSE_META_KEY = "mcpagent/purpose"
+NONCE_META_KEY = "mcpagent/nonce"
+
+
+class Purpose(StrEnum):
+    """Who makes a call. Travels in the request's `_meta`, so that a server's ledger can tell them apart."""
+
+    EPISODE = "episode"  # the model
+    SETUP = "setup"  # the environment, before the episode
+    GRADE = "grade"  # the environment, reading the end state
+    SYNTH = "synth"  # data synthesis
+
+
+class ToolSession(Protocol):
+    """The tools of one episode: shared servers, and an instance of its own of each isolated one."""
+
+    async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
+        """Make the call; `call.server` and `call.tool` name the tool. A failing tool is a result, never an
+        exception: `failure` says which kind."""
+        ...
+
+    async def close(self) -> None:
+        """End the episode's own instances."""
+        ...
+
+
+class ToolProvider(Protocol):
+    """A started set of servers."""
+
+    @property
+    def tools(self) -> Mapping[str, ToolSpec]:
+        """Every tool by the name that the model sees (`core.tools.model_names`)."""
+        ...
+
+    def session(self) -> ToolSession:
+        """A new, single-use session; nothing is opened before the first call needs it."""
+        ...
