@@ -1,0 +1,251 @@
+"""Step references in gold plans: `${step1.close}`, `${step2.results[0].title}`, and arithmetic on them.
+
+An expression is a path into the structured result of an earlier step, a number, `+ - * /` with
+parentheses, or one of the functions
+
+    round(x, n)  abs(x)  min(...)  max(...)
+    number(text, i)   the i-th number of a text (`core.numbers`), negative i counts from the end
+    word(text, i)     the i-th whitespace-separated word
+
+It is parsed to Python's syntax tree and walked through a whitelist; nothing is ever evaluated as code.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from mcpagent.core.numbers import numbers_in
+
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+_STEP = re.compile(r"step([0-9]+)")
+# Fields may have any name, Python keywords too (`step1.from`), so `.name` is parsed as `["name"]`.
+_FIELD = re.compile(r"(\"[^\"]*\"|'[^']*')|\.\s*([A-Za-z_]\w*)")
+_MAX_EXPRESSION_CHARS = 500
+_DECIMALS = 10  # binary noise such as 0.1 + 0.2 lies far below the tenth decimal
+
+
+class PlaceholderError(ValueError):
+    """A reference that cannot be parsed or resolved; the message quotes it."""
+
+
+def resolve(value: Any, results: Mapping[str, Any]) -> Any:
+    """`value` with every `${...}` in strings, lists and dicts replaced.
+
+    `results["step1"]` is the structured result of step 1. A string that is exactly one reference takes the
+    type of what it refers to; a reference inside a longer string is formatted as text.
+    Raises PlaceholderError.
+    """
+    if isinstance(value, str):
+        whole = _REFERENCE.fullmatch(value)
+        if whole:
+            return _value(whole[1], results)
+        return _REFERENCE.sub(lambda match: format_value(_value(match[1], results)), value)
+    if isinstance(value, Mapping):
+        return {key: resolve(item, results) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [resolve(item, results) for item in value]
+    return value
+
+
+def references(value: Any) -> set[int]:
+    """Numbers of the steps that `value` refers to. Raises PlaceholderError where one is malformed."""
+    if isinstance(value, str):
+        found: set[int] = set()
+        for match in _REFERENCE.finditer(value):
+            found |= _steps(match[1])
+        return found
+    if isinstance(value, Mapping):
+        return set().union(*(references(item) for item in value.values()))
+    if isinstance(value, list | tuple):
+        return set().union(*(references(item) for item in value))
+    return set()
+
+
+def format_value(value: Any) -> str:
+    """`value` as text: strings as they are, floats by shortest repr without binary noise, else JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return repr(_without_noise(value))
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _value(expression: str, results: Mapping[str, Any]) -> Any:
+    try:
+        return _evaluate(_parse(expression), results)
+    except PlaceholderError as error:
+        raise PlaceholderError(f"${{{expression}}}: {error}") from None
+
+
+def _steps(expression: str) -> set[int]:
+    try:
+        return {_step_number(node) for node in ast.walk(_parse(expression)) if _is_path_root(node)}
+    except PlaceholderError as error:
+        raise PlaceholderError(f"${{{expression}}}: {error}") from None
+
+
+@lru_cache(maxsize=4096)
+def _parse(expression: str) -> ast.expr:
+    if len(expression) > _MAX_EXPRESSION_CHARS:
+        raise PlaceholderError(f"expression of {len(expression)} characters, at most {_MAX_EXPRESSION_CHARS}")
+    source = _FIELD.sub(lambda m: m[1] or f'["{m[2]}"]', expression.strip())
+    try:
+        node = ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise PlaceholderError(f"{expression!r} is not an expression") from None
+    _check(node)
+    return node
+
+
+def _check(node: ast.expr) -> None:
+    """Refuse everything outside the grammar, so that a plan is known to be well-formed before it runs."""
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return
+        case ast.Name():
+            _step_number(node)
+        case ast.Subscript(value=base, slice=key):
+            if not isinstance(base, ast.Subscript | ast.Name):
+                raise PlaceholderError("a path starts at a step: step1.field[0]")
+            _key(key)
+            _check(base)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+            _check(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            _check(left)
+            _check(right)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+            for argument in args:
+                _check(argument)
+        case _:
+            allowed = ", ".join(sorted(_FUNCTIONS))
+            raise PlaceholderError(f"only paths, numbers, + - * / and {allowed} may be used")
+
+
+def _evaluate(node: ast.expr, results: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            if name not in results:
+                raise PlaceholderError(f"{name} has no result")
+            return results[name]
+        case ast.Subscript(value=base, slice=key):
+            return _lookup(_evaluate(base, results), _key(key))
+        case ast.UnaryOp(op=op, operand=operand):
+            value = _number(_evaluate(operand, results))
+            return -value if isinstance(op, ast.USub) else value
+        case ast.BinOp(left=left, op=op, right=right):
+            return _arithmetic(op, _evaluate(left, results), _evaluate(right, results))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            values = [_evaluate(argument, results) for argument in args]
+            try:
+                return _FUNCTIONS[name](*values)
+            except TypeError:
+                raise PlaceholderError(f"{name}() does not take {len(values)} arguments") from None
+        case _:
+            raise AssertionError("_check admits no other node")
+
+
+def _arithmetic(op: ast.operator, left: Any, right: Any) -> int | float:
+    try:
+        value = _OPERATORS[type(op)](_number(left), _number(right))
+    except (ZeroDivisionError, OverflowError) as error:
+        raise PlaceholderError(str(error)) from None
+    return _without_noise(_number(value)) if isinstance(value, float) else value
+
+
+def _lookup(container: Any, key: str | int) -> Any:
+    if isinstance(container, Mapping) and key in container:
+        return container[key]
+    if isinstance(container, list | tuple) and isinstance(key, int):
+        if -len(container) <= key < len(container):
+            return container[key]
+        raise PlaceholderError(f"index {key} of a list of {len(container)}")
+    kind = f"fields {sorted(map(str, container))}" if isinstance(container, Mapping) else repr(container)[:80]
+    raise PlaceholderError(f"no {key!r} in {kind}")
+
+
+def _is_path_root(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id not in _FUNCTIONS
+
+
+def _step_number(node: ast.AST) -> int:
+    name = node.id if isinstance(node, ast.Name) else ""
+    match = _STEP.fullmatch(name)
+    if match is None:
+        raise PlaceholderError(f"{name!r} is not a step; write step1, step2, ...")
+    return int(match[1])
+
+
+def _key(node: ast.expr) -> str | int:
+    match node:
+        case ast.Constant(value=str() | int() as key) if not isinstance(key, bool):
+            return key
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as index)):
+            return -index
+        case _:
+            raise PlaceholderError("an index is a whole number or a quoted name")
+
+
+def _number(value: Any) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PlaceholderError(f"{value!r} is not a number; number(text, i) reads one out of a text")
+    if not math.isfinite(value):
+        raise PlaceholderError(f"{value!r} is not finite")
+    return value
+
+
+def _without_noise(value: float) -> float:
+    rounded = round(value, _DECIMALS)
+    return rounded if abs(value) > 1e-6 else float(f"{value:.{_DECIMALS}g}")
+
+
+def _round(value: Any, digits: Any = 0) -> int | float:
+    places = _index(digits)
+    if not 0 <= places <= _DECIMALS:
+        raise PlaceholderError(f"round(x, n) takes n from 0 to {_DECIMALS}")
+    return round(_number(value), places) if places > 0 else int(round(_number(value), places))
+
+
+def _extreme(pick: Callable[[list[int | float]], int | float], values: tuple[Any, ...]) -> int | float:
+    items = values[0] if len(values) == 1 and isinstance(values[0], list | tuple) else values
+    numbers = [_number(item) for item in items]
+    if not numbers:
+        raise PlaceholderError("min and max need at least one number")
+    return pick(numbers)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise PlaceholderError(f"{value!r} is not a text")
+    return value
+
+
+def _index(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise PlaceholderError(f"{value!r} is not a whole number")
+    return value
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], int | float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "round": _round,
+    "abs": lambda value: abs(_number(value)),
+    "min": lambda *values: _extreme(min, values),
+    "max": lambda *values: _extreme(max, values),
+    "number": lambda text, index: _lookup(numbers_in(_text(text)), _index(index)),
+    "word": lambda text, index: _lookup(_text(text).split(), _index(index)),
+}
