@@ -6,6 +6,7 @@ parentheses, or one of the functions
     round(x, n)  abs(x)  min(...)  max(...)
     number(text, i)   the i-th number of a text (`core.numbers`), negative i counts from the end
     word(text, i)     the i-th whitespace-separated word
+    text(x)           x as text, for a parameter that is a string (`"${text(step1.price)}"`)
 
 It is parsed to Python's syntax tree and walked through a whitelist; nothing is ever evaluated as code.
 """
@@ -248,4 +249,5 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": lambda *values: _extreme(max, values),
     "number": lambda text, index: _lookup(numbers_in(_text(text)), _index(index)),
     "word": lambda text, index: _lookup(_text(text).split(), _index(index)),
+    "text": format_value,
 }

@@ -1,0 +1,1 @@
+"""Data synthesis: tasks that are grounded in what the servers really answer."""

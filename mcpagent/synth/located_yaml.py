@@ -1,0 +1,77 @@
+"""YAML that remembers its lines, so that a wrong value is reported where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from mcpagent.errors import UserError
+
+_M = TypeVar("_M", bound=BaseModel)
+Place = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class YamlSource:
+    """A parsed file: its data, and the syntax tree that knows the lines."""
+
+    path: Path
+    data: Any
+    root: yaml.Node | None
+
+    def line(self, place: Place) -> int:
+        """Line of the value at `place` (keys and indexes from the top); of its nearest parent where it is
+        absent."""
+        node, line = self.root, 1 if self.root is None else self.root.start_mark.line + 1
+        for part in place:
+            found = _child(node, part)
+            if found is None:
+                break
+            line, node = found
+        return line
+
+
+def read_yaml(path: Path) -> YamlSource:
+    """Raises UserError for a missing file and for broken YAML, with its line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return YamlSource(path, yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader))
+    except OSError as error:
+        raise UserError(f"cannot read the file: {error.strerror}", where=str(path)) from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"not valid YAML: {error.problem}", where=f"{path}:{line}") from None
+
+
+def validate(model: type[_M], source: YamlSource, place: Place = ()) -> _M:
+    """The value at `place` as a record. Raises one UserError that lists every problem with its line."""
+    value = source.data
+    for part in place:
+        value = value[part]
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        problems = []
+        for item in error.errors():
+            reason = item["msg"].removeprefix("Value error, ")
+            keys = ".".join(str(part) for part in item["loc"])
+            problems.append((source.line((*place, *item["loc"])), f"{keys}: {reason}" if keys else reason))
+        problems.sort()
+        first_line, first = problems[0]
+        rest = [f"{source.path}:{line}: {text}" for line, text in problems[1:]]
+        raise UserError("\n".join([first, *rest]), where=f"{source.path}:{first_line}") from None
+
+
+def _child(node: yaml.Node | None, part: Any) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == str(part):
+                return key.start_mark.line + 1, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        item = node.value[part]
+        return item.start_mark.line + 1, item
+    return None
