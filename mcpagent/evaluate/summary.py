@@ -1,0 +1,190 @@
+"""From trajectories to the numbers of an evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from mcpagent.core.metrics import Metric
+from mcpagent.core.records import JsonObject, Record
+from mcpagent.core.trajectory import SCHEMA_VERSION, Trajectory
+from mcpagent.evaluate.intervals import clustered_mean
+
+COMPLEXITIES = ("simple", "moderate", "complex")
+
+
+class TaskOutcome(Record):
+    """The scored attempts at one task, in the order of `attempt`: what a paired comparison needs."""
+
+    complexity: str
+    success: tuple[float, ...]
+    reward: tuple[float, ...]
+    unscored: int = 0
+
+
+class ComplexitySummary(Record):
+    """The main numbers of the tasks of one complexity."""
+
+    n_tasks: int
+    n_episodes: int
+    unscored: int
+    task_success: Metric
+    tool_sequence_accuracy: Metric
+    mean_reward: Metric
+    invalid_call_rate: Metric
+    mean_turns: Metric
+    mean_tool_calls: Metric
+
+
+class EvalSummary(Record):
+    """The numbers of some episodes. Unscored episodes are in `n_episodes` and in no metric.
+
+    The `n` of a metric is the number of tasks behind it, because the task is the independent unit.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    metrics: dict[str, Metric]
+    by_complexity: dict[str, ComplexitySummary]
+    n_tasks: int
+    n_episodes: int
+    unscored: int
+    stop_reasons: dict[str, int]
+    tasks: dict[str, TaskOutcome]
+
+    def with_provenance(self, provenance: JsonObject) -> EvalResult:
+        """The document that `eval --json` prints and that `eval/*.json` holds."""
+        return EvalResult(**dict(self), provenance=provenance)
+
+
+class EvalResult(EvalSummary):
+    """An `EvalSummary` that says what was evaluated, on which data, and how."""
+
+    provenance: JsonObject
+
+
+Measure = Callable[[Trajectory], float | None]
+
+
+def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSummary:
+    """Metrics with 95 % intervals; `seed` drives the resampling only. Attempts are grouped by task id."""
+    by_task: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        by_task[trajectory.task_id].append(trajectory)
+    tasks = {task_id: _outcome(by_task[task_id]) for task_id in sorted(by_task)}
+    scored = {task_id: [t for t in by_task[task_id] if is_scored(t)] for task_id in tasks}
+    everything = [t for attempts in by_task.values() for t in attempts]
+    present = {t.complexity for t in everything}
+    ordered = [c for c in COMPLEXITIES if c in present] + sorted(present - set(COMPLEXITIES))
+    return EvalSummary(
+        metrics=_metrics(scored, seed) | pass_metrics([o.success for o in tasks.values()], seed=seed),
+        by_complexity={c: _of_complexity(c, tasks, scored, seed) for c in ordered},
+        n_tasks=len(tasks),
+        n_episodes=len(everything),
+        unscored=sum(o.unscored for o in tasks.values()),
+        stop_reasons=dict(sorted(Counter(t.stop_reason.value for t in everything).items())),
+        tasks=tasks,
+    )
+
+
+def is_scored(trajectory: Trajectory) -> bool:
+    """A reward and a success verdict exist; infrastructure failures have neither."""
+    return trajectory.is_success is not None
+
+
+def pass_metrics(successes_by_task: Sequence[Sequence[float]], *, seed: int) -> dict[str, Metric]:
+    """`pass@k` (one of k attempts succeeds) and `pass^k` (all k do), unbiased, for k = 2, 4, ... and K.
+
+    With c successes in n attempts: pass@k = 1 - C(n-c, k) / C(n, k), pass^k = C(c, k) / C(n, k).
+    A task with fewer than k scored attempts says nothing about k. Empty with one attempt a task.
+    """
+    most = max((len(s) for s in successes_by_task), default=0)
+    found: dict[str, Metric] = {}
+    for k in sorted({2**i for i in range(1, most.bit_length()) if 2**i <= most} | ({most} - {0, 1})):
+        counts = [(len(s), round(sum(s))) for s in successes_by_task if len(s) >= k]
+        any_of = [[1.0 - math.comb(n - c, k) / math.comb(n, k)] for n, c in counts]
+        all_of = [[math.comb(c, k) / math.comb(n, k)] for n, c in counts]
+        found[f"pass@{k}"] = clustered_mean(any_of, seed=seed)
+        found[f"pass^{k}"] = clustered_mean(all_of, seed=seed)
+    return found
+
+
+def _outcome(attempts: Sequence[Trajectory]) -> TaskOutcome:
+    scored = [t for t in sorted(attempts, key=lambda t: t.attempt) if is_scored(t)]
+    return TaskOutcome(
+        complexity=attempts[0].complexity,
+        success=tuple(float(bool(t.is_success)) for t in scored),
+        reward=tuple(t.reward for t in scored if t.reward is not None),
+        unscored=len(attempts) - len(scored),
+    )
+
+
+def _mean(scored: Mapping[str, Sequence[Trajectory]], measure: Measure, seed: int, *, rate: bool) -> Metric:
+    """Episodes for which `measure` is None are left out."""
+    values = [[v for t in attempts if (v := measure(t)) is not None] for attempts in scored.values()]
+    return clustered_mean(values, seed=seed, rate=rate)
+
+
+def _success(trajectory: Trajectory) -> float | None:
+    return None if trajectory.is_success is None else float(trajectory.is_success)
+
+
+def _tool_calls(trajectory: Trajectory) -> float:
+    return float(sum(len(t.tool_calls) for t in trajectory.turns))
+
+
+def _parse_failure_share(trajectory: Trajectory) -> float | None:
+    failures = sum(len(t.parse_failures) for t in trajectory.turns)
+    attempts = failures + _tool_calls(trajectory)
+    return failures / attempts if attempts else None
+
+
+def _tool_error_share(trajectory: Trajectory) -> float | None:
+    results = trajectory.tool_results
+    return sum(r.is_error for r in results) / len(results) if results else None
+
+
+def _term(name: str) -> Measure:
+    return lambda trajectory: trajectory.term(name)
+
+
+def _turns(trajectory: Trajectory) -> float:
+    return float(len(trajectory.turns))
+
+
+RATES: dict[str, Measure] = {
+    "task_success": _success,
+    "tool_sequence_accuracy": _term("sequence_exact"),
+    "answer_accuracy": _term("answer"),
+    "coverage": _term("coverage"),
+    "invalid_call_rate": _term("invalid_rate"),
+    "parse_failure_rate": _parse_failure_share,
+    "tool_error_rate": _tool_error_share,
+}
+MEANS: dict[str, Measure] = {
+    "mean_reward": lambda trajectory: trajectory.reward,
+    "mean_turns": _turns,
+    "mean_tool_calls": _tool_calls,
+}
+
+
+def _metrics(scored: Mapping[str, Sequence[Trajectory]], seed: int) -> dict[str, Metric]:
+    rates = {name: _mean(scored, measure, seed, rate=True) for name, measure in RATES.items()}
+    return rates | {name: _mean(scored, measure, seed, rate=False) for name, measure in MEANS.items()}
+
+
+def _of_complexity(
+    complexity: str,
+    tasks: Mapping[str, TaskOutcome],
+    scored: Mapping[str, Sequence[Trajectory]],
+    seed: int,
+) -> ComplexitySummary:
+    chosen = {task_id: o for task_id, o in tasks.items() if o.complexity == complexity}
+    metrics = _metrics({task_id: scored[task_id] for task_id in chosen}, seed)
+    unscored = sum(o.unscored for o in chosen.values())
+    return ComplexitySummary(
+        n_tasks=len(chosen),
+        n_episodes=unscored + sum(len(o.success) for o in chosen.values()),
+        unscored=unscored,
+        **{name: metrics[name] for name in ComplexitySummary.model_fields if name in metrics},
+    )

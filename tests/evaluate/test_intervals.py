@@ -1,0 +1,208 @@
+"""Oracles: numbers worked by hand, exhaustive enumeration, and coverage by simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcpagent.core.metrics import Metric
+from mcpagent.evaluate.intervals import (
+    clustered_mean,
+    paired_difference,
+    rate_interval,
+    unpaired_difference,
+)
+
+
+def _interval(metric: Metric) -> tuple[float, float]:
+    assert metric.ci_low is not None and metric.ci_high is not None
+    return metric.ci_low, metric.ci_high
+
+
+def test_wilson_interval_of_8_out_of_10_matches_the_textbook() -> None:
+    # z^2 = 3.8415; centre (0.8 + 3.8415/20) / (1 + 3.8415/10) = 0.992073 / 1.384146 = 0.716740
+    # half  1.959964 / 1.384146 * sqrt(0.8*0.2/10 + 3.8415/400) = 1.416010 * 0.160011 = 0.226577
+    metric = rate_interval(8, 10)
+    assert metric.value == 0.8
+    assert _interval(metric) == pytest.approx((0.490162, 0.943318), abs=2e-6)
+
+
+def test_wilson_interval_of_no_success_has_the_closed_form_upper_bound() -> None:
+    # With 0 of n the bound is z^2 / (n + z^2) = 3.841459 / 203.841459.
+    metric = rate_interval(0, 200)
+    assert _interval(metric) == pytest.approx((0.0, 3.841459 / 203.841459), abs=1e-8)
+
+
+def test_wilson_bounds_solve_the_score_equation() -> None:
+    # Definition: the bounds are the p with (p_hat - p)^2 = z^2 p (1 - p) / n.
+    for bound in _interval(rate_interval(37, 120)):
+        assert (37 / 120 - bound) ** 2 == pytest.approx(1.9599639845**2 * bound * (1 - bound) / 120)
+
+
+def test_no_task_gives_no_value_instead_of_zero() -> None:
+    empty = Metric(value=None, ci_low=None, ci_high=None, n=0)
+    assert rate_interval(0, 0) == empty
+    assert clustered_mean([], seed=0) == empty
+    assert clustered_mean([[], []], seed=0) == empty
+
+
+def test_tasks_without_values_are_left_out_of_n() -> None:
+    metric = clustered_mean([[1.0, 0.0], [], [0.0, 0.0]], seed=0)
+    assert (metric.value, metric.n) == (0.25, 2)
+
+
+def test_one_binary_value_a_task_uses_wilson() -> None:
+    assert clustered_mean([[1.0]] * 8 + [[0.0]] * 2, seed=0) == rate_interval(8, 10)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_unanimous_tasks_still_get_an_interval_as_wide_as_their_number_allows(value: float) -> None:
+    metric = clustered_mean([[value] * 8] * 20, seed=0)
+    assert metric == rate_interval(20 * value, 20)
+    low, high = _interval(metric)
+    assert high - low > 0.1
+
+
+def test_one_task_says_nothing_about_the_spread_of_a_mean_that_is_no_rate() -> None:
+    metric = clustered_mean([[3.0, 4.0]], seed=0, rate=False)
+    assert (metric.value, metric.ci_low, metric.ci_high, metric.n) == (3.5, None, None, 1)
+
+
+def test_a_rate_outside_0_to_1_is_refused() -> None:
+    with pytest.raises(ValueError, match="rate=False"):
+        clustered_mean([[3.0], [1.0]], seed=0)
+
+
+def test_bootstrap_interval_is_near_the_quantiles_of_all_possible_resamples() -> None:
+    # Independent slow version: the 6^6 = 46656 resamples of six task means, each as likely as the others.
+    means = (0.05, 0.2, 0.45, 0.5, 0.8, 0.95)
+    every = [sum(draw) / 6 for draw in itertools.product(means, repeat=6)]
+    metric = clustered_mean([[m, m] for m in means], seed=5)
+    assert _interval(metric) == pytest.approx(tuple(np.quantile(every, (0.025, 0.975))), abs=0.02)
+
+
+def test_interval_follows_the_central_limit_for_many_tasks() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(2.0, 1.0, size=(400, 1))
+    low, high = _interval(clustered_mean(values.tolist(), seed=1, rate=False))
+    expected = 2 * 1.96 * float(values.std()) / math.sqrt(400)
+    assert high - low == pytest.approx(expected, rel=0.08)
+
+
+def test_copies_of_an_attempt_do_not_narrow_the_interval() -> None:
+    once = [[float(i % 3 == 0)] for i in range(60)]
+    eight_times = [v * 8 for v in once]
+    narrow = _interval(clustered_mean(eight_times, seed=0))
+    alone = _interval(rate_interval(20, 60))
+    assert narrow[1] - narrow[0] == pytest.approx(alone[1] - alone[0], rel=0.1)
+
+
+@given(
+    values=st.lists(st.lists(st.sampled_from([0.0, 1.0]), max_size=4), max_size=12),
+    seed=st.integers(0, 2**31),
+)
+def test_interval_holds_the_value_stays_in_range_and_repeats(values: list[list[float]], seed: int) -> None:
+    metric = clustered_mean(values, seed=seed)
+    assert metric == clustered_mean(values, seed=seed)
+    if metric.value is None:
+        assert metric.n == 0
+    else:
+        low, high = _interval(metric)
+        assert 0.0 <= low <= metric.value <= high <= 1.0
+
+
+def test_five_wins_in_five_tasks_have_a_p_value_of_two_in_thirty_two() -> None:
+    # Of the 2^5 sign patterns only all-plus and all-minus reach the observed sum.
+    a = {f"t{i}": [0.0] for i in range(5)}
+    b = {f"t{i}": [1.0] for i in range(5)}
+    result = paired_difference(a, b, seed=0)
+    assert result.p_value == pytest.approx(2 / 32)
+    assert (result.wins, result.losses, result.ties, result.unpaired) == (5, 0, 0, 0)
+    # All five moved by 1: the lower bound allows what 0 exceptions in 5 allow, z^2 / (5 + z^2) = 0.434482.
+    assert _interval(result.difference) == pytest.approx((1 - 0.434482, 1.0), abs=1e-6)
+
+
+def test_sign_flip_p_agrees_with_the_binomial_for_many_equal_moves() -> None:
+    # 30 tasks moved by one: 21 up, 9 down. Two-sided sign test: 2 * P(Bin(30, 1/2) >= 21).
+    exact = 2 * sum(math.comb(30, k) for k in range(21, 31)) / 2**30
+    a = {f"t{i}": [float(i >= 21)] for i in range(30)}
+    b = {f"t{i}": [float(i < 21)] for i in range(30)}
+    p_value = paired_difference(a, b, seed=3).p_value
+    assert p_value == pytest.approx(exact, abs=0.01)  # 10 000 draws: standard error 0.002
+
+
+def test_equal_sides_show_no_difference() -> None:
+    a = {f"t{i}": [1.0, 0.0] for i in range(40)}
+    result = paired_difference(a, a, seed=0)
+    assert (result.difference.value, result.p_value, result.ties) == (0.0, 1.0, 40)
+    low, high = _interval(result.difference)
+    assert low < 0.0 < high
+
+
+def test_only_shared_tasks_are_paired_and_the_rest_is_counted() -> None:
+    result = paired_difference(
+        {"x": [0.0], "only_a": [1.0], "unscored": []}, {"x": [1.0], "only_b": [0.0]}, seed=0
+    )
+    assert (result.difference.n, result.unpaired, result.wins) == (1, 3, 1)
+
+
+def test_no_shared_task_gives_neither_difference_nor_p_value() -> None:
+    result = paired_difference({"x": [0.0]}, {"y": [1.0]}, seed=0)
+    assert (result.difference.value, result.p_value, result.unpaired) == (None, None, 2)
+
+
+def test_pairing_removes_what_the_tasks_have_in_common() -> None:
+    # Task difficulty spreads widely, the gain is 0.1 everywhere but for a little noise.
+    rng = np.random.default_rng(2)
+    base = rng.uniform(0.0, 0.8, size=100)
+    a = {str(i): [float(v)] for i, v in enumerate(base)}
+    b = {str(i): [float(v + 0.1 + rng.normal(0, 0.01))] for i, v in enumerate(base)}
+    paired = _interval(paired_difference(a, b, seed=0).difference)
+    apart = _interval(unpaired_difference([v[0] for v in a.values()], [v[0] for v in b.values()], seed=0))
+    assert paired[1] - paired[0] < 0.1 * (apart[1] - apart[0])
+    assert paired[0] > 0.09
+
+
+def test_unpaired_difference_matches_the_standard_error_of_two_means() -> None:
+    rng = np.random.default_rng(4)
+    a, b = rng.normal(0.0, 1.0, 200), rng.normal(1.0, 2.0, 300)
+    low, high = _interval(unpaired_difference(a.tolist(), b.tolist(), seed=0))
+    expected = 2 * 1.96 * math.sqrt(float(a.var()) / 200 + float(b.var()) / 300)
+    assert high - low == pytest.approx(expected, rel=0.08)
+    assert (low + high) / 2 == pytest.approx(float(b.mean() - a.mean()), abs=0.03)
+
+
+def test_unpaired_difference_of_single_values_has_no_interval() -> None:
+    assert unpaired_difference([1.0], [3.0], seed=0) == Metric(value=2.0, ci_low=None, ci_high=None, n=2)
+    assert unpaired_difference([], [3.0], seed=0).value is None
+
+
+def test_the_95_percent_interval_covers_the_truth_about_95_times_in_100() -> None:
+    # 80 tasks with their own success rates (Beta(1, 1), mean 0.5), 4 attempts each, 600 repetitions.
+    rng = np.random.default_rng(11)
+    covered = naive_covered = 0
+    for repetition in range(600):
+        rates = rng.beta(1.0, 1.0, size=(80, 1))
+        values = (rng.random((80, 4)) < rates).astype(float)
+        low, high = _interval(clustered_mean(values.tolist(), seed=repetition))
+        covered += low <= 0.5 <= high
+        low, high = _interval(rate_interval(float(values.sum()), 320))
+        naive_covered += low <= 0.5 <= high
+    assert 0.92 <= covered / 600 <= 0.975
+    assert naive_covered / 600 < 0.87  # what treating attempts as independent would have claimed
+
+
+def test_the_sign_flip_test_rejects_a_true_null_about_5_times_in_100() -> None:
+    rng = np.random.default_rng(12)
+    rejected = 0
+    for repetition in range(400):
+        a = {str(i): [float(v)] for i, v in enumerate(rng.random(40) < 0.5)}
+        b = {str(i): [float(v)] for i, v in enumerate(rng.random(40) < 0.5)}
+        p_value = paired_difference(a, b, seed=repetition).p_value
+        rejected += p_value is not None and p_value < 0.05
+    assert rejected / 400 < 0.08
