@@ -1,0 +1,1 @@
+"""One validated configuration, composed of YAML files and `--set` overrides."""

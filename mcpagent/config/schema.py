@@ -1,0 +1,229 @@
+"""Every setting of a training run. Names that end in `_s` are seconds, `_tokens` tokens, `_chars` characters.
+
+Familiar spellings that are not field names (`grpo.lambda`, `training.learning_rate`, `tools.retry_attempts`,
+...) are mapped to these by `config.familiar`; rules that join several settings live in `config.checks`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+# YAML has lists only; everything else is checked strictly, so that "8" is no number and true no 1.
+StringTuple = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class Section(BaseModel):
+    """A frozen group of settings; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+_DTYPE_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+}
+
+
+def _dtype_name(value: Any) -> Any:
+    return _DTYPE_NAMES.get(value, value) if isinstance(value, str) else value
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _target_modules(value: Any) -> Any:
+    if value == "all-linear":
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(name, str) and name for name in value):
+        return tuple(value)
+    raise ValueError("it must be all-linear or a list of module names")
+
+
+class ModelConfig(Section):
+    """Which model. `embedded` is the small one that mcpagent builds itself, for machines without a hub."""
+
+    name: str = "Qwen/Qwen3-0.6B"  # embedded, a hub id, or a path
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype_name)] = (
+        "auto"  # auto: float32 on CPU, bfloat16 on an accelerator
+    )
+    attn_implementation: str | None = None  # None: what transformers picks
+    trust_remote_code: bool = False
+    tokenizer: str | None = None  # None: the model's own
+    pad_token_id: Count | None = None  # None: the tokenizer's
+
+
+class FinetuneConfig(Section):
+    """What is trained: adapters beside frozen weights, or every weight."""
+
+    mode: Annotated[Literal["lora", "full"], BeforeValidator(_lower)] = "lora"
+
+
+class LoraConfig(Section):
+    """Low-rank adapters; used when `finetune.mode` is lora."""
+
+    r: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_target_modules)] = "all-linear"
+
+
+class VllmConfig(Section):
+    """Settings of the vllm engine; used when `rollout.backend` is vllm."""
+
+    max_model_len: PositiveInt = 4096  # tokens
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
+    enforce_eager: bool = False
+
+
+class GrpoConfig(Section):
+    """The objective. `gamma`, `lambda_gae` and `value_loss_coef` belong to advantage estimators with a value
+    head; the group advantage has none."""
+
+    advantage: Literal["group"] = "group"
+    normalize_advantages: bool = True  # divide by the standard deviation of the group
+    loss: Literal["grpo", "dapo"] = "grpo"  # grpo: mean of sample means; dapo: mean over all tokens
+    clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_ratio_high: PositiveFloat | None = None  # None: the same as clip_ratio
+    kl_coef: NonNegativeFloat = 0.01
+    kl_estimator: Literal["k3"] = "k3"
+    target_kl: PositiveFloat | None = None  # nats a token; what adaptive_kl steers to
+    adaptive_kl: bool = False
+    reference: Literal["frozen", "none"] = "frozen"
+    entropy_coef: NonNegativeFloat = 0.0
+    epochs_per_batch: PositiveInt = 1
+    minibatches: PositiveInt = (
+        1  # optimiser steps a batch and epoch; each takes an equal share of the prompts
+    )
+    gamma: Share = 1.0
+    lambda_gae: Share = 1.0
+    value_loss_coef: NonNegativeFloat = 0.5
+
+    @property
+    def clip_high(self) -> float:
+        """The upper clip range in force."""
+        return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
+
+
+class OptimizationConfig(Section):
+    """The optimiser. The optimiser batch is set by prompts and minibatches alone;
+    `gradient_accumulation_steps` splits it into at least that many micro-batches (memory, not meaning)."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: torch.optim.Muon on 2-D weights, AdamW on the rest
+    learning_rate: PositiveFloat = 1e-5
+    muon_learning_rate: PositiveFloat = 0.02
+    weight_decay: NonNegativeFloat = 0.0
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
+    gradient_clip: PositiveFloat | None = 1.0  # global norm; None: no clipping
+    gradient_accumulation_steps: PositiveInt = 1
+
+
+class TrainingConfig(Section):
+    """How long, in steps. A step is one collected batch and the updates made from it."""
+
+    batch_size: PositiveInt = 16  # prompts a step; each is attempted rollout.group_size times
+    max_epochs: PositiveInt = 1
+    steps_per_epoch: PositiveInt | None = None  # None: as many as the dataset needs to be seen once
+    max_steps: PositiveInt | None = None  # None: max_epochs * steps_per_epoch
+    save_frequency: PositiveInt = 10  # steps between checkpoints
+    eval_every: Count = 10  # steps between evaluations on data.validation; 0: never
+    warmup_steps: Count = 0  # steps of linear learning-rate warm-up
+    micro_batch_tokens: PositiveInt = 8192  # tokens of one forward and backward pass
+
+    def total_steps(self, *, n_tasks: int) -> int:
+        """Steps of the whole run on a dataset of `n_tasks` prompts."""
+        per_epoch = self.steps_per_epoch or max(1, math.ceil(n_tasks / self.batch_size))
+        planned = self.max_epochs * per_epoch
+        return planned if self.max_steps is None else self.max_steps
+
+
+class RolloutConfig(Section):
+    """How episodes are sampled."""
+
+    backend: Literal["auto", "hf", "vllm"] = "auto"
+    num_envs: PositiveInt = 64  # episodes at once
+    group_size: PositiveInt = 8  # attempts at each prompt
+    max_steps_per_episode: PositiveInt = 8  # model turns; a task's own max_turns may be lower
+    max_new_tokens: PositiveInt = 512  # tokens a turn
+    temperature: NonNegativeFloat = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Count = 0  # 0: off
+    max_context_tokens: PositiveInt | None = None  # None: what the model holds
+    deterministic: bool | None = None  # None: on CPU yes, else no
+
+
+class ToolsConfig(Section):
+    """The MCP servers and how they are called."""
+
+    servers: str | None = None  # path of an mcp.json; None: the built-in servers
+    transport: Literal["memory", "stdio"] = "memory"  # of the built-in servers
+    limited: bool = True  # the small tool set of the built-in servers
+    timeout_s: PositiveFloat = 30.0  # hard deadline of one call
+    retry: Count = 2  # repeats of a call that is safe to repeat
+    allow_list: StringTuple | None = None  # server.tool or server names; None: everything
+    result_limit_chars: PositiveInt = 8000  # longer results are cut in the middle
+    isolation: dict[
+        str, Literal["shared", "episode"]
+    ] = {}  # by server; episode: an instance for each episode
+
+
+class DataConfig(Section):
+    """Datasets; None looks for data/processed/{train,validation}.json or .jsonl, then in data/inputs/."""
+
+    train: str | None = None
+    validation: str | None = None
+    max_tasks: PositiveInt | None = None  # the first so many only
+
+
+class RewardConfig(Section):
+    """The reward during training; evaluation always uses the fixed form."""
+
+    # Penalties begin once sampled success passes this share: before, they teach silence. 0: from the start.
+    penalty_after_success: Share = 0.25
+    control: Literal["none", "random"] = "none"  # random: rewards without information, a control experiment
+
+
+class SftConfig(Section):
+    """Supervised training on gold trajectories; used when `algorithm` is sft."""
+
+    steps: PositiveInt | None = None  # None: as many as `epochs` needs
+    epochs: PositiveInt = 1
+    batch_size: PositiveInt = 32  # trajectories a step
+    learning_rate: PositiveFloat = 1e-4
+    warmup_steps: Count = 20
+    decay_share: Share = 0.4  # last share of the steps, over which the learning rate falls linearly to 0
+    copy_steps: Count = 0  # steps on copying random strings first; the embedded model needs them
+
+
+class TrainConfig(Section):
+    """The whole of a run. Build it with `config.loader.load_train_config`, which also checks it."""
+
+    algorithm: Annotated[Literal["grpo", "sft"], BeforeValidator(_lower)] = "grpo"
+    seed: Count = 0
+    output_dir: str = "outputs"
+    name: Annotated[str, Field(min_length=1)] = "train"  # the run folder is output_dir/name
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    threads: PositiveInt = 1  # torch's threads inside one operation, on CPU
+    model: ModelConfig = ModelConfig()
+    finetune: FinetuneConfig = FinetuneConfig()
+    lora: LoraConfig = LoraConfig()
+    vllm: VllmConfig = VllmConfig()
+    grpo: GrpoConfig = GrpoConfig()
+    optimization: OptimizationConfig = OptimizationConfig()
+    training: TrainingConfig = TrainingConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    tools: ToolsConfig = ToolsConfig()
+    data: DataConfig = DataConfig()
+    reward: RewardConfig = RewardConfig()
+    sft: SftConfig = SftConfig()
