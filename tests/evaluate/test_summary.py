@@ -114,13 +114,6 @@ def test_pass_at_k_equals_counting_every_choice_of_k_attempts(n: int, c: int, k:
 def test_pass_at_k_is_given_for_powers_of_two_and_the_number_of_samples() -> None:
     names = {f"pass{sign}{k}" for sign in "@^" for k in (2, 4, 6)}
     assert set(pass_metrics([[1.0] * 6], seed=0)) == names
-        "pass@2",
-        "pass@4",
-        "pass@6",
-        "pass^2",
-        "pass^4",
-        "pass^6",
-    ]
     assert pass_metrics([[1.0], [0.0]], seed=0) == {}
     metrics = summarise([trajectory("t", attempt=i, success=float(i == 0)) for i in range(4)]).metrics
     assert metrics["pass@4"].value == 1.0
