@@ -9,6 +9,9 @@ from enum import StrEnum
 
 from mcpagent.core.records import JsonObject, Record
 
+PURPOSE_META_KEY = "mcpagent/purpose"  # in a request's `_meta`: who makes the call (`tools.contract.Purpose`)
+NONCE_META_KEY = "mcpagent/nonce"  # in a result's `_meta`: fresh for each call that reached a built-in server
+
 
 class ToolAnnotations(Record):
     """The MCP hints. Hints of an untrusted server are only hints (MCP spec 2025-11-25, tools)."""
@@ -51,6 +54,7 @@ class FailureKind(StrEnum):
     OVERSIZE = "oversize"  # the result was too large to take
     SCHEMA = "schema"  # the server broke the protocol or its own output schema
     DENIED = "denied"  # the allow-list forbids the tool
+    LIMIT = "limit"  # a limit of the episode was reached: the call was not made
 
     @property
     def is_infrastructure(self) -> bool:

@@ -1,0 +1,1 @@
+"""The built-in MCP servers: polygon, fmp, tavily and slack."""

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Protocol
 
+from mcpagent.core.tools import NONCE_META_KEY as NONCE_META_KEY
+from mcpagent.core.tools import PURPOSE_META_KEY as PURPOSE_META_KEY
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
-
-PURPOSE_META_KEY = "mcpagent/purpose"
-NONCE_META_KEY = "mcpagent/nonce"
 
 
 class Purpose(StrEnum):

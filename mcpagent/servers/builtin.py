@@ -1,0 +1,139 @@
+"""What the built-in servers share: how tools are declared, how calls are stamped, recorded, answered."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from mcpagent import __version__
+from mcpagent.core.tools import NONCE_META_KEY, PURPOSE_META_KEY
+from mcpagent.servers.ledger import MODEL_PURPOSE, Ledger
+from mcpagent.servers.text import clean_json, clean_text
+
+logger = logging.getLogger(__name__)
+
+OpenUpstream = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+class Answer(BaseModel):
+    """Base of every tool's result: frozen, and its text encodable whatever the upstream sent."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _encodable(cls, value: Any) -> Any:
+        return clean_text(value) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltinTool:
+    """`run` is an ordinary MCP tool function; its name, docstring and annotations are the tool's contract."""
+
+    run: Callable[..., Any]
+    in_limited_set: bool = True
+    read_only: bool = True
+
+    @property
+    def annotations(self) -> ToolAnnotations:
+        """A tool that writes only adds (nothing is overwritten), and adds again when it is called again."""
+        return ToolAnnotations(
+            read_only_hint=self.read_only,
+            destructive_hint=False,
+            idempotent_hint=self.read_only,
+            open_world_hint=False,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerDefinition:
+    """One built-in server, whatever its upstream."""
+
+    name: str
+    instructions: str
+    tools: tuple[BuiltinTool, ...]
+    stateful: bool = False
+
+
+class BuiltinServer(MCPServer[Any]):
+    """An MCP server whose every call gets a fresh nonce, one ledger line, and a compact answer.
+
+    The upstream is opened once per client (over HTTP: once per process) and closed with it.
+    """
+
+    def __init__(
+        self,
+        definition: ServerDefinition,
+        *,
+        open_upstream: OpenUpstream,
+        limited: bool = False,
+        ledger: Ledger | None = None,
+    ) -> None:
+        @asynccontextmanager
+        async def lifespan(_: MCPServer[Any]) -> AsyncIterator[Any]:
+            async with open_upstream() as upstream:
+                yield upstream
+
+        super().__init__(
+            definition.name,
+            instructions=definition.instructions,
+            version=__version__,
+            log_level="WARNING",
+            lifespan=lifespan,
+        )
+        self._ledger = ledger
+        for tool in definition.tools:
+            if tool.in_limited_set or not limited:
+                self.add_tool(tool.run, annotations=tool.annotations)
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """Every `tools/call` passes here before its tool and arguments are checked, so a rejected call is
+        recorded too. A failing tool is an `is_error` result; it never raises `ToolError`."""
+        nonce = secrets.token_hex(8)
+        if self._ledger is not None:
+            self._ledger.append(server=self.name, tool=name, nonce=nonce, purpose=_purpose(context))
+        try:
+            result = await super().call_tool(name, clean_json(arguments), context)
+        except UnexpectedToolError as error:
+            logger.exception("Tool %r raised an unexpected exception", name)
+            result = _failure(str(error))
+        except ToolError as error:
+            result = _failure(_readable(error))
+        if isinstance(result, InputRequiredResult):
+            return result
+        if not result.is_error:
+            text = json.dumps(result.structured_content, ensure_ascii=False)
+            result.content = [TextContent(type="text", text=text)]
+        result.meta = {**(result.meta or {}), NONCE_META_KEY: nonce}
+        return result
+
+
+def _purpose(context: Context[Any, Any] | None) -> str:
+    meta = context.request_context.meta if context is not None else None
+    return str((meta or {}).get(PURPOSE_META_KEY, MODEL_PURPOSE))
+
+
+def _failure(text: str) -> CallToolResult:
+    return CallToolResult(content=[TextContent(type="text", text=clean_text(text))], is_error=True)
+
+
+def _readable(error: ToolError) -> str:
+    """What the tool said, without the SDK's prefix; a rejected argument as one line without its value."""
+    cause = error.__cause__
+    if isinstance(cause, ValidationError):
+        faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in cause.errors()]
+        return f"Invalid arguments. {'; '.join(faults)}."
+    return str(cause) if isinstance(cause, ToolError) else str(error)

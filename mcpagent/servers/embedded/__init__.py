@@ -1,0 +1,1 @@
+"""Upstreams that answer from one invented, deterministic data set, with real behaviour behind them."""

@@ -1,0 +1,284 @@
+"""The data set behind the embedded upstreams: 400 invented companies, their pages and a chat workspace.
+
+One data set for all servers, so that an entity found on one server exists, with the same numbers, on the
+others. It is a pure function of its seed; nothing depends on the process, the clock or PYTHONHASHSEED.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from datetime import date, timedelta
+from random import Random
+
+from mcpagent.core.seeds import derive_seed
+
+DATASET_VERSION = 1  # raise it when any answer changes: datasets made from other answers are stale
+DATASET_DATE = date(2025, 11, 18)
+SERVER_TIME = "2025-11-18T15:30:00-05:00"
+SERVER_EPOCH_S = 1763497800  # SERVER_TIME, Unix
+N_COMPANIES = 400
+N_BARS = 60
+
+_CONSONANTS = "BCDFGHJKLMNPQRSTVWXZ"
+_SECTORS = (
+    "Technology",
+    "Healthcare",
+    "Energy",
+    "Utilities",
+    "Industrials",
+    "Materials",
+    "Financials",
+    "Real Estate",
+    "Consumer Goods",
+    "Communications",
+)
+_ONSETS = ("V", "Z", "K", "T", "M", "N", "L", "D", "P", "S", "G", "R", "B", "Tr", "Br", "Dr", "Kr", "Pl")
+_MIDDLES = ("el", "an", "or", "ix", "um", "ar", "en", "ol", "iv", "ad", "os", "un")
+_ENDINGS = ("kor", "dara", "via", "nex", "tis", "lon", "mar", "rix", "dine", "vo", "phos", "gen")
+_FORMS = ("Dynamics", "Labs", "Systems", "Holdings", "Works", "Group", "Industries", "Partners")
+_PRODUCTS = ("batteries", "sensors", "pumps", "vaccines", "cables", "turbines", "lenses", "coatings")
+_BUYERS = ("hospitals", "farms", "harbours", "schools", "airlines", "builders", "railways", "shops")
+_CITIES = ("Doria", "Melun", "Castra", "Opal Bay", "Norwick", "Tessen", "Larkhill", "Port Evan")
+_MONTHS = ("January", "February", "March", "April", "May", "June")
+_HEADLINES = (
+    "{name} opens a plant in {city}",
+    "{name} names a new finance chief",
+    "{name} moves its head office to {city}",
+    "{name} buys a supplier in {city}",
+)
+_USERS = ("ada", "boris", "chen", "dara", "emil", "farah")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One trading day."""
+
+    date: str
+    open: float
+    close: float
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One fiscal year, in dollars."""
+
+    fiscal_year: int
+    revenue: int
+    net_income: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A web page; `published` is a date."""
+
+    title: str
+    url: str
+    text: str
+    published: str
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """`change_percent` is of `price` against `previous_close`, unique and never zero. `pages` are newest
+    first; the first is the outlook, which names the analysts' `target`."""
+
+    ticker: str
+    name: str
+    sector: str
+    price: float
+    previous_close: float
+    change_percent: float
+    market_cap: int
+    volume: int
+    last_size: int
+    target: int
+    statements: tuple[Statement, ...]  # newest first
+    pages: tuple[Page, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    user: str
+    text: str
+    ts: str
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """`watches` is the ticker that its one message names; every company is watched by one channel."""
+
+    id: str
+    name: str
+    watches: str
+    message: ChatMessage
+    replies: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Everything that the embedded servers know."""
+
+    seed: int
+    companies: tuple[Company, ...]
+    channels: tuple[Channel, ...]
+    users: tuple[User, ...]  # the first one is the user of the server's own token
+
+    @functools.cached_property
+    def by_ticker(self) -> dict[str, Company]:
+        return {c.ticker: c for c in self.companies}
+
+    @functools.cached_property
+    def channel_by_key(self) -> dict[str, Channel]:
+        """Channels by id and by name, in lower case; no id equals a name."""
+        return {key: c for c in self.channels for key in (c.id.casefold(), c.name)}
+
+    @functools.cached_property
+    def pages(self) -> tuple[Page, ...]:
+        return tuple(page for company in self.companies for page in company.pages)
+
+
+@functools.cache
+def build(seed: int = 0) -> Dataset:
+    """The data set of a seed; the servers answer from seed 0."""
+    tickers = _tickers(_rng(seed, "tickers"))
+    return Dataset(
+        seed=seed,
+        companies=_companies(tickers, seed=seed),
+        channels=_channels(tickers, rng=_rng(seed, "channels")),
+        users=tuple(User(id=f"U{100 + i}", name=name) for i, name in enumerate(_USERS)),
+    )
+
+
+@functools.lru_cache(maxsize=N_COMPANIES)
+def daily_bars(company: Company, *, seed: int = 0) -> tuple[Bar, ...]:
+    """60 trading days, oldest first, the last one closing at the company's previous close."""
+    rng = _rng(seed, "bars", company.ticker)
+    day, close = DATASET_DATE, company.previous_close
+    bars: list[Bar] = []
+    while len(bars) < N_BARS:
+        day -= timedelta(days=1)
+        if day.weekday() >= 5:
+            continue
+        opened = round(close * (1 + rng.uniform(-0.02, 0.02)), 2)
+        bars.append(Bar(date=day.isoformat(), open=opened, close=close))
+        close = round(opened * (1 + rng.uniform(-0.01, 0.01)), 2)
+    return tuple(reversed(bars))
+
+
+def _rng(seed: int, *parts: str) -> Random:
+    return Random(derive_seed("mcpagent.embedded", DATASET_VERSION, seed, *parts))
+
+
+def _tickers(rng: Random) -> list[str]:
+    found: dict[str, None] = {}
+    while len(found) < N_COMPANIES:
+        found[rng.choice("QXZ") + "".join(rng.choice(_CONSONANTS) for _ in range(3))] = None
+    return list(found)
+
+
+def _names(rng: Random) -> list[str]:
+    words = [onset + middle + ending for onset in _ONSETS for middle in _MIDDLES for ending in _ENDINGS]
+    return [f"{word} {rng.choice(_FORMS)}" for word in rng.sample(words, N_COMPANIES)]
+
+
+def _companies(tickers: list[str], *, seed: int) -> tuple[Company, ...]:
+    rng = _rng(seed, "companies")
+    names = _names(rng)
+    targets = rng.sample(range(50, 2000), N_COMPANIES)
+    outlook_numbers = rng.sample(range(100, 1000), N_COMPANIES)
+    news_numbers = iter(rng.sample(range(1000, 10000), 2 * N_COMPANIES))
+    taken: set[float] = set()
+    companies: list[Company] = []
+    for ticker, name, target, outlook in zip(tickers, names, targets, outlook_numbers, strict=True):
+        previous, price, change = _prices(rng, taken)
+        taken.add(change)
+        pages = [_outlook(rng, ticker=ticker, name=name, target=target, number=outlook)]
+        for weeks in range(1, rng.randint(1, 3)):
+            pages.append(_news(rng, name=name, number=next(news_numbers), weeks=weeks))
+        companies.append(
+            Company(
+                ticker=ticker,
+                name=name,
+                sector=rng.choice(_SECTORS),
+                price=price,
+                previous_close=previous,
+                change_percent=change,
+                market_cap=rng.randint(100, 99_999) * 1_000_000,
+                volume=rng.randint(10_000, 999_999),
+                last_size=rng.randint(1, 900),
+                target=target,
+                statements=_statements(rng),
+                pages=tuple(pages),
+            )
+        )
+    return tuple(companies)
+
+
+def _prices(rng: Random, taken: set[float]) -> tuple[float, float, float]:
+    """Previous close, price and their change, drawn until the change is new: rankings have no ties."""
+    while True:
+        previous = rng.randint(1_100, 90_000) / 100
+        price = round(previous * (1 + rng.uniform(-0.0999, 0.0999)), 2)
+        change = round((price / previous - 1) * 100, 2)
+        if change not in taken and change != 0 and 10 <= price < 1000:
+            return previous, price, change
+
+
+def _statements(rng: Random) -> tuple[Statement, ...]:
+    revenue = rng.randint(100, 9_999)
+    statements: list[Statement] = []
+    for year in range(DATASET_DATE.year - 1, DATASET_DATE.year - 4, -1):
+        income = round(revenue * rng.uniform(-0.05, 0.3))
+        statements.append(Statement(year, revenue * 1_000_000, income * 1_000_000))
+        revenue = round(revenue * rng.uniform(0.8, 1.1))
+    return tuple(statements)
+
+
+def _outlook(rng: Random, *, ticker: str, name: str, target: int, number: int) -> Page:
+    sentences = [
+        f"{name} sells {rng.choice(_PRODUCTS)} to {rng.choice(_BUYERS)}.",
+        f"Analysts set a target of {target} for {ticker}.",
+    ]
+    if rng.random() < 0.5:
+        sentences.append(f"Its next report is due in {rng.choice(_MONTHS)}.")
+    published = DATASET_DATE - timedelta(days=rng.randint(1, 6))
+    return Page(
+        f"{ticker} outlook", f"https://pages.example/{number}", " ".join(sentences), published.isoformat()
+    )
+
+
+def _news(rng: Random, *, name: str, number: int, weeks: int) -> Page:
+    headline = rng.choice(_HEADLINES).format(name=name, city=rng.choice(_CITIES))
+    published = DATASET_DATE - timedelta(days=7 * weeks + rng.randint(0, 6))
+    text = f"{headline}. The company announced it on {published.isoformat()}."
+    return Page(headline, f"https://pages.example/{number}", text, published.isoformat())
+
+
+def _channels(tickers: list[str], *, rng: Random) -> tuple[Channel, ...]:
+    """Ids, names and watched tickers are drawn independently: none can be guessed from another."""
+    count = len(tickers)
+    ids = sorted(rng.sample(range(100, 1000), count))
+    names = rng.sample(range(100, 1000), count)
+    watched = rng.sample(tickers, count)
+    channels: list[Channel] = []
+    for index, (number, name, ticker) in enumerate(zip(ids, names, watched, strict=True)):
+        posted_s = SERVER_EPOCH_S - 86_400 + rng.randint(0, 43_200)
+        message = ChatMessage(f"U{rng.randint(101, 105)}", f"watch {ticker}", f"{posted_s}.000100")
+        reply = ChatMessage(f"U{rng.randint(101, 105)}", "noted", f"{posted_s + 600}.000100")
+        channels.append(
+            Channel(
+                id=f"C{number}",
+                name=f"desk-{name}",
+                watches=ticker,
+                message=message,
+                replies=(reply,) if index % 8 == 0 else (),
+            )
+        )
+    return tuple(channels)

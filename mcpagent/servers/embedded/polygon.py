@@ -1,0 +1,69 @@
+"""polygon's answers from the embedded data set."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from datetime import date
+
+from mcpagent.servers.embedded import lookup
+from mcpagent.servers.embedded.generate import SERVER_TIME, build
+from mcpagent.servers.news import Articles
+from mcpagent.servers.polygon import (
+    Aggs,
+    Bar,
+    Frequency,
+    LastTrade,
+    MarketStatus,
+    PreviousClose,
+    TickerDetails,
+    TickerMatch,
+    TickerMatches,
+)
+
+_PERIOD_OF: dict[Frequency, Callable[[date], tuple[int, ...]]] = {
+    "daily": lambda day: (day.toordinal(),),
+    "weekly": lambda day: day.isocalendar()[:2],
+    "monthly": lambda day: (day.year, day.month),
+}
+
+
+class EmbeddedPolygon:
+    """A `PolygonUpstream` without state."""
+
+    def __init__(self) -> None:
+        self._data = build()
+
+    async def aggs(self, ticker: str, *, start: str, end: str, frequency: Frequency) -> Aggs:
+        company = lookup.company(self._data, ticker)
+        period_of = _PERIOD_OF[frequency]
+        bars: list[Bar] = []
+        days = lookup.bars_between(company, start=start, end=end)
+        for _, grouped in itertools.groupby(days, key=lambda bar: period_of(date.fromisoformat(bar.date))):
+            period = list(grouped)
+            bars.append(Bar(date=period[0].date, open=period[0].open, close=period[-1].close))
+        return Aggs(ticker=company.ticker, bars=bars)
+
+    async def news(self, ticker: str, *, limit: int) -> Articles:
+        return lookup.articles(lookup.company(self._data, ticker), limit=limit)
+
+    async def ticker_details(self, ticker: str) -> TickerDetails:
+        company = lookup.company(self._data, ticker)
+        return TickerDetails(ticker=company.ticker, name=company.name, market_cap=company.market_cap)
+
+    async def market_status(self) -> MarketStatus:
+        return MarketStatus(market="open", server_time=SERVER_TIME)
+
+    async def previous_close(self, ticker: str) -> PreviousClose:
+        company = lookup.company(self._data, ticker)
+        return PreviousClose(ticker=company.ticker, close=company.previous_close, volume=company.volume)
+
+    async def last_trade(self, ticker: str) -> LastTrade:
+        company = lookup.company(self._data, ticker)
+        return LastTrade(ticker=company.ticker, price=company.price, size=company.last_size)
+
+    async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
+        found, next_cursor = lookup.page(lookup.matching(self._data, query), limit=limit, cursor=cursor)
+        return TickerMatches(
+            results=[TickerMatch(ticker=c.ticker, name=c.name) for c in found], next_cursor=next_cursor
+        )

@@ -1,0 +1,147 @@
+"""polygon: prices, reference data and news of stocks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Protocol
+
+from mcp.server.mcpserver import Context
+from pydantic import Field
+
+from mcpagent.servers.builtin import Answer, BuiltinTool, ServerDefinition
+from mcpagent.servers.news import Articles
+
+Frequency = Literal["daily", "weekly", "monthly"]
+TickerArg = Annotated[str, Field(description="Stock ticker.")]
+StartArg = Annotated[str, Field(description="First day, YYYY-MM-DD.")]
+EndArg = Annotated[str, Field(description="Last day, YYYY-MM-DD.")]
+
+
+class Bar(Answer):
+    """`date` is the first trading day of the bar."""
+
+    date: str
+    open: float
+    close: float
+
+
+class Aggs(Answer):
+    """Oldest bar first."""
+
+    ticker: str
+    bars: list[Bar]
+
+
+class TickerDetails(Answer):
+    """`market_cap` is in dollars."""
+
+    ticker: str
+    name: str
+    market_cap: int
+
+
+class MarketStatus(Answer):
+    """`market` is open, closed or extended-hours; `server_time` is ISO 8601 with its offset."""
+
+    market: str
+    server_time: str
+
+
+class PreviousClose(Answer):
+    """`volume` is in shares."""
+
+    ticker: str
+    close: float
+    volume: int
+
+
+class LastTrade(Answer):
+    """`size` is in shares."""
+
+    ticker: str
+    price: float
+    size: int
+
+
+class TickerMatch(Answer):
+    ticker: str
+    name: str
+
+
+class TickerMatches(Answer):
+    """`next_cursor` is empty on the last page."""
+
+    results: list[TickerMatch]
+    next_cursor: str
+
+
+class PolygonUpstream(Protocol):
+    """Where the answers come from. Every method raises `ToolError` with a sentence for the model."""
+
+    async def aggs(self, ticker: str, *, start: str, end: str, frequency: Frequency) -> Aggs: ...
+    async def news(self, ticker: str, *, limit: int) -> Articles: ...
+    async def ticker_details(self, ticker: str) -> TickerDetails: ...
+    async def market_status(self) -> MarketStatus: ...
+    async def previous_close(self, ticker: str) -> PreviousClose: ...
+    async def last_trade(self, ticker: str) -> LastTrade: ...
+    async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches: ...
+
+
+def _upstream(ctx: Context[Any, Any]) -> PolygonUpstream:
+    return ctx.request_context.lifespan_context
+
+
+async def polygon_get_aggs(
+    ticker: TickerArg, start_date: StartArg, end_date: EndArg, ctx: Context, frequency: Frequency = "daily"
+) -> Aggs:
+    """Price bars of a stock between two dates."""
+    return await _upstream(ctx).aggs(ticker, start=start_date, end=end_date, frequency=frequency)
+
+
+async def polygon_get_news(ticker: TickerArg, ctx: Context, limit: int = 5) -> Articles:
+    """Latest news about a stock."""
+    return await _upstream(ctx).news(ticker, limit=limit)
+
+
+async def polygon_get_ticker_details(ticker: TickerArg, ctx: Context) -> TickerDetails:
+    """Name and market cap of a stock."""
+    return await _upstream(ctx).ticker_details(ticker)
+
+
+async def polygon_get_market_status(ctx: Context) -> MarketStatus:
+    """Whether the market is open now."""
+    return await _upstream(ctx).market_status()
+
+
+async def polygon_get_previous_close(ticker: TickerArg, ctx: Context) -> PreviousClose:
+    """Previous day's close and volume of a stock."""
+    return await _upstream(ctx).previous_close(ticker)
+
+
+async def polygon_get_last_trade(ticker: TickerArg, ctx: Context) -> LastTrade:
+    """Price and size of the last trade of a stock."""
+    return await _upstream(ctx).last_trade(ticker)
+
+
+async def polygon_search_tickers(
+    ctx: Context,
+    query: Annotated[str, Field(description="Part of a ticker or name.")] = "",
+    limit: int = 50,
+    cursor: str = "",
+) -> TickerMatches:
+    """Find stocks by ticker or name."""
+    return await _upstream(ctx).search_tickers(query, limit=limit, cursor=cursor)
+
+
+POLYGON = ServerDefinition(
+    name="polygon",
+    instructions="Prices, reference data and news of stocks.",
+    tools=(
+        BuiltinTool(run=polygon_get_aggs),
+        BuiltinTool(run=polygon_get_news),
+        BuiltinTool(run=polygon_get_ticker_details),
+        BuiltinTool(run=polygon_get_market_status),
+        BuiltinTool(run=polygon_get_previous_close),
+        BuiltinTool(run=polygon_get_last_trade, in_limited_set=False),
+        BuiltinTool(run=polygon_search_tickers, in_limited_set=False),
+    ),
+)
