@@ -1,0 +1,70 @@
+"""One background thread with an event loop: episodes and tools live there, models compute elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+_CANCEL_GRACE_S = 10.0
+
+
+class IOThread:
+    """Runs coroutines on its own loop, so that a long computation of the caller delays no tool call.
+
+    Everything that shares a `ToolPool` must run on one IOThread: there is no thread hop per call.
+    """
+
+    def __init__(self, *, name: str = "mcpagent-io") -> None:
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=name, daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._ready.set()
+        await self._stop.wait()
+
+    def run(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run `coro` on the loop and block for its result. Ctrl-C cancels it, waits for its clean-up
+        (at most 10 s) and raises KeyboardInterrupt here."""
+        if threading.current_thread() is self._thread or not self._thread.is_alive():
+            coro.close()
+            raise RuntimeError("IOThread.run needs a living loop and must be called from another thread")
+        finished = threading.Event()
+
+        async def tracked() -> T:
+            try:
+                return await coro
+            finally:
+                finished.set()
+
+        future = asyncio.run_coroutine_threadsafe(tracked(), self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            finished.wait(_CANCEL_GRACE_S)
+            raise
+
+    def close(self) -> None:
+        """Cancel what is still running and join the thread. Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,183 @@
+"""The tools of one episode: calls resolved, checked, bounded and turned into results."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from mcp.types import CallToolResult
+
+from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
+from mcpagent.tools.catalog import Catalog, SchemaCheck, near_match, to_spec
+from mcpagent.tools.connection import CallFailed, Connection
+from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
+from mcpagent.tools.servers_config import Isolation
+from mcpagent.tools.transports import Launcher
+from mcpagent.tools.wire import cut_middle, render, wire_fault
+
+_RESERVED_META = "io.modelcontextprotocol/"  # stamps of the protocol itself, the same on every result
+
+
+@dataclass
+class StartedServer:
+    """A server of the pool. `shared` is its one connection; None where every session has its own."""
+
+    name: str
+    launcher: Launcher
+    isolation: Isolation
+    timeout_s: float
+    slots: asyncio.Semaphore
+    shared: Connection | None = None
+    inputs: dict[str, SchemaCheck] = field(default_factory=dict)
+    outputs: dict[str, SchemaCheck] = field(default_factory=dict)
+
+    async def start(self) -> list[ToolSpec]:
+        """Open the server and list its tools; one that every session has its own of is closed again.
+
+        Raises OpenFailed.
+        """
+        connection = Connection(self.name, self.launcher)
+        if self.isolation == "shared":
+            self.shared = connection
+            tools = await connection.open()
+        else:
+            try:
+                tools = await connection.open()
+            finally:
+                await connection.close()
+        specs = [to_spec(self.name, tool) for tool in tools]
+        self.inputs = {s.name: SchemaCheck(s.input_schema) for s in specs}
+        self.outputs = {s.name: SchemaCheck(s.output_schema) for s in specs if s.output_schema is not None}
+        return specs
+
+
+class PoolSession:
+    """A `ToolSession`. Isolated servers are opened at the session's first call of them."""
+
+    def __init__(
+        self,
+        servers: Mapping[str, StartedServer],
+        *,
+        catalog: Catalog,
+        result_limit_chars: int,
+        on_close: Callable[[PoolSession], None],
+    ) -> None:
+        self._servers = servers
+        self._catalog = catalog
+        self._result_limit_chars = result_limit_chars
+        self._on_close = on_close
+        self._own: dict[str, Connection] = {}
+        self._closed = False
+
+    async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
+        """Make the call; every failure is a result. `call.server` may be empty: then `call.tool` is the name
+        that the model sees."""
+        if self._closed:
+            raise RuntimeError("the session is closed")
+        try:
+            spec = self._resolve(call)
+        except CallFailed as failure:
+            return _failed(call, failure)
+        named = call.model_copy(update={"server": spec.server, "tool": spec.name})
+        server = self._servers[spec.server]
+        async with server.slots:
+            started_s = time.perf_counter()
+            try:
+                raw = await self._send(server, spec, call, purpose)
+                return self._result(server, named, raw, latency_s=time.perf_counter() - started_s)
+            except CallFailed as failure:
+                return _failed(named, failure, latency_s=time.perf_counter() - started_s)
+
+    async def close(self) -> None:
+        """End the session's own instances. Idempotent."""
+        self._closed = True
+        self._on_close(self)
+        own, self._own = self._own, {}
+        if own:
+            await asyncio.gather(*(connection.close() for connection in own.values()))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _resolve(self, call: ToolCall) -> ToolSpec:
+        spec = self._catalog.find(call.server, call.tool)
+        if spec is not None:
+            return spec
+        name = f"{call.server}.{call.tool}" if call.server else call.tool
+        if self._catalog.denies(call.server, call.tool):
+            raise CallFailed(FailureKind.DENIED, f"{name} is not allowed here")
+        near = near_match(call.tool, self._catalog.tools)
+        raise CallFailed(
+            FailureKind.UNKNOWN_TOOL, f"there is no tool {name!r}" + (f". {near}" if near else "")
+        )
+
+    async def _send(
+        self, server: StartedServer, spec: ToolSpec, call: ToolCall, purpose: Purpose
+    ) -> CallToolResult:
+        if fault := wire_fault(call.arguments):
+            raise CallFailed(FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
+        hints = spec.annotations
+        return await self._connection(server).call(
+            spec.name,
+            call.arguments,
+            meta={PURPOSE_META_KEY: purpose.value},
+            timeout_s=server.timeout_s,
+            repeatable=hints.read_only or hints.idempotent,
+        )
+
+    def _connection(self, server: StartedServer) -> Connection:
+        if server.shared is not None:
+            return server.shared
+        if server.name not in self._own:
+            self._own[server.name] = Connection(server.name, server.launcher, lists_tools=False)
+        return self._own[server.name]
+
+    def _result(
+        self, server: StartedServer, call: ToolCall, raw: CallToolResult, *, latency_s: float
+    ) -> ToolResult:
+        structured = raw.structured_content if isinstance(raw.structured_content, dict) else None
+        if not raw.is_error and (output := server.outputs.get(call.tool)) is not None:
+            fault = output.fault(raw.structured_content)
+            if fault is not None:
+                raise CallFailed(FailureKind.SCHEMA, f"the server broke its own output schema at {fault}")
+        if structured is not None and (fault := wire_fault(structured)):
+            raise CallFailed(FailureKind.SCHEMA, f"the structured result holds {fault}")
+        content, cut = cut_middle(render(raw.content, structured), self._result_limit_chars)
+        failure = None
+        if raw.is_error:
+            # Servers say both in prose; the schema tells a wrong argument from one that found nothing.
+            broken = server.inputs[call.tool].fault(call.arguments) is not None
+            failure = FailureKind.INVALID_ARGUMENTS if broken else FailureKind.TOOL_ERROR
+        return ToolResult(
+            call_id=call.id,
+            server=call.server,
+            tool=call.tool,
+            content=content,
+            structured=structured,
+            is_error=raw.is_error,
+            failure=failure,
+            latency_s=latency_s,
+            truncated_chars=cut,
+            meta={k: v for k, v in (raw.meta or {}).items() if not k.startswith(_RESERVED_META)},
+        )
+
+
+def _failed(call: ToolCall, failure: CallFailed, *, latency_s: float = 0.0) -> ToolResult:
+    return ToolResult(
+        call_id=call.id,
+        server=call.server,
+        tool=call.tool,
+        content=f"error: {failure.kind.value}: {failure.text}",
+        is_error=True,
+        failure=failure.kind,
+        latency_s=latency_s,
+    )

@@ -1,0 +1,109 @@
+"""What may cross a JSON transport, and what the model sees of what came back.
+
+One lone surrogate in an argument kills a whole stdio session of the SDK, with every call in flight; an
+integer past Python's digit limit or a very deep nesting hangs it. So arguments are checked before they
+are sent, and results before they are recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import assert_never
+
+from mcp.types import (
+    AudioContent,
+    BlobResourceContents,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+
+from mcpagent.core.records import JsonObject
+
+MAX_DEPTH = 100  # the SDK's own encoder fails past about 250
+_INT_LIMIT = 10**4300  # sys.int_info.default_max_str_digits: json.loads refuses more digits
+
+
+def wire_fault(value: object, *, depth: int = 0) -> str | None:
+    """Why `value` cannot be sent or stored as JSON; None when it can."""
+    if isinstance(value, str):
+        return "text with a lone surrogate" if _has_surrogate(value) else None
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return None if -_INT_LIMIT < value < _INT_LIMIT else "an integer of more than 4300 digits"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"the number {value}, which JSON does not have"
+    if depth >= MAX_DEPTH:
+        return f"nesting deeper than {MAX_DEPTH}"
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return f"a key of type {type(key).__name__}"
+            if fault := wire_fault(key) or wire_fault(item, depth=depth + 1):
+                return fault
+        return None
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            if fault := wire_fault(item, depth=depth + 1):
+                return fault
+        return None
+    return f"a value of type {type(value).__name__}"
+
+
+def render(blocks: Sequence[ContentBlock], structured: JsonObject | None) -> str:
+    """The text that the model sees: text as it is, anything else as a typed placeholder."""
+    if not blocks and structured is not None:
+        return json.dumps(structured, ensure_ascii=False)
+    text = "\n".join(_block_text(block) for block in blocks)
+    return text.encode("utf-8", "replace").decode() if _has_surrogate(text) else text
+
+
+def cut_middle(text: str, limit_chars: int) -> tuple[str, int]:
+    """`text` within `limit_chars`, and how many characters were cut out of its middle."""
+    if len(text) <= limit_chars:
+        return text, 0
+    marker = "\n[... {} characters cut ...]\n"
+    room = max(0, limit_chars - len(marker.format(len(text))))
+    head, tail = room - room // 2, room // 2
+    cut = len(text) - room
+    return text[:head] + marker.format(cut) + text[len(text) - tail :], cut
+
+
+def _block_text(block: ContentBlock) -> str:
+    match block:
+        case TextContent():
+            return block.text
+        case ImageContent() | AudioContent():
+            return f"[{block.type} {block.mime_type}, {_decoded_size(block.data)} bytes]"
+        case ResourceLink():
+            return f"[resource link {block.uri}]"
+        case EmbeddedResource():
+            return _resource_text(block.resource)
+    assert_never(block)
+
+
+def _resource_text(resource: TextResourceContents | BlobResourceContents) -> str:
+    if isinstance(resource, TextResourceContents):
+        return resource.text
+    kind = resource.mime_type or "binary"
+    return f"[resource {resource.uri}, {kind}, {_decoded_size(resource.blob)} bytes]"
+
+
+def _decoded_size(base64_text: str) -> int:
+    return len(base64_text) * 3 // 4 - base64_text[-2:].count("=")
+
+
+def _has_surrogate(text: str) -> bool:
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
