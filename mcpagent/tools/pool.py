@@ -13,13 +13,12 @@ from typing import Self
 
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
+from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.tools.catalog import Catalog, near_match
 from mcpagent.tools.connection import OpenFailed
 from mcpagent.tools.servers_config import InProcessServer, Isolation, MemoryServer, ServerConfig, StdioServer
 from mcpagent.tools.session import PoolSession, StartedServer
 from mcpagent.tools.transports import Launcher, MemoryLauncher, StdioLauncher
-
-LEDGER_VARIABLE = "MCPAGENT_CALL_LEDGER"
 
 
 class ToolPool:
@@ -132,7 +131,7 @@ class ToolPool:
         match config:
             case StdioServer():
                 if self._ledger is not None:
-                    ledger = {LEDGER_VARIABLE: str(self._ledger.absolute())}
+                    ledger = {LEDGER_ENV: str(self._ledger.absolute())}
                     config = replace(config, env={**config.env, **ledger})
                 return StdioLauncher(config, self._log_path(config.name)), "shared"
             case InProcessServer():

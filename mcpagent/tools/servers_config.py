@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dotenv import dotenv_values
 
 from mcpagent.errors import UserError
+from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.servers.names import BUILTIN_NAMES
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 Isolation = Literal["shared", "episode"]
 
 _STDIO_KEYS = {"type", "command", "args", "env", "cwd", "disabled", "timeout"}
+# A child inherits neither where to find this package nor where to record its calls.
+_BUILTIN_ENV = ("PYTHONPATH", LEDGER_ENV)
 _HTTP_KEYS = {"url", "headers"}
 # `${VAR}`, `${VAR:-default}`, and the prefixed forms of VS Code (`${env:VAR}`, `${input:id}`).
 _VARIABLE = re.compile(r"\$\{(?:(?P<kind>env|input):)?(?P<name>[A-Za-z_][\w.-]*?)(?::-(?P<default>[^}]*))?\}")
@@ -83,11 +86,13 @@ def builtin_servers(
     from mcpagent.servers.registry import is_stateful
 
     flags = ("--limited",) if limited else ()
+    env = {name: os.environ[name] for name in _BUILTIN_ENV if name in os.environ}
     return tuple(
         StdioServer(
             name=name,
             command=sys.executable,
             args=("-m", "mcpagent.cli.main", "serve", name, *flags),
+            env=env,
             isolation="episode" if is_stateful(name) else "shared",
         )
         for name in BUILTIN_NAMES

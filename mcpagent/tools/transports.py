@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from mcpagent.tools.servers_config import StdioServer
 # Every line of a server's stdout that is not JSON-RPC would print a traceback there.
 logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
 
-_LOG_TAIL_CHARS = 1500
+_LOG_TAIL_BYTES = 1500
 
 
 class Launcher(Protocol):
@@ -80,7 +81,9 @@ class StdioLauncher:
     def log_tail(self) -> str:
         if not self.log_path.exists():
             return ""
-        return self.log_path.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL_CHARS:].strip()
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            return log.read().decode("utf-8", "replace").strip()
 
 
 @asynccontextmanager
