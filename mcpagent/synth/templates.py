@@ -22,8 +22,8 @@ from mcpagent.errors import UserError
 from mcpagent.synth.located_yaml import YamlSource, read_yaml, validate
 
 POOLS_FILE = "pools.yaml"
-# `${step1.x}` is a reference, not a slot.
-_SLOT = re.compile(r"(?<!\$)\{(\w+)\}")
+# `${step1.x}` is a reference and `{3}` belongs to a pattern.
+_SLOT = re.compile(r"(?<!\$)\{([a-z_]\w*)\}")
 
 
 class Cursor(Record):
@@ -38,7 +38,7 @@ class Listing(Record):
 
     server: str
     tool: str
-    arguments: JsonObject = {}
+    arguments: JsonObject = Field(default_factory=dict)
     cursor: Cursor | None = None
     items: str
     field: str
@@ -49,7 +49,7 @@ class SplitKey(Record):
 
     server: str
     tool: str
-    arguments: JsonObject = {}
+    arguments: JsonObject = Field(default_factory=dict)
     value: str
 
 
@@ -75,11 +75,11 @@ class TemplateStep(Record):
 
     server: str
     tool: str
-    params: JsonObject = {}
+    params: JsonObject = Field(default_factory=dict)
     user_turn: int = Field(default=0, ge=0)
     alternatives: tuple[PlanCall, ...] = ()
     parallel_group: int | str | None = None
-    match: dict[str, JsonObject] = {}
+    match: dict[str, JsonObject] = Field(default_factory=dict)
 
 
 class Template(Record):
@@ -91,12 +91,12 @@ class Template(Record):
     weight: float = Field(default=1.0, gt=0)
     prompts: tuple[str, ...] = Field(min_length=1)
     user_turns: tuple[str, ...] = ()
-    slots: dict[str, str] = {}
-    setup: dict[str, tuple[StateCall, ...]] = {}
+    slots: dict[str, str] = Field(default_factory=dict)
+    setup: dict[str, tuple[StateCall, ...]] = Field(default_factory=dict)
     plan: tuple[TemplateStep, ...] = ()
     answer: AnswerCheck | None = None
     reference_answer: str = Field(min_length=1)
-    state: dict[str, tuple[StateCheck, ...]] = {}
+    state: dict[str, tuple[StateCheck, ...]] = Field(default_factory=dict)
     success: Success | None = None
     abstain: bool = False
     max_turns: int | None = Field(default=None, ge=1)
@@ -121,9 +121,8 @@ class Template(Record):
         return self
 
     def _used_slots(self) -> set[str]:
-        return slots_in(self.model_dump(include={"prompts", "user_turns", "setup", "plan", "state"})) | slots_in(
-            [self.reference_answer, self.answer.value if self.answer else ""]
-        )
+        parts = {"prompts", "user_turns", "setup", "plan", "state", "reference_answer", "answer"}
+        return slots_in(self.model_dump(include=parts))
 
     def _check_references(self) -> None:
         try:
@@ -153,7 +152,8 @@ def load_templates(folder: Path) -> TemplateSet:
     """Every template of `folder` and its sub-folders. Raises UserError with file and line."""
     if not folder.is_dir():
         raise UserError(
-            f"there is no template folder {folder}", remedy="give one with --templates DIR, or leave the option out"
+            f"there is no template folder {folder}",
+            remedy="give one with --templates DIR, or leave the option out",
         )
     paths = sorted(p for p in folder.rglob("*.y*ml") if p.suffix in {".yaml", ".yml"})
     pools_path = folder / POOLS_FILE

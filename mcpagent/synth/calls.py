@@ -1,0 +1,70 @@
+"""Real calls for synthesis: sessions whose state is fresh, and one execution for each distinct question."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
+from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
+
+
+class CallCache:
+    """Answers of the read-only tools, for the length of one generation run.
+
+    The same quote occurs in many plans, and one execution of it is evidence for all of them. A call is
+    answered from the cache only while its server has seen nothing but read-only calls in that session;
+    everything after a change is executed.
+    """
+
+    def __init__(self, provider: ToolProvider) -> None:
+        self._provider = provider
+        self._specs: dict[tuple[str, str], ToolSpec] = {
+            (t.server, t.name): t for t in provider.tools.values()
+        }
+        self._answers: dict[str, ToolResult] = {}
+        self.executed = 0  # calls that reached a server
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[SynthSession]:
+        """A session of its own: stateful servers are as they were at the start."""
+        inner = self._provider.session()
+        try:
+            yield SynthSession(self, inner)
+        finally:
+            await inner.close()
+
+    def spec(self, server: str, tool: str) -> ToolSpec | None:
+        """The tool in the catalog, None when there is none."""
+        return self._specs.get((server, tool))
+
+
+class SynthSession:
+    """The calls of one plan."""
+
+    def __init__(self, cache: CallCache, inner: ToolSession) -> None:
+        self._cache = cache
+        self._inner = inner
+        self._changed: set[str] = set()
+        self._count = 0
+
+    async def call(self, *, server: str, tool: str, arguments: JsonObject) -> ToolResult:
+        """Like `ToolSession.call`: a failing tool is a result."""
+        self._count += 1
+        call = ToolCall(id=f"call_{self._count}", server=server, tool=tool, arguments=arguments)
+        spec = self._cache.spec(server, tool)
+        is_read = spec is not None and spec.annotations.read_only
+        if not is_read:
+            self._changed.add(server)
+        key = json.dumps([server, tool, arguments], sort_keys=True)
+        is_cacheable = is_read and server not in self._changed
+        known = self._cache._answers.get(key) if is_cacheable else None
+        if known is not None:
+            return known.model_copy(update={"call_id": call.id})
+        result = await self._inner.call(call, purpose=Purpose.SYNTH)
+        self._cache.executed += 1
+        if is_cacheable and result.failure is None:
+            self._cache._answers[key] = result
+        return result

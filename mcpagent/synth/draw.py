@@ -1,0 +1,66 @@
+"""Which task is tried next: a template, entities of one split, a wording. Pure and seeded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Any
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.seeds import derive_seed
+from mcpagent.errors import UserError
+from mcpagent.synth.templates import Template, fill
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A task that is not yet executed. `variant` indexes the template's prompts."""
+
+    template: Template
+    slots: Mapping[str, Any]
+    variant: int
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for tasks that ask for the same calls; the wording does not make a task distinct."""
+        calls = fill([step.model_dump(mode="json") for step in self.template.plan], self.slots)
+        subject: JsonObject = (
+            {"calls": calls} if calls else {"template": self.template.name, "slots": self.slots}
+        )
+        return json.dumps(subject, sort_keys=True, ensure_ascii=False, default=str)
+
+
+class Draw:
+    """Candidates of one split: `draw(index)` depends on the seed, the split and the index alone."""
+
+    def __init__(
+        self, templates: Sequence[Template], entities: Mapping[str, Sequence[Any]], *, split: str, seed: int
+    ) -> None:
+        self._templates = templates
+        self._weights = [t.weight for t in templates]
+        self._entities = entities
+        self._split = split
+        self._seed = seed
+        for template in templates:
+            for pool in sorted(set(template.slots.values())):
+                needed = list(template.slots.values()).count(pool)
+                if len(entities[pool]) < needed:
+                    raise UserError(
+                        f"template {template.name!r} needs {needed} of the pool {pool!r}, "
+                        f"but the split {split} has {len(entities[pool])}",
+                        remedy="list more entities in pools.yaml, or raise the share of that split",
+                    )
+
+    def __call__(self, index: int) -> Candidate:
+        rng = Random(derive_seed(self._seed, self._split, index))
+        template = rng.choices(self._templates, weights=self._weights)[0]
+        slots: dict[str, Any] = {}
+        for pool in sorted(set(template.slots.values())):
+            names = [slot for slot, source in template.slots.items() if source == pool]
+            # Two slots of one pool never get the same entity: a channel is not posted to itself.
+            slots.update(zip(names, rng.sample(self._entities[pool], len(names)), strict=True))
+        ordered = {slot: slots[slot] for slot in template.slots}
+        return Candidate(template, ordered, rng.randrange(len(template.prompts)))

@@ -1,0 +1,164 @@
+"""Tasks from templates: sampled state first, question second, and nothing kept that was not executed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mcpagent.core.tasks import Task
+from mcpagent.errors import UserError
+from mcpagent.synth.calls import CallCache
+from mcpagent.synth.draw import Candidate, Draw
+from mcpagent.synth.ground import RejectCode, Rejection, ground
+from mcpagent.synth.pools import SPLITS, SplitShares, list_entities, split_entities
+from mcpagent.synth.record import Offer, draft_task
+from mcpagent.synth.templates import TemplateSet
+from mcpagent.tools.contract import ToolProvider
+
+_BATCH = 32  # candidates executed at once; fixed, since it takes part in what is kept
+_MAX_FRUITLESS = 2000  # candidates in a row that gave no task, after which there is none left to find
+_EXAMPLES_KEPT = 3
+
+Progress = Callable[[str, int, int], None]  # split, tasks kept so far, tasks asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedData:
+    """`tasks` by split; `rejects` counts the candidates that did not become tasks, `examples` says for each
+    code what happened in the first of them."""
+
+    tasks: Mapping[str, tuple[Task, ...]]
+    rejects: Mapping[RejectCode, int]
+    examples: Mapping[RejectCode, tuple[str, ...]]
+    entities: Mapping[str, Mapping[str, int]]  # split -> pool -> number of entities
+    catalog_hash: str
+    executed_calls: int
+
+
+async def generate_dataset(
+    pool: ToolProvider,
+    templates: TemplateSet,
+    *,
+    counts: Mapping[str, int],
+    seed: int,
+    shares: SplitShares = SplitShares(),
+    distractors: int | None = None,
+    on_progress: Progress | None = None,
+) -> GeneratedData:
+    """`counts[split]` distinct tasks for each split, the same for the same seed, templates and servers.
+
+    An entity occurs in one split only, and so does every task. `distractors` None offers the whole catalog
+    with each task. Raises UserError when the templates cannot give that many tasks.
+    """
+    _check_counts(counts)
+    cache = CallCache(pool)
+    entities = split_entities(await list_entities(templates, cache), shares=shares, seed=seed)
+    offer = Offer(catalog=pool.tools, distractors=distractors)
+    log = _RejectLog()
+    seen: set[str] = set()
+    tasks: dict[str, tuple[Task, ...]] = {}
+    for split in SPLITS:
+        if not counts.get(split):
+            continue
+        draw = Draw(templates.templates, entities[split], split=split, seed=seed)
+        source = _SplitSource(draw=draw, offer=offer, split=split, seed=seed, seen=seen)
+        tasks[split] = await _fill(source, counts[split], cache, log, on_progress)
+    return GeneratedData(
+        tasks=tasks,
+        rejects=dict(sorted(log.counts.items())),
+        examples={code: tuple(texts) for code, texts in sorted(log.examples.items())},
+        entities={
+            split: {p: len(values) for p, values in pools.items()} for split, pools in entities.items()
+        },
+        catalog_hash=offer.catalog_hash,
+        executed_calls=cache.executed,
+    )
+
+
+@dataclass(kw_only=True)
+class _SplitSource:
+    """Drafts of one split in the order of their index. `seen` holds the keys tried in any split."""
+
+    draw: Draw
+    offer: Offer
+    split: str
+    seed: int
+    seen: set[str]
+    index: int = 0
+
+    def next(self) -> Candidate | None:
+        """The next candidate; None when its calls were tried before."""
+        candidate = self.draw(self.index)
+        self.index += 1
+        if candidate.key in self.seen:
+            return None
+        self.seen.add(candidate.key)
+        return candidate
+
+    def draft(self, candidate: Candidate) -> Task:
+        return draft_task(candidate, offer=self.offer, split=self.split, seed=self.seed)
+
+
+class _RejectLog:
+    def __init__(self) -> None:
+        self.counts: Counter[RejectCode] = Counter()
+        self.examples: dict[RejectCode, list[str]] = {}
+
+    def add(self, rejection: Rejection) -> None:
+        self.counts[rejection.code] += 1
+        texts = self.examples.setdefault(rejection.code, [])
+        if len(texts) < _EXAMPLES_KEPT:
+            texts.append(rejection.detail)
+
+
+async def _fill(
+    source: _SplitSource, count: int, cache: CallCache, log: _RejectLog, on_progress: Progress | None
+) -> tuple[Task, ...]:
+    kept: list[Task] = []
+    fruitless = 0
+    while len(kept) < count:
+        batch: list[Candidate] = []
+        while len(batch) < _BATCH and fruitless < _MAX_FRUITLESS:
+            candidate = source.next()
+            if candidate is None:
+                fruitless += 1
+                log.counts[RejectCode.DUPLICATE] += 1
+            else:
+                batch.append(candidate)
+        outcomes = await asyncio.gather(*(ground(source.draft(c), cache) for c in batch))
+        for candidate, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Task):
+                kept.append(outcome)
+                fruitless = 0
+            else:
+                fruitless += 1
+                log.add(Rejection(outcome.code, f"{candidate.template.name}: {outcome.detail}"))
+        if fruitless >= _MAX_FRUITLESS and len(kept) < count:
+            raise _exhausted(source.split, len(kept), count, log)
+        if on_progress is not None:
+            on_progress(source.split, min(len(kept), count), count)
+    return tuple(kept[:count])
+
+
+def _exhausted(split: str, found: int, count: int, log: _RejectLog) -> UserError:
+    rejected = ", ".join(f"{code} {n}" for code, n in sorted(log.counts.items()))
+    examples = [f"\n  {code}: {texts[0]}" for code, texts in sorted(log.examples.items())]
+    return UserError(
+        f"found {found} of {count} distinct tasks for {split}; rejected: {rejected}{''.join(examples)}",
+        remedy=f"ask for fewer with --{split}, or add templates or entities",
+    )
+
+
+def _check_counts(counts: Mapping[str, int]) -> None:
+    unknown = sorted(set(counts) - set(SPLITS))
+    if unknown:
+        raise UserError(f"there is no split {unknown[0]!r}", remedy=f"splits are: {', '.join(SPLITS)}")
+    for split, count in counts.items():
+        if count < 0:
+            raise UserError(f"{count} tasks asked for {split}", remedy="counts are 0 or more")
+    if not any(counts.values()):
+        raise UserError(
+            "no tasks asked for", remedy="for example: mcpagent gen-data --train 800 --heldout 200"
+        )
