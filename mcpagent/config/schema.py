@@ -39,10 +39,6 @@ def _dtype_name(value: Any) -> Any:
     return _DTYPE_NAMES.get(value, value) if isinstance(value, str) else value
 
 
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
 def _target_modules(value: Any) -> Any:
     if value == "all-linear":
         return value
@@ -67,7 +63,7 @@ class ModelConfig(Section):
 class FinetuneConfig(Section):
     """What is trained: adapters beside frozen weights, or every weight."""
 
-    mode: Annotated[Literal["lora", "full"], BeforeValidator(_lower)] = "lora"
+    mode: Literal["lora", "full"] = "lora"
 
 
 class LoraConfig(Section):
@@ -103,9 +99,7 @@ class GrpoConfig(Section):
     reference: Literal["frozen", "none"] = "frozen"
     entropy_coef: NonNegativeFloat = 0.0
     epochs_per_batch: PositiveInt = 1
-    minibatches: PositiveInt = (
-        1  # optimiser steps a batch and epoch; each takes an equal share of the prompts
-    )
+    minibatches: PositiveInt = 1  # optimiser steps a batch and epoch, on equal shares of the prompts
     gamma: Share = 1.0
     lambda_gae: Share = 1.0
     value_loss_coef: NonNegativeFloat = 0.5
@@ -195,13 +189,16 @@ class RewardConfig(Section):
 
 
 class SftConfig(Section):
-    """Supervised training on gold trajectories; used when `algorithm` is sft."""
+    """Supervised training on gold trajectories, so that one file can describe a warm start and the GRPO run
+    after it: what is not None here replaces the setting of `training` or `optimization` where `algorithm`
+    is sft (`TrainConfig.for_sft`)."""
 
-    steps: PositiveInt | None = None  # None: as many as `epochs` needs
-    epochs: PositiveInt = 1
-    batch_size: PositiveInt = 32  # trajectories a step
-    learning_rate: PositiveFloat = 1e-4
-    warmup_steps: Count = 20
+    steps: PositiveInt | None = None  # training.max_steps
+    epochs: PositiveInt | None = None  # training.max_epochs
+    batch_size: PositiveInt | None = None  # training.batch_size; a prompt is one demonstration
+    warmup_steps: Count | None = None  # training.warmup_steps
+    learning_rate: PositiveFloat | None = None  # optimization.learning_rate
+    optimizer: Literal["adamw", "muon"] | None = None  # optimization.optimizer
     decay_share: Share = 0.4  # last share of the steps, over which the learning rate falls linearly to 0
     copy_steps: Count = 0  # steps on copying random strings first; the embedded model needs them
 
@@ -209,7 +206,7 @@ class SftConfig(Section):
 class TrainConfig(Section):
     """The whole of a run. Build it with `config.loader.load_train_config`, which also checks it."""
 
-    algorithm: Annotated[Literal["grpo", "sft"], BeforeValidator(_lower)] = "grpo"
+    algorithm: Literal["grpo", "sft"] = "grpo"
     seed: Count = 0
     output_dir: str = "outputs"
     name: Annotated[str, Field(min_length=1)] = "train"  # the run folder is output_dir/name
@@ -227,3 +224,26 @@ class TrainConfig(Section):
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()
     sft: SftConfig = SftConfig()
+
+    def for_sft(self) -> TrainConfig:
+        """This configuration as a supervised run: the overrides of `sft` moved to where they act."""
+        own = self.sft
+        length: dict[str, Any] = {}
+        if own.epochs is not None:
+            length = {"max_epochs": own.epochs, "steps_per_epoch": None, "max_steps": None}
+        if own.steps is not None:
+            length |= {"max_steps": own.steps}
+        training = length | _given(batch_size=own.batch_size, warmup_steps=own.warmup_steps)
+        optimization = _given(learning_rate=own.learning_rate, optimizer=own.optimizer)
+        return self.model_copy(
+            update={
+                "algorithm": "sft",
+                "training": self.training.model_copy(update=training),
+                "optimization": self.optimization.model_copy(update=optimization),
+                "sft": SftConfig(decay_share=own.decay_share, copy_steps=own.copy_steps),
+            }
+        )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

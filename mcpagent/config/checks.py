@@ -1,0 +1,130 @@
+"""Rules that join settings, each with its reason, and settings that have no effect where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mcpagent.config.schema import TrainConfig
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`keys` are the dotted keys that it is about, the one to change first."""
+
+    keys: tuple[str, ...]
+    message: str
+
+
+def findings(config: TrainConfig) -> list[Finding]:
+    """Everything that is wrong between the settings of a valid config."""
+    found = list(_common(config))
+    if config.algorithm == "grpo":
+        found += [*_sampling(config), *_objective(config), *_batches(config)]
+    return found
+
+
+def _common(config: TrainConfig) -> Iterator[Finding]:
+    rollout, optimization = config.rollout, config.optimization
+    limit = rollout.max_context_tokens
+    if limit is not None and rollout.max_new_tokens >= limit:
+        yield Finding(
+            ("rollout.max_new_tokens", "rollout.max_context_tokens"),
+            f"rollout.max_new_tokens is {rollout.max_new_tokens}, but rollout.max_context_tokens is {limit}, "
+            "which leaves no room for a prompt; lower the first or raise the second",
+        )
+    if config.device == "cpu" and config.model.dtype == "float16":
+        yield Finding(
+            ("model.dtype", "device"),
+            "model.dtype is float16, but gradients in float16 underflow and device cpu has no loss scaling; "
+            "use float32 or bfloat16",
+        )
+    if optimization.optimizer == "muon" and config.finetune.mode == "lora":
+        yield Finding(
+            ("optimization.optimizer", "finetune.mode"),
+            "optimization.optimizer is muon, but muon orthogonalises whole weight matrices and "
+            "finetune.mode lora trains none; use adamw, or finetune.mode full",
+        )
+
+
+def _sampling(config: TrainConfig) -> Iterator[Finding]:
+    rollout = config.rollout
+    if rollout.group_size < 2:
+        yield Finding(
+            ("rollout.group_size",),
+            f"rollout.group_size is {rollout.group_size}, but GRPO compares attempts within a group; "
+            "use 2 or more",
+        )
+    if rollout.temperature == 0.0:
+        yield Finding(
+            ("rollout.temperature",),
+            "rollout.temperature is 0, but attempts that are all the same teach nothing; use 1.0",
+        )
+    if rollout.top_p != 1.0:
+        yield Finding(
+            ("rollout.top_p",),
+            f"rollout.top_p is {rollout.top_p}, but sampling from a cut distribution biases the ratio of "
+            "policies that the loss is made of; use 1.0 and shape sampling with rollout.temperature",
+        )
+    if rollout.top_k != 0:
+        yield Finding(
+            ("rollout.top_k",),
+            f"rollout.top_k is {rollout.top_k}, but sampling from a cut distribution biases the ratio of "
+            "policies that the loss is made of; use 0",
+        )
+
+
+def _objective(config: TrainConfig) -> Iterator[Finding]:
+    grpo = config.grpo
+    if grpo.clip_high < grpo.clip_ratio:
+        yield Finding(
+            ("grpo.clip_ratio_high", "grpo.clip_ratio"),
+            f"grpo.clip_ratio_high is {grpo.clip_high}, but grpo.clip_ratio is {grpo.clip_ratio}; the upper "
+            "range must be at least the lower one",
+        )
+    if grpo.reference == "none" and grpo.kl_coef > 0:
+        yield Finding(
+            ("grpo.kl_coef", "grpo.reference"),
+            f"grpo.kl_coef is {grpo.kl_coef}, but grpo.reference is none, so there is nothing to be near to; "
+            "set grpo.kl_coef to 0, or grpo.reference to frozen",
+        )
+    if grpo.adaptive_kl and grpo.target_kl is None:
+        yield Finding(
+            ("grpo.adaptive_kl", "grpo.target_kl"),
+            "grpo.adaptive_kl is true, but grpo.target_kl is not set; set it, for example to 0.05",
+        )
+    if grpo.adaptive_kl and grpo.kl_coef == 0:
+        yield Finding(
+            ("grpo.kl_coef", "grpo.adaptive_kl"),
+            "grpo.kl_coef is 0, but grpo.adaptive_kl multiplies it, and 0 stays 0; start at 0.01",
+        )
+
+
+def _batches(config: TrainConfig) -> Iterator[Finding]:
+    batch_size, minibatches = config.training.batch_size, config.grpo.minibatches
+    if batch_size % minibatches:
+        yield Finding(
+            ("grpo.minibatches", "training.batch_size"),
+            f"grpo.minibatches is {minibatches}, but training.batch_size {batch_size} cannot be divided into "
+            "so many equal shares of prompts",
+        )
+
+
+def idle(config: TrainConfig) -> dict[str, str]:
+    """Dotted keys that have no effect in this config, and why."""
+    reasons: dict[str, str] = {}
+    if config.algorithm == "grpo":
+        for name in ("gamma", "lambda_gae", "value_loss_coef"):
+            reasons[f"grpo.{name}"] = "the group advantage has no value head and no discount"
+        if not config.grpo.adaptive_kl:
+            reasons["grpo.target_kl"] = "grpo.adaptive_kl is false"
+    if config.rollout.backend == "hf":
+        for name in ("max_model_len", "gpu_memory_utilization", "enforce_eager"):
+            reasons[f"vllm.{name}"] = "rollout.backend is hf"
+    if config.finetune.mode == "full":
+        for name in ("r", "alpha", "dropout", "target_modules"):
+            reasons[f"lora.{name}"] = "finetune.mode is full"
+    if config.tools.servers is not None:
+        for name in ("transport", "limited"):
+            reasons[f"tools.{name}"] = "it is for the built-in servers, and tools.servers names others"
+    return reasons

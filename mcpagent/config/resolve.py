@@ -1,0 +1,186 @@
+"""One meaning, one place: entries in any spelling become settings by their resolved key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcpagent.config.familiar import (
+    ALIASES,
+    CONVERSIONS,
+    NO_EFFECT,
+    ONLY_VALUES,
+    PromptsPerUpdate,
+    full_spelling,
+)
+from mcpagent.config.schema import Section, TrainConfig
+from mcpagent.config.source import Entry, Key, Problem
+from mcpagent.core.validation import shown
+
+
+def _leaves(model: type[Section], prefix: Key = ()) -> Iterable[Key]:
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            yield from _leaves(info.annotation, (*prefix, name))
+        else:
+            yield (*prefix, name)
+
+
+KNOWN_KEYS: frozenset[Key] = frozenset(_leaves(TrainConfig))
+SECTIONS: frozenset[Key] = frozenset(key[:1] for key in KNOWN_KEYS if len(key) > 1)
+_OPEN_KEYS: frozenset[Key] = frozenset({("tools", "isolation")})  # below them stand the user's own names
+_NAMES = sorted({".".join(key) for key in KNOWN_KEYS} | set(ALIASES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A value of a resolved key, and the entry that it was written as."""
+
+    value: Any
+    entry: Entry
+
+
+@dataclass(kw_only=True)
+class Layer:
+    """Settings of one layer (all files, or all `--set` options) and what there is to say about them."""
+
+    settings: dict[Key, Setting] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def merge(entries: Iterable[Entry]) -> list[Entry]:
+    """Later entries replace earlier ones of the same spelling, and a value replaces a whole mapping."""
+    merged: dict[Key, Entry] = {}
+    for entry in entries:
+        replaced = [key for key in merged if _is_prefix(key, entry.key) or _is_prefix(entry.key, key)]
+        for key in replaced:
+            del merged[key]
+        merged[entry.key] = entry
+    return list(merged.values())
+
+
+def resolve(entries: Iterable[Entry]) -> Layer:
+    """Give every entry its resolved key. Two spellings of one setting with different values are a problem
+    that names both; the same value twice is fine."""
+    layer = Layer()
+    for entry in entries:
+        spelled = full_spelling(entry.key)
+        dotted = ".".join(spelled)
+        if dotted in NO_EFFECT:
+            known = NO_EFFECT[dotted]
+            if entry.value is None or entry.value != known.silent:
+                layer.notes.append(f"{entry.where}: {entry.dotted} has no effect: {known.reason}")
+        elif dotted in ONLY_VALUES:
+            only = ONLY_VALUES[dotted]
+            if entry.value != only.value:
+                layer.problems.append(refusal(entry, f"it can only be {shown(only.value)}: {only.reason}"))
+        elif spelled in SECTIONS and entry.value is None:
+            continue  # a heading with nothing below it
+        else:
+            _take(layer, entry, spelled)
+    return layer
+
+
+def refusal(entry: Entry, why: str) -> Problem:
+    """The one form of "this value is wrong"."""
+    return Problem(where=entry.where, message=f"{entry.dotted} is {shown(entry.value)}, but {why}")
+
+
+def _take(layer: Layer, entry: Entry, spelled: Key) -> None:
+    dotted = ".".join(spelled)
+    key = tuple(ALIASES[dotted].split(".")) if dotted in ALIASES else spelled
+    if key not in KNOWN_KEYS and key[:2] not in _OPEN_KEYS:
+        problem = _unknown(entry, spelled)
+        if problem not in layer.problems:
+            layer.problems.append(problem)
+        return
+    try:
+        value = CONVERSIONS[dotted](entry.value) if dotted in CONVERSIONS else entry.value
+    except ValueError as error:
+        layer.problems.append(refusal(entry, str(error)))
+        return
+    first = layer.settings.get(key)
+    if first is not None and first.value != value:
+        layer.problems.append(_conflict(first.entry, entry))
+    elif first is None:
+        layer.settings[key] = Setting(value=value, entry=entry)
+
+
+def _conflict(first: Entry, second: Entry) -> Problem:
+    message = (
+        f"{second.dotted} is {shown(second.value)}, but {first.dotted} ({first.where}) is "
+        f"{shown(first.value)}, and both set the same thing; keep one of them"
+    )
+    return Problem(where=second.where, message=message)
+
+
+def _unknown(entry: Entry, spelled: Key) -> Problem:
+    """One problem for the shortest unknown part of the key, with what was probably meant."""
+    for depth in range(1, len(spelled) + 1):
+        part = spelled[:depth]
+        if part in KNOWN_KEYS or ".".join(part) in ALIASES:
+            message = f"{'.'.join(part)} takes a value, not keys such as {spelled[depth]}"
+            return Problem(where=entry.where, message=message)
+        if part not in SECTIONS:
+            break
+    else:
+        examples = ", ".join(sorted(".".join(key) for key in KNOWN_KEYS if key[:1] == spelled)[:3])
+        message = f"{entry.dotted} is a section with keys such as {examples}, not a value"
+        return Problem(where=entry.where, message=message)
+    meant = _near_match(".".join(part))
+    hint = f"; did you mean {meant}?" if meant else ""
+    return Problem(where=entry.where, message=f"unknown key {'.'.join(part)}{hint}")
+
+
+def _near_match(dotted: str) -> str | None:
+    """The known key that was probably meant: the same name in another section, else the nearest spelling."""
+    section, _, name = dotted.rpartition(".")
+    elsewhere = [known for known in _NAMES if known.rpartition(".")[2] == name]
+    if elsewhere:
+        return " or ".join(elsewhere[:2])
+    siblings = {known.rpartition(".")[2]: known for known in _NAMES if known.rpartition(".")[0] == section}
+    headings = {} if section else {key[0]: key[0] for key in sorted(SECTIONS)}
+    anywhere = {known.rpartition(".")[2]: known for known in _NAMES}
+    for candidates, cutoff in ((siblings | headings, 0.6), (anywhere, 0.75)):
+        close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)
+        if close:
+            return candidates[close[0]]
+    return None
+
+
+def _is_prefix(short: Key, long: Key) -> bool:
+    return len(short) < len(long) and long[: len(short)] == short
+
+
+def settle_minibatches(settings: dict[Key, Setting], *, default_batch_size: int) -> list[Problem]:
+    """Turn prompts per minibatch into `grpo.minibatches`. Returns problems."""
+    key = ("grpo", "minibatches")
+    setting = settings.get(key)
+    if setting is None or not isinstance(setting.value, PromptsPerUpdate):
+        return []
+    del settings[key]
+    batch = settings.get(("training", "batch_size"))
+    batch_size = default_batch_size if batch is None else batch.value
+    prompts = setting.value.prompts
+    if not isinstance(prompts, int) or isinstance(prompts, bool) or prompts < 1:
+        return [refusal(setting.entry, "it must be a number of prompts, 1 or more")]
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        return []  # that key has its own problem
+    if batch_size % prompts:
+        return [refusal(setting.entry, f"training.batch_size {batch_size} is no multiple of it")]
+    settings[key] = Setting(value=batch_size // prompts, entry=setting.entry)
+    return []
+
+
+def nested(settings: Mapping[Key, Setting]) -> dict[str, Any]:
+    """Settings as the tree that the schema validates."""
+    tree: dict[str, Any] = {}
+    for key, setting in settings.items():
+        branch = tree
+        for part in key[:-1]:
+            branch = branch.setdefault(part, {})
+        branch[key[-1]] = setting.value
+    return tree

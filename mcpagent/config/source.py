@@ -1,0 +1,145 @@
+"""YAML files and `--set` options as flat entries, each with the place that it came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Key = tuple[str, ...]
+_MAX_DEPTH = 12  # a configuration has four levels; deeper is an anchor that holds itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One setting: its dotted key as written, its value, and where it stands ("file:line" or the option)."""
+
+    key: Key
+    value: Any
+    where: str
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(self.key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something that the user must fix, and where."""
+
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}"
+
+
+class SourceError(Exception):
+    """Text that is no configuration."""
+
+    def __init__(self, message: str, *, where: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(where=where, message=message)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with numbers as YAML 1.2 reads them (PyYAML takes 1e-5 for a text) and dates left as text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_file(path: Path) -> list[Entry]:
+    """Entries of one YAML file. Raises SourceError."""
+    where = str(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise SourceError("there is no such file", where=where) from None
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror}", where=where) from None
+    except UnicodeDecodeError as error:
+        raise SourceError(f"is not UTF-8 text (byte {error.start})", where=where) from None
+    return _parse(text, prefix=(), where=where, numbered=True)
+
+
+def read_override(text: str) -> list[Entry]:
+    """Entries of one `a.b=value`; the value is YAML. Raises SourceError."""
+    where = f"--set {text}"
+    dotted, equals, value = text.partition("=")
+    key = tuple(part.strip() for part in dotted.split("."))
+    if not equals or not all(key):
+        raise SourceError("write it as key=value, for example --set rollout.group_size=8", where=where)
+    return _parse(value, prefix=key, where=where, numbered=False)
+
+
+def _parse(text: str, *, prefix: Key, where: str, numbered: bool) -> list[Entry]:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return [Entry(key=prefix, value=None, where=where)] if prefix else []
+        if not prefix and not isinstance(node, yaml.MappingNode):
+            raise SourceError(
+                "a configuration is a mapping of keys to values", where=_place(node, where, numbered)
+            )
+        return list(_walk(loader, node, prefix=prefix, where=where, numbered=numbered))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark is not None and numbered else ""
+        raise SourceError(
+            f"is not valid YAML: {error.problem or error.context}", where=where + line
+        ) from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number that is none, such as 0b
+        raise SourceError(f"is not valid YAML: {error}", where=where) from None
+    finally:
+        loader.dispose()
+
+
+def _walk(loader: _Loader, node: yaml.Node, *, prefix: Key, where: str, numbered: bool) -> Iterator[Entry]:
+    """The leaves below `node`; an empty mapping says nothing and has none."""
+    place = _place(node, where, numbered)
+    if not isinstance(node, yaml.MappingNode):
+        yield Entry(key=prefix, value=loader.construct_object(node, deep=True), where=place)
+        return
+    if len(prefix) > _MAX_DEPTH:
+        raise SourceError("is nested too deeply", where=place)
+    _refuse_duplicates(node, where=where, numbered=numbered)
+    loader.flatten_mapping(node)
+    for key_node, value_node in node.value:
+        key = (*prefix, str(key_node.value))
+        if isinstance(value_node, yaml.MappingNode):
+            yield from _walk(loader, value_node, prefix=key, where=where, numbered=numbered)
+        else:
+            value = loader.construct_object(value_node, deep=True)
+            yield Entry(key=key, value=value, where=_place(key_node, where, numbered))
+
+
+def _refuse_duplicates(node: yaml.MappingNode, *, where: str, numbered: bool) -> None:
+    seen: dict[str, yaml.Node] = {}
+    for key_node, _ in node.value:
+        place = _place(key_node, where, numbered)
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise SourceError("a key must be a plain word", where=place)
+        first = seen.setdefault(key_node.value, key_node)
+        if first is not key_node:
+            raise SourceError(
+                f"{key_node.value} stands here a second time (first at line {first.start_mark.line + 1})",
+                where=place,
+            )
+
+
+def _place(node: yaml.Node, where: str, numbered: bool) -> str:
+    return f"{where}:{node.start_mark.line + 1}" if numbered else where

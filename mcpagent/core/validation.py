@@ -1,0 +1,39 @@
+"""Pydantic's findings in the words that users read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic_core
+
+
+def reason(error: pydantic_core.ErrorDetails) -> str:
+    """Why a value was refused, to follow "KEY is VALUE, but"."""
+    message = error["msg"]
+    if error["type"] == "value_error":
+        return message.removeprefix("Value error, ")
+    if message.startswith("Input should be "):
+        return "it must be " + message.removeprefix("Input should be ")
+    return message[:1].lower() + message[1:]
+
+
+def describe(error: pydantic_core.ErrorDetails, *, root: str = "record") -> str:
+    """One finding as a sentence: the dotted key, the value where it is short, the reason."""
+    key = ".".join(str(part) for part in error["loc"]) or root
+    if error["type"] == "missing":
+        return f"{key} is missing"
+    if error["type"] == "extra_forbidden":
+        return f"{key} is no known field"
+    if isinstance(error["input"], Mapping):
+        return f"{key}: {reason(error)}"
+    return f"{key} is {shown(error['input'])}, but {reason(error)}"
+
+
+def shown(value: Any, *, limit_chars: int = 80) -> str:
+    """`value` for a message, cut in the middle where it is long."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    if len(text) <= limit_chars:
+        return text
+    half = limit_chars // 2 - 2
+    return f"{text[:half]} ... {text[-half:]}"
