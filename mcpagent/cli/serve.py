@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mcpagent.errors import UserError
 from mcpagent.servers.names import UpstreamKind
+
+if TYPE_CHECKING:
+    from mcp.server import MCPServer
 
 app = typer.Typer(add_completion=False)
 
@@ -28,7 +31,7 @@ def serve(
     ] = UpstreamKind.EMBEDDED,
     transport: Annotated[Transport, typer.Option(help="http is streamable HTTP at /mcp.")] = Transport.STDIO,
     host: Annotated[str, typer.Option(help="Address for http.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port for http.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for http; 0 takes any free one.")] = 8000,
 ) -> None:
     """Run one of the built-in MCP servers.
 
@@ -39,22 +42,28 @@ def serve(
     server = build_server(name, limited=limited, upstream=upstream)
     if transport is Transport.STDIO:
         server.run()
-        return
-    _require_free_port(host, port)
-    typer.echo(f"{name} at http://{host}:{port}/mcp", err=True)
-    server.run("streamable-http", host=host, port=port)
+    else:
+        _serve_http(server, host=host, port=port)
 
 
-def _require_free_port(host: str, port: int) -> None:
-    """Raises `UserError` where the address cannot be bound, which uvicorn would only log."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UserError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}",
-                where="--host/--port",
-                remedy=f"use another port: --port {port + 1 if port < 65535 else 8000}",
-            ) from error
+def _serve_http(server: MCPServer[Any], *, host: str, port: int) -> None:
+    """Serve until interrupted. The address is announced on stderr once clients may connect."""
+    import uvicorn
+
+    with _listen(host, port) as listener:
+        shown_host = f"[{host}]" if ":" in host else host
+        typer.echo(f"{server.name} at http://{shown_host}:{listener.getsockname()[1]}/mcp", err=True)
+        config = uvicorn.Config(server.streamable_http_app(host=host), log_level="warning")
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `UserError` if there can be none."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {host}:{port} ({error.strerror or error})",
+            where="--host/--port",
+            remedy="use --port 0 for any free port, and an address of this machine as --host",
+        ) from error

@@ -13,7 +13,8 @@ from typing import Any
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
-from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
+from mcp.shared.exceptions import MCPError
+from mcp.types import INTERNAL_ERROR, CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from mcpagent import __version__
@@ -103,8 +104,7 @@ class BuiltinServer(MCPServer[Any]):
         """Every `tools/call` passes here before its tool and arguments are checked, so a rejected call is
         recorded too. A failing tool is an `is_error` result; it never raises `ToolError`."""
         nonce = secrets.token_hex(8)
-        if self._ledger is not None:
-            self._ledger.append(server=self.name, tool=name, nonce=nonce, purpose=_purpose(context))
+        self._record(tool=name, nonce=nonce, purpose=_purpose(context))
         try:
             result = await super().call_tool(name, clean_json(arguments), context)
         except UnexpectedToolError as error:
@@ -119,6 +119,17 @@ class BuiltinServer(MCPServer[Any]):
             result.content = [TextContent(type="text", text=text)]
         result.meta = {**(result.meta or {}), NONCE_META_KEY: nonce}
         return result
+
+    def _record(self, *, tool: str, nonce: str, purpose: str) -> None:
+        """A ledger that cannot be written is a protocol error: it is not the model's fault."""
+        if self._ledger is None:
+            return
+        try:
+            self._ledger.append(server=self.name, tool=tool, nonce=nonce, purpose=purpose)
+        except OSError as error:
+            raise MCPError(
+                code=INTERNAL_ERROR, message=f"the call ledger cannot be written: {error}"
+            ) from error
 
 
 def _purpose(context: Context[Any, Any] | None) -> str:

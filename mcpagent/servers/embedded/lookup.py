@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import date
 from typing import TypeVar
@@ -41,7 +42,7 @@ def first(items: Sequence[T], limit: int) -> Sequence[T]:
 
 def page(items: Sequence[T], *, limit: int, cursor: str) -> tuple[Sequence[T], str]:
     """The items after `cursor` and the next cursor, which is empty at the end. A cursor is a position."""
-    if cursor and not (cursor.isascii() and cursor.isdecimal() and int(cursor) < len(items)):
+    if cursor and not re.fullmatch(r"[0-9]{1,9}", cursor):
         raise ToolError(f"Unknown cursor {echo(cursor)}.")
     start = int(cursor or 0)
     end = start + at_least_one("limit", limit)

@@ -53,7 +53,8 @@ class PageIndex:
 
     def _ranked(self, match: str, limit: int) -> list[int]:
         rows = self._db.execute(
-            "SELECT rowid FROM pages WHERE pages MATCH ? ORDER BY rank, rowid LIMIT ?", (match, limit)
+            "SELECT rowid FROM pages WHERE pages MATCH ? ORDER BY rank, rowid LIMIT ?",
+            (match, min(limit, len(self._pages))),  # SQLite takes 64-bit integers only
         )
         return [row[0] for row in rows]
 

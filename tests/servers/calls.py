@@ -1,0 +1,93 @@
+"""What the servers' tests share: one good call of every tool, and a way to make calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from mcp import Client
+from mcp.server import MCPServer
+from mcp.types import CallToolResult, TextContent
+
+from mcpagent.core.tools import NONCE_META_KEY
+from mcpagent.servers.embedded.generate import build
+from mcpagent.servers.registry import build_server
+
+COMPANY = build().companies[0]
+CHANNEL = build().channels[0]
+DAYS = {"start_date": "2025-11-01", "end_date": "2025-11-17"}
+
+GOOD_CALLS: dict[str, dict[str, dict[str, Any]]] = {
+    "polygon": {
+        "polygon_get_aggs": {"ticker": COMPANY.ticker, **DAYS},
+        "polygon_get_news": {"ticker": COMPANY.ticker},
+        "polygon_get_ticker_details": {"ticker": COMPANY.ticker},
+        "polygon_get_market_status": {},
+        "polygon_get_previous_close": {"ticker": COMPANY.ticker},
+        "polygon_get_last_trade": {"ticker": COMPANY.ticker},
+        "polygon_search_tickers": {},
+    },
+    "fmp": {
+        "fmp_get_quote": {"symbol": COMPANY.ticker},
+        "fmp_get_company_profile": {"symbol": COMPANY.ticker},
+        "fmp_get_income_statement": {"symbol": COMPANY.ticker},
+        "fmp_get_market_gainers": {},
+        "fmp_get_market_losers": {},
+        "fmp_search_ticker": {"query": COMPANY.ticker},
+        "fmp_get_stock_news": {"symbol": COMPANY.ticker},
+        "fmp_get_change_percent": {"symbol": COMPANY.ticker},
+        "fmp_get_previous_close": {"symbol": COMPANY.ticker},
+        "fmp_get_historical_prices": {"symbol": COMPANY.ticker, **DAYS},
+        "fmp_search_name": {"query": COMPANY.name},
+    },
+    "tavily": {
+        "tavily_search": {"query": f"target {COMPANY.ticker}"},
+        "tavily_extract": {"url": COMPANY.pages[0].url},
+        "tavily_qna_search": {"query": f"What is the target of {COMPANY.ticker}?"},
+    },
+    "slack": {
+        "list_slack_channels": {},
+        "send_slack_message": {"channel": CHANNEL.id, "message": "hello"},
+        "get_slack_channel_history": {"channel_id": CHANNEL.id},
+        "list_slack_users": {},
+        "get_slack_thread_replies": {"channel_id": CHANNEL.id, "thread_ts": CHANNEL.message.ts},
+        "add_slack_reaction": {
+            "channel_id": CHANNEL.id,
+            "timestamp": CHANNEL.message.ts,
+            "reaction": "eyes",
+        },
+        "slack_auth_test": {},
+    },
+}
+
+
+def text_of(result: CallToolResult) -> str:
+    (block,) = result.content
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+def nonce_of(result: CallToolResult) -> str:
+    assert result.meta is not None
+    return result.meta[NONCE_META_KEY]
+
+
+def with_client(server: MCPServer[Any], work: Callable[[Client], Awaitable[Any]]) -> Any:
+    """Run `work` with one in-memory client of `server`."""
+
+    async def main() -> Any:
+        async with Client(server) as client:
+            return await work(client)
+
+    return asyncio.run(main())
+
+
+def call(server: str, tool: str, /, **arguments: Any) -> CallToolResult:
+    """One call on a new client of a full server without a ledger."""
+    return with_client(build_server(server), lambda client: client.call_tool(tool, arguments))
+
+
+def read_lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []

@@ -1,0 +1,145 @@
+"""The embedded data set: the same everywhere, consistent across servers, unambiguous."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from mcp import Client
+
+from mcpagent.servers.embedded.generate import Dataset, build, daily_bars
+from mcpagent.servers.registry import build_server
+from tests.servers.calls import call, with_client
+
+# Datasets and checkpoints were made from these answers. If one must change, raise DATASET_VERSION.
+FINGERPRINT = "1c8dbe5ab56fe9260f2aab0a2a91e32321db95d6309da3555d7aa07a5df927bf"
+
+
+def fingerprint(dataset: Dataset) -> str:
+    everything = {**asdict(dataset), "bars": [[asdict(b) for b in daily_bars(c)] for c in dataset.companies]}
+    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
+
+
+def test_the_data_set_is_the_pinned_one() -> None:
+    assert fingerprint(build()) == FINGERPRINT
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "12345"])
+def test_the_data_set_does_not_depend_on_the_process(hash_seed: str) -> None:
+    code = (
+        "from tests.servers.test_dataset import fingerprint\n"
+        "from mcpagent.servers.embedded.generate import build\n"
+        "print(fingerprint(build()))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    output = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert output.strip() == fingerprint(build())
+
+
+def test_another_seed_is_another_world() -> None:
+    assert [c.ticker for c in build(1).companies] != [c.ticker for c in build().companies]
+    assert build(1) is build(1)
+
+
+def test_companies_are_unambiguous() -> None:
+    companies = build().companies
+    assert len(companies) == 400
+    for field in ("ticker", "name", "change_percent", "target"):
+        assert len({getattr(c, field) for c in companies}) == 400, field
+    assert len({page.url for page in build().pages}) == len(build().pages)
+    for company in companies:
+        assert re.fullmatch(r"[QXZ][BCDFGHJKLMNPQRSTVWXZ]{3}", company.ticker)
+        assert 10 <= company.price < 1000
+        assert 50 <= company.target < 2000
+        # Hand formula: (price / previous - 1) * 100, to two decimals.
+        expected = (company.price - company.previous_close) / company.previous_close * 100
+        assert company.change_percent == pytest.approx(expected, abs=0.00501)
+        assert 1 <= len(company.pages) <= 3
+        assert f"Analysts set a target of {company.target} for {company.ticker}." in company.pages[0].text
+
+
+def test_every_company_is_watched_by_exactly_one_channel() -> None:
+    dataset = build()
+    assert len(dataset.channels) == 400
+    assert {c.watches for c in dataset.channels} == {c.ticker for c in dataset.companies}
+    assert all(c.message.text == f"watch {c.watches}" for c in dataset.channels)
+    assert all(re.fullmatch(r"C[1-9]\d\d", c.id) for c in dataset.channels)
+    assert len({c.name for c in dataset.channels}) == 400
+
+
+def gather(server: str, calls: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Structured results of many calls of one client."""
+
+    async def work(client: Client) -> dict[str, Any]:
+        return {
+            key: (await client.call_tool(tool, arguments)).structured_content
+            for key, (tool, arguments) in calls.items()
+        }
+
+    return with_client(build_server(server), work)
+
+
+def test_the_servers_agree_about_every_company() -> None:
+    tickers = [c.ticker for c in build().companies]
+    days = {"start_date": "2025-01-01", "end_date": "2025-12-31"}
+
+    def by_ticker(server: str, tool: str, key: str, **more: Any) -> dict[str, Any]:
+        return gather(server, {t: (tool, {key: t, **more}) for t in tickers})
+
+    aggs = by_ticker("polygon", "polygon_get_aggs", "ticker", **days)
+    previous = by_ticker("polygon", "polygon_get_previous_close", "ticker")
+    details = by_ticker("polygon", "polygon_get_ticker_details", "ticker")
+    trades = by_ticker("polygon", "polygon_get_last_trade", "ticker")
+    news = by_ticker("polygon", "polygon_get_news", "ticker")
+    quotes = by_ticker("fmp", "fmp_get_quote", "symbol")
+    changes = by_ticker("fmp", "fmp_get_change_percent", "symbol")
+    closes = by_ticker("fmp", "fmp_get_previous_close", "symbol")
+    history = by_ticker("fmp", "fmp_get_historical_prices", "symbol", **days)
+    profiles = by_ticker("fmp", "fmp_get_company_profile", "symbol")
+    stock_news = by_ticker("fmp", "fmp_get_stock_news", "symbol")
+    pages = gather("tavily", {t: ("tavily_extract", {"url": news[t]["articles"][0]["url"]}) for t in tickers})
+    for ticker in tickers:
+        bars = aggs[ticker]["bars"]
+        assert len(bars) == 60 and bars[-1]["date"] == "2025-11-17"
+        assert bars[-1]["close"] == previous[ticker]["close"] == closes[ticker]["previous_close"]
+        assert [(b["date"], b["close"]) for b in bars] == [
+            (p["date"], p["close"]) for p in history[ticker]["prices"]
+        ]
+        assert quotes[ticker]["price"] == trades[ticker]["price"]
+        assert quotes[ticker]["change_percent"] == changes[ticker]["change_percent"]
+        assert details[ticker]["name"] == profiles[ticker]["name"]
+        assert news[ticker] == stock_news[ticker]
+        assert details[ticker]["name"] in pages[ticker]["text"]
+
+
+def test_searching_for_a_target_finds_that_company_alone_and_qna_says_it() -> None:
+    companies = build().companies
+    found = gather(
+        "tavily", {c.ticker: ("tavily_search", {"query": f"target {c.ticker}"}) for c in companies}
+    )
+    answers = gather(
+        "tavily", {c.ticker: ("tavily_qna_search", {"query": f"target {c.ticker}"}) for c in companies}
+    )
+    for company in companies:
+        sentence = f"Analysts set a target of {company.target} for {company.ticker}."
+        assert found[company.ticker]["results"] == [
+            {"title": f"{company.ticker} outlook", "url": company.pages[0].url, "content": sentence}
+        ]
+        assert answers[company.ticker] == {"answer": sentence}
+
+
+def test_gainers_and_losers_are_the_extremes_of_all_quotes() -> None:
+    ranked = sorted(build().companies, key=lambda c: c.change_percent)
+    gainers = call("fmp", "fmp_get_market_gainers", limit=400).structured_content["tickers"]
+    losers = call("fmp", "fmp_get_market_losers", limit=3).structured_content["tickers"]
+    assert [g["symbol"] for g in gainers] == [c.ticker for c in reversed(ranked)]
+    assert [g["symbol"] for g in losers] == [c.ticker for c in ranked[:3]]
