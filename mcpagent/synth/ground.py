@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from mcpagent.core.numbers import as_number
-from mcpagent.core.placeholders import PlaceholderError, resolve
+from mcpagent.core.placeholders import PlaceholderError, resolve, result_value
 from mcpagent.core.tasks import AnswerCheck, PlanStep, StateCall, Task
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.answer import state_holds
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, result_value, state_checks
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
 from mcpagent.reward.rule import grade
 from mcpagent.synth.calls import CallCache, SynthSession
 from mcpagent.synth.record import settle

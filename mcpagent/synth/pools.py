@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mcpagent.core.placeholders import PlaceholderError, resolve
+from mcpagent.core.placeholders import PlaceholderError, resolve, result_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.errors import UserError
-from mcpagent.reward.record import result_value
 from mcpagent.synth.calls import CallCache
 from mcpagent.synth.templates import Listing, Pool, SplitKey, TemplateSet, fill
 
