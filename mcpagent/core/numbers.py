@@ -8,7 +8,7 @@ import re
 _ISO_DATE = re.compile(r"(?<![0-9A-Za-z])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])")
 _NUMBER = re.compile(
     r"(?<![\w.])"  # not inside a word ("Q3", "step1") and not the tail of another number ("1.2.3")
-    r"(?P<sign>[-+−])?\s?[$€£¥]?(?P<inner>[-−])?"
+    r"(?P<sign>[-+−])?[$€£¥]?(?P<inner>[-−])?"
     r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
     r"(?P<exponent>[eE][-+]?[0-9]{1,3}(?![\w]))?"
 )

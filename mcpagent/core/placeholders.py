@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Any
 
 from mcpagent.core.numbers import numbers_in
+from mcpagent.core.tools import ToolResult
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _STEP = re.compile(r"step([0-9]+)")
@@ -67,6 +68,27 @@ def references(value: Any) -> set[int]:
     if isinstance(value, list | tuple):
         return set().union(*(references(item) for item in value))
     return set()
+
+
+def result_value(result: ToolResult) -> dict[str, Any]:
+    """What a step reference sees of a result: its structured content, else what its text says."""
+    return result.structured if result.structured is not None else text_value(result.content)
+
+
+def text_value(content: str) -> dict[str, Any]:
+    """What a step reference sees of a result of which only the text is at hand: the object that it is in
+    JSON; other JSON under `result`, as MCP servers wrap it; plain text under `text`."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return {"text": content}
+    return value if isinstance(value, dict) else {"result": value}
+
+
+def lookup_path(value: Any, path: str) -> Any:
+    """What is at `path` (`messages[0].text`) of a JSON value. Raises PlaceholderError."""
+    joined = path if path.startswith("[") else f".{path}"
+    return _value(f"step0{joined}", {"step0": value})
 
 
 def format_value(value: Any) -> str:

@@ -1,0 +1,219 @@
+"""One episode: a task, a tool session, the model's steps, the grade."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
+from mcpagent.core.trajectory import FinishReason, RewardTerm, StopReason
+from mcpagent.env.calls import CallLimits, CallOutcome, CallRunner, error_content
+from mcpagent.env.offer import offer
+from mcpagent.env.parsing import parse_action
+from mcpagent.errors import EpisodeError
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
+from mcpagent.reward.rule import grade, turn_terms
+from mcpagent.tools.contract import Purpose, ToolProvider
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeLimits:
+    """Hard limits of the environment, besides those of the task. `timeout_s` is wall clock from `start`."""
+
+    max_turns: int | None = None
+    max_tool_calls: int = 64
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeStart:
+    """What the model sees first: messages `{"role", "content"}` and the schemas of the offered tools."""
+
+    messages: list[JsonObject]
+    tool_schemas: tuple[JsonObject, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutput:
+    """What one model step led to. `observations` (`{"role": "tool" | "user", "content"}`) go to the model;
+    `tool_results` has one result for each call, in order; `stop_reason` is set exactly when `done`."""
+
+    observations: list[JsonObject]
+    done: bool
+    stop_reason: StopReason | None
+    user_turn: int
+    tool_calls: tuple[ToolCall, ...] = ()
+    parse_failures: tuple[ParseFailure, ...] = ()
+    tool_results: tuple[ToolResult, ...] = ()
+    user_message: str | None = None
+
+
+class Episode:
+    """Single use: `start`, then `step` until done (or `finish` from outside), then `grade`, then `close`.
+
+    Infrastructure failures end it and leave it unscored; they are listed in `errors`.
+    """
+
+    def __init__(
+        self, task: Task, tools: ToolProvider, *, limits: EpisodeLimits | None = None, episode_id: str
+    ) -> None:
+        self.task = task
+        self.episode_id = episode_id
+        self.errors: list[str] = []
+        self.final_answer: str | None = None
+        self.stop_reason: StopReason | None = None
+        self.turn_terms: tuple[tuple[RewardTerm, ...], ...] = ()  # one entry a turn, once graded
+        self._limits = limits or EpisodeLimits()
+        self._catalog = tools.tools
+        self._session = tools.session()
+        self._runner: CallRunner | None = None
+        self._turns: list[RecordedTurn] = []
+        self._user_turn = 0
+        self._setup_results: list[ToolResult] = []
+        self._end_state: tuple[ToolResult, ...] = ()
+        self._terms: tuple[RewardTerm, ...] | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.stop_reason is not None
+
+    @property
+    def state_results(self) -> tuple[ToolResult, ...]:
+        """The environment's own calls: set-up first, then the end state in the task's order."""
+        return (*self._setup_results, *self._end_state)
+
+    @property
+    def record(self) -> EpisodeRecord:
+        """What the reward sees. An episode that has not ended counts as failed."""
+        return EpisodeRecord(
+            turns=tuple(self._turns),
+            final_answer=self.final_answer,
+            stop_reason=self.stop_reason or StopReason.FAILED,
+            state_results=self._end_state,
+        )
+
+    async def start(self) -> EpisodeStart:
+        """Put the servers into their initial state.
+
+        Raises UserError where the catalog lacks an offered tool, EpisodeError where the set-up fails.
+        """
+        offered = offer(self._catalog, self.task.offered_tools, task_id=self.task.id)
+        truth, timeout_s = self.task.truth, self._limits.timeout_s
+        limits = CallLimits(
+            max_calls=self._limits.max_tool_calls,
+            max_tools=truth.limits.max_tools,
+            max_servers=truth.limits.max_servers,
+            deadline_s=None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s,
+        )
+        self._runner = CallRunner(self._session, offered, limits)
+        for server, calls in truth.setup.items():
+            for wanted in calls:
+                result = await self._own_call(server, wanted.tool, wanted.arguments, purpose=Purpose.SETUP)
+                self._setup_results.append(result)
+                if result.failure is not None or result.is_error:
+                    reason = f"set-up call {server}.{wanted.tool} failed: {result.content[:200]}"
+                    self._stop(StopReason.FAILED, reason)
+                    raise EpisodeError(reason, where=f"task {self.task.id}, ground_truth.setup")
+        messages = [message.model_dump() for message in self.task.prompt]
+        return EpisodeStart(messages=messages, tool_schemas=offered.schemas)
+
+    async def step(self, action: str, *, finish: FinishReason = FinishReason.STOP) -> StepOutput:
+        """Carry out what the model wrote; `finish` says what ended its completion."""
+        if self._runner is None or self.done:
+            raise RuntimeError("step needs an episode that was started and is not done")
+        parsed = parse_action(action, first_id=self._runner.made)
+        if finish is not FinishReason.STOP:
+            # A cut completion is no decision: its calls are not made, its broken ones still count.
+            length = finish is FinishReason.LENGTH
+            self._stop(StopReason.MAX_TOKENS if length else StopReason.CONTEXT_OVERFLOW)
+            return self._advance(CallOutcome(), parsed.failures)
+        if self._runner.deadline_passed:
+            self._stop(StopReason.TIMEOUT, f"the episode took longer than {self._limits.timeout_s} s")
+            return self._advance(CallOutcome(), parsed.failures)
+        if not parsed.calls and not parsed.failures:
+            return self._end_user_turn(parsed.text)
+        outcome = await self._runner.run(parsed.calls)
+        if outcome.stop_reason is not None:
+            self._stop(outcome.stop_reason, *outcome.errors)
+        return self._advance(outcome, parsed.failures)
+
+    async def finish(self, stop_reason: StopReason, *, error: str | None = None) -> None:
+        """End the episode from outside: the context is full, or the policy failed. The first reason stands,
+        except that FAILED always does: a failure is never scored."""
+        if stop_reason is StopReason.FAILED:
+            self.stop_reason = stop_reason
+        self._stop(stop_reason, *([error] if error else []))
+
+    async def grade(self) -> tuple[RewardTerm, ...]:
+        """The reward terms; reads the end state of the task's servers first. Needs a finished episode."""
+        if not self.done:
+            raise RuntimeError("grade needs a finished episode; call finish first")
+        if self._terms is None:
+            if self.stop_reason is not StopReason.FAILED:
+                self._end_state = tuple(
+                    [
+                        await self._own_call(server, c.call.tool, c.call.arguments, purpose=Purpose.GRADE)
+                        for server, c in state_checks(self.task.truth)
+                    ]
+                )
+            self._terms = grade(self.task, self.record)
+            self.turn_terms = turn_terms(self.task, self.record)
+        return self._terms
+
+    async def close(self) -> None:
+        """End the episode's own server instances. May be called more than once."""
+        await self._session.close()
+
+    def _stop(self, reason: StopReason, *errors: str) -> None:
+        self.errors += errors
+        self.stop_reason = self.stop_reason or reason
+
+    def _end_user_turn(self, text: str) -> StepOutput:
+        """Text without a call: the final answer where no user message remains."""
+        remaining = self.task.truth.user_turns[self._user_turn :]
+        if remaining:
+            return self._advance(CallOutcome(), (), user_message=remaining[0])
+        self.final_answer = text
+        self._stop(StopReason.ANSWERED)
+        return self._advance(CallOutcome(), ())
+
+    def _advance(
+        self, outcome: CallOutcome, failures: tuple[ParseFailure, ...], *, user_message: str | None = None
+    ) -> StepOutput:
+        """Record the model step and make what the model sees next."""
+        turn = RecordedTurn(
+            user_turn=self._user_turn,
+            calls=outcome.calls,
+            results=outcome.results,
+            parse_failures=failures,
+        )
+        self._turns.append(turn)
+        allowed = self.task.truth.max_turns
+        if self._limits.max_turns is not None:
+            allowed = min(allowed, self._limits.max_turns)
+        if len(self._turns) >= allowed:
+            self._stop(StopReason.MAX_TURNS)
+        texts = [result.content for result in outcome.results]
+        texts += [error_content(f"not a tool call: {failure.reason}") for failure in failures]
+        observations: list[JsonObject] = [{"role": "tool", "content": text} for text in texts]
+        if user_message is not None:
+            self._user_turn += 1
+            observations.append({"role": "user", "content": user_message})
+        return StepOutput(
+            observations=observations,
+            done=self.done,
+            stop_reason=self.stop_reason,
+            user_turn=turn.user_turn,
+            tool_calls=turn.calls,
+            parse_failures=failures,
+            tool_results=turn.results,
+            user_message=user_message,
+        )
+
+    async def _own_call(
+        self, server: str, tool: str, arguments: JsonObject, *, purpose: Purpose
+    ) -> ToolResult:
+        call = ToolCall(id=f"{purpose.value}:{tool}", server=server, tool=tool, arguments=arguments)
+        return await self._session.call(call, purpose=purpose)

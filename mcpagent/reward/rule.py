@@ -1,0 +1,196 @@
+"""The default reward: deterministic, pure, the same for training and evaluation.
+
+    R = 0.6 * success + 0.4 * partial - min(0.15, 0.04 * excess + 0.1 * invalid_rate)
+
+Since both lie in 0..1, every success is worth at least 0.45 and every failure at most 0.40.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mcpagent.core.tasks import GroundTruth, Task
+from mcpagent.core.trajectory import RewardTerm, StopReason
+from mcpagent.reward.answer import answer_holds, state_holds
+from mcpagent.reward.assignment import Assignment, assign
+from mcpagent.reward.record import EpisodeRecord, RecordedCall, attempts_by_user_turn, state_checks
+
+SUCCESS_WEIGHT = 0.6
+PARTIAL_WEIGHT = 0.4
+PENALTY_WEIGHT = -1.0
+MAX_PENALTY = 0.15
+EXCESS_COST = 0.04
+INVALID_COST = 0.1
+FREE_OTHER_CALLS = 1  # exploratory calls a user turn
+
+_WEIGHTS = {"success": SUCCESS_WEIGHT, "partial": PARTIAL_WEIGHT, "penalty": PENALTY_WEIGHT}
+_PARTIAL_SHARES = {"S": 0.5, "coverage": 0.25, "answer": 0.25}
+TERM_NAMES = (
+    *("success", "partial", "penalty", "S", "coverage", "answer", "must_call", "state", "abstain"),
+    *("excess", "invalid_rate", "sequence_exact"),
+)
+
+
+def grade(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
+    """The terms of an ended episode, named and ordered as TERM_NAMES; only the first three have a weight.
+
+    None is the value of a term that the task does not have. An episode in which the machinery failed or the
+    deadline passed is unscored: every term is None.
+    """
+    if record.is_unscorable:
+        return tuple(RewardTerm(name=name, value=None, weight=_WEIGHTS.get(name, 0.0)) for name in TERM_NAMES)
+    truth, calls = task.truth, record.calls
+    assignment = assign(truth.tool_sequence, calls)
+    values = _components(truth, record, calls, assignment)
+    values["success"] = _success(truth, values)
+    values["partial"] = _partial(values)
+    values["excess"] = float(sum(_excess_by_turn(calls, assignment, len(record.turns))))
+    values["invalid_rate"] = _invalid_rate(calls, record.parse_failure_count) or 0.0
+    values["penalty"] = min(
+        MAX_PENALTY, EXCESS_COST * values["excess"] + INVALID_COST * values["invalid_rate"]
+    )
+    return tuple(
+        RewardTerm(name=name, value=values[name], weight=_WEIGHTS.get(name, 0.0)) for name in TERM_NAMES
+    )
+
+
+def with_penalty(terms: Sequence[RewardTerm], *, active: bool) -> tuple[RewardTerm, ...]:
+    """`terms` with the penalty in force or not (training starts it once the policy succeeds often enough);
+    its value is kept either way."""
+    weight = PENALTY_WEIGHT if active else 0.0
+    return tuple(t.model_copy(update={"weight": weight}) if t.name == "penalty" else t for t in terms)
+
+
+def turn_terms(task: Task, record: EpisodeRecord) -> tuple[tuple[RewardTerm, ...], ...]:
+    """What each model step contributed, without weight: `coverage` sums up to the episode's, as does
+    `excess`; `invalid_rate` is that of the step, None where it called nothing."""
+    if record.is_unscorable:
+        return tuple(() for _ in record.turns)
+    calls = record.calls
+    assignment = assign(task.truth.tool_sequence, calls)
+    plan_length = len(task.truth.tool_sequence)
+    earned = [0.0] * len(record.turns)
+    for step, position in assignment.credited_call.items():
+        earned[calls[position].turn] += assignment.credit[step] / plan_length
+    excess = _excess_by_turn(calls, assignment, len(record.turns))
+    return tuple(
+        (
+            RewardTerm(name="coverage", value=earned[index] if plan_length else None),
+            RewardTerm(name="excess", value=float(excess[index])),
+            RewardTerm(
+                name="invalid_rate",
+                value=_invalid_rate([c for c in calls if c.turn == index], len(turn.parse_failures)),
+            ),
+        )
+        for index, turn in enumerate(record.turns)
+    )
+
+
+def _components(
+    truth: GroundTruth, record: EpisodeRecord, calls: Sequence[RecordedCall], assignment: Assignment
+) -> dict[str, float | None]:
+    """S, coverage and the gates; None where the task has no such component or it was not read."""
+    plan = truth.tool_sequence
+    attempts = attempts_by_user_turn(record)
+    values: dict[str, float | None] = dict.fromkeys(TERM_NAMES)
+    if truth.abstain:
+        values["abstain"] = float(not attempts and record.stop_reason is StopReason.ANSWERED)
+        values["S"] = float(not attempts)
+        values["sequence_exact"] = values["S"]
+    elif plan:
+        quiet = attempts.keys() <= {step.user_turn for step in plan}
+        values["S"] = float(len(assignment.exact) == len(plan) and quiet)
+        values["coverage"] = sum(assignment.credit) / len(plan)
+        values["sequence_exact"] = float(_is_sequence_exact(truth, record, calls, assignment))
+    if truth.final_answer is not None:
+        values["answer"] = float(answer_holds(truth.final_answer, record.final_answer, assignment.results))
+    if truth.success.must_call_tool is not None:
+        values["must_call"] = float(_was_called(truth.success.must_call_tool, calls, assignment))
+    checks = state_checks(truth)
+    if checks and len(checks) == len(record.state_results):
+        values["state"] = float(
+            all(
+                state_holds(check, result, assignment.results)
+                for (_, check), result in zip(checks, record.state_results, strict=True)
+            )
+        )
+    return values
+
+
+def _success(truth: GroundTruth, values: dict[str, float | None]) -> float | None:
+    """1 where every gate that applies holds; None where one of them could not be read, or there is none."""
+    gates: list[float | None] = []
+    if truth.success.must_call_tool is not None:
+        gates.append(values["must_call"])
+    outcome = [
+        *([values["state"]] if truth.state else []),
+        *([values["answer"]] if truth.final_answer is not None else []),
+        *([values["abstain"]] if truth.abstain else []),
+    ]
+    gates += outcome
+    if not outcome and truth.tool_sequence:
+        gates.append(values["S"])
+    if not gates or any(gate is None for gate in gates):
+        return None
+    return float(all(gate == 1.0 for gate in gates))
+
+
+def _partial(values: dict[str, float | None]) -> float | None:
+    """The shares of what the task has; where it has none of them, success is all that can be said."""
+    present = {name: value for name in _PARTIAL_SHARES if (value := values[name]) is not None}
+    if values["success"] is None or not present:
+        return values["success"]
+    total = sum(_PARTIAL_SHARES[name] for name in present)
+    return min(1.0, sum(_PARTIAL_SHARES[name] * value for name, value in present.items()) / total)
+
+
+def _was_called(wanted: str, calls: Sequence[RecordedCall], assignment: Assignment) -> bool:
+    """`wanted` is `server.tool`, a tool or a server. A call counts if it got an ordinary result (a name with
+    junk arguments is no call), or if it is the gold call, whatever the server answered."""
+    gold = set(assignment.exact.values())
+    return any(
+        wanted in {f"{made.call.server}.{made.call.tool}", made.call.tool, made.call.server}
+        for position, made in enumerate(calls)
+        if made.was_made and (position in gold or not made.result.is_error)
+    )
+
+
+def _excess_by_turn(calls: Sequence[RecordedCall], assignment: Assignment, n_turns: int) -> list[int]:
+    """By model step: repeats of a call beyond what the gold needs, and others beyond one a user turn."""
+    gold = set(assignment.exact.values())
+    seen = {calls[position].identity for position in gold}
+    others: dict[int, int] = {}
+    excess = [0] * n_turns
+    for position, made in enumerate(calls):
+        if position in gold:
+            continue
+        if made.identity in seen:
+            excess[made.turn] += 1
+            continue
+        seen.add(made.identity)
+        others[made.user_turn] = others.get(made.user_turn, 0) + 1
+        if others[made.user_turn] > FREE_OTHER_CALLS:
+            excess[made.turn] += 1
+    return excess
+
+
+def _invalid_rate(calls: Sequence[RecordedCall], parse_failures: int) -> float | None:
+    attempts = len(calls) + parse_failures
+    return (sum(made.is_invalid for made in calls) + parse_failures) / attempts if attempts else None
+
+
+def _is_sequence_exact(
+    truth: GroundTruth, record: EpisodeRecord, calls: Sequence[RecordedCall], assignment: Assignment
+) -> bool:
+    """The calls are the plan, no more and no less, in its order; only a parallel group has none."""
+    plan, exact = truth.tool_sequence, assignment.exact
+    if record.parse_failure_count or not len(calls) == len(plan) == len(exact):
+        return False
+    order = sorted(range(len(plan)), key=lambda index: (plan[index].user_turn, plan[index].step))
+    for rank, first in enumerate(order):
+        for second in order[rank + 1 :]:
+            group = plan[first].parallel_group
+            together = group is not None and group == plan[second].parallel_group
+            if exact[first] > exact[second] and not together:
+                return False
+    return True
