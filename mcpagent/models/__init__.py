@@ -1,0 +1,1 @@
+"""Models and tokens: loading, LoRA, the embedded model, and how a conversation becomes token ids."""

@@ -1,0 +1,1 @@
+"""Rollouts: many episodes at once."""

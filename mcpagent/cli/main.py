@@ -1,0 +1,84 @@
+"""Entry point. A command's module is imported when that command runs, so that `--help` stays light."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+import typer
+import typer.core
+import typer.main
+
+from mcpagent.errors import MCPAgentError
+
+# name -> (module that holds a Typer `app`, the line in the list of commands)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "quickstart": (
+        "mcpagent.cli.quickstart",
+        "Train a small agent on real MCP tools, offline, and show that it learned.",
+    ),
+    "doctor": ("mcpagent.cli.doctor", "Check this machine: packages, device, servers, keys, data."),
+    "gen-data": ("mcpagent.cli.gen_data", "Synthesise tasks from templates, grounded in the servers' answers."),
+    "data": ("mcpagent.cli.data", "Validate a dataset, or show what is in it."),
+    "tools": ("mcpagent.cli.tools", "List and call the tools of MCP servers."),
+    "serve": ("mcpagent.cli.serve", "Run one of the built-in MCP servers."),
+    "env": ("mcpagent.cli.env", "Check the environment: gold, empty and over-eager policies on every task."),
+    "rollout": ("mcpagent.cli.rollout", "Collect trajectories with any policy."),
+    "train": ("mcpagent.cli.train", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
+    "eval": ("mcpagent.cli.evaluate", "Evaluate a checkpoint or a model on a dataset."),
+    "report": ("mcpagent.cli.report", "Write the self-contained HTML report of a run."),
+}
+
+
+class _LazyGroup(typer.core.TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, help_line = COMMANDS[cmd_name]
+        if cmd_name not in sys.argv:
+            # Only the list of commands is being written: its line is enough, the module stays unread.
+            return typer.core.TyperCommand(cmd_name, help=help_line)
+        command = typer.main.get_command(importlib.import_module(module).app)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    help="Train and evaluate language-model agents on MCP tool servers.\n\n"
+    "Start with: mcpagent quickstart",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from mcpagent import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def run() -> None:
+    """Console script: known errors become one message and an exit code; everything else is a bug."""
+    try:
+        app()
+    except MCPAgentError as error:
+        if "--json" in sys.argv:
+            print(json.dumps(error.as_json()))
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,175 @@
+"""`HFPolicy`: the `Policy` of a transformers model, on a compute thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+
+from mcpagent.core.trajectory import Completion, PolicySpan
+from mcpagent.policy.contract import CompletionRequest
+from mcpagent.policy.hf_engine import Engine, Finished
+
+
+@dataclass(eq=False)
+class _Batch:
+    requests: Sequence[CompletionRequest]
+    done: Callable[[Any], None]
+    failed: Callable[[BaseException], None]
+
+    def __post_init__(self) -> None:
+        self.places = {r.episode_id: i for i, r in enumerate(self.requests)}
+        self.completions: list[Completion | None] = [None] * len(self.requests)
+
+
+def _CLOSE() -> None:
+    """Ends the compute thread."""
+
+
+class HFPolicy:
+    """Samples from a causal LM of transformers.
+
+    `complete` may be called from any event loop, also many times at once: requests join the running batch.
+    One `complete` of many requests is admitted as one block in its order, which deterministic runs rely on.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        decode: Callable[[Sequence[int]], str],
+        stop_ids: frozenset[int],
+        max_context: int,
+        slots: int = 256,
+        threads: int = 1,
+    ) -> None:
+        self._decode = decode
+        self._threads = threads
+        self.version = 0
+        self._failure: BaseException | None = None
+        model.eval()
+        self._engine = Engine(
+            decoder=model.get_decoder(),
+            head=model.get_output_embeddings(),
+            stop_ids=stop_ids,
+            max_context=max_context,
+            slots=slots,
+            device=next(model.parameters()).device,
+        )
+        self._inbox: SimpleQueue[_Batch | Callable[[], None]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="mcpagent-policy", daemon=True)
+        self._thread.start()
+
+    @property
+    def sampled_tokens(self) -> int:
+        return self._engine.sampled_tokens
+
+    @property
+    def prefilled_tokens(self) -> int:
+        return self._engine.prefilled_tokens
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """One completion for each request, in order."""
+        if not requests:
+            return []
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[list[Completion]] = loop.create_future()
+
+        def settle(action: Callable[[Any], None], value: Any) -> None:
+            loop.call_soon_threadsafe(lambda: None if result.done() else action(value))
+
+        self._inbox.put(
+            _Batch(
+                tuple(requests),
+                lambda completions: settle(result.set_result, completions),
+                lambda error: settle(result.set_exception, error),
+            )
+        )
+        return await result
+
+    async def release(self, episode_id: str) -> None:
+        """Free the episode's slot, in order with what was asked before."""
+        self._inbox.put(lambda: self._engine.release(episode_id))
+
+    def on_weights_changed(self) -> None:
+        """Count a new policy version and drop every cached key. Call between batches, from any thread."""
+        if self._failure is not None:
+            raise self._failure
+        done: Future[None] = Future()
+
+        def reset() -> None:
+            try:
+                self._engine.reset()
+            except RuntimeError as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._inbox.put(reset)
+        done.result()
+        self.version += 1
+
+    def close(self) -> None:
+        """Stop the compute thread."""
+        self._inbox.put(_CLOSE)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        # The number of OpenMP threads belongs to the calling thread.
+        torch.set_num_threads(self._threads)
+        open_batches: list[_Batch] = []
+        while True:
+            try:
+                item = self._inbox.get(block=not self._engine.has_work)
+            except Empty:
+                item = None
+            if item is _CLOSE:
+                return
+            try:
+                if isinstance(item, _Batch):
+                    open_batches.append(item)
+                    finished = self._engine.admit(item.requests)
+                elif item is not None:
+                    item()
+                    continue
+                else:
+                    finished = self._engine.step()
+            except Exception as error:  # noqa: BLE001 - thread boundary: every waiter must learn of it
+                self._failure = error
+                for batch in open_batches:
+                    batch.failed(error)
+                self._refuse_rest()
+                return
+            for end in finished:
+                self._deliver(end, open_batches)
+
+    def _refuse_rest(self) -> None:
+        """After a failure: whoever asks, now or later, gets the error instead of silence."""
+        while True:
+            item = self._inbox.get()
+            if item is _CLOSE:
+                return
+            if isinstance(item, _Batch) and self._failure is not None:
+                item.failed(self._failure)
+
+    def _deliver(self, end: Finished, open_batches: list[_Batch]) -> None:
+        batch = next(b for b in open_batches if end.request.episode_id in b.places)
+        batch.completions[batch.places.pop(end.request.episode_id)] = self._completion(end)
+        if not batch.places:
+            open_batches.remove(batch)
+            batch.done(batch.completions)
+
+    def _completion(self, end: Finished) -> Completion:
+        return Completion(
+            text=self._decode(end.token_ids),
+            finish_reason=end.reason,
+            token_ids=end.token_ids,
+            logprobs=end.logprobs,
+            policy_versions=(PolicySpan(version=self.version, start=0, end=len(end.token_ids)),),
+        )

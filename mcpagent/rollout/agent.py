@@ -1,0 +1,157 @@
+"""One episode of one policy: the loop of model steps and environment steps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import FinishReason, RewardTerm, StopReason, Trajectory, Turn
+from mcpagent.env.episode import Episode, EpisodeLimits
+from mcpagent.errors import EpisodeError
+from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
+from mcpagent.tools.contract import ToolProvider
+
+
+class ContextRenderer(Protocol):
+    """Messages as token ids; `models.tokens.Renderer` for models, absent for policies that work on text."""
+
+    def prompt_ids(self, messages: list[JsonObject], tools: tuple[JsonObject, ...]) -> tuple[int, ...]: ...
+
+    def suffix_ids(self, observations: list[JsonObject]) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One attempt at one task. `seed` is the attempt's own; turns derive theirs from it."""
+
+    task: Task
+    attempt: int
+    group_id: str
+    seed: int
+
+    @property
+    def episode_id(self) -> str:
+        return f"{self.group_id}#{self.attempt}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSettings:
+    """What all episodes of a collection share. `max_context_tokens` None: no limit (text policies)."""
+
+    sampling: Sampling
+    limits: EpisodeLimits = EpisodeLimits()
+    max_context_tokens: int | None = None
+
+
+async def run_attempt(
+    attempt: Attempt,
+    *,
+    policy: Policy,
+    tools: ToolProvider,
+    settings: AgentSettings,
+    renderer: ContextRenderer | None,
+) -> Trajectory:
+    """Play the episode to its end and grade it.
+
+    An infrastructure failure gives a trajectory with stop reason FAILED and no reward. UserError (the task
+    offers a tool that no server has) and bugs are raised.
+    """
+    episode = Episode(attempt.task, tools, limits=settings.limits, episode_id=attempt.episode_id)
+    turns: list[Turn] = []
+    prompt: list[JsonObject] = []
+    try:
+        try:
+            start = await episode.start()
+            prompt = start.messages
+            await _play(attempt, episode, start.tool_schemas, list(prompt), turns, policy, settings, renderer)
+        except EpisodeError as error:
+            await episode.finish(StopReason.FAILED, error=str(error))
+        terms = await episode.grade()
+        return _trajectory(attempt, episode, prompt, turns, terms)
+    finally:
+        await policy.release(attempt.episode_id)
+        await episode.close()
+
+
+async def _play(
+    attempt: Attempt,
+    episode: Episode,
+    schemas: tuple[JsonObject, ...],
+    messages: list[JsonObject],
+    turns: list[Turn],
+    policy: Policy,
+    settings: AgentSettings,
+    renderer: ContextRenderer | None,
+) -> None:
+    context: list[int] = []
+    added = renderer.prompt_ids(messages, schemas) if renderer else ()
+    done = False
+    while not done:
+        started = time.perf_counter()
+        context += added
+        limit = settings.max_context_tokens
+        if limit is not None and len(context) >= limit:
+            await episode.finish(StopReason.CONTEXT_OVERFLOW)
+            return
+        request = CompletionRequest(
+            episode_id=attempt.episode_id,
+            sampling=settings.sampling,
+            seed=derive_seed(attempt.seed, len(turns)),
+            token_ids=tuple(context),
+            messages=tuple(messages),
+            tools=schemas,
+        )
+        completion = (await policy.complete([request]))[0]
+        cut = completion.finish_reason is FinishReason.LENGTH
+        if cut and limit is not None and len(context) + len(completion.token_ids) >= limit:
+            completion = completion.model_copy(update={"finish_reason": FinishReason.OVERFLOW})
+        out = await episode.step(completion.text, finish=completion.finish_reason)
+        turns.append(
+            Turn(
+                index=len(turns),
+                user_turn=out.user_turn,
+                added_token_ids=added,
+                completion=completion,
+                tool_calls=out.tool_calls,
+                parse_failures=out.parse_failures,
+                tool_results=out.tool_results,
+                user_message=out.user_message,
+                wall_s=time.perf_counter() - started,
+            )
+        )
+        done = out.done
+        if not done:
+            context += completion.token_ids
+            added = renderer.suffix_ids(out.observations) if renderer else ()
+            messages += [{"role": "assistant", "content": completion.text}, *out.observations]
+
+
+def _trajectory(
+    attempt: Attempt,
+    episode: Episode,
+    prompt: list[JsonObject],
+    turns: list[Turn],
+    terms: tuple[RewardTerm, ...],
+) -> Trajectory:
+    graded = episode.turn_terms or ((),) * len(turns)
+    return Trajectory(
+        id=attempt.episode_id,
+        task_id=attempt.task.id,
+        group_id=attempt.group_id,
+        attempt=attempt.attempt,
+        seed=attempt.seed,
+        complexity=attempt.task.truth.complexity,
+        prompt=tuple(prompt),
+        turns=tuple(
+            turn.model_copy(update={"reward_terms": own}) for turn, own in zip(turns, graded, strict=True)
+        ),
+        final_answer=episode.final_answer,
+        stop_reason=episode.stop_reason or StopReason.FAILED,
+        reward_terms=terms,
+        state_results=episode.state_results,
+        errors=tuple(episode.errors),
+    )
