@@ -40,9 +40,10 @@ def list_tools(servers: _Servers = None, as_json: _Json = False) -> None:
         typer.echo(json.dumps([spec.model_dump(mode="json") for _, spec in tools], ensure_ascii=False))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("Tool", "Arguments", "Effect", "Description")
+    # The name is what one copies into the next command: it is never broken.
+    table = Table(Column("Tool", no_wrap=True), "Arguments", "Effect", "Description")
     for _, spec in tools:
         required = spec.input_schema.get("required", [])
         names = spec.input_schema.get("properties", {})

@@ -18,7 +18,7 @@ from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.servers.names import BUILTIN_NAMES
 
 if TYPE_CHECKING:
-    from mcp.server import MCPServer
+    from mcp.server import MCPServer, Server
 
 Isolation = Literal["shared", "episode"]
 
@@ -58,10 +58,10 @@ class MemoryServer:
 
 @dataclass(frozen=True, kw_only=True)
 class InProcessServer:
-    """Any `MCPServer` object, run in this process: its lifespan is entered once per connection."""
+    """Any server object, run in this process: its lifespan is entered once per connection."""
 
     name: str
-    server: MCPServer[Any]
+    server: MCPServer[Any] | Server[Any]
     timeout_s: float | None = None
     isolation: Isolation | None = None
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client import Transport
-from mcp.server import MCPServer
+from mcp.server import MCPServer, Server
 from mcp.shared.message import SessionMessage
 from mcp_types.version import LATEST_MODERN_VERSION
 
@@ -46,7 +46,7 @@ class Launcher(Protocol):
 class MemoryLauncher:
     """A server object in this process. No handshake is needed: both ends are this very SDK."""
 
-    server: MCPServer[Any]
+    server: MCPServer[Any] | Server[Any]
     has_pipe: bool = False
 
     def client(self, *, on_eof: Callable[[], None]) -> AbstractAsyncContextManager[Client]:

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.server import MCPServer, Server, ServerRequestContext
+from mcp.types import CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent, Tool
+
+from mcpagent.core.tools import FailureKind, ToolCall, ToolSpec
+from mcpagent.errors import UserError
+from mcpagent.tools.contract import NONCE_META_KEY, Purpose
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import InProcessServer, MemoryServer, builtin_servers
+from tests.tools.servers import echo
+from tests.tools.support import call, memory_echo
+
+
+def test_tools_keep_their_names_and_only_collisions_are_prefixed() -> None:
+    one, two = MCPServer("one", log_level="ERROR"), MCPServer("two", log_level="ERROR")
+    for server in (one, two):
+        server.add_tool(lambda: "x", name="search")
+    two.add_tool(lambda: "y", name="fetch")
+
+    async def run() -> dict[str, str]:
+        servers = [InProcessServer(name="one", server=one), InProcessServer(name="two", server=two)]
+        async with ToolPool(servers) as pool, pool.session() as session:
+            by_model_name = await session.call(ToolCall(id="1", tool="two__search", arguments={}))
+            assert (by_model_name.server, by_model_name.tool) == ("two", "search")
+            assert by_model_name.content == "x"
+            return {name: spec.dotted for name, spec in pool.tools.items()}
+
+    assert asyncio.run(run()) == {
+        "one__search": "one.search",
+        "two__search": "two.search",
+        "fetch": "two.fetch",
+    }
+
+
+def test_catalog_hash_changes_when_a_description_changes() -> None:
+    async def catalog_hash(description: str) -> str:
+        server = InProcessServer(name="echo", server=echo.build(echo_description=description))
+        async with ToolPool([server]) as pool:
+            return pool.catalog_hash
+
+    first, same, other = (asyncio.run(catalog_hash(d)) for d in ("Say it.", "Say it.", "Say it. <!-- -->"))
+    assert first == same != other
+
+
+def test_a_session_sees_its_own_notes_and_never_those_of_another() -> None:
+    async def run() -> None:
+        async with ToolPool([memory_echo(isolation="episode")]) as pool:
+            async with pool.session() as left, pool.session() as right:
+                await call(left, "write_down", note="left 1")
+                await call(right, "write_down", note="right 1")
+                seen = await call(left, "write_down", note="left 2")
+            assert seen.structured == {"result": ["left 1", "left 2"]}
+
+    asyncio.run(run())
+
+
+def test_a_shared_server_keeps_its_state_across_sessions() -> None:
+    async def run() -> None:
+        async with ToolPool([memory_echo()], isolation={"echo": "shared"}) as pool:
+            async with pool.session() as first:
+                await call(first, "write_down", note="a")
+            async with pool.session() as second:
+                seen = await call(second, "write_down", note="b")
+            assert seen.structured == {"result": ["a", "b"]}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (float("nan"), "the number nan"),
+        ("\ud800", "lone surrogate"),
+        (10**4300, "more than 4300 digits"),
+        (json.loads("[" * 101 + "]" * 101), "nesting deeper than 100"),
+        (b"bytes", "type bytes"),
+    ],
+    ids=["nan", "surrogate", "digits", "depth", "bytes"],
+)
+def test_arguments_that_no_transport_can_carry_fail_before_they_are_sent(value: Any, reason: str) -> None:
+    async def run() -> None:
+        async with ToolPool([memory_echo()]) as pool, pool.session() as session:
+            result = await call(session, "echo", text=value)
+            assert result.failure is FailureKind.INVALID_ARGUMENTS
+            assert reason in result.content
+            assert not FailureKind.INVALID_ARGUMENTS.is_infrastructure
+
+    asyncio.run(run())
+
+
+def test_a_long_result_loses_its_middle_and_says_how_much() -> None:
+    async def run() -> None:
+        async with ToolPool([memory_echo()], result_limit_chars=100) as pool, pool.session() as session:
+            result = await call(session, "big", size=1000)
+            head, cut, tail = result.content.split("\n")
+            assert head.startswith("headx") and tail.endswith("xtail")
+            assert cut == f"[... {result.truncated_chars} characters cut ...]"
+            assert len(head) + len(tail) + result.truncated_chars == 1000
+            assert len(result.content) <= 100
+
+    asyncio.run(run())
+
+
+def test_an_image_becomes_a_typed_placeholder() -> None:
+    async def run() -> None:
+        async with ToolPool([memory_echo()]) as pool, pool.session() as session:
+            result = await call(session, "picture")
+            assert result.content == "look:\n[image image/png, 5 bytes]"
+
+    asyncio.run(run())
+
+
+def test_a_refusal_of_the_tool_differs_from_arguments_that_break_its_schema() -> None:
+    async def run() -> None:
+        async with ToolPool([memory_echo()]) as pool, pool.session() as session:
+            refused = await call(session, "refuse")
+            broken = await call(session, "echo", txet="hi")
+            assert refused.failure is FailureKind.TOOL_ERROR
+            assert "not today" in refused.content
+            assert broken.failure is FailureKind.INVALID_ARGUMENTS
+            assert refused.is_error and broken.is_error
+
+    asyncio.run(run())
+
+
+def test_an_unknown_tool_is_a_result_that_names_the_nearest() -> None:
+    async def run() -> None:
+        async with ToolPool([memory_echo()]) as pool, pool.session() as session:
+            result = await call(session, "ecko")
+            assert result.failure is FailureKind.UNKNOWN_TOOL
+            assert "Did you mean echo?" in result.content
+
+    asyncio.run(run())
+
+
+def test_the_allow_list_hides_and_denies_the_rest() -> None:
+    async def run() -> None:
+        async with (
+            ToolPool([memory_echo()], allow=["echo.pid", "picture"]) as pool,
+            pool.session() as session,
+        ):
+            assert set(pool.tools) == {"pid", "picture"}
+            assert (await call(session, "big", size=9)).failure is FailureKind.DENIED
+            assert (await call(session, "pid")).failure is None
+
+    asyncio.run(run())
+
+
+def test_an_allow_list_entry_that_names_nothing_is_a_user_error() -> None:
+    async def run() -> None:
+        async with ToolPool([memory_echo()], allow=["echo.pidd"]):
+            pass
+
+    with pytest.raises(UserError, match=r"echo\.pidd") as error:
+        asyncio.run(run())
+    assert error.value.remedy == "Did you mean echo.pid?"
+
+
+class _LyingServer(MCPServer[Any]):
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> CallToolResult:
+        return CallToolResult(content=[TextContent(type="text", text="ok")], structured_content={"result": 5})
+
+
+def test_a_result_that_breaks_the_output_schema_is_the_servers_fault() -> None:
+    async def truth() -> str:
+        return "text"
+
+    server = _LyingServer("liar", log_level="ERROR")
+    server.add_tool(truth)  # declares {"result": string}
+
+    async def run() -> None:
+        async with ToolPool([InProcessServer(name="liar", server=server)]) as pool, pool.session() as session:
+            result = await call(session, "truth", server="liar")
+            assert result.failure is FailureKind.SCHEMA
+            assert "$.result" in result.content
+            assert result.failure.is_infrastructure
+
+    asyncio.run(run())
+
+
+def test_tool_lists_are_read_to_their_last_page() -> None:
+    async def page(_: ServerRequestContext[Any], params: PaginatedRequestParams | None) -> ListToolsResult:
+        number = int(params.cursor) if params and params.cursor else 0
+        tool = Tool(name=f"tool{number}", input_schema={"type": "object"})
+        return ListToolsResult(tools=[tool], next_cursor=str(number + 1) if number < 2 else None)
+
+    async def run() -> set[str]:
+        server = InProcessServer(name="paged", server=Server("paged", on_list_tools=page))
+        async with ToolPool([server]) as pool:
+            return set(pool.tools)
+
+    assert asyncio.run(run()) == {"tool0", "tool1", "tool2"}
+
+
+def test_builtin_calls_carry_a_nonce_and_reach_the_ledger_with_their_purpose(tmp_path: Path) -> None:
+    ledger = tmp_path / "calls.jsonl"
+
+    async def run() -> list[str]:
+        async with ToolPool([MemoryServer(name="slack")], ledger=ledger) as pool, pool.session() as session:
+            read = ToolCall(id="1", tool="list_slack_channels", arguments={"limit": 1})
+            first = await session.call(read)
+            await session.call(read, purpose=Purpose.GRADE)
+            second = await session.call(read)
+            assert first.failure is None
+            return [str(first.meta[NONCE_META_KEY]), str(second.meta[NONCE_META_KEY])]
+
+    nonces = asyncio.run(run())
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert [line["nonce"] for line in lines] == nonces  # the grading call is kept apart
+    assert len(set(nonces)) == 2
+
+
+def test_a_stateful_builtin_gets_an_instance_for_each_session() -> None:
+    async def channel_length(pool: ToolPool, *, say: int) -> int:
+        async with pool.session() as session:
+            channels = await call(session, "list_slack_channels", server="slack", limit=1)
+            assert channels.structured is not None
+            channel = channels.structured["channels"][0]
+            for i in range(say):
+                sent = await call(
+                    session, "send_slack_message", server="slack", channel=channel["name"], message=f"m{i}"
+                )
+                assert sent.failure is None, sent.content
+            history = await call(
+                session, "get_slack_channel_history", server="slack", channel_id=channel["id"], limit=50
+            )
+            assert history.structured is not None
+            return len(history.structured["messages"])
+
+    async def run() -> None:
+        async with ToolPool([MemoryServer(name="slack")]) as pool:
+            before = await channel_length(pool, say=0)
+            assert await channel_length(pool, say=2) == before + 2
+            assert await channel_length(pool, say=0) == before
+
+    asyncio.run(run())
+
+
+def test_the_builtin_catalog_is_the_same_in_memory_and_over_stdio() -> None:
+    async def tools(transport: Any) -> dict[str, ToolSpec]:
+        async with ToolPool(builtin_servers(transport=transport)) as pool:
+            return dict(pool.tools)
+
+    assert asyncio.run(tools("stdio")) == asyncio.run(tools("memory"))
+
+
+def test_two_servers_of_one_name_are_refused() -> None:
+    with pytest.raises(UserError, match="two servers are called 'echo'"):
+        ToolPool([memory_echo(), memory_echo()])

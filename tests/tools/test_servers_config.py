@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcpagent.errors import UserError
+from mcpagent.tools.servers_config import ServersFile, StdioServer, builtin_servers, load_servers
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _load(document: dict[str, Any], *, name: str = "mcp.json") -> ServersFile:
+    path = Path(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document, indent=2))
+    return load_servers(path)
+
+
+def _one(**entry: Any) -> StdioServer:
+    (server,) = _load({"mcpServers": {"git": {"command": "uvx", **entry}}}).servers
+    return server
+
+
+def test_a_claude_desktop_file_loads_unchanged() -> None:
+    loaded = _load(
+        {
+            "mcpServers": {
+                "git": {"command": "uvx", "args": ["mcp-server-git", "--repository", "."], "timeout": 5000},
+                "memory": {"command": "npx", "env": {"MEMORY_FILE_PATH": "m.json"}, "cwd": "/srv"},
+            }
+        }
+    )
+    assert loaded.servers == (
+        StdioServer(name="git", command="uvx", args=("mcp-server-git", "--repository", "."), timeout_s=5.0),
+        StdioServer(name="memory", command="npx", env={"MEMORY_FILE_PATH": "m.json"}, cwd="/srv"),
+    )
+    assert loaded.notes == ()
+
+
+def test_the_servers_key_of_vs_code_is_accepted_with_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "8080")
+    entry = {"type": "stdio", "command": "node", "args": ["${workspaceFolder}/s.js", "${env:PORT}"]}
+    (server,) = _load({"servers": {"s": entry}}, name=".vscode/mcp.json").servers
+    assert server.args == (f"{Path.cwd()}/s.js", "8080")
+
+
+def test_variables_come_from_the_environment_then_from_dot_env_then_from_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path(".env").write_text("BOTH=file\nONLY_FILE=file\n")
+    monkeypatch.setenv("BOTH", "real")
+    monkeypatch.setenv("EMPTY", "")
+    env = {
+        "a": "${BOTH}",
+        "b": "x-${ONLY_FILE}",
+        "c": "${NOWHERE:-d:-e}",
+        "d": "${EMPTY:-full}",
+        "e": "$BOTH",
+    }
+    # `:-` also replaces an empty value, as in a shell; `$NAME` without braces is plain text.
+    assert _one(env=env).env == {"a": "real", "b": "x-file", "c": "d:-e", "d": "full", "e": "$BOTH"}
+
+
+def test_an_unset_variable_is_named_with_its_server_key_file_and_line() -> None:
+    with pytest.raises(UserError) as error:
+        _one(env={"TOKEN": "${NOT_SET_ANYWHERE}"})
+    assert error.value.where == "mcp.json:3"  # the line of "git" in the indented file
+    assert error.value.message == (
+        "server 'git': env.TOKEN needs the environment variable NOT_SET_ANYWHERE, which is not set"
+    )
+    assert "export NOT_SET_ANYWHERE=" in (error.value.remedy or "")
+
+
+def test_bad_json_is_reported_with_its_line() -> None:
+    Path("mcp.json").write_text('{\n  "mcpServers": {\n    "a": {"command": "x",}\n  }\n}\n')
+    with pytest.raises(UserError, match="not valid JSON") as error:
+        load_servers(Path("mcp.json"))
+    assert error.value.where == "mcp.json:3"
+
+
+@pytest.mark.parametrize("entry", [{"url": "http://127.0.0.1:1/mcp"}, {"type": "http", "url": "http://x"}])
+def test_an_http_server_is_refused_in_plain_words(entry: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="streamable HTTP is not supported yet by this version"):
+        _load({"mcpServers": {"remote": entry}})
+
+
+def test_disabled_servers_and_unknown_keys_are_noted_and_not_fatal() -> None:
+    loaded = _load(
+        {
+            "mcpServers": {
+                "off": {"url": "http://127.0.0.1:1/mcp", "disabled": True},
+                "on": {"command": "x", "autoApprove": ["read"], "timeout": 30},
+            }
+        }
+    )
+    assert [server.name for server in loaded.servers] == ["on"]
+    assert loaded.servers[0].timeout_s is None
+    assert loaded.notes == (
+        "server 'off' is disabled",
+        "server 'on': unknown key 'autoApprove' is ignored",
+        "server 'on': timeout 30 is ignored (milliseconds, at least 1000)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"mcpservers": {}}, "no servers in it"),
+        ({"mcpServers": {"a": {"command": "x", "disabled": True}}}, "every server in it is disabled"),
+        ({"mcpServers": {"a": {"args": []}}}, "command must be a string, and is missing"),
+        ({"mcpServers": {"a": {"command": "x", "args": "y"}}}, "args must be a list"),
+        ({"mcpServers": {"a": {"command": "x", "env": {"K": True}}}}, "env.K must be a string"),
+        ({"mcpServers": {"a": {"command": "${input:token}"}}}, "VS Code input 'token'"),
+        ({"mcpServers": {"a": {"command": "x", "timeout": "30s"}}}, "timeout must be a number"),
+    ],
+)
+def test_entries_that_cannot_be_run_are_user_errors(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _load(document)
+
+
+def test_a_missing_file_is_a_user_error_that_names_it() -> None:
+    with pytest.raises(UserError, match="No such file") as error:
+        load_servers(Path("nowhere.json"))
+    assert error.value.where == "nowhere.json"
+
+
+def test_values_of_env_are_not_printed() -> None:
+    assert "s3cret" not in repr(_one(env={"TOKEN": "s3cret"}))
+
+
+def test_builtin_servers_over_stdio_isolate_what_is_stateful() -> None:
+    servers = {server.name: server for server in builtin_servers(transport="stdio")}
+    assert list(servers) == ["polygon", "fmp", "tavily", "slack"]
+    assert {name for name, s in servers.items() if s.isolation == "episode"} == {"slack"}

@@ -1,0 +1,206 @@
+"""Faults of real server processes: each costs its own call, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from mcpagent.core.tools import FailureKind, ToolResult
+from mcpagent.errors import UserError
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import StdioServer
+from mcpagent.tools.session import PoolSession
+from tests.tools.support import call, memory_echo, stdio_echo
+
+
+async def _pid(session: PoolSession) -> int:
+    result = await call(session, "pid")
+    assert result.structured is not None, result.content
+    return result.structured["result"]
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_killed_server_fails_the_call_in_flight_and_answers_the_next() -> None:
+    async def run() -> None:
+        async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
+            lost = asyncio.create_task(call(session, "hang"))
+            # The answer to `pid` was written after `hang` was sent: the server has both.
+            pid = await _pid(session)
+            os.kill(pid, signal.SIGKILL)
+            result = await lost
+            assert result.failure is FailureKind.CRASHED
+            assert result.failure.is_infrastructure
+            assert (await call(session, "echo", text="back")).content == "back"
+            assert await _pid(session) != pid
+
+    asyncio.run(run())
+
+
+def test_a_server_that_died_between_calls_is_replaced_before_a_call_that_writes() -> None:
+    async def run() -> None:
+        async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
+            pid = await _pid(session)
+            owner = next(task for task in asyncio.all_tasks() if task.get_name() == "own echo")
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.wait({owner}, timeout=10)
+            # Not repeatable, so it succeeds only because it was not sent to the dead server.
+            assert (await call(session, "write_down", note="a")).structured == {"result": ["a"]}
+
+    asyncio.run(run())
+
+
+def test_a_lost_call_is_repeated_only_if_the_tool_only_reads(tmp_path: Path) -> None:
+    marker, ledger = tmp_path / "marker", tmp_path / "ledger"
+
+    async def run() -> None:
+        async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
+            reading = await call(session, "die_once", marker=str(marker))
+            assert (reading.content, reading.failure) == ("alive", None)
+            writing = await call(session, "die_after_writing", ledger=str(ledger))
+            assert writing.failure is FailureKind.CRASHED
+            assert (await call(session, "echo", text="back")).content == "back"
+
+    asyncio.run(run())
+    assert ledger.read_text() == "effect\n"
+
+
+def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
+    finished: list[str] = []
+
+    async def noted(name: str, work: asyncio.Task[ToolResult]) -> ToolResult:
+        result = await work
+        finished.append(name)
+        return result
+
+    async def run() -> None:
+        async with ToolPool([stdio_echo()], timeout_s=3.0) as pool, pool.session() as session:
+            hanging = asyncio.create_task(noted("hang", asyncio.create_task(call(session, "hang"))))
+            neighbours = [
+                asyncio.create_task(noted("echo", asyncio.create_task(call(session, "echo", text=str(i)))))
+                for i in range(40)
+            ]
+            assert [r.content for r in await asyncio.gather(*neighbours)] == [str(i) for i in range(40)]
+            result = await hanging
+            assert result.failure is FailureKind.TIMEOUT
+            assert result.latency_s >= 3.0
+            assert finished == ["echo"] * 40 + ["hang"]
+            assert (await call(session, "echo", text="still here")).content == "still here"
+
+    asyncio.run(run())
+
+
+def test_a_stopped_server_with_a_full_pipe_is_replaced() -> None:
+    async def run() -> None:
+        async with ToolPool([stdio_echo()], timeout_s=2.0) as pool, pool.session() as session:
+            pid = await _pid(session)
+            os.kill(pid, signal.SIGSTOP)
+            # 300 kB do not fit into the pipe: the write itself blocks.
+            stuck = await call(session, "echo", text="x" * 300_000)
+            assert stuck.failure is FailureKind.TIMEOUT
+            assert (await call(session, "echo", text="back")).content == "back"
+            assert await _pid(session) != pid
+
+    asyncio.run(run())
+
+
+def test_poisoned_arguments_fail_their_own_call_and_the_session_lives() -> None:
+    async def run() -> None:
+        async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
+            pid = await _pid(session)
+            results = await asyncio.gather(
+                call(session, "echo", text="\ud800"),
+                call(session, "echo", text="before"),
+                call(session, "echo", text="x", extra=float("nan")),
+                call(session, "echo", text="x", extra=10**5000),
+                call(session, "echo", text="after"),
+            )
+            kinds = [result.failure for result in results]
+            bad = FailureKind.INVALID_ARGUMENTS
+            assert kinds == [bad, None, bad, bad, None]
+            assert await _pid(session) == pid
+
+    asyncio.run(run())
+
+
+def test_noise_on_stderr_and_garbage_on_stdout_cost_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with ToolPool([stdio_echo()], log_dir=tmp_path) as pool, pool.session() as session:
+            pid = await _pid(session)
+            # Far more than a pipe holds: an unread stderr would block the server.
+            assert (await call(session, "noise", size=300_000)).content == "done"
+            assert (await call(session, "garbage")).content == "done"
+            assert (await call(session, "echo", text="fine")).content == "fine"
+            assert await _pid(session) == pid
+
+    asyncio.run(run())
+    assert (tmp_path / "echo.log").stat().st_size >= 300_000
+
+
+def test_a_server_sees_the_variables_that_name_it_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_PARENT", "s3cret")
+
+    async def run() -> None:
+        async with ToolPool([stdio_echo(env={"GIVEN": "yes"})]) as pool, pool.session() as session:
+            assert (await call(session, "variable", name="GIVEN")).content == "yes"
+            assert (await call(session, "variable", name="SECRET_OF_THE_PARENT")).content == "unset"
+
+    asyncio.run(run())
+
+
+def test_an_isolated_process_lives_as_long_as_its_session() -> None:
+    async def run() -> None:
+        async with ToolPool([stdio_echo(isolation="episode")]) as pool:
+            async with pool.session() as left, pool.session() as right:
+                pids = [await _pid(left), await _pid(right)]
+                assert await _pid(left) == pids[0] != pids[1]
+                await call(left, "write_down", note="mine")
+                notes = await call(right, "write_down", note="theirs")
+                assert notes.structured == {"result": ["theirs"]}
+            assert not any(_is_running(pid) for pid in pids)
+
+    asyncio.run(run())
+
+
+def test_closing_the_pool_ends_every_process_and_task() -> None:
+    async def run() -> int:
+        async with ToolPool([stdio_echo(), memory_echo("other")]) as pool:
+            session = pool.session()
+            pid = await _pid(session)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return pid
+
+    assert not _is_running(asyncio.run(run()))
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        (StdioServer(name="bad", command="no-such-command-at-all"), "no such command"),
+        (
+            StdioServer(
+                name="bad", command=sys.executable, args=("-c", "import sys; sys.exit('API key missing')")
+            ),
+            "API key missing",
+        ),
+    ],
+)
+def test_a_server_that_does_not_start_is_named_with_its_last_words(server: StdioServer, message: str) -> None:
+    async def run() -> None:
+        async with ToolPool([memory_echo(), server]):
+            pass
+
+    with pytest.raises(UserError, match=message) as error:
+        asyncio.run(run())
+    assert "'bad' did not start" in error.value.message
