@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mcpagent.core.numbers import as_number
-from mcpagent.core.placeholders import PlaceholderError, resolve
+from mcpagent.core.placeholders import PlaceholderError, format_value, references, resolve
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanCall, PlanStep
 from mcpagent.core.tools import ToolCall
@@ -51,11 +51,23 @@ def resolve_params(params: Mapping[str, Any], results: Mapping[str, Any]) -> dic
 
 
 def resolve_rules(rules: Mapping[str, JsonObject], results: Mapping[str, Any]) -> dict[str, JsonObject]:
-    """`rules` with the references of their `any_of` values replaced."""
-    return {
-        name: rule | {"any_of": [_resolved(v, results) for v in rule["any_of"]]} if "any_of" in rule else rule
-        for name, rule in rules.items()
-    }
+    """`rules` with the references of `any_of` and `regex` replaced, as `resolve_params` does."""
+    resolved: dict[str, JsonObject] = {}
+    for name, rule in rules.items():
+        resolved[name] = dict(rule)
+        if "any_of" in rule:
+            resolved[name]["any_of"] = [_resolved(value, results) for value in rule["any_of"]]
+        if "regex" in rule:
+            resolved[name]["regex"] = _resolved(rule["regex"], results)
+    return resolved
+
+
+def inputs_are_known(gold: PlanCall, results: Mapping[str, Any]) -> bool:
+    """Whether `results` has every step that the parameters of `gold` refer to."""
+    try:
+        return all(f"step{number}" in results for number in references(gold.params))
+    except PlaceholderError:
+        return False
 
 
 def values_equal(gold: Any, given: Any, *, tolerance: float = 0.0) -> bool:
@@ -145,7 +157,8 @@ def pattern_problem(pattern: object) -> str | None:
 
 def _acceptable(name: str, gold: Mapping[str, Any], rule: JsonObject, given: Any) -> bool:
     if "regex" in rule:
-        return re.search(rule["regex"], given if isinstance(given, str) else str(given)) is not None
+        pattern = rule["regex"]
+        return isinstance(pattern, str) and re.search(pattern, format_value(given)) is not None
     accepted = ([gold[name]] if name in gold else []) + list(rule.get("any_of", ()))
     if not accepted:
         return bool(rule.get("optional"))

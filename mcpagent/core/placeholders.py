@@ -6,6 +6,7 @@ parentheses, or one of the functions
     round(x, n)  abs(x)  min(...)  max(...)
     number(text, i)   the i-th number of a text (`core.numbers`), negative i counts from the end
     word(text, i)     the i-th whitespace-separated word
+    text(x)           x as a string, as a reference inside a longer string is written
     text(x)           x as text, for a parameter that is a string (`"${text(step1.price)}"`)
 
 It is parsed to Python's syntax tree and walked through a whitelist; nothing is ever evaluated as code.
@@ -89,6 +90,17 @@ def lookup_path(value: Any, path: str) -> Any:
     """What is at `path` (`messages[0].text`) of a JSON value. Raises PlaceholderError."""
     joined = path if path.startswith("[") else f".{path}"
     return _value(f"step0{joined}", {"step0": value})
+
+
+def reference_texts(value: Any) -> list[str]:
+    """Every `${...}` of `value` as it is written, in order."""
+    if isinstance(value, str):
+        return [match[0] for match in _REFERENCE.finditer(value)]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return (
+        [text for item in value for text in reference_texts(item)] if isinstance(value, list | tuple) else []
+    )
 
 
 def format_value(value: Any) -> str:

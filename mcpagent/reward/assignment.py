@@ -9,6 +9,7 @@ from typing import Any
 from mcpagent.core.matching import (
     argument_score,
     call_matches,
+    inputs_are_known,
     match_rules,
     resolve_params,
     resolve_rules,
@@ -89,9 +90,7 @@ class _Search:
             if position in used or made.user_turn != step.user_turn or not made.was_made:
                 continue
             results = _results(self._plan, self._calls, chosen, before_turn=made.turn)
-            if not any(
-                call_matches(gold, *_resolved(step, gold, results), made.call) for gold in _golds(step)
-            ):
+            if not any(_carries_out(step, gold, made, results) for gold in _golds(step)):
                 continue
             twin = (made.identity, made.result.content)
             if twin not in seen:
@@ -125,6 +124,11 @@ def _credit_rest(
             credit[index] = -negative
             credited[index] = position
             taken.add(position)
+
+
+def _carries_out(step: PlanStep, gold: PlanCall, made: RecordedCall, results: Mapping[str, Any]) -> bool:
+    """`results` are those that were known when the call was written: a right guess does not count."""
+    return inputs_are_known(gold, results) and call_matches(gold, *_resolved(step, gold, results), made.call)
 
 
 def _partial_credit(step: PlanStep, gold: PlanCall, made: RecordedCall, results: Mapping[str, Any]) -> float:

@@ -1,0 +1,252 @@
+"""Policies without a model: fixed scripts, the gold plan, and the two extremes that an environment must tell
+from it. They read and write text, so their completions hold no tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mcpagent.core.placeholders import PlaceholderError, format_value, reference_texts, resolve, text_value
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import PlanStep, Task
+from mcpagent.core.trajectory import Completion
+from mcpagent.errors import RunError
+from mcpagent.policy.contract import CompletionRequest
+
+
+def call_text(name: str, arguments: JsonObject) -> str:
+    """A call in Hermes form, as scripted policies and demonstrations write it."""
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+class ScriptedPolicy:
+    """Plays a function of the request, or the same list of texts in every episode.
+
+    Raises RunError where an episode asks for more steps than the list has.
+    """
+
+    def __init__(self, script: Callable[[CompletionRequest], str] | Sequence[str]) -> None:
+        self._script = script
+        self._played: dict[str, int] = {}
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        return [Completion(text=self._text(request)) for request in requests]
+
+    async def release(self, episode_id: str) -> None:
+        self._played.pop(episode_id, None)
+
+    def _text(self, request: CompletionRequest) -> str:
+        if callable(self._script):
+            return self._script(request)
+        index = self._played.get(request.episode_id, 0)
+        if index >= len(self._script):
+            raise RunError(f"the script has {len(self._script)} steps; {request.episode_id} asks for more")
+        self._played[request.episode_id] = index + 1
+        return self._script[index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flaw:
+    """How an imperfect demonstration departs from the plan: it stops after `steps` calls, or it calls `tool`
+    in place of its only one. Neither is the perfect one."""
+
+    steps: int | None = None
+    tool: str | None = None
+
+
+class GoldPolicy:
+    """Plays the gold plan of each task, from nothing but the messages that it sees.
+
+    Episode ids must be `{task_id}#{attempt}`: that is how it knows the task. `stop_early` is the probability
+    that a plan of several steps is cut after a random proper prefix and answered with the value that the next
+    step would have used; `wrong_tool` that a plan of one step calls another tool of the same server that
+    takes the same arguments. Both are drawn from the seed of the episode's first request, and give the
+    demonstrations of mixed quality that a warm start learns from.
+    """
+
+    def __init__(self, tasks: Iterable[Task], *, stop_early: float = 0.0, wrong_tool: float = 0.0) -> None:
+        self._plans = {task.id: _GoldPlan(task) for task in tasks}
+        self._stop_early = stop_early
+        self._wrong_tool = wrong_tool
+        self._flaws: dict[str, _Flaw] = {}
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """Raises RunError for an episode of an unknown task."""
+        return [Completion(text=self._text(request)) for request in requests]
+
+    async def release(self, episode_id: str) -> None:
+        self._flaws.pop(episode_id, None)
+
+    def _text(self, request: CompletionRequest) -> str:
+        plan = self._plans.get(request.episode_id.rpartition("#")[0])
+        if plan is None:
+            raise RunError(f"no task for episode {request.episode_id!r}; ids are {{task_id}}#{{attempt}}")
+        if request.episode_id not in self._flaws:
+            self._flaws[request.episode_id] = self._draw(plan, request)
+        return plan.next_text(request, flaw=self._flaws[request.episode_id])
+
+    def _draw(self, plan: _GoldPlan, request: CompletionRequest) -> _Flaw:
+        rng = random.Random(request.seed)
+        chance = rng.random()
+        if len(plan.steps) > 1 and chance < self._stop_early:
+            return _Flaw(steps=rng.randint(1, len(plan.steps) - 1))
+        if len(plan.steps) == 1 and chance < self._wrong_tool:
+            sisters = plan.sister_tools(request)
+            return _Flaw(tool=rng.choice(sisters)) if sisters else _Flaw()
+        return _Flaw()
+
+
+class _GoldPlan:
+    """The plan of one task, in the order in which it is played."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.steps = sorted(task.truth.tool_sequence, key=lambda step: (step.user_turn, step.step))
+
+    def next_text(self, request: CompletionRequest, *, flaw: _Flaw) -> str:
+        """The next calls (one, or a parallel group), or the text that ends the user turn."""
+        answers = [message["content"] for message in request.messages if message["role"] == "tool"]
+        user_turn = sum(message["role"] == "user" for message in request.messages) - 1
+        results = {
+            f"step{step.step}": text_value(content)
+            for step, content in zip(self.steps, answers, strict=False)
+        }
+        planned = self.steps if flaw.steps is None else self.steps[: flaw.steps]
+        due = _first_group([step for step in planned[len(answers) :] if step.user_turn == user_turn])
+        try:
+            calls = [
+                call_text(flaw.tool or _shown_name(step, request), resolve(step.params, results))
+                for step in due
+            ]
+            return "\n".join(calls) if calls else self._closing_text(user_turn, results, flaw)
+        except PlaceholderError:
+            return "I could not find the answer."  # the servers did not answer what the plan expects
+
+    def sister_tools(self, request: CompletionRequest) -> list[str]:
+        """Other offered tools of the first step's server that take its very arguments."""
+        gold = self.steps[0]
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
+        mine = schemas.get(_shown_name(gold, request), {}).get("properties", {})
+        sisters: list[str] = []
+        for dotted in self._task.offered_tools or ():
+            server, _, name = dotted.partition(".")
+            schema = schemas.get(name, {})
+            properties = schema.get("properties", {})
+            takes_them = all(
+                param in properties and properties[param].get("type") == mine.get(param, {}).get("type")
+                for param in gold.params
+            )
+            if (
+                server == gold.server
+                and name != gold.tool
+                and name in schemas
+                and takes_them
+                and set(schema.get("required", ())) <= gold.params.keys()
+            ):
+                sisters.append(name)
+        return sisters
+
+    def _closing_text(self, user_turn: int, results: Mapping[str, Any], flaw: _Flaw) -> str:
+        truth = self._task.truth
+        if flaw.steps is not None:
+            return f"The answer is {_value_for(self.steps[flaw.steps], results)}."
+        if user_turn < len(truth.user_turns):
+            return "Done."
+        if flaw.tool is not None:
+            return f"The answer is {_first_value(results)}."
+        return _final_text(self._task, results)
+
+
+class EmptyPolicy:
+    """Never calls a tool: silence, or one refusal."""
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        return [Completion(text=self._text) for _ in requests]
+
+    async def release(self, episode_id: str) -> None:
+        """Nothing is kept."""
+
+
+class OverEagerPolicy:
+    """Calls the first offered tool, with the least arguments that its schema takes, and never answers."""
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """Raises RunError where a request offers no tool."""
+        return [Completion(text=self._text(request)) for request in requests]
+
+    async def release(self, episode_id: str) -> None:
+        """Nothing is kept."""
+
+    def _text(self, request: CompletionRequest) -> str:
+        if not request.tools:
+            raise RunError(f"{request.episode_id} offers no tool to call")
+        function = request.tools[0]["function"]
+        schema = function["parameters"]
+        properties = schema.get("properties", {})
+        arguments = {name: _any_value(properties.get(name, {})) for name in schema.get("required", ())}
+        return call_text(function["name"], arguments)
+
+
+def _shown_name(step: PlanStep, request: CompletionRequest) -> str:
+    """The tool's own name, but `server__tool` where the offer shows only that (two tools share a name)."""
+    shown = {tool["function"]["name"] for tool in request.tools}
+    qualified = f"{step.server}__{step.tool}"
+    return qualified if qualified in shown and step.tool not in shown else step.tool
+
+
+def _first_group(steps: Sequence[PlanStep]) -> list[PlanStep]:
+    group = steps[0].parallel_group if steps else None
+    if group is None:
+        return list(steps[:1])
+    end = next((i for i, step in enumerate(steps) if step.parallel_group != group), len(steps))
+    return list(steps[:end])
+
+
+def _final_text(task: Task, results: Mapping[str, Any]) -> str:
+    truth = task.truth
+    if truth.reference_answer is not None:
+        return format_value(resolve(truth.reference_answer, results))
+    if truth.final_answer is None or truth.final_answer.type == "regex":
+        return "None of the tools is needed." if truth.abstain else "Done."
+    value = resolve(truth.final_answer.value, results)
+    if isinstance(value, list):
+        return ", ".join(format_value(fact) for fact in value)
+    return f"The answer is {format_value(value)}." if truth.final_answer.type == "number" else str(value)
+
+
+def _value_for(step: PlanStep, results: Mapping[str, Any]) -> str:
+    """What `step` would have used of the results so far."""
+    used = reference_texts(step.params)
+    return format_value(resolve(used[0], results)) if used else _first_value(results)
+
+
+def _first_value(results: Mapping[str, Any]) -> str:
+    """The first number of the last result, else its first value."""
+    leaves = list(_leaves(list(results.values())[-1])) if results else []
+    numbers = [leaf for leaf in leaves if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
+    return format_value((numbers or leaves or ["unknown"])[0])
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _any_value(schema: JsonObject) -> Any:
+    if schema.get("enum"):
+        return schema["enum"][0]
+    kinds: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
+    kind = schema.get("type")
+    return kinds.get(kind, "x") if isinstance(kind, str) else "x"
