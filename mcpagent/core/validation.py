@@ -19,13 +19,13 @@ def reason(error: pydantic_core.ErrorDetails) -> str:
 
 
 def describe(error: pydantic_core.ErrorDetails, *, root: str = "record") -> str:
-    """One finding as a sentence: the dotted key, the value where it is short, the reason."""
+    """One finding as a sentence: the dotted key, the value where that helps, the reason."""
     key = ".".join(str(part) for part in error["loc"]) or root
     if error["type"] == "missing":
         return f"{key} is missing"
     if error["type"] == "extra_forbidden":
         return f"{key} is no known field"
-    if isinstance(error["input"], Mapping):
+    if error["type"] == "value_error" or isinstance(error["input"], Mapping):
         return f"{key}: {reason(error)}"
     return f"{key} is {shown(error['input'])}, but {reason(error)}"
 

@@ -1,0 +1,1 @@
+"""Datasets, trajectories and run folders on disk; everything is written whole or not at all."""

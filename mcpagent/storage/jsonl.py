@@ -1,0 +1,116 @@
+"""Datasets of tasks as files: found, streamed, and written atomically."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.core.validation import describe
+from mcpagent.errors import UserError
+from mcpagent.storage.atomic import atomic_file
+from mcpagent.storage.compression import compressed_writer, plain_suffix
+from mcpagent.storage.records import read_records
+
+_DATA_FOLDERS = ("data/processed", "data/inputs")
+_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
+
+
+def find_dataset(given: str | None, *, split: Literal["train", "validation"]) -> Path:
+    """The file `given`, or the default one of the split. Raises UserError if it is not there."""
+    if given is not None:
+        path = Path(given)
+        if not path.is_file():
+            raise UserError(
+                "there is no such dataset",
+                where=given,
+                remedy=f"name a file with --set data.{split}=FILE, or make one: mcpagent gen-data",
+            )
+        return path
+    for folder in _DATA_FOLDERS:
+        for suffix in _SUFFIXES:
+            path = Path(folder, split + suffix)
+            if path.is_file():
+                return path
+    raise UserError(
+        f"there is no {split} dataset: data.{split} is not set, and neither {' nor '.join(_DATA_FOLDERS)} "
+        f"holds {split}.json or {split}.jsonl",
+        remedy=f"name a file with --set data.{split}=FILE, or make one: mcpagent gen-data",
+    )
+
+
+def read_tasks(path: Path | str) -> Iterator[Task]:
+    """The tasks of a dataset in order, in bounded memory. Raises UserError with file and line for whatever is
+    wrong with it, and for a dataset without a task."""
+    file = Path(path)
+    count = 0
+    for line, record in read_records(file):
+        yield parse_task(record, where=f"{file}:{line}")
+        count += 1
+    if not count:
+        raise empty_dataset(file)
+
+
+def parse_task(record: JsonObject, *, where: str) -> Task:
+    """Raises UserError with everything that is wrong with the record."""
+    try:
+        return Task.model_validate(record)
+    except ValidationError as error:
+        raise UserError(
+            "; ".join(describe(detail) for detail in error.errors()),
+            where=where,
+            remedy="mend the record; mcpagent data validate FILE lists all that are wrong",
+        ) from None
+
+
+def empty_dataset(path: Path) -> UserError:
+    """The error for a dataset without a task."""
+    return UserError("the dataset holds no task", where=str(path), remedy="make one: mcpagent gen-data")
+
+
+def write_jsonl(path: Path | str, records: Iterable[BaseModel | Mapping[str, Any]]) -> int:
+    """Write records atomically and return their number; the name decides the form: `.json` is an array with a
+    record on each line, anything else JSONL; `.gz` and `.zst` compress. Equal records give equal bytes."""
+    final = Path(path)
+    is_array = plain_suffix(final) == ".json"
+    count = 0
+    with (
+        atomic_file(final) as temporary,
+        compressed_writer(temporary, suffix=final.suffix) as stream,
+    ):
+        for record in records:
+            separator = (b",\n" if count else b"[\n") if is_array else b""
+            stream.write(separator + encode_record(record) + (b"" if is_array else b"\n"))
+            count += 1
+        if is_array:
+            stream.write(b"\n]\n" if count else b"[]\n")
+    return count
+
+
+def encode_record(record: BaseModel | Mapping[str, Any]) -> bytes:
+    """One line of JSON, without its newline. Raises ValueError for a number that JSON does not have."""
+    value = task_record(record) if isinstance(record, Task) else record
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which models do write in arguments, exists in JSON only as an escape.
+        return json.dumps(value, allow_nan=False).encode()
+
+
+def task_record(task: Task) -> JsonObject:
+    """The task as its dataset record: what was given, and what other readers of the format need."""
+    record = task.model_dump(exclude_unset=True)
+    return {
+        "data_source": task.data_source,
+        "env_class": task.env_class,
+        **record,
+        "reward_spec": {"method": task.reward_spec.method, **record["reward_spec"]},
+        "extra_info": task.extra_info,
+    }

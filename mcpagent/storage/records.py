@@ -1,0 +1,214 @@
+"""JSON objects out of `.jsonl` and `.json` files, one at a time, each with the line that it starts at."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.validation import shown
+from mcpagent.errors import UserError
+from mcpagent.storage.compression import DAMAGE, open_bytes
+
+_CHUNK_BYTES = 1 << 16
+_SPACE = " \t\r\n"
+# A syntax error this near to the end of what was read may only be a value that is not whole yet
+# ("tru", "\u00"); further inside it is real, and the rest of the file need not be read to say so.
+_UNFINISHED_CHARS = 16
+
+
+def read_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
+    """(line, object) for each object of a JSONL file or of a JSON array, in bounded memory.
+
+    The first character decides which of the two it is, not the name; `.gz` and `.zst` are decompressed.
+    Raises UserError for a missing, damaged or malformed file, and for anything in it that is no object.
+    """
+    with reading(path), open_bytes(path) as stream:
+        yield from _objects(stream, path)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns what the file system and decompression raise inside into a UserError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(
+            "there is no such file", where=str(path), remedy="check the path, or make one: mcpagent gen-data"
+        ) from None
+    except IsADirectoryError:
+        raise UserError("is a folder", where=str(path), remedy="name a .jsonl or .json file in it") from None
+    except DAMAGE as error:
+        raise UserError(
+            f"the compressed file is damaged or cut off: {error}",
+            where=str(path),
+            remedy="copy or make it again",
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
+
+
+def decode_line(raw: bytes, *, path: Path, line: int) -> JsonObject:
+    """The object on one line of a JSONL file. Raises UserError."""
+    where = f"{path}:{line}"
+    try:
+        value = _DECODER.decode(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"is not UTF-8 text (byte {error.start} of the line)", where=where) from None
+    except RecursionError:
+        raise UserError("the value is nested too deeply", where=where) from None
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"broken JSON, {error.msg} at column {error.colno}: {shown(error.doc.strip())}",
+            where=where,
+            remedy="mend or delete that line",
+        ) from None
+    except _NotJson as error:
+        raise UserError(f"broken JSON: {error}", where=where, remedy="write null instead") from None
+    return _object(value, where)
+
+
+class _NotJson(ValueError):
+    """A constant that Python would take and JSON does not have."""
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _NotJson(f"{name} is no JSON value")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _objects(stream: BinaryIO, path: Path) -> Iterator[tuple[int, JsonObject]]:
+    first, line = _first_character(stream)
+    if first == b"[":
+        yield from _ArrayReader(stream, path, line).items()
+        return
+    raw = first + stream.readline()
+    while raw:
+        stripped = raw.strip()
+        if stripped:
+            yield line, decode_line(stripped, path=path, line=line)
+        raw = stream.readline()
+        line += 1
+
+
+def _first_character(stream: BinaryIO) -> tuple[bytes, int]:
+    """The first byte that is neither byte order mark nor space, and its line. An array may stand on a single
+    line of any length, so no line is read before this is known."""
+    byte, line = stream.read(1), 1
+    if byte == codecs.BOM_UTF8[:1]:
+        mark = byte + stream.read(2)
+        byte = stream.read(1) if mark == codecs.BOM_UTF8 else mark
+    while byte.isspace():
+        line += byte == b"\n"
+        byte = stream.read(1)
+    return byte, line
+
+
+def _object(value: Any, where: str) -> JsonObject:
+    if not isinstance(value, dict):
+        raise UserError(
+            f"a record is a JSON object, but this is {shown(value)}", where=where, remedy="mend or delete it"
+        )
+    return value
+
+
+class _ArrayReader:
+    """Objects of one JSON array, decoded from a window that moves over the file."""
+
+    def __init__(self, stream: BinaryIO, path: Path, line: int) -> None:
+        """The opening bracket, at `line`, is already read."""
+        self._stream = stream
+        self._path = path
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._window = ""
+        self._position = 0
+        self._line = line  # of the character at _counted
+        self._counted = 0
+        self._is_ended = False
+
+    def items(self) -> Iterator[tuple[int, JsonObject]]:
+        mark = "," if self._peek() != "]" else "]"
+        while mark == ",":
+            if self._peek() != "{":
+                self._fail(f"a record is a JSON object, but here stands {shown(self._excerpt())}")
+            line = self._current_line()
+            yield line, self._decode()
+            mark = self._peek()
+            if mark == ",":
+                self._position += 1
+        if mark != "]":
+            self._fail(f"broken JSON, expected a comma or ] but found {shown(self._excerpt())}")
+        self._position += 1
+        if self._peek(required=False):
+            self._fail(f"after the array stands {shown(self._excerpt())}")
+
+    def _decode(self) -> JsonObject:
+        wanted = _CHUNK_BYTES
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._window, self._position)
+            except json.JSONDecodeError as error:
+                is_open = (
+                    error.msg.startswith("Unterminated string")
+                    or error.pos >= len(self._window) - _UNFINISHED_CHARS
+                )
+                if self._is_ended or not is_open:
+                    self._position = min(error.pos, len(self._window))
+                    self._fail(f"broken JSON, {error.msg}: {shown(self._excerpt())}")
+                self._read(wanted)
+                wanted *= 2  # a huge record is tried a few times only
+            except _NotJson as error:
+                self._fail(f"broken JSON: {error}")
+            except RecursionError:
+                self._fail("the value is nested too deeply")
+            else:
+                self._position = end
+                return value
+
+    def _peek(self, *, required: bool = True) -> str:
+        """The next character that is no space; "" at the end of the file where that is allowed."""
+        self._skip_space()
+        if self._position < len(self._window):
+            return self._window[self._position]
+        if required:
+            self._fail("the array has no end")
+        return ""
+
+    def _skip_space(self) -> None:
+        while True:
+            while self._position < len(self._window) and self._window[self._position] in _SPACE:
+                self._position += 1
+            if self._position < len(self._window) or self._is_ended:
+                return
+            self._read(_CHUNK_BYTES)
+
+    def _current_line(self) -> int:
+        self._line += self._window.count("\n", self._counted, self._position)
+        self._counted = self._position
+        return self._line
+
+    def _read(self, count: int) -> None:
+        """Drop what lies behind and append `count` bytes."""
+        self._current_line()
+        self._window = self._window[self._position :]
+        self._position = self._counted = 0
+        raw = self._stream.read(count)
+        self._is_ended = not raw
+        try:
+            self._window += self._decoder.decode(raw, final=self._is_ended)
+        except UnicodeDecodeError:
+            self._position = len(self._window)
+            self._fail("is not UTF-8 text")
+
+    def _excerpt(self) -> str:
+        return self._window[self._position : self._position + 40]
+
+    def _fail(self, message: str) -> NoReturn:
+        where = f"{self._path}:{self._current_line()}"
+        raise UserError(message, where=where, remedy="mend the file there")

@@ -1,0 +1,116 @@
+"""Trajectories on disk: a JSON line each in `X.jsonl.zst`, tokens and logprobs in `X.safetensors` beside it.
+
+Token ids are stored as int32 and logprobs as float32, the precision that they were computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.core.validation import describe
+from mcpagent.errors import UserError
+from mcpagent.storage.atomic import atomic_file
+from mcpagent.storage.jsonl import write_jsonl
+from mcpagent.storage.records import read_records
+
+_RECORDS_SUFFIX = ".jsonl.zst"
+_TOKENS_SUFFIX = ".safetensors"
+
+
+def write_trajectories(path_stem: Path | str, trajectories: Iterable[Trajectory]) -> Path:
+    """Write both files atomically, the tokens first, and return the path of the records.
+
+    The sidecar exists only where a trajectory has tokens. Raises ValueError for an id that occurs twice.
+    """
+    stem = Path(path_stem)
+    batch = list(trajectories)
+    ids = {trajectory.id for trajectory in batch}
+    if len(ids) != len(batch):
+        raise ValueError(f"{len(batch)} trajectories, but only {len(ids)} different ids")
+    arrays = {key: array for trajectory in batch for key, array in _arrays(trajectory)}
+    sidecar, records = _beside(stem, _TOKENS_SUFFIX), _beside(stem, _RECORDS_SUFFIX)
+    if arrays:
+        from safetensors.numpy import save_file
+
+        with atomic_file(sidecar) as temporary:
+            save_file(arrays, temporary)
+    else:
+        sidecar.unlink(missing_ok=True)
+    write_jsonl(records, batch)
+    return records
+
+
+def read_trajectories(path: Path | str) -> Iterator[Trajectory]:
+    """The trajectories of a stem or of its records file, tokens restored. Raises UserError."""
+    records = Path(path)
+    if not records.exists():
+        records = _beside(records, _RECORDS_SUFFIX)
+    sidecar = _beside(_stem(records), _TOKENS_SUFFIX)
+    with ExitStack() as stack:
+        tokens = stack.enter_context(_opened(sidecar)) if sidecar.exists() else None
+        keys = frozenset(tokens.keys()) if tokens is not None else frozenset[str]()
+        for line, record in read_records(records):
+            for turn in record.get("turns", ()):
+                prefix = f"{record.get('id')}/{turn.get('index')}/"
+                for name, holder in _holders(turn):
+                    if prefix + name in keys and tokens is not None:
+                        holder[name] = tokens.get_tensor(prefix + name).tolist()
+            yield _trajectory(record, where=f"{records}:{line}")
+
+
+def _arrays(trajectory: Trajectory) -> Iterator[tuple[str, np.ndarray]]:
+    for turn in trajectory.turns:
+        prefix = f"{trajectory.id}/{turn.index}/"
+        if turn.added_token_ids:
+            yield prefix + "added_token_ids", np.asarray(turn.added_token_ids, dtype=np.int32)
+        if turn.completion.token_ids:
+            yield prefix + "token_ids", np.asarray(turn.completion.token_ids, dtype=np.int32)
+        if turn.completion.logprobs:
+            yield prefix + "logprobs", np.asarray(turn.completion.logprobs, dtype=np.float32)
+
+
+def _holders(turn: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Each array's name, and the part of the record that it belongs to."""
+    completion = turn.get("completion", {})
+    return [("added_token_ids", turn), ("token_ids", completion), ("logprobs", completion)]
+
+
+def _trajectory(record: Mapping[str, Any], *, where: str) -> Trajectory:
+    try:
+        return Trajectory.model_validate(record)
+    except ValidationError as error:
+        raise UserError("; ".join(describe(detail) for detail in error.errors()), where=where) from None
+
+
+def _opened(sidecar: Path) -> Any:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError:
+        raise UserError(
+            "the tokens of these trajectories need the package safetensors",
+            where=str(sidecar),
+            remedy='pip install "mcpagent[hf]"',
+        ) from None
+    try:
+        return safe_open(sidecar, framework="numpy")
+    except SafetensorError as error:
+        raise UserError(f"the token file is damaged: {error}", where=str(sidecar)) from None
+
+
+def _stem(records: Path) -> Path:
+    """`step-000010` of `step-000010.jsonl.zst`."""
+    name = records.name
+    for suffix in (".zst", ".gz", ".jsonl"):
+        name = name.removesuffix(suffix)
+    return records.with_name(name)
+
+
+def _beside(stem: Path, suffix: str) -> Path:
+    return stem.with_name(stem.name + suffix)
