@@ -47,14 +47,17 @@ def write_trajectories(path_stem: Path | str, trajectories: Iterable[Trajectory]
     return records
 
 
-def read_trajectories(path: Path | str) -> Iterator[Trajectory]:
-    """The trajectories of a stem or of its records file, tokens restored. Raises UserError."""
+def read_trajectories(path: Path | str, *, with_tokens: bool = True) -> Iterator[Trajectory]:
+    """The trajectories of a stem or of its records file. Raises UserError.
+
+    Tokens are restored unless `with_tokens` is off: a reader of texts and results then needs no safetensors.
+    """
     records = Path(path)
     if not records.exists():
         records = _beside(records, _RECORDS_SUFFIX)
     sidecar = _beside(_stem(records), _TOKENS_SUFFIX)
     with ExitStack() as stack:
-        tokens = stack.enter_context(_opened(sidecar)) if sidecar.exists() else None
+        tokens = stack.enter_context(_opened(sidecar)) if with_tokens and sidecar.exists() else None
         keys = frozenset(tokens.keys()) if tokens is not None else frozenset[str]()
         for line, record in read_records(records):
             for turn in record.get("turns", ()):

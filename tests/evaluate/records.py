@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tools import FailureKind, ParseFailure, ToolCall, ToolResult
+from mcpagent.core.tools import NONCE_META_KEY, FailureKind, ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import Completion, RewardTerm, StopReason, Trajectory, Turn
 
 QUESTION = "What did AAPL close at on 2024-03-01?"
@@ -30,7 +30,7 @@ def result(
         is_error=failure is not None,
         failure=failure,
         latency_s=0.004,
-        meta={} if nonce is None else {"mcpagent/nonce": nonce},
+        meta={} if nonce is None else {NONCE_META_KEY: nonce},
     )
 
 

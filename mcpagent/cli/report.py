@@ -1,0 +1,34 @@
+"""`mcpagent report RUN`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Run folder, such as outputs/quickstart.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Write the self-contained HTML report of a run and print its path.
+
+    Example: mcpagent report outputs/quickstart
+    """
+    from mcpagent.evaluate.report import write_page
+    from mcpagent.evaluate.report_run import read_run
+    from mcpagent.evaluate.report_verdicts import judge
+
+    view = read_run(run)
+    path = write_page(view)
+    if as_json:
+        verdicts = [dataclasses.asdict(v) for v in judge(view)]
+        typer.echo(json.dumps({"report": str(path), "verdicts": verdicts}))
+    else:
+        typer.echo(path)

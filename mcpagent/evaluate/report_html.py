@@ -1,0 +1,204 @@
+"""The page of a report: sections in reading order, then one self-contained document."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from html import escape
+from importlib import resources
+from string import Template
+
+from mcpagent.core.records import JsonObject
+from mcpagent.errors import UserError
+from mcpagent.evaluate.report_figures import Chart, charts
+from mcpagent.evaluate.report_numbers import percent, points, points_interval
+from mcpagent.evaluate.report_run import AFTER, BEFORE, SAMPLED, RunView
+from mcpagent.evaluate.report_tables import (
+    compare_or_none,
+    controls_table,
+    facts_table,
+    measures_table,
+    success_table,
+)
+from mcpagent.evaluate.report_trajectories import choose, pair_html
+from mcpagent.evaluate.report_verdicts import Verdict, judge
+
+_BADGES = {"pass": ("pass", "✓ pass"), "fail": ("fail", "✗ fail"), "not measured": ("open", "– not measured")}
+
+
+def page_html(run: RunView) -> str:
+    """The whole document. Raises UserError where plotly is not installed."""
+    drawn = charts(run)
+    sections = [
+        _header(run),
+        _verdicts(judge(run)),
+        _results(run),
+        _curves(drawn),
+        _controls(run),
+        _trajectories(run),
+        _provenance(run),
+    ]
+    body = "\n".join(s for s in sections if s)
+    # Text of a trajectory cannot know the hash of the page that holds it, so it cannot forge a script.
+    script_nonce = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
+    return Template(_asset("page.html")).substitute(
+        title=escape(_title(run)),
+        css=_asset("report.css"),
+        js=_asset("report.js"),
+        body=body,
+        figures=_script_json({c.id: c.figure for c in drawn}),
+        plotly=_packed_plotly(),
+        script_nonce=script_nonce,
+    )
+
+
+def _title(run: RunView) -> str:
+    return str(run.manifest.get("title") or run.path.resolve().name)
+
+
+def _header(run: RunView) -> str:
+    about = run.manifest.get("about")
+    lead = "".join(f'<p class="lead">{escape(p)}</p>' for p in str(about).split("\n\n")) if about else ""
+    return f"<header><h1>{escape(_title(run))}</h1>{lead}</header>{_headline(run)}"
+
+
+def _headline(run: RunView) -> str:
+    tiles = [
+        _tile("Held-out task success, greedy", run, ""),
+        _tile("Held-out task success, sampled", run, SAMPLED),
+        _training_tile(run),
+    ]
+    return f'<div class="headline card">{"".join(t for t in tiles if t)}</div>'
+
+
+def _tile(label: str, run: RunView, suffix: str) -> str:
+    before, after = run.evaluations.get(BEFORE + suffix), run.evaluations.get(AFTER + suffix)
+    if after is None:
+        return ""
+    metric = after.metrics["task_success"]
+    value = percent(metric.value)
+    found = compare_or_none(before, after)
+    detail = f"{metric.n} tasks"
+    if before is not None and found is not None:
+        start = percent(before.metrics["task_success"].value)
+        value = f'<span class="from">{start} →</span> {value}'
+        detail = (
+            f"{points(found.difference.value)} points {points_interval(found.difference)}, {metric.n} tasks"
+        )
+    return _stat(label, value, detail)
+
+
+def _training_tile(run: RunView) -> str:
+    cpu_s = sum(run.values("cpu_s")) or sum(run.values("rollout_cpu_s")) + sum(run.values("update_cpu_s"))
+    episodes = sum(run.values("episodes"))
+    facts = [f"{episodes:,.0f} episodes" if episodes else "", f"{cpu_s:,.0f} CPU seconds" if cpu_s else ""]
+    return _stat("Training steps", f"{len(run.steps):,}", ", ".join(f for f in facts if f))
+
+
+def _stat(label: str, value: str, detail: str) -> str:
+    return (
+        f'<div><div class="label">{label}</div><div class="value">{value}</div>'
+        f'<div class="detail">{detail}</div></div>'
+    )
+
+
+def _verdicts(verdicts: list[Verdict]) -> str:
+    rows = "".join(
+        f'<tr><td><span class="badge {_BADGES[v.outcome][0]}">{_BADGES[v.outcome][1]}</span></td>'
+        f"<th>{escape(v.name)}</th>"
+        f'<td>{escape(v.evidence)}<span class="rule">{escape(v.rule)}</span></td></tr>'
+        for v in verdicts
+    )
+    return (
+        '<section><h2>Verdicts</h2><p class="hint">One row for each success criterion: what was found, and '
+        "below it the rule it was held to.</p>"
+        f'<div class="card scroll"><table class="verdicts"><tbody>{rows}</tbody></table></div></section>'
+    )
+
+
+def _results(run: RunView) -> str:
+    success, others = success_table(run), measures_table(run)
+    if not success:
+        return ""
+    hint = (
+        "Brackets are 95% intervals with the task as the independent unit. The change is in percentage "
+        "points, paired by task; p is a sign-flip test. Hollow marks are before training, filled ones after."
+    )
+    more = f'<h2>Other measures</h2><p class="hint">Greedy unless marked.</p>{others}' if others else ""
+    return f'<section><h2>Before and after</h2><p class="hint">{hint}</p>{success}{more}</section>'
+
+
+def _curves(drawn: list[Chart]) -> str:
+    figures = "".join(
+        f'<figure class="chart card"><h3>{escape(c.title)}</h3><p>{escape(c.note)}</p>'
+        f'<div class="plot" id="chart-{c.id}" role="img" aria-label="{escape(c.summary)}"></div></figure>'
+        for c in drawn
+    )
+    if not figures:
+        return ""
+    return (
+        "<section><h2>Training curves</h2>"
+        '<noscript><p class="hint">Only the curves need JavaScript.</p></noscript>'
+        f'<div class="charts">{figures}</div></section>'
+    )
+
+
+def _controls(run: RunView) -> str:
+    table = controls_table(run.controls)
+    if not table:
+        return ""
+    hint = "What else was tried with the same budget, evaluated on the same tasks: task success."
+    return f'<section><h2>Controls</h2><p class="hint">{hint}</p>{table}</section>'
+
+
+def _trajectories(run: RunView) -> str:
+    chosen = choose(run.pairs)
+    if not chosen:
+        return ""
+    hint = (
+        "The same held-out task before and after training: what was learned, what still fails, what got "
+        "worse. Calls and results are as the server saw and returned them."
+    )
+    cards = "".join(pair_html(pair, opened=i == 0) for i, pair in enumerate(chosen))
+    return f'<section><h2>Trajectories</h2><p class="hint">{hint}</p>{cards}</section>'
+
+
+def _provenance(run: RunView) -> str:
+    facts = {k: v for k, v in run.manifest.items() if k not in ("about", "title")}
+    parts = [facts_table(facts)]
+    if run.config_text:
+        parts.append(_more("Resolved configuration", f"<pre>{escape(run.config_text)}</pre>"))
+    for name, evaluation in run.evaluations.items():
+        if evaluation.provenance:
+            document = json.dumps(evaluation.provenance, indent=2, ensure_ascii=False)
+            parts.append(_more(f"Evaluation {escape(name)}", f"<pre>{escape(document)}</pre>"))
+    content = "".join(parts)
+    footer = "<footer>Written by mcpagent. Charts by plotly.js (MIT), packed into this file.</footer>"
+    return f"<section><h2>Provenance</h2>{content}</section>{footer}" if content else footer
+
+
+def _more(title: str, content: str) -> str:
+    return f'<details class="card more"><summary>{title}</summary>{content}</details>'
+
+
+def _asset(name: str) -> str:
+    return resources.files("mcpagent.evaluate").joinpath("assets", name).read_text(encoding="utf-8").strip()
+
+
+def _script_json(document: JsonObject) -> str:
+    """JSON that cannot end its script element."""
+    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _packed_plotly() -> str:
+    """plotly.js, gzipped and in base64: 2 MB instead of 4.8, and no foreign address in the page."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "the report draws its curves with plotly, which is not installed",
+            remedy="pip install 'mcpagent[report]'",
+        ) from error
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=9, mtime=0)).decode()
