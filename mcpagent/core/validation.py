@@ -25,9 +25,10 @@ def describe(error: pydantic_core.ErrorDetails, *, root: str = "record") -> str:
         return f"{key} is missing"
     if error["type"] == "extra_forbidden":
         return f"{key} is no known field"
+    why = reason(error)
     if error["type"] == "value_error" or isinstance(error["input"], Mapping):
-        return f"{key}: {reason(error)}"
-    return f"{key} is {shown(error['input'])}, but {reason(error)}"
+        return why if why.startswith(key) else f"{key}: {why}"
+    return f"{key} is {shown(error['input'])}, but {why}"
 
 
 def shown(value: Any, *, limit_chars: int = 80) -> str:

@@ -32,9 +32,7 @@ class TaskFile(Sequence[Task]):
             self.sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # of the whole file on disk
         self._spans = array("Q")  # start, end and source line of each record
         is_plain = self._is_plain()
-        self._file: IO[bytes] = (
-            self.path.open("rb") if is_plain else tempfile.TemporaryFile(prefix="mcpagent-")
-        )
+        self._file: IO[bytes] = self.path.open("rb") if is_plain else _spool_file()
         try:
             for span in self._plain_spans() if is_plain else self._spooled_spans():
                 self._spans.extend(span)
@@ -99,3 +97,8 @@ class TaskFile(Sequence[Task]):
             self._file.write(raw)
             start, end = end, end + len(raw)
             yield start, end, line
+
+
+def _spool_file() -> IO[bytes]:
+    """Without a name, so that it is gone even after a kill."""
+    return tempfile.TemporaryFile(prefix="mcpagent-")

@@ -1,0 +1,159 @@
+"""A run on disk:
+
+config.yaml  manifest.json  metrics.jsonl  trajectories/  checkpoints/step-000010/  eval/  logs/
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from mcpagent.core.records import JsonObject
+from mcpagent.errors import RunError, UserError
+from mcpagent.storage.atomic import remove_leftovers, write_text
+from mcpagent.storage.jsonl import encode_record, write_jsonl
+from mcpagent.storage.provenance import provenance
+from mcpagent.storage.records import decode_line
+
+_STEP_NAME = re.compile(r"step-([0-9]{6,})")
+
+
+class RunFolder:
+    """The files of one run. One process writes to it at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path | str, *, config_yaml: str, manifest: Mapping[str, Any]) -> Self:
+        """Start a run. `manifest` (hashes, seeds) is kept beside the versions and the commit, which are added
+        here. Raises UserError where the folder already holds something."""
+        folder = Path(path)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(
+                "the output folder is not empty",
+                where=str(folder),
+                remedy=f"continue that run with --resume, or choose another folder, or delete it: rm -r {folder}",
+            )
+        run = cls(folder)
+        for child in (run.trajectories, run.checkpoints, run.evaluations, run.logs):
+            child.mkdir(parents=True, exist_ok=True)
+        document = {**provenance(), **manifest}
+        write_text(folder / "config.yaml", config_yaml)
+        write_text(folder / "manifest.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """An existing run; what a killed process left half-written is removed. Raises UserError."""
+        folder = Path(path)
+        if not (folder / "config.yaml").is_file() or not (folder / "manifest.json").is_file():
+            raise UserError(
+                "this is no run folder: it lacks config.yaml or manifest.json",
+                where=str(folder),
+                remedy="name the folder that mcpagent train printed, such as outputs/NAME",
+            )
+        run = cls(folder)
+        for child in (folder, run.trajectories, run.checkpoints, run.evaluations):
+            remove_leftovers(child)
+        return run
+
+    @property
+    def trajectories(self) -> Path:
+        return self.path / "trajectories"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "eval"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def manifest(self) -> JsonObject:
+        return json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Add one line; it is with the operating system before this returns, so a killed run keeps it.
+
+        Raises ValueError without a whole `step`, RunError for a value that is not finite: nothing after it
+        would mean anything.
+        """
+        if not isinstance(record.get("step"), int):
+            raise ValueError("a metrics record needs its step")
+        broken = [
+            name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)
+        ]
+        if broken:
+            values = ", ".join(f"{name} is {record[name]}" for name in broken)
+            raise RunError(
+                f"step {record['step']}: {values}",
+                where=str(self._metrics_path),
+                remedy="lower optimization.learning_rate, then continue from the last checkpoint with --resume",
+            )
+        with self._metrics_path.open("ab") as stream:
+            stream.write(encode_record(record) + b"\n")
+
+    def metrics(self) -> list[JsonObject]:
+        """Every complete line; a last line that a kill cut short is left out. Raises UserError."""
+        if not self._metrics_path.exists():
+            return []
+        *lines, _ = self._metrics_path.read_bytes().split(b"\n")
+        return [decode_line(line, path=self._metrics_path, line=n) for n, line in enumerate(lines, 1)]
+
+    def truncate_after(self, step: int) -> None:
+        """Drop the metrics, trajectories and evaluations of steps past `step`, as a run that is resumed from
+        there will write them again."""
+        kept = [record for record in self.metrics() if record["step"] <= step]
+        if self._metrics_path.exists():
+            write_jsonl(self._metrics_path, kept)
+        for folder in (self.trajectories, self.evaluations):
+            for path in folder.glob("step-*"):
+                found = step_of(path)
+                if found is not None and found > step:
+                    path.unlink()
+
+    def trajectory_stem(self, step: int) -> Path:
+        """Where `write_trajectories` puts the episodes of a step."""
+        return self.trajectories / step_name(step)
+
+    def checkpoint_dir(self, step: int) -> Path:
+        """Write it inside `atomic_dir`."""
+        return self.checkpoints / step_name(step)
+
+    def latest_checkpoint(self) -> Path | None:
+        """The complete checkpoint of the highest step. A folder has this name only when it is complete."""
+        found = {
+            step: path
+            for path in self.checkpoints.glob("step-*")
+            if path.is_dir() and (step := step_of(path)) is not None
+        }
+        return found[max(found)] if found else None
+
+    @property
+    def _metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+
+def step_name(step: int) -> str:
+    """`step-000010`."""
+    return f"step-{step:06d}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step in the name of a checkpoint or trajectory file; None where it has none."""
+    match = _STEP_NAME.match(path.name)
+    return int(match[1]) if match else None
