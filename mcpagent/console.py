@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import rich.console
 import rich.progress
@@ -19,7 +19,11 @@ from mcpagent.errors import MCPAgentError
 
 _QUIET_INTERVAL_S = 30.0
 
-Advance = Callable[..., None]  # advance(amount=1, note="...")
+
+class Advance(Protocol):
+    """Count work as done; `note` replaces what stands beside the bar."""
+
+    def __call__(self, amount: int = 1, *, note: str = "") -> None: ...
 
 
 class Console:
@@ -32,7 +36,7 @@ class Console:
 
     def print_json(self, value: Any) -> None:
         """The one document of a `--json` command."""
-        document = json.dumps(_plain(value), indent=2, ensure_ascii=not _speaks_utf8(), allow_nan=False)
+        document = json.dumps(_plain(value), indent=2, allow_nan=False)
         sys.stdout.write(document + "\n")
         sys.stdout.flush()
 
@@ -61,10 +65,7 @@ class Console:
 
     @contextmanager
     def progress(self, title: str, *, total: int | None = None) -> Iterator[Advance]:
-        """A progress bar; where stderr is no terminal, a line at most every 30 s and one at the end.
-
-        Yields `advance(amount=1, note="")`.
-        """
+        """A progress bar; where stderr is no terminal, a line at most every 30 s and one at the end."""
         if not self._err.is_terminal:
             yield from self._progress_lines(title, total)
             return
@@ -111,7 +112,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
-
-
-def _speaks_utf8() -> bool:
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"

@@ -37,7 +37,7 @@ class RunFolder:
             raise UserError(
                 "the output folder is not empty",
                 where=str(folder),
-                remedy=f"continue that run with --resume, or choose another folder, or delete it: rm -r {folder}",
+                remedy=f"continue that run with --resume, choose another folder, or delete it: rm -r {folder}",
             )
         run = cls(folder)
         for child in (run.trajectories, run.checkpoints, run.evaluations, run.logs):
@@ -49,7 +49,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """An existing run; what a killed process left half-written is removed. Raises UserError."""
+        """An existing run, finished, stopped or still going on; nothing is changed. Raises UserError."""
         folder = Path(path)
         if not (folder / "config.yaml").is_file() or not (folder / "manifest.json").is_file():
             raise UserError(
@@ -57,10 +57,7 @@ class RunFolder:
                 where=str(folder),
                 remedy="name the folder that mcpagent train printed, such as outputs/NAME",
             )
-        run = cls(folder)
-        for child in (folder, run.trajectories, run.checkpoints, run.evaluations):
-            remove_leftovers(child)
-        return run
+        return cls(folder)
 
     @property
     def trajectories(self) -> Path:
@@ -94,15 +91,12 @@ class RunFolder:
         """
         if not isinstance(record.get("step"), int):
             raise ValueError("a metrics record needs its step")
-        broken = [
-            name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)
-        ]
+        broken = [f"{name} is {value}" for name, value in record.items() if _is_broken(value)]
         if broken:
-            values = ", ".join(f"{name} is {record[name]}" for name in broken)
             raise RunError(
-                f"step {record['step']}: {values}",
+                f"step {record['step']}: {', '.join(broken)}",
                 where=str(self._metrics_path),
-                remedy="lower optimization.learning_rate, then continue from the last checkpoint with --resume",
+                remedy="lower optimization.learning_rate and continue from the last checkpoint with --resume",
             )
         with self._metrics_path.open("ab") as stream:
             stream.write(encode_record(record) + b"\n")
@@ -115,8 +109,10 @@ class RunFolder:
         return [decode_line(line, path=self._metrics_path, line=n) for n, line in enumerate(lines, 1)]
 
     def truncate_after(self, step: int) -> None:
-        """Drop the metrics, trajectories and evaluations of steps past `step`, as a run that is resumed from
-        there will write them again."""
+        """Make ready to resume from `step`: drop the metrics, trajectories and evaluations of later steps,
+        which will be written again, and what a killed process left half-written."""
+        for folder in (self.path, self.trajectories, self.checkpoints, self.evaluations):
+            remove_leftovers(folder)
         kept = [record for record in self.metrics() if record["step"] <= step]
         if self._metrics_path.exists():
             write_jsonl(self._metrics_path, kept)
@@ -146,6 +142,10 @@ class RunFolder:
     @property
     def _metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
+
+
+def _is_broken(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def step_name(step: int) -> str:
