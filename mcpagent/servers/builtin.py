@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from mcpagent import __version__
 from mcpagent.core.tools import NONCE_META_KEY, PURPOSE_META_KEY
 from mcpagent.servers.ledger import MODEL_PURPOSE, Ledger
-from mcpagent.servers.text import clean_json, clean_text
+from mcpagent.servers.text import clean_text
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class BuiltinServer(MCPServer[Any]):
         nonce = secrets.token_hex(8)
         self._record(tool=name, nonce=nonce, purpose=_purpose(context))
         try:
-            result = await super().call_tool(name, clean_json(arguments), context)
+            result = await super().call_tool(name, arguments, context)
         except UnexpectedToolError as error:
             logger.exception("Tool %r raised an unexpected exception", name)
             result = _failure(str(error))

@@ -14,6 +14,7 @@ from mcp.types import Tool
 
 from mcpagent.core.tools import NONCE_META_KEY
 from mcpagent.errors import UserError
+from mcpagent.servers.embedded.generate import build
 from mcpagent.servers.embedded.tavily import EmbeddedTavily
 from mcpagent.servers.registry import BUILTIN_NAMES, build_server, is_stateful
 from tests.servers.calls import CHANNEL, COMPANY, GOOD_CALLS, call, text_of, with_client
@@ -193,19 +194,20 @@ def test_quarters_of_a_year_add_up_to_the_year() -> None:
         assert sum(p[field] for p in parts) == year[field]
 
 
-def test_cursors_visit_every_item_once() -> None:
-    async def work(client: Client) -> list[str]:
-        seen: list[str] = []
+@pytest.mark.parametrize(("limit", "pages"), [(150, 3), (200, 2), (1000, 1)])
+def test_cursors_visit_every_item_once(limit: int, pages: int) -> None:
+    async def work(client: Client) -> list[list[str]]:
+        seen: list[list[str]] = []
         cursor = ""
-        while True:
-            page = await client.call_tool("list_slack_channels", {"limit": 150, "cursor": cursor})
-            seen += [c["id"] for c in page.structured_content["channels"]]
+        while not seen or cursor:
+            page = await client.call_tool("list_slack_channels", {"limit": limit, "cursor": cursor})
+            seen.append([c["id"] for c in page.structured_content["channels"]])
             cursor = page.structured_content["next_cursor"]
-            if not cursor:
-                return seen
+        return seen
 
     seen = with_client(build_server("slack"), work)
-    assert len(seen) == len(set(seen)) == 400
+    assert len(seen) == pages
+    assert [i for page in seen for i in page] == [c.id for c in build().channels]
 
 
 def test_an_unknown_server_is_a_user_error_that_names_the_near_match() -> None:

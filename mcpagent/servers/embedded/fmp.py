@@ -94,14 +94,12 @@ def _annual(year: YearStatement) -> Statement:
 
 
 def _quarters(year: YearStatement) -> list[Statement]:
-    """The year's four quarters, newest first; the last quarter takes the remainder, so that they add up."""
-    revenue, revenue_rest = divmod(year.revenue, 4)
-    income, income_rest = divmod(year.net_income, 4)
+    """The year's four equal quarters, newest first; amounts are whole millions, so a quarter is exact."""
     return [
         Statement(
             fiscal_year=f"{year.fiscal_year}-Q{number}",
-            revenue=revenue + (revenue_rest if number == 4 else 0),
-            net_income=income + (income_rest if number == 4 else 0),
+            revenue=year.revenue // 4,
+            net_income=year.net_income // 4,
         )
         for number in (4, 3, 2, 1)
     ]
