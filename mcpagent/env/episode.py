@@ -113,9 +113,11 @@ class Episode:
                 result = await self._own_call(server, wanted.tool, wanted.arguments, purpose=Purpose.SETUP)
                 self._setup_results.append(result)
                 if result.failure is not None or result.is_error:
-                    reason = f"set-up call {server}.{wanted.tool} failed: {result.content[:200]}"
-                    self._stop(StopReason.FAILED, reason)
-                    raise EpisodeError(reason, where=f"task {self.task.id}, ground_truth.setup")
+                    self._stop(StopReason.FAILED)
+                    raise EpisodeError(
+                        f"set-up call {server}.{wanted.tool} failed: {result.content[:200]}",
+                        where=f"task {self.task.id}, ground_truth.setup",
+                    )
         messages = [message.model_dump() for message in self.task.prompt]
         return EpisodeStart(messages=messages, tool_schemas=offered.schemas)
 

@@ -54,6 +54,19 @@ def grade(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     )
 
 
+def total_reward(terms: Sequence[RewardTerm]) -> float | None:
+    """The weighted sum; None where a weighted term did not run, or there is none."""
+    weighted = [(term.weight, term.value) for term in terms if term.weight != 0.0]
+    if not weighted:
+        return None
+    total = 0.0
+    for weight, value in weighted:
+        if value is None:
+            return None
+        total += weight * value
+    return total
+
+
 def with_penalty(terms: Sequence[RewardTerm], *, active: bool) -> tuple[RewardTerm, ...]:
     """`terms` with the penalty in force or not (training starts it once the policy succeeds often enough);
     its value is kept either way."""
