@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from mcpagent.core.validation import describe, reason
 from mcpagent.errors import UserError
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -42,9 +43,13 @@ def read_yaml(path: Path) -> YamlSource:
         return YamlSource(path, yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader))
     except OSError as error:
         raise UserError(f"cannot read the file: {error.strerror}", where=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"is not UTF-8 text (byte {error.start})", where=str(path)) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"not valid YAML: {error.problem}", where=f"{path}:{line}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"not valid YAML: {error}", where=str(path)) from None
 
 
 def validate(model: type[_M], source: YamlSource, place: Place = ()) -> _M:
@@ -57,9 +62,8 @@ def validate(model: type[_M], source: YamlSource, place: Place = ()) -> _M:
     except ValidationError as error:
         problems = []
         for item in error.errors():
-            reason = item["msg"].removeprefix("Value error, ")
-            keys = ".".join(str(part) for part in item["loc"])
-            problems.append((source.line((*place, *item["loc"])), f"{keys}: {reason}" if keys else reason))
+            text = describe(item) if item["loc"] else reason(item)
+            problems.append((source.line((*place, *item["loc"])), text))
         problems.sort()
         first_line, first = problems[0]
         rest = [f"{source.path}:{line}: {text}" for line, text in problems[1:]]

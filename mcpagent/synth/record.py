@@ -15,7 +15,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec, catalog_hash
 from mcpagent.synth.draw import Candidate
-from mcpagent.synth.templates import Template, fill
+from mcpagent.synth.templates import fill
 
 DATA_SOURCE = "synthetic/rules"
 GENERATOR = "rules"
@@ -55,33 +55,29 @@ def draft_task(candidate: Candidate, *, offer: Offer, split: str, seed: int) -> 
     """The record of a candidate, its checks still holding references to the results of the plan."""
     template, slots = candidate.template, candidate.slots
     digest = blake2b(candidate.key.encode(), digest_size=6).hexdigest()
-    plan = [fill(step.model_dump(mode="json"), slots) for step in template.plan]
+    # Only what the template sets goes into the record: defaults are the reader's business.
+    stated = fill(template.model_dump(mode="json", exclude_unset=True), slots)
+    plan = [{"step": n, **step} for n, step in enumerate(stated.get("plan", ()), start=1)]
     tools = offer.tools_for(_tools_of(plan), seed=derive_seed(seed, "offer", candidate.key))
-    state = {server: [c.model_dump() for c in checks] for server, checks in template.state.items()}
-    setup = {server: [c.model_dump() for c in calls] for server, calls in template.setup.items()}
-    truth = GroundTruth.model_validate(
-        {
-            "task_id": f"{template.name}-{digest}",
-            "complexity": template.complexity,
-            "max_turns": template.max_turns or len(plan) + len(template.user_turns) + _SPARE_TURNS,
-            "success": _success(template),
-            "tool_sequence": [{"step": n, **step} for n, step in enumerate(plan, start=1)],
-            "limits": template.limits.model_dump(exclude_none=True),
-            "final_answer": fill(template.answer.model_dump(), slots) if template.answer else None,
-            "state": fill(state, slots),
-            "setup": fill(setup, slots),
-            "user_turns": fill(template.user_turns, slots),
-            "abstain": template.abstain,
-            "reference_answer": fill(template.reference_answer, slots),
-        }
-    )
+    truth: JsonObject = {
+        "task_id": f"{template.name}-{digest}",
+        "complexity": template.complexity,
+        "max_turns": template.max_turns or len(plan) + len(template.user_turns) + _SPARE_TURNS,
+        "success": stated.get("success") or _last_tool(plan),
+        "tool_sequence": plan,
+        "reference_answer": stated["reference_answer"],
+    }
+    kept = ("limits", "state", "setup", "user_turns", "abstain")
+    truth |= {name: stated[name] for name in kept if name in stated}
+    if template.answer is not None:
+        truth["final_answer"] = stated["answer"]
     return Task(
         data_source=DATA_SOURCE,
         prompt=(
             Message(role="system", content=system_message(tools)),
             Message(role="user", content=str(fill(template.prompts[candidate.variant], slots))),
         ),
-        reward_spec=RewardSpec(ground_truth=truth),
+        reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
         extra_info={
             "tools": [tool.dotted for tool in tools.values()],
             "generator": GENERATOR,
@@ -97,32 +93,25 @@ def draft_task(candidate: Candidate, *, offer: Offer, split: str, seed: int) -> 
 def settle(task: Task, results: Mapping[str, Any], *, verdicts: JsonObject) -> Task:
     """The record with every reference in its checks replaced by what the plan really found. The plan keeps
     its references: they are how one call depends on another. Raises PlaceholderError."""
-    truth = task.truth
-    data = truth.model_dump()
-    settled = {
-        name: resolve(data[name], results)
-        for name in ("final_answer", "reference_answer", "state")
-        if data[name]
-    }
-    settled["tool_sequence"] = [
-        {**step, "match": resolve(step["match"], results)} for step in data["tool_sequence"]
-    ]
+    truth = task.truth.model_dump(exclude_unset=True)
+    for name in {"final_answer", "reference_answer", "state"} & truth.keys():
+        truth[name] = resolve(truth[name], results)
+    for step in truth["tool_sequence"]:
+        if "match" in step:
+            step["match"] = resolve(step["match"], results)
     return task.model_copy(
         update={
-            "reward_spec": RewardSpec(ground_truth=GroundTruth.model_validate({**data, **settled})),
+            "reward_spec": RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
             "extra_info": {**task.extra_info, "verdicts": verdicts},
         }
     )
 
 
-def _success(template: Template) -> JsonObject:
-    if template.success is not None:
-        return template.success.model_dump(exclude_none=True)
-    if not template.plan:
-        return {}
-    return {"must_call_tool": f"{template.plan[-1].server}.{template.plan[-1].tool}"}
+def _last_tool(plan: list[JsonObject]) -> JsonObject:
+    """The call that completes the plan is the one that a right episode cannot do without."""
+    return {"must_call_tool": f"{plan[-1]['server']}.{plan[-1]['tool']}"} if plan else {}
 
 
 def _tools_of(plan: list[JsonObject]) -> set[str]:
-    calls = [call for step in plan for call in (step, *step["alternatives"])]
+    calls = [call for step in plan for call in (step, *step.get("alternatives", ()))]
     return {f"{call['server']}.{call['tool']}" for call in calls}

@@ -1,0 +1,19 @@
+"""What `--servers` means for every command that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mcpagent.console import Console
+from mcpagent.tools.servers_config import ServerConfig, builtin_servers, load_servers
+
+
+def chosen_servers(path: Path | None, *, console: Console, limited: bool = True) -> Sequence[ServerConfig]:
+    """The servers of an mcp.json; None is the built-in set (`limited` or full). Raises UserError."""
+    if path is None:
+        return builtin_servers(limited=limited)
+    loaded = load_servers(path)
+    for note in loaded.notes:
+        console.note(f"{path}: {note}")
+    return loaded.servers
