@@ -138,6 +138,7 @@ def _chart(
     for line, values in lines:
         traces += _traces(spec, line, steps, values, alone=len(lines) == 1)
     layout = _layout(spec, legend=len(lines) > 1)
+    layout["xaxis"]["range"] = [steps[0] - 0.7, steps[-1] + 0.7]  # the same on every chart
     # A limit far above the curve would flatten it; the note and the verdict still state it.
     peak = max((v for _, values in lines for v in values if v is not None), default=0.0)
     if limit is not None and peak >= limit / 4:

@@ -126,7 +126,8 @@ def _results(run: RunView) -> str:
         "Brackets are 95% intervals with the task as the independent unit. The change is in percentage "
         "points, paired by task; p is a sign-flip test. Hollow marks are before training, filled ones after."
     )
-    more = f'<h2>Other measures</h2><p class="hint">Greedy unless marked.</p>{others}' if others else ""
+    legend = "Greedy unless marked. pass@k: at least one of k attempts succeeds; pass^k: all of them do."
+    more = f'<h2>Other measures</h2><p class="hint">{legend}</p>{others}' if others else ""
     return f'<section><h2>Before and after</h2><p class="hint">{hint}</p>{success}{more}</section>'
 
 
@@ -159,7 +160,7 @@ def _trajectories(run: RunView) -> str:
         return ""
     hint = (
         "The same held-out task before and after training: what was learned, what still fails, what got "
-        "worse. Calls and results are as the server saw and returned them."
+        "worse. A result is shown as the model saw it."
     )
     cards = "".join(pair_html(pair, opened=i == 0) for i, pair in enumerate(chosen))
     return f'<section><h2>Trajectories</h2><p class="hint">{hint}</p>{cards}</section>'

@@ -19,6 +19,7 @@ from mcpagent.core.tools import NONCE_META_KEY, FailureKind
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.summary import EvalResult
+from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 
 BEFORE, AFTER = "warm_start", "trained"  # file stems under eval/, each maybe with _sampled
@@ -93,7 +94,7 @@ def read_run(run_dir: Path) -> RunView:
             f"there is no run folder {run_dir}",
             remedy="pass the folder that `mcpagent train` or `mcpagent quickstart` printed",
         )
-    steps = _read_steps(run_dir / "metrics.jsonl")
+    steps = _read_steps(run_dir)
     config_path = run_dir / "config.yaml"
     config_text = config_path.read_text(encoding="utf-8") if config_path.exists() else ""
     pairs, nonces = _read_trajectories(run_dir / "trajectories")
@@ -115,27 +116,16 @@ def _finite(value: Any) -> float | None:
     return float(value) if usable else None
 
 
-def _read_steps(path: Path) -> list[JsonObject]:
-    remedy = "wait for the first step, or start it: mcpagent train --resume"
-    if not path.exists():
-        raise UserError(f"{path.parent} holds no metrics.jsonl, so no step was trained", remedy=remedy)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    rows: dict[int, JsonObject] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            rows[int(row["step"])] = row
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                break  # a killed run leaves its last line torn
-            raise UserError(
-                "this line is not a JSON object with a step",
-                where=f"{path}:{number}",
-                remedy="delete the line and run the command again",
-            ) from error
+def _read_steps(run_dir: Path) -> list[JsonObject]:
+    rows = RunFolder(run_dir).metrics()
     if not rows:
-        raise UserError(f"{path} holds no step", remedy=remedy)
-    return [rows[step] for step in sorted(rows)]
+        raise UserError(
+            f"{run_dir} holds no metrics.jsonl with a step, so there is nothing to report",
+            remedy="wait for the first step, or start it: mcpagent train",
+        )
+    # A step that was trained again after a resume counts once, as it was last.
+    by_step = {int(row["step"]): row for row in rows}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def _read_json(path: Path) -> Any:

@@ -57,7 +57,7 @@ def success_table(run: RunView) -> str:
         if before is None and after is None:
             continue
         sides = (_success(before), _success(after))
-        title = f"{label}, all tasks{_temperature(after or before)}"
+        title = f"{label}{_temperature(after or before)}"
         rows.append(_success_row(title, sides, compare_or_none(before, after), css="group"))
         levels = dict.fromkeys(level for e in (before, after) if e for level in e.by_complexity)
         for level in levels:
@@ -71,7 +71,9 @@ def success_table(run: RunView) -> str:
             rows.append(_success_row(name, (None, _success(evaluation)), None, css="group"))
     if not rows:
         return ""
-    return _table(_head("Task success", "0–100%", "*Before", "*After", "*Change", "*p", "*Tasks"), rows)
+    return _table(
+        _head("Task success", "0–100%", "*Before", "*After", "*Change", "*p", "*Tasks"), rows, css="success"
+    )
 
 
 def measures_table(run: RunView) -> str:
