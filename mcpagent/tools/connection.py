@@ -173,10 +173,11 @@ class Connection:
         owner.add_done_callback(self._owners.discard)
         try:
             await asyncio.wait({ready}, timeout=self._start_timeout_s)
-        finally:
-            if not ready.done():
-                owner.cancel()
+        except asyncio.CancelledError:
+            owner.cancel()  # also where it is just ready: nobody will learn of it
+            raise
         if not ready.done():
+            owner.cancel()
             ready.cancel()
             raise OpenFailed(self._with_log(f"no answer within {self._start_timeout_s:g} s of its start"))
         return ready.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -12,8 +13,9 @@ import pytest
 
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.errors import UserError
+from mcpagent.tools.contract import NONCE_META_KEY
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import StdioServer
+from mcpagent.tools.servers_config import StdioServer, builtin_servers
 from mcpagent.tools.session import PoolSession
 from tests.tools.support import call, memory_echo, stdio_echo
 
@@ -92,7 +94,8 @@ def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
                 for i in range(40)
             ]
             assert [r.content for r in await asyncio.gather(*neighbours)] == [str(i) for i in range(40)]
-            result = await hanging
+            async with asyncio.timeout(15):
+                result = await hanging
             assert result.failure is FailureKind.TIMEOUT
             assert result.latency_s >= 3.0
             assert finished == ["echo"] * 40 + ["hang"]
@@ -159,6 +162,18 @@ def test_a_server_sees_the_variables_that_name_it_and_no_others(monkeypatch: pyt
     asyncio.run(run())
 
 
+def test_a_builtin_process_writes_to_the_ledger_of_the_pool(tmp_path: Path) -> None:
+    slack = next(server for server in builtin_servers(transport="stdio") if server.name == "slack")
+    ledger = tmp_path / "calls.jsonl"
+
+    async def run() -> ToolResult:
+        async with ToolPool([slack], ledger=ledger) as pool, pool.session() as session:
+            return await call(session, "list_slack_channels", server="slack", limit=1)
+
+    nonce = asyncio.run(run()).meta[NONCE_META_KEY]
+    assert [json.loads(line)["nonce"] for line in ledger.read_text().splitlines()] == [nonce]
+
+
 def test_an_isolated_process_lives_as_long_as_its_session() -> None:
     async def run() -> None:
         async with ToolPool([stdio_echo(isolation="episode")]) as pool:
@@ -178,6 +193,24 @@ def test_closing_the_pool_ends_every_process_and_task() -> None:
         async with ToolPool([stdio_echo(), memory_echo("other")]) as pool:
             session = pool.session()
             pid = await _pid(session)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return pid
+
+    assert not _is_running(asyncio.run(run()))
+
+
+def test_an_interrupted_start_leaves_no_process(tmp_path: Path) -> None:
+    fifo = tmp_path / "pid"
+    os.mkfifo(fifo)
+    script = f"import os, time; open({str(fifo)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    silent = StdioServer(name="silent", command=sys.executable, args=("-c", script))
+
+    async def run() -> int:
+        entering = asyncio.create_task(ToolPool([silent]).__aenter__())
+        pid = int(await asyncio.to_thread(fifo.read_text))  # blocks until the server runs
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return pid
 
