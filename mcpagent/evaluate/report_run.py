@@ -123,8 +123,10 @@ def _read_steps(run_dir: Path) -> list[JsonObject]:
             f"{run_dir} holds no metrics.jsonl with a step, so there is nothing to report",
             remedy="wait for the first step, or start it: mcpagent train",
         )
+    if any(not isinstance(row.get("step"), int) for row in rows):
+        raise _bad_file(run_dir / "metrics.jsonl", "a line has no whole number as its step")
     # A step that was trained again after a resume counts once, as it was last.
-    by_step = {int(row["step"]): row for row in rows}
+    by_step = {row["step"]: row for row in rows}
     return [by_step[step] for step in sorted(by_step)]
 
 

@@ -151,6 +151,19 @@ def test_a_broken_line_in_the_middle_is_an_error_with_its_place(tmp_path: Path) 
     assert not (tmp_path / "report.html").exists()
 
 
+def test_a_line_without_a_step_is_named_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"reward_mean": 0.4}\n')
+    with pytest.raises(UserError, match="step") as error:
+        write_report(tmp_path)
+    assert (error.value.where or "").endswith("metrics.jsonl")
+
+
+def test_a_step_that_was_trained_again_after_a_resume_counts_once(tmp_path: Path) -> None:
+    lines = ['{"step": 1, "kl": 0.1}', '{"step": 2, "kl": 0.9}', '{"step": 2, "kl": 0.2}', ""]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert read_run(tmp_path).series("kl") == [0.1, 0.2]
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "eval/trained.json", "eval/controls.json", "config.yaml"])
 def test_a_broken_file_of_the_run_is_named_and_nothing_is_written(tmp_path: Path, name: str) -> None:
     run = write_run(tmp_path / "run", tasks=3)
@@ -191,6 +204,20 @@ def test_a_missing_run_or_one_without_steps_is_a_user_error_with_a_remedy(tmp_pa
         assert message in found.stderr and "mcpagent train" in found.stderr
         assert "Traceback" not in found.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_plotly_the_error_names_the_install_command(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", tasks=3)
+    # None in sys.modules is how Python itself marks a module that cannot be imported.
+    program = (
+        "import sys; sys.modules['plotly'] = None; from mcpagent.cli.main import run; "
+        f"sys.argv = ['mcpagent', 'report', {str(run)!r}]; run()"
+    )
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 2
+    assert "pip install 'mcpagent[report]'" in found.stderr
+    assert not (run / "report.html").exists()
 
 
 @pytest.mark.slow
