@@ -81,8 +81,8 @@ class ValidationReport:
 def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> ValidationReport:
     """Check every record; `catalog` None does not check tools against servers.
 
-    Task ids are remembered, records are not. Raises UserError for a file that cannot be read or has no record,
-    and for a JSON array that is broken (after a broken line of JSONL the next line is checked).
+    Task ids are remembered, records are not. A broken line of JSONL is a finding; a broken JSON array, a
+    file that cannot be read and one without records raise UserError.
     """
     known = None if catalog is None else {name for t in catalog for name in (t.dotted, t.name, t.server)}
     report = ValidationReport()
