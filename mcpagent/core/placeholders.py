@@ -30,7 +30,7 @@ _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _STEP = re.compile(r"step([0-9]+)")
 # Fields may have any name, Python keywords too (`step1.from`), so `.name` is parsed as `["name"]`.
 _FIELD = re.compile(r"(\"[^\"]*\"|'[^']*')|\.\s*([A-Za-z_]\w*)")
-_MAX_EXPRESSION_CHARS = 500
+_MAX_EXPRESSION_CHARS = 300  # bounds the recursion too
 _DECIMALS = 10  # binary noise such as 0.1 + 0.2 lies far below the tenth decimal
 
 

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mcpagent.core.tasks import AnswerCheck, StateCheck
+from mcpagent.reward.answer import answer_holds, state_holds
+from tests.reward.records import made
+
+RESULTS = {"step1": {"close": 187.2, "name": "Apple Inc."}}
+
+
+@pytest.mark.parametrize(
+    ("check", "answer", "holds"),
+    [
+        ({"type": "number", "value": 187.2}, "It closed at $187.20.", True),
+        ({"type": "number", "value": "187.2"}, "187.2", True),
+        ({"type": "number", "value": "${step1.close}"}, "187.2 on 2025-03-04", True),
+        ({"type": "number", "value": "about ${step1.close}"}, "187.2", True),
+        ({"type": "number", "value": "${step2.close}"}, "187.2", False),
+        ({"type": "number", "value": 1234567}, "1,234,567", True),
+        ({"type": "number", "value": 12.5}, "up 12.5%", True),
+        ({"type": "number", "value": 187.2}, "187.3", False),
+        ({"type": "number", "value": 187.2, "tolerance": 0.1}, "187.3", True),
+        ({"type": "number", "value": 187.2, "tolerance": 0.1}, "187.31", False),
+        ({"type": "number", "value": 187.2}, "no idea", False),
+        ({"type": "number", "value": -4}, "it fell by -4", True),
+        ({"type": "string", "value": "Apple Inc."}, "  apple  inc. ", True),
+        ({"type": "string", "value": "Apple Inc."}, "It is Apple Inc.", False),
+        ({"type": "regex", "value": r"^Yes\b"}, "Yes, it is.", True),
+        ({"type": "regex", "value": r"^Yes\b"}, "No. Yes.", False),
+        ({"type": "must_include", "value": ["${step1.name}", 187.2]}, "Apple Inc. closed at 187.20", True),
+        ({"type": "must_include", "value": ["Apple Inc.", 187.2]}, "Apple Inc. closed at 188", False),
+        ({"type": "must_include", "value": "AAP"}, "AAPL", False),
+        ({"type": "must_include", "value": [1]}, "1 2 3 4 5", True),
+        ({"type": "must_include", "value": [1]}, "1 2 3 4 5 6", False),
+        ({"type": "must_include", "value": "yes", "max_words": 2}, "well, well, yes", False),
+    ],
+)
+def test_answers_are_judged_by_their_check(check: dict[str, Any], answer: str, holds: bool) -> None:
+    assert answer_holds(AnswerCheck.model_validate(check), answer, RESULTS) is holds
+
+
+def test_no_answer_is_no_pass() -> None:
+    assert not answer_holds(AnswerCheck(type="regex", value=""), None, {})
+
+
+@pytest.mark.parametrize(
+    ("expect", "holds"),
+    [
+        ({"messages[0].text": "hi", "count": 1}, True),
+        ({"messages[0].text": "hi", "count": 2}, False),
+        ({"messages[1].text": "hi"}, False),
+        ({"messages[0].text": "${step1.name}"}, False),
+    ],
+)
+def test_the_state_holds_when_every_path_has_its_value(expect: dict[str, Any], holds: bool) -> None:
+    check = StateCheck.model_validate({"call": {"tool": "history"}, "expect": expect})
+    result = made("history", structured={"messages": [{"text": "hi"}], "count": 1})[1]
+    assert state_holds(check, result, RESULTS) is holds
