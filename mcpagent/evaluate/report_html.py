@@ -48,7 +48,7 @@ def page_html(run: RunView) -> str:
         css=_asset("report.css"),
         js=_asset("report.js"),
         body=body,
-        figures=_script_json({c.id: c.figure for c in drawn}),
+        figures=script_json({c.id: c.figure for c in drawn}),
         plotly=_packed_plotly(),
         script_nonce=script_nonce,
     )
@@ -188,7 +188,7 @@ def _asset(name: str) -> str:
     return resources.files("mcpagent.evaluate").joinpath("assets", name).read_text(encoding="utf-8").strip()
 
 
-def _script_json(document: JsonObject) -> str:
+def script_json(document: JsonObject) -> str:
     """JSON that cannot end its script element."""
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 

@@ -47,7 +47,7 @@ def turn(
         completion=Completion(text=text),
         tool_calls=tuple(calls),
         tool_results=tuple(results),
-        parse_failures=tuple(ParseFailure(raw=raw, reason="not JSON") for raw in broken),
+        parse_failures=tuple(ParseFailure(raw=raw, reason=f"not JSON: {raw}") for raw in broken),
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.report import write_report
+from mcpagent.evaluate.report_html import script_json
 from mcpagent.evaluate.report_run import read_run
 from tests.evaluate.records import call, result, trajectory, turn
 from tests.evaluate.run_folder import step_row, write_evaluation, write_run
@@ -108,6 +109,12 @@ def test_a_manifest_or_control_cannot_become_markup(tmp_path: Path) -> None:
     (run / "config.yaml").write_text(f"# {ATTACK}\nseed: 1\n")
     attacked = _Page(write_report(run).read_text())
     assert (attacked.count("script"), attacked.count("img")) == (3, 0)
+
+
+def test_a_figure_cannot_end_its_script_element() -> None:
+    text = script_json({"title": ATTACK})
+    assert "<" not in text
+    assert json.loads(text) == {"title": ATTACK}
 
 
 def test_plotly_is_packed_once_and_whole(tmp_path: Path) -> None:

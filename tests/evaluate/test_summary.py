@@ -28,7 +28,7 @@ def test_unscored_episodes_are_counted_apart_and_never_as_failures() -> None:
     summary = summarise(episodes)
     assert (summary.n_tasks, summary.n_episodes, summary.unscored) == (4, 4, 2)
     assert summary.metrics["task_success"] == rate_interval(1, 2)
-    assert summary.metrics["mean_reward"].n == 2
+    assert summary.metrics["mean_reward"].n == summary.metrics["mean_turns"].n == 2
     assert summary.stop_reasons == {"answered": 3, "failed": 1}
     assert summary.tasks["server died"].success == ()
 
