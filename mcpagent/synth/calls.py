@@ -40,6 +40,11 @@ class CallCache:
         """The tool in the catalog, None when there is none."""
         return self._specs.get((server, tool))
 
+    def is_read_only(self, server: str, tool: str) -> bool:
+        """What the server says of the tool; False for one that it does not have."""
+        spec = self.spec(server, tool)
+        return spec is not None and spec.annotations.read_only
+
 
 class SynthSession:
     """The calls of one plan."""
@@ -54,8 +59,7 @@ class SynthSession:
         """Like `ToolSession.call`: a failing tool is a result."""
         self._count += 1
         call = ToolCall(id=f"call_{self._count}", server=server, tool=tool, arguments=arguments)
-        spec = self._cache.spec(server, tool)
-        is_read = spec is not None and spec.annotations.read_only
+        is_read = self._cache.is_read_only(server, tool)
         if not is_read:
             self._changed.add(server)
         key = json.dumps([server, tool, arguments], sort_keys=True)

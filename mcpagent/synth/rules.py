@@ -118,6 +118,7 @@ async def _fill(
 ) -> tuple[Task, ...]:
     kept: list[Task] = []
     fruitless = 0
+    turn = asyncio.Lock()
     while len(kept) < count:
         batch: list[Candidate] = []
         while len(batch) < _BATCH and fruitless < _MAX_FRUITLESS:
@@ -127,7 +128,7 @@ async def _fill(
                 log.counts[RejectCode.DUPLICATE] += 1
             else:
                 batch.append(candidate)
-        outcomes = await asyncio.gather(*(ground(source.draft(c), cache) for c in batch))
+        outcomes = await asyncio.gather(*(_ground(source.draft(c), cache, turn) for c in batch))
         for candidate, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Task):
                 kept.append(outcome)
@@ -140,6 +141,16 @@ async def _fill(
         if on_progress is not None:
             on_progress(source.split, min(len(kept), count), count)
     return tuple(kept[:count])
+
+
+async def _ground(draft: Task, cache: CallCache, turn: asyncio.Lock) -> Task | Rejection:
+    """Plans that change something go one at a time: a user's own server may keep one state for all sessions,
+    and then two of them at once would read each other's end state."""
+    truth = draft.truth
+    if not truth.setup and all(cache.is_read_only(step.server, step.tool) for step in truth.tool_sequence):
+        return await ground(draft, cache)
+    async with turn:
+        return await ground(draft, cache)
 
 
 def _exhausted(split: str, found: int, count: int, log: _RejectLog) -> UserError:

@@ -155,3 +155,15 @@ def test_stats_counts_agree_with_the_records(generated: tuple[Path, dict[str, An
         assert count == sum(server in {step["server"] for step in t["tool_sequence"]} for t in truths)
     assert stats["by_split"] == {"heldout": 15}
     assert stats["path"] == str(path)
+
+
+def test_the_sample_in_the_repository_is_what_its_command_writes(tmp_path: Path) -> None:
+    data = Path(__file__).parents[2] / "data"
+    lines = (line.strip() for line in (data / "README.md").read_text().splitlines())
+    command = next(line for line in lines if line.startswith("mcpagent gen-data"))
+    arguments = [str(tmp_path) if part == "data/samples" else part for part in command.split()[1:]]
+    assert mcpagent(*arguments).returncode == 0
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == sorted(path.name for path in (data / "samples").iterdir())
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (data / "samples" / name).read_bytes(), f"run: {command}"

@@ -179,6 +179,17 @@ def test_a_state_that_holds_before_anything_is_done_is_no_task(tmp_path: Path) -
         generate(seed=0, counts={"train": 1}, templates=write_templates(tmp_path, read=template))
 
 
+def test_posts_to_a_server_that_all_sessions_share_do_not_disturb_each_other(tmp_path: Path) -> None:
+    shipped = resource_path("templates/tasks")
+    templates = write_templates(tmp_path, complex=(shipped / "complex.yaml").read_text())
+
+    async def run() -> GeneratedData:
+        async with ToolPool(builtin_servers(), isolation={"slack": "shared"}) as pool:
+            return await generate_dataset(pool, templates, counts={"heldout": 200}, seed=0)
+
+    assert set(asyncio.run(run()).rejects) <= {"duplicate"}
+
+
 def test_asking_for_more_tasks_than_there_are_says_how_many_were_found(tmp_path: Path) -> None:
     templates = write_templates(tmp_path, good=quote("good"))
     with pytest.raises(UserError, match=r"found \d+ of 500 distinct tasks for heldout; rejected: duplicate"):
