@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from mcpagent.core.tools import FailureKind
+from mcpagent.core.trajectory import FinishReason, StopReason
+from mcpagent.env.episode import Episode, EpisodeLimits
+from mcpagent.errors import EpisodeError, UserError
+from mcpagent.reward.rule import total_reward
+from mcpagent.tools.pool import ToolPool
+from tests.env.world import (
+    HISTORY,
+    QUOTE,
+    READ_ONLY,
+    SEND,
+    any_channel,
+    ask,
+    call,
+    make_task,
+    scratch_pool,
+    with_builtins,
+)
+
+
+async def begun(pool: ToolPool, *, limits: EpisodeLimits | None = None, **task: Any) -> Episode:
+    episode = Episode(make_task(**task), pool, limits=limits, episode_id="t#0")
+    await episode.start()
+    return episode
+
+
+def test_a_task_is_solved_over_real_servers_and_its_end_state_is_read() -> None:
+    async def play(pool: ToolPool) -> None:
+        channel, ticker = await any_channel(pool)
+        price = (await ask(pool, QUOTE, symbol=ticker))["price"]
+        task = make_task(
+            tool_sequence=[
+                {"step": 1, "server": "fmp", "tool": QUOTE, "params": {"symbol": ticker}},
+                {
+                    "step": 2,
+                    "server": "slack",
+                    "tool": SEND,
+                    "params": {"channel": channel, "message": "${text(step1.price)}"},
+                },
+            ],
+            setup={"slack": [{"tool": SEND, "arguments": {"channel": channel, "message": "before"}}]},
+            state={
+                "slack": [
+                    {
+                        "call": {"tool": HISTORY, "arguments": {"channel_id": channel}},
+                        "expect": {"messages[0].text": "${text(step1.price)}", "messages[1].text": "before"},
+                    }
+                ]
+            },
+            final_answer={"type": "number", "value": "${step1.price}"},
+        )
+        episode = Episode(task, pool, episode_id="t#0")
+        start = await episode.start()
+        assert [message["role"] for message in start.messages] == ["system", "user"]
+        assert {schema["function"]["name"] for schema in start.tool_schemas} == set(pool.tools)
+
+        quoted = await episode.step(f"<think>quote first</think>{call(QUOTE, symbol=ticker)}")
+        assert (quoted.done, quoted.stop_reason, quoted.user_turn) == (False, None, 0)
+        assert json.loads(quoted.observations[0]["content"])["price"] == price
+        assert quoted.tool_results[0].meta["mcpagent/nonce"]
+        await episode.step(call(SEND, channel=channel, message=str(price)))
+        final = await episode.step(f"The answer is {price}.")
+        assert (final.done, final.stop_reason, final.observations) == (True, StopReason.ANSWERED, [])
+
+        terms = await episode.grade()
+        await episode.close()
+        assert total_reward(terms) == pytest.approx(1.0)
+        assert episode.final_answer == f"The answer is {price}."
+        assert [result.tool for result in episode.state_results] == [SEND, HISTORY]
+        assert len(episode.turn_terms) == 3
+        assert await episode.grade() == terms
+
+    with_builtins(play)
+
+
+def test_episodes_do_not_see_what_others_wrote() -> None:
+    async def play(pool: ToolPool) -> None:
+        channel, _ = await any_channel(pool)
+        writer, reader = await begun(pool), await begun(pool)
+        await writer.step(call(SEND, channel=channel, message="only here"))
+        seen = await reader.step(call(HISTORY, channel_id=channel))
+        assert "only here" not in seen.observations[0]["content"]
+        assert (
+            "only here" in (await writer.step(call(HISTORY, channel_id=channel))).observations[0]["content"]
+        )
+        await asyncio.gather(writer.close(), reader.close())
+
+    with_builtins(play)
+
+
+def test_bad_calls_are_answered_with_an_error_and_reach_no_server() -> None:
+    async def play(pool: ToolPool) -> None:
+        episode = await begun(pool, tools=[f"fmp.{QUOTE}"])
+        out = await episode.step(
+            call("get_weather", city="x")
+            + call(SEND, channel="C1", message="x")
+            + call(QUOTE, symbol=5)
+            + call(QUOTE, ticker="AAPL")
+            + "<tool_call>oops</tool_call>"
+        )
+        await episode.close()
+        kinds = [result.failure for result in out.tool_results]
+        unknown, invalid = FailureKind.UNKNOWN_TOOL, FailureKind.INVALID_ARGUMENTS
+        assert kinds == [unknown, unknown, invalid, invalid]
+        assert not any(result.meta for result in out.tool_results)  # a server would have stamped a nonce
+        errors = [json.loads(observation["content"])["error"] for observation in out.observations]
+        assert "get_weather" in errors[0]
+        assert "symbol: 5 is not of type 'string'" in errors[2]
+        assert "'symbol' is a required property" in errors[3]
+        assert "not a tool call: invalid JSON" in errors[4]
+        assert [observation["role"] for observation in out.observations] == ["tool"] * 5
+        assert len(out.parse_failures) == 1
+        assert not out.done
+
+    with_builtins(play)
+
+
+def test_a_tool_may_be_named_with_its_server() -> None:
+    async def play(pool: ToolPool) -> None:
+        _, ticker = await any_channel(pool)
+        episode = await begun(pool)
+        out = await episode.step(call(f"fmp.{QUOTE}", symbol=ticker) + call(f"fmp__{QUOTE}", symbol=ticker))
+        assert [(c.server, c.tool, c.id) for c in out.tool_calls] == [
+            ("fmp", QUOTE, "c0"),
+            ("fmp", QUOTE, "c1"),
+        ]
+        assert not any(result.is_error for result in out.tool_results)
+        again = await episode.step(call(QUOTE, symbol=ticker))
+        assert again.tool_calls[0].id == "c2"
+        await episode.close()
+
+    with_builtins(play)
+
+
+def test_an_offered_tool_that_no_server_has_is_the_users_to_fix() -> None:
+    async def play(pool: ToolPool) -> None:
+        episode = Episode(make_task(tools=["fmp.fmp_get_moon"]), pool, episode_id="t#0")
+        with pytest.raises(UserError, match=r"fmp\.fmp_get_moon"):
+            await episode.start()
+        await episode.close()
+
+    with_builtins(play)
+
+
+def test_a_set_up_that_fails_is_no_fault_of_the_model() -> None:
+    async def play(pool: ToolPool) -> None:
+        setup = {"slack": [{"tool": SEND, "arguments": {"channel": "C000000", "message": "x"}}]}
+        episode = Episode(make_task(abstain=True, setup=setup), pool, episode_id="t#0")
+        with pytest.raises(EpisodeError, match=SEND):
+            await episode.start()
+        assert episode.stop_reason is StopReason.FAILED
+        assert total_reward(await episode.grade()) is None
+        await episode.close()
+
+    with_builtins(play)
+
+
+def test_later_user_messages_are_delivered_one_by_one() -> None:
+    async def play(pool: ToolPool) -> None:
+        episode = await begun(pool, abstain=True, user_turns=["And then?", "And last?"])
+        first = await episode.step("One.")
+        assert first.observations == [{"role": "user", "content": "And then?"}]
+        assert (first.user_message, first.user_turn, first.done) == ("And then?", 0, False)
+        second = await episode.step("Two.")
+        assert (second.user_message, second.user_turn) == ("And last?", 1)
+        third = await episode.step("Three.")
+        assert (third.user_turn, third.stop_reason) == (2, StopReason.ANSWERED)
+        assert episode.final_answer == "Three."
+        await episode.close()
+
+    with_builtins(play)
+
+
+def test_every_limit_stops_the_episode_by_its_name() -> None:
+    async def play(pool: ToolPool) -> None:
+        channel, ticker = await any_channel(pool)
+        quote, send = call(QUOTE, symbol=ticker), call(SEND, channel=channel, message="x")
+
+        turns = await begun(pool, abstain=True, max_turns=2)
+        assert not (await turns.step(quote)).done
+        assert (await turns.step(quote)).stop_reason is StopReason.MAX_TURNS
+
+        ours = await begun(pool, limits=EpisodeLimits(max_turns=1))
+        assert (await ours.step(quote)).stop_reason is StopReason.MAX_TURNS
+
+        tools = Episode(make_task(abstain=True, limits={"max_tools": 1}), pool, episode_id="t#0")
+        await tools.start()
+        out = await tools.step(quote + send)
+        assert out.stop_reason is StopReason.LIMIT
+        assert [result.failure for result in out.tool_results] == [None, FailureKind.LIMIT]
+
+        servers = Episode(make_task(abstain=True, limits={"max_servers": 1}), pool, episode_id="t#0")
+        await servers.start()
+        assert not (await servers.step(quote + quote)).done
+        assert (await servers.step(send)).stop_reason is StopReason.LIMIT
+
+        hard = await begun(pool, limits=EpisodeLimits(max_tool_calls=1))
+        assert (await hard.step(quote + quote)).stop_reason is StopReason.MAX_TOOL_CALLS
+
+        cut = await begun(pool)
+        out = await cut.step(quote + "<tool_call>{", finish=FinishReason.LENGTH)
+        assert (out.stop_reason, out.tool_calls, len(out.parse_failures)) == (StopReason.MAX_TOKENS, (), 1)
+        assert cut.final_answer is None
+
+        full = await begun(pool)
+        assert (await full.step("", finish=FinishReason.OVERFLOW)).stop_reason is StopReason.CONTEXT_OVERFLOW
+
+        outside = await begun(pool)
+        await outside.finish(StopReason.CONTEXT_OVERFLOW, error="full")
+        await outside.finish(StopReason.MAX_TURNS)
+        assert (outside.stop_reason, outside.errors) == (StopReason.CONTEXT_OVERFLOW, ["full"])
+        for episode in (turns, ours, tools, servers, hard, cut, full, outside):
+            await episode.close()
+
+    with_builtins(play)
+
+
+def test_read_only_calls_of_a_step_run_at_once() -> None:
+    async def play() -> None:
+        meeting = asyncio.Barrier(3)
+
+        async def meet(name: str) -> str:
+            """Answers only when two others are being called at the same time."""
+            await meeting.wait()
+            return name
+
+        async with scratch_pool((meet, READ_ONLY), timeout_s=20) as pool:
+            episode = await begun(pool)
+            out = await episode.step(call("meet", name="a") + call("meet", name="b") + call("meet", name="c"))
+            assert [o["content"].strip('"') for o in out.observations] == ["a", "b", "c"]
+            await episode.close()
+
+    asyncio.run(play())
+
+
+def test_writes_run_alone_and_in_order() -> None:
+    async def play() -> None:
+        log: list[str] = []
+
+        async def write(name: str) -> str:
+            log.append(f"+{name}")
+            await asyncio.sleep(0)
+            log.append(f"-{name}")
+            return name
+
+        async def read(name: str) -> str:
+            log.append(name)
+            return name
+
+        async with scratch_pool((write, None), (read, READ_ONLY)) as pool:
+            episode = await begun(pool)
+            names = [("read", "r"), ("write", "a"), ("write", "b"), ("read", "s")]
+            await episode.step("".join(call(tool, name=name) for tool, name in names))
+            await episode.close()
+        assert log == ["r", "+a", "-a", "+b", "-b", "s"]
+
+    asyncio.run(play())
+
+
+def test_a_server_that_hangs_ends_the_episode_unscored() -> None:
+    async def play() -> None:
+        async def hang() -> str:
+            await asyncio.Event().wait()
+            return "never"
+
+        async with scratch_pool((hang, READ_ONLY), timeout_s=0.05) as pool:
+            episode = await begun(pool, success={"must_call_tool": "hang"})
+            out = await episode.step(call("hang"))
+            assert out.stop_reason is StopReason.FAILED
+            assert out.tool_results[0].failure is FailureKind.TIMEOUT
+            assert "scratch.hang: timeout" in episode.errors[0]
+            assert total_reward(await episode.grade()) is None
+            await episode.close()
+
+    asyncio.run(play())
+
+
+def test_the_deadline_of_an_episode_ends_a_call_in_flight() -> None:
+    async def play() -> None:
+        async def hang() -> str:
+            await asyncio.Event().wait()
+            return "never"
+
+        async with scratch_pool((hang, READ_ONLY)) as pool:
+            episode = await begun(pool, limits=EpisodeLimits(timeout_s=0.05))
+            out = await episode.step(call("hang"))
+            assert out.stop_reason is StopReason.TIMEOUT
+            assert total_reward(await episode.grade()) is None
+            await episode.close()
+
+            late = await begun(pool, limits=EpisodeLimits(timeout_s=0.0))
+            assert (await late.step("The answer is 5.")).stop_reason is StopReason.TIMEOUT
+            assert late.final_answer is None
+            await late.close()
+
+    asyncio.run(play())
+
+
+def test_an_episode_is_single_use() -> None:
+    async def play(pool: ToolPool) -> None:
+        fresh = Episode(make_task(), pool, episode_id="t#0")
+        with pytest.raises(RuntimeError, match="started"):
+            await fresh.step("hi")
+        await fresh.start()
+        with pytest.raises(RuntimeError, match="finished"):
+            await fresh.grade()
+        await fresh.step("hi")
+        with pytest.raises(RuntimeError, match="not done"):
+            await fresh.step("again")
+        await fresh.close()
+        await fresh.close()
+
+    with_builtins(play)
