@@ -94,7 +94,7 @@ def _take(layer: Layer, entry: Entry, spelled: Key) -> None:
     key = tuple(ALIASES[dotted].split(".")) if dotted in ALIASES else spelled
     if key not in KNOWN_KEYS and key[:2] not in _OPEN_KEYS:
         problem = _unknown(entry, spelled)
-        if problem not in layer.problems:
+        if not any(problem.repeats(known) for known in layer.problems):  # once for a whole section
             layer.problems.append(problem)
         return
     try:

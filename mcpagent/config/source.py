@@ -37,6 +37,12 @@ class Problem:
     def __str__(self) -> str:
         return f"{self.where}: {self.message}"
 
+    def repeats(self, other: Problem) -> bool:
+        """The same message about the same file, at any line."""
+        return (
+            self.message == other.message and self.where.rpartition(":")[0] == other.where.rpartition(":")[0]
+        )
+
 
 class SourceError(Exception):
     """Text that is no configuration."""

@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 import zstandard
 
-_CHUNK_BYTES = 1 << 17
+_BUFFER_BYTES = 1 << 17
+_ZSTD_INPUT_BYTES = 1 << 10  # a decompressed piece may be a thousand times as long
 _ZSTD_LEVEL = 10
 # What decompression raises for damaged input.
 DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
@@ -32,7 +33,7 @@ def open_bytes(path: Path) -> BinaryIO:
     if path.suffix == ".gz":
         return gzip.open(path, "rb")  # pyright: ignore[reportReturnType]
     if path.suffix == ".zst":
-        return io.BufferedReader(_ZstdReader(path), buffer_size=_CHUNK_BYTES)
+        return io.BufferedReader(_ZstdReader(path), buffer_size=_BUFFER_BYTES)
     return path.open("rb")
 
 
@@ -85,7 +86,7 @@ class _ZstdReader(io.RawIOBase):
             self._is_inside = False
         else:
             rest = b""
-        chunk = rest or self._file.read(_CHUNK_BYTES // 8)
+        chunk = rest or self._file.read(_ZSTD_INPUT_BYTES)
         if not chunk:
             if self._is_inside:
                 raise EOFError("the zstd frame ends before its end marker")

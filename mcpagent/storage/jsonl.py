@@ -106,7 +106,7 @@ def encode_record(record: BaseModel | Mapping[str, Any]) -> bytes:
 
 def task_record(task: Task) -> JsonObject:
     """The task as its dataset record: what was given, and what other readers of the format need."""
-    record = task.model_dump(exclude_unset=True)
+    record = task.model_dump(mode="json", exclude_unset=True)
     return {
         "data_source": task.data_source,
         "env_class": task.env_class,

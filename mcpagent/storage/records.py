@@ -58,26 +58,26 @@ def decode_line(raw: bytes, *, path: Path, line: int) -> JsonObject:
     try:
         value = _DECODER.decode(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise UserError(f"is not UTF-8 text (byte {error.start} of the line)", where=where) from None
+        raise UserError(
+            f"is not UTF-8 text (byte {error.start} of the line)", where=where, remedy="save it as UTF-8"
+        ) from None
     except RecursionError:
-        raise UserError("the value is nested too deeply", where=where) from None
+        raise UserError(
+            "the value is nested too deeply", where=where, remedy="mend or delete that line"
+        ) from None
     except json.JSONDecodeError as error:
         raise UserError(
             f"broken JSON, {error.msg} at column {error.colno}: {shown(error.doc.strip())}",
             where=where,
             remedy="mend or delete that line",
         ) from None
-    except _NotJson as error:
-        raise UserError(f"broken JSON: {error}", where=where, remedy="write null instead") from None
+    except ValueError as error:  # NaN and its like, and whole numbers past Python's limit of digits
+        raise UserError(f"broken JSON: {error}", where=where, remedy="mend or delete that line") from None
     return _object(value, where)
 
 
-class _NotJson(ValueError):
-    """A constant that Python would take and JSON does not have."""
-
-
 def _refuse_constant(name: str) -> NoReturn:
-    raise _NotJson(f"{name} is no JSON value")
+    raise ValueError(f"{name} is no JSON value")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
@@ -163,7 +163,7 @@ class _ArrayReader:
                     self._fail(f"broken JSON, {error.msg}: {shown(self._excerpt())}")
                 self._read(wanted)
                 wanted *= 2  # a huge record is tried a few times only
-            except _NotJson as error:
+            except ValueError as error:
                 self._fail(f"broken JSON: {error}")
             except RecursionError:
                 self._fail("the value is nested too deeply")

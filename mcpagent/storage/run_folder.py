@@ -37,7 +37,7 @@ class RunFolder:
             raise UserError(
                 "the output folder is not empty",
                 where=str(folder),
-                remedy=f"continue that run with --resume, choose another folder, or delete it: rm -r {folder}",
+                remedy=f"continue that run with --resume, name another folder, or delete it: rm -r {folder}",
             )
         run = cls(folder)
         for child in (run.trajectories, run.checkpoints, run.evaluations, run.logs):

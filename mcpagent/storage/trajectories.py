@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from mcpagent.core.trajectory import Trajectory
+from mcpagent.core.trajectory import Trajectory, Turn
 from mcpagent.core.validation import describe
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
@@ -60,12 +60,8 @@ def read_trajectories(path: Path | str, *, with_tokens: bool = True) -> Iterator
         tokens = stack.enter_context(_opened(sidecar)) if with_tokens and sidecar.exists() else None
         keys = frozenset(tokens.keys()) if tokens is not None else frozenset[str]()
         for line, record in read_records(records):
-            for turn in record.get("turns", ()):
-                prefix = f"{record.get('id')}/{turn.get('index')}/"
-                for name, holder in _holders(turn):
-                    if prefix + name in keys and tokens is not None:
-                        holder[name] = tokens.get_tensor(prefix + name).tolist()
-            yield _trajectory(record, where=f"{records}:{line}")
+            trajectory = _trajectory(record, where=f"{records}:{line}")
+            yield _with_tokens(trajectory, tokens, keys) if keys else trajectory
 
 
 def _arrays(trajectory: Trajectory) -> Iterator[tuple[str, np.ndarray]]:
@@ -79,10 +75,20 @@ def _arrays(trajectory: Trajectory) -> Iterator[tuple[str, np.ndarray]]:
             yield prefix + "logprobs", np.asarray(turn.completion.logprobs, dtype=np.float32)
 
 
-def _holders(turn: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Each array's name, and the part of the record that it belongs to."""
-    completion = turn.get("completion", {})
-    return [("added_token_ids", turn), ("token_ids", completion), ("logprobs", completion)]
+def _with_tokens(trajectory: Trajectory, tokens: Any, keys: frozenset[str]) -> Trajectory:
+    """`tokens` is the opened sidecar and `keys` all it holds; what it lacks was empty when it was written."""
+
+    def stored(turn: Turn, name: str) -> tuple[Any, ...]:
+        key = f"{trajectory.id}/{turn.index}/{name}"
+        return tuple(tokens.get_tensor(key).tolist()) if key in keys else ()
+
+    turns = []
+    for turn in trajectory.turns:
+        update = {"token_ids": stored(turn, "token_ids"), "logprobs": stored(turn, "logprobs")}
+        completion = turn.completion.model_copy(update=update)
+        added = stored(turn, "added_token_ids")
+        turns.append(turn.model_copy(update={"completion": completion, "added_token_ids": added}))
+    return trajectory.model_copy(update={"turns": tuple(turns)})
 
 
 def _trajectory(record: Mapping[str, Any], *, where: str) -> Trajectory:

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mcpagent.config.loader import DEFAULT_FILES, dump_config, load_train_config
+from mcpagent.config.resources import resource_path
+from mcpagent.config.schema import TrainConfig
+from mcpagent.errors import UserError
+
+SHIPPED = sorted(resource_path("configs").rglob("*.yaml"))
+
+
+def message_of(files: list[Path], overrides: list[str]) -> str:
+    with pytest.raises(UserError) as caught:
+        load_train_config(files, overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def write(folder: Path, text: str, name: str = "a.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_configs_are_shipped() -> None:
+    assert {f"configs/{path.name}" for path in SHIPPED} >= {*DEFAULT_FILES, "configs/quickstart.yaml"}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_every_shipped_config_loads_and_says_how_to_run_it(path: Path) -> None:
+    loaded = load_train_config([path])
+    assert loaded.notes == ()
+    first_line = path.read_text().splitlines()[0]
+    assert first_line.startswith("# mcpagent ") and f"configs/{path.name}" in first_line
+
+
+def test_no_file_means_the_three_that_ship() -> None:
+    assert load_train_config().config == load_train_config(list(DEFAULT_FILES)).config
+
+
+def test_a_shipped_config_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_train_config(["configs/quickstart.yaml"]).config.model.name == "embedded"
+    (tmp_path / "configs").mkdir()
+    write(tmp_path / "configs", "model: {name: mine}", "quickstart.yaml")
+    assert load_train_config(["configs/quickstart.yaml"]).config.model.name == "mine"
+
+
+def test_later_files_and_then_options_win(tmp_path: Path) -> None:
+    first = write(tmp_path, "rollout: {group_size: 4, num_envs: 3}\nlora:\n  target_modules: [a, b]\n")
+    second = write(tmp_path, "rollout:\n  group_size: 6\nlora: {target_modules: all-linear}\n", "b.yaml")
+    loaded = load_train_config([first, second], ["rollout.num_envs=9"])
+    assert (loaded.config.rollout.group_size, loaded.config.rollout.num_envs) == (6, 9)
+    assert loaded.config.lora.target_modules == "all-linear"
+    assert loaded.sources == {
+        "rollout.group_size": f"{second}:2",
+        "lora.target_modules": f"{second}:3",
+        "rollout.num_envs": "--set rollout.num_envs=9",
+    }
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("rollout.group_szie=3", "did you mean rollout.group_size?"),
+        ("rolout.group_size=3", "did you mean rollout?"),
+        ("grpo.weight_decay=1", "did you mean optimization.weight_decay?"),
+        ("tools.timout=3", "did you mean tools.timeout?"),
+        ("xyzzy=3", "unknown key xyzzy"),
+    ],
+)
+def test_an_unknown_key_names_the_near_match(written: str, meant: str) -> None:
+    assert message_of([], [written]).endswith(meant)
+
+
+def test_every_error_is_reported_at_once_with_its_place(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        "rollout:\n  group_size: 1\n  top_p: 0.9\n  num_envs: many\ntraning:\n  x: 1\n  y: 2\n"
+        "lora:\n  r: 0\ngrpo:\n  reference: none\n",
+    )
+    lines = message_of([file, tmp_path / "absent.yaml"], ["grpo.clip_ratio=true"]).splitlines()
+    assert lines[0] == "the configuration has 8 errors:"
+    assert f"  {tmp_path / 'absent.yaml'}: there is no such file" in lines
+    assert f"  {file}:6: unknown key traning; did you mean training?" in lines
+    reasons = {
+        f"  {file}:2: rollout.group_size is 1, but GRPO compares attempts within a group; use 2 or more",
+        f"  {file}:3: rollout.top_p is 0.9, but ",
+        f"  {file}:4: rollout.num_envs is 'many', but it must be a valid integer",
+        f"  {file}:9: lora.r is 0, but it must be greater than or equal to 1",
+        f"  {file}:11: grpo.kl_coef is 0.01, but grpo.reference is none",
+        "  --set grpo.clip_ratio=true: grpo.clip_ratio is true, but it must be a valid number",
+    }
+    for reason in reasons:
+        assert sum(line.startswith(reason) for line in lines) == 1, reason
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("rollout:\n  a: [1\n", 3, "is not valid YAML"),
+        ("- 1\n", 1, "a configuration is a mapping"),
+        ("lora:\n  r: 1\n  r: 2\n", 3, "r stands here a second time (first at line 2)"),
+        ("seed: 1\nseed: !!python/object:os.system 1\n", 2, ""),
+        ("grpo: 3\n", 1, "grpo is a section with keys such as grpo."),
+        ("seed: {a: 1}\n", 1, "seed takes a value, not keys such as a"),
+        ("? [a, b]\n: 1\n", 1, "a key must be a plain word"),
+        ("a: &x\n  b: *x\n", 1, "is nested too deeply"),
+    ],
+)
+def test_a_broken_file_is_reported_with_its_line(tmp_path: Path, text: str, line: int, reason: str) -> None:
+    file = write(tmp_path, text)
+    message = message_of([file], [])
+    assert message.startswith(f"{file}:{line}: ") and reason in message
+
+
+def test_bytes_that_are_no_text_are_reported(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_bytes(b"seed: \xff\n")
+    assert message_of([file], []).endswith("is not UTF-8 text (byte 6)")
+
+
+def test_an_override_without_a_value_sign_is_refused() -> None:
+    assert "write it as key=value" in message_of([], ["rollout.group_size"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["rollout.top_k=5"], "rollout.top_k is 5, but"),
+        (["rollout.temperature=0"], "rollout.temperature is 0, but"),
+        (["grpo.adaptive_kl=true"], "grpo.target_kl is not set"),
+        (["grpo.clip_ratio_high=0.1"], "grpo.clip_ratio_high is 0.1, but grpo.clip_ratio is 0.2"),
+        (["grpo.minibatches=3"], "grpo.minibatches is 3, but training.batch_size 16"),
+        (["optimization.optimizer=muon"], "optimization.optimizer is muon, but"),
+        (["rollout.max_new_tokens=4096"], "rollout.max_new_tokens is 4096, but"),
+        (["device=cpu", "model.dtype=fp16"], "model.dtype is float16, but"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(overrides: list[str], reason: str) -> None:
+    assert reason in message_of([], overrides)
+
+
+def test_supervised_training_may_use_any_sampling() -> None:
+    config = load_train_config([], ["algorithm=sft", "rollout.top_p=0.9", "rollout.group_size=1"]).config
+    assert config.algorithm == "sft"
+
+
+def test_the_sft_section_replaces_the_general_settings_of_a_supervised_run() -> None:
+    own = ["sft.steps=7", "sft.learning_rate=0.5", "sft.batch_size=3", "sft.copy_steps=2"]
+    grpo = load_train_config([], own).config
+    assert grpo.training.batch_size == 16
+    sft = load_train_config([], [*own, "algorithm=sft"]).config
+    assert (sft.training.batch_size, sft.training.total_steps(n_tasks=100)) == (3, 7)
+    assert (sft.optimization.learning_rate, sft.sft.copy_steps) == (0.5, 2)
+
+
+def test_settings_without_effect_are_noted() -> None:
+    notes = load_train_config([], ["finetune.mode=full", "lora.r=4", "grpo.target_kl=0.1"]).notes
+    assert len(notes) == 2
+    assert "--set grpo.target_kl=0.1: grpo.target_kl has no effect: grpo.adaptive_kl is false" in notes
+    assert "--set lora.r=4: lora.r has no effect: finetune.mode is full" in notes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ([], 4),  # 50 prompts in batches of 16, seen once
+        (["training.max_epochs=2"], 8),
+        (["training.max_epochs=2", "training.steps_per_epoch=5"], 10),
+        (["training.max_steps=30"], 30),
+    ],
+)
+def test_the_length_of_a_run(overrides: list[str], steps: int) -> None:
+    assert load_train_config([], overrides).config.training.total_steps(n_tasks=50) == steps
+
+
+values = st.fixed_dictionaries(
+    {},
+    optional={
+        "seed": st.integers(0, 2**63),
+        "name": st.text(min_size=1).filter(lambda text: text.isprintable() and "\n" not in text),
+        "optimization.learning_rate": st.floats(1e-12, 1.0),
+        "optimization.gradient_clip": st.none() | st.floats(1e-3, 1e9),
+        "rollout.group_size": st.integers(2, 1000),
+        "tools.allow_list": st.none() | st.lists(st.text(), max_size=3).map(tuple),
+        "tools.isolation": st.dictionaries(
+            st.text(min_size=1), st.sampled_from(["shared", "episode"]), max_size=3
+        ),
+    },
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(values)
+def test_a_dumped_config_loads_as_an_equal_one(
+    tmp_path_factory: pytest.TempPathFactory, given_values: dict[str, object]
+) -> None:
+    tree: dict[str, object] = {}
+    for key, value in given_values.items():
+        section, _, name = key.rpartition(".")
+        branch = tree.setdefault(section, {}) if section else tree
+        assert isinstance(branch, dict)
+        branch[name] = value
+    config = TrainConfig.model_validate(tree)
+    file = tmp_path_factory.mktemp("dump") / "config.yaml"
+    file.write_text(dump_config(config), encoding="utf-8")
+    assert load_train_config([file]).config == config
+
+
+@pytest.mark.parametrize("overrides", [[], ["algorithm=sft", "sft.steps=7"], ["rollout.minibatch_size=4"]])
+def test_the_resolved_config_of_a_run_loads_as_itself(tmp_path: Path, overrides: list[str]) -> None:
+    config = load_train_config([], overrides).config
+    file = write(tmp_path, dump_config(config))
+    assert load_train_config([file]).config == config

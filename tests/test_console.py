@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mcpagent.console import Console
+from mcpagent.core.metrics import Metric
+from mcpagent.errors import UserError
+
+
+def test_stdout_holds_one_json_document_and_stderr_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(is_json=True)
+    console.note("loading [a/b]")
+    console.table("Results", ["kind", "rate"], [["simple", 0.5]])
+    console.say("done")
+    with console.progress("evaluating", total=2) as advance:
+        advance()
+        advance(1, note="n")
+    metric = Metric(value=0.5, ci_low=None, ci_high=None, n=2)
+    console.print_json({"metrics": {"é": metric}, "list": (metric,)})
+    out, err = capsys.readouterr()
+    expected = {"value": 0.5, "ci_low": None, "ci_high": None, "n": 2}
+    assert json.loads(out) == {"metrics": {"é": expected}, "list": [expected]}
+    assert "loading [a/b]" in err and "simple" in err and "evaluating: 2/2" in err and "done" in err
+
+
+def test_without_json_the_result_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.table("Results", ["kind", "rate"], [["[bold]simple", 0.5]])
+    console.say("next: mcpagent report [RUN]")
+    out, err = capsys.readouterr()
+    assert "[bold]simple" in out and "next: mcpagent report [RUN]" in out and err == ""
+
+
+def test_an_error_shows_its_place_and_remedy_and_has_its_document(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(is_json=True).fail(UserError("bad [value]", where="a.yaml:3", remedy="mcpagent doctor"))
+    out, err = capsys.readouterr()
+    assert err == "error: a.yaml:3: bad [value]\n  mcpagent doctor\n"
+    assert json.loads(out)["error"]["where"] == "a.yaml:3"
+
+
+def test_a_failing_job_shows_no_last_progress_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), Console().progress("working") as advance:
+        advance(1 // 0)
+    assert capsys.readouterr().err == ""
