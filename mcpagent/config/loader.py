@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from mcpagent.config import checks
 from mcpagent.config.resolve import Layer, Setting, merge, nested, refusal, resolve, settle_minibatches
 from mcpagent.config.resources import resource_path, resource_root
 from mcpagent.config.schema import TrainConfig, TrainingConfig
-from mcpagent.config.source import Entry, Key, Problem, SourceError, read_file, read_override
+from mcpagent.config.source import Entry, Key, Problem, SourceError, read_file, read_override, write_tree
 from mcpagent.core.validation import reason
 from mcpagent.errors import UserError
 
@@ -58,7 +57,7 @@ def load_train_config(files: Sequence[Path | str] = (), overrides: Sequence[str]
 
 def dump_config(config: TrainConfig) -> str:
     """YAML of every setting; loading it gives an equal config."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return write_tree(config.model_dump(mode="json"))
 
 
 def _located(path: Path) -> Path:

@@ -56,15 +56,25 @@ class _Loader(yaml.SafeLoader):
     """YAML with numbers as YAML 1.2 reads them (PyYAML takes 1e-5 for a text) and dates left as text."""
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that `_Loader` would take for something else, such as the name 1e5."""
+
+
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+for _yaml in (_Loader, _Dumper):
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
+
+
+def write_tree(tree: dict[str, Any]) -> str:
+    """YAML that `read_file` reads as the same values, in ASCII so that no line break is lost in a text."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False)
 
 
 def read_file(path: Path) -> list[Entry]:

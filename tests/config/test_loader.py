@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mcpagent.config.loader import DEFAULT_FILES, dump_config, load_train_config
@@ -198,6 +198,8 @@ values = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=60)
 @given(values)
+@example({"name": "1e5", "tools.isolation": {"\x85": "shared", "on": "episode"}})
+@example({"name": "2025-01-01", "tools.allow_list": ("null", "08", "é", "")})
 def test_a_dumped_config_loads_as_an_equal_one(
     tmp_path_factory: pytest.TempPathFactory, given_values: dict[str, object]
 ) -> None:
