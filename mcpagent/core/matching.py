@@ -76,7 +76,7 @@ def values_equal(gold: Any, given: Any, *, tolerance: float = 0.0) -> bool:
     Numbers are equal across int, float and (against a number) numeric strings; strings after trimming, and
     without regard to case unless they are free text (hold whitespace); lists in order; objects by key.
     """
-    if gold is UNRESOLVED or isinstance(gold, bool) != isinstance(given, bool):
+    if gold is UNRESOLVED:
         return False
     if isinstance(gold, str) and isinstance(given, str):
         return _strings_equal(gold, given, tolerance)

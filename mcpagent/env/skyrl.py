@@ -234,7 +234,9 @@ def _task(prompt: Sequence[Mapping[str, str]], extras: Mapping[str, Any]) -> Tas
         }
         return Task.model_validate(record)
     except pydantic.ValidationError as error:
-        raise UserError("; ".join(describe(found) for found in error.errors()), where=f"{ENV_ID} record") from None
+        raise UserError(
+            "; ".join(describe(found) for found in error.errors()), where=f"{ENV_ID} record"
+        ) from None
     except json.JSONDecodeError as error:
         raise UserError(
             f"reward_spec.ground_truth is text, but not JSON: {error.msg}", where=f"{ENV_ID} record"

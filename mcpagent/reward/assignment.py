@@ -15,13 +15,13 @@ from mcpagent.core.matching import (
     resolve_rules,
     same_tool,
 )
-from mcpagent.core.placeholders import references, result_value
+from mcpagent.core.placeholders import PlaceholderError, references, result_value
 from mcpagent.core.tasks import PlanCall, PlanStep
 from mcpagent.reward.record import RecordedCall
 
 NAME_CREDIT = 0.2
 ARGUMENT_CREDIT = 0.8
-_SEARCH_NODES = 2000  # bounds the search where loose rules meet many calls; the first dive is already good
+_SEARCH_NODES = 500  # bounds the search where loose rules meet many calls; the first dive is already good
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,7 @@ class _Search:
         self._order = sorted(range(len(plan)), key=lambda i: (plan[i].user_turn, plan[i].step))
         self._best: dict[int, int] = {}
         self._nodes_left = _SEARCH_NODES
+        self._independent: dict[int, list[int]] = {}
 
     def best(self) -> dict[int, int]:
         self._descend(0, {})
@@ -82,21 +83,32 @@ class _Search:
     def _candidates(self, index: int, chosen: Mapping[int, int]) -> list[int]:
         """Unused calls that carry out the step, those without an error first. Of calls that are equal in
         question and answer only the first is tried."""
+        used = set(chosen.values())
         seen: set[tuple[str, str]] = set()
         found: list[int] = []
-        used = set(chosen.values())
-        step = self._plan[index]
-        for position, made in enumerate(self._calls):
-            if position in used or made.user_turn != step.user_turn or not made.was_made:
-                continue
-            results = _results(self._plan, self._calls, chosen, before_turn=made.turn)
-            if not any(_carries_out(step, gold, made, results) for gold in _golds(step)):
-                continue
+        for position in self._fitting(index, chosen):
+            made = self._calls[position]
             twin = (made.identity, made.result.content)
-            if twin not in seen:
+            if position not in used and twin not in seen:
                 seen.add(twin)
                 found.append(position)
         return sorted(found, key=lambda position: (self._calls[position].result.is_error, position))
+
+    def _fitting(self, index: int, chosen: Mapping[int, int]) -> list[int]:
+        """Calls that carry out the step; the same under every choice where it refers to no other step."""
+        if index in self._independent:
+            return self._independent[index]
+        step = self._plan[index]
+        fitting = [
+            position
+            for position, made in enumerate(self._calls)
+            if made.user_turn == step.user_turn
+            and made.was_made
+            and _carries_out(step, made, _results(self._plan, self._calls, chosen, before_turn=made.turn))
+        ]
+        if not _uses_results(step):
+            self._independent[index] = fitting
+        return fitting
 
 
 def _credit_rest(
@@ -126,9 +138,12 @@ def _credit_rest(
             taken.add(position)
 
 
-def _carries_out(step: PlanStep, gold: PlanCall, made: RecordedCall, results: Mapping[str, Any]) -> bool:
+def _carries_out(step: PlanStep, made: RecordedCall, results: Mapping[str, Any]) -> bool:
     """`results` are those that were known when the call was written: a right guess does not count."""
-    return inputs_are_known(gold, results) and call_matches(gold, *_resolved(step, gold, results), made.call)
+    return any(
+        inputs_are_known(gold, results) and call_matches(gold, *_resolved(step, gold, results), made.call)
+        for gold in _golds(step)
+    )
 
 
 def _partial_credit(step: PlanStep, gold: PlanCall, made: RecordedCall, results: Mapping[str, Any]) -> float:
@@ -163,8 +178,16 @@ def _results(
 
 
 def depends_on(step: PlanStep) -> set[int]:
-    """Numbers of the steps whose results `step` or one of its alternatives uses."""
+    """Numbers of the steps whose results `step` or one of its alternatives uses. Raises PlaceholderError."""
     used: set[int] = set()
     for gold in _golds(step):
         used |= references(gold.params) | references(dict(match_rules(step, gold)))
     return used
+
+
+def _uses_results(step: PlanStep) -> bool:
+    """A malformed reference counts as one: it never resolves, and its step is never carried out."""
+    try:
+        return bool(depends_on(step))
+    except PlaceholderError:
+        return True

@@ -86,6 +86,7 @@ def test_several_calls_keep_their_order_and_get_ids() -> None:
             '<tool_call>{"name": "q", "arguments": {"x": ' + "[" * 60 + "]" * 60 + "}}</tool_call>",
             "deeper than 50",
         ),
+        ('<tool_call>{"name": "q", "arguments": {"x": ' + "[" * 99999 + "</tool_call>", "deeper than 50"),
     ],
 )
 def test_a_broken_call_is_one_failure_with_its_reason(action: str, says: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import skyrl_gym
+from skyrl_gym.envs.registration import registry
 
 from mcpagent.env.skyrl import MCPToolEnv, MCPToolGroup, register
 from mcpagent.errors import UserError
@@ -141,7 +142,7 @@ def test_bad_records_and_configs_are_the_users_to_fix(tmp_path: Path) -> None:
 def test_registering_twice_is_harmless() -> None:
     register()
     register()
-    assert "MCPToolEnv" in skyrl_gym.envs.registration.registry
+    assert "MCPToolEnv" in registry
 
 
 def test_the_tool_group_has_every_tool_by_name() -> None:

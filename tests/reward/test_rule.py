@@ -234,3 +234,9 @@ def test_a_stored_trajectory_is_graded_as_the_episode_was() -> None:
     played = episode(turn((call, result)), state=(end,))
     assert grade(task, record_of(task, again)) == grade(task, played)
     assert values(task, played)["success"] == 1.0
+
+
+def test_a_malformed_reference_fails_its_step_and_nothing_else() -> None:
+    task = make_task(tool_sequence=[QUOTE, {**SEND, "params": {"message": "${step1.}"}}])
+    record = episode(turn(made(ticker="AAPL")), turn(made("send", message="187.2")))
+    assert values(task, record)["coverage"] == pytest.approx((1.0 + 0.2) / 2)
