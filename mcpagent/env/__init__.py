@@ -1,0 +1,1 @@
+"""Episodes: parsing, carrying out calls, user turns, grading; and the SkyRL adapters."""

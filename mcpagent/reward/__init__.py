@@ -1,0 +1,1 @@
+"""The deterministic reward: pure functions of a task and an episode record."""
