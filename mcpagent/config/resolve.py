@@ -52,9 +52,12 @@ class Layer:
 
 
 def merge(entries: Iterable[Entry]) -> list[Entry]:
-    """Later entries replace earlier ones of the same spelling, and a value replaces a whole mapping."""
+    """Later entries replace earlier ones of the same spelling, and a value replaces a whole mapping.
+    A section with nothing in it replaces nothing."""
     merged: dict[Key, Entry] = {}
     for entry in entries:
+        if entry.value in (None, {}) and full_spelling(entry.key) in SECTIONS:
+            continue
         replaced = [key for key in merged if _is_prefix(key, entry.key) or _is_prefix(entry.key, key)]
         for key in replaced:
             del merged[key]
@@ -77,8 +80,6 @@ def resolve(entries: Iterable[Entry]) -> Layer:
             only = ONLY_VALUES[dotted]
             if entry.value != only.value:
                 layer.problems.append(refusal(entry, f"it can only be {shown(only.value)}: {only.reason}"))
-        elif spelled in SECTIONS and entry.value is None:
-            continue  # a heading with nothing below it
         else:
             _take(layer, entry, spelled)
     return layer

@@ -201,6 +201,15 @@ class SftConfig(Section):
     optimizer: Literal["adamw", "muon"] | None = None  # optimization.optimizer
     decay_share: Share = 0.4  # last share of the steps, over which the learning rate falls linearly to 0
     copy_steps: Count = 0  # steps on copying random strings first; the embedded model needs them
+    copy_mix: Count = 0  # such copies that join each batch of demonstrations afterwards
+    stop_early: Share = (
+        0.0  # share of multi-step demonstrations that are cut short, for a mixed-quality start
+    )
+    wrong_tool: Share = 0.0  # share of one-step demonstrations that use a sister tool
+
+
+# The settings of `sft` that replace others: once moved there, they are unset here.
+_REPLACING = {"steps", "epochs", "batch_size", "warmup_steps", "learning_rate", "optimizer"}
 
 
 class TrainConfig(Section):
@@ -240,7 +249,7 @@ class TrainConfig(Section):
                 "algorithm": "sft",
                 "training": self.training.model_copy(update=training),
                 "optimization": self.optimization.model_copy(update=optimization),
-                "sft": SftConfig(decay_share=own.decay_share, copy_steps=own.copy_steps),
+                "sft": SftConfig.model_validate(own.model_dump(exclude=_REPLACING)),
             }
         )
 

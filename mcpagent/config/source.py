@@ -125,9 +125,9 @@ def _parse(text: str, *, prefix: Key, where: str, numbered: bool) -> list[Entry]
 
 
 def _walk(loader: _Loader, node: yaml.Node, *, prefix: Key, where: str, numbered: bool) -> Iterator[Entry]:
-    """The leaves below `node`; an empty mapping says nothing and has none."""
+    """The leaves below `node`; an empty mapping is one."""
     place = _place(node, where, numbered)
-    if not isinstance(node, yaml.MappingNode):
+    if not isinstance(node, yaml.MappingNode) or not node.value:
         yield Entry(key=prefix, value=loader.construct_object(node, deep=True), where=place)
         return
     if len(prefix) > _MAX_DEPTH:

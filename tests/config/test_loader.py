@@ -64,6 +64,28 @@ def test_later_files_and_then_options_win(tmp_path: Path) -> None:
     }
 
 
+def test_a_value_replaces_a_mapping_and_an_empty_section_replaces_nothing(tmp_path: Path) -> None:
+    first = write(tmp_path, "algorithm: {name: sft}\nlora: {r: 4}\ntools: {isolation: {slack: episode}}\n")
+    second = write(tmp_path, "algorithm: grpo\nlora:\nrollout: {tools: {}}\n", "b.yaml")
+    config = load_train_config([first, second]).config
+    assert (config.algorithm, config.lora.r, config.tools.isolation) == ("grpo", 4, {"slack": "episode"})
+    assert load_train_config([first], ["tools.isolation={}"]).config.tools.isolation == {}
+    added = load_train_config([first], ["tools.isolation.fmp=shared"]).config.tools.isolation
+    assert added == {"slack": "episode", "fmp": "shared"}
+
+
+def test_anchors_and_merge_keys_work(tmp_path: Path) -> None:
+    file = write(tmp_path, "training: &same\n  batch_size: 4\nsft:\n  <<: *same\n  copy_steps: 2\n")
+    config = load_train_config([file]).config
+    assert (config.sft.batch_size, config.sft.copy_steps) == (4, 2)
+
+
+def test_a_refused_value_is_not_judged_by_its_default() -> None:
+    # kl_coef falls back to 0.01, which would not go with reference none.
+    message = message_of([], ["grpo.reference=none", "grpo.kl_coef=low"])
+    assert message == "--set grpo.kl_coef=low: grpo.kl_coef is 'low', but it must be a valid number"
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -214,6 +215,31 @@ def test_a_compressed_file_that_was_cut_off_is_refused(tmp_path: Path, suffix: s
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * kept)])
     assert "damaged or cut off" in error_of(path) or "broken JSON" in error_of(path)
+
+
+def test_a_zst_file_that_was_cut_between_lines_is_refused(tmp_path: Path) -> None:
+    compressor = zstandard.ZstdCompressor().compressobj()
+    lines = "".join(json.dumps(r) + "\n" for r in records(100)).encode()
+    whole_lines = compressor.compress(lines) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(whole_lines + compressor.flush())
+    assert len(list(read_tasks(path))) == 100
+    path.write_bytes(whole_lines)
+    assert "damaged or cut off" in error_of(path)
+
+
+def test_zst_frames_may_follow_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    frames = [zstandard.compress(json.dumps(r).encode() + b"\n") for r in records(30)]
+    path.write_bytes(b"".join(frames))
+    assert [task.id for task in read_tasks(path)] == [f"t{i}" for i in range(30)]
+
+
+def test_a_gz_file_holds_neither_time_nor_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    write_jsonl(path, records(1))
+    header = path.read_bytes()[:10]  # RFC 1952: flags in byte 3, time in bytes 4 to 7
+    assert header[3] == 0 and header[4:8] == bytes(4)
 
 
 def test_a_huge_broken_array_is_refused_without_reading_on(tmp_path: Path) -> None:
