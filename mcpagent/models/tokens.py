@@ -64,6 +64,10 @@ class Renderer:
         """A demonstration's turn as a model would have sampled it, with the end-of-turn token."""
         return (*self._encode(text), self._turn_end)
 
+    def suffix_text(self, observations: Sequence[JsonObject]) -> str:
+        """The suffix as text, for tokenizer training and for people."""
+        return self._suffix_between(_DUMMY, tuple((o["role"], o["content"]) for o in observations))
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a sampled turn, special tokens visible, the end-of-turn token dropped."""
         ids = list(token_ids)
@@ -101,11 +105,11 @@ class Renderer:
     ) -> list[int]:
         contents = [content for _, content in observations]
         if not any(special in content for content in contents for special in self._specials):
-            return self._encode(self._suffix_text(dummy, observations))
+            return self._encode(self._suffix_between(dummy, observations))
         # A tool result that spells a control token must stay text: its content is encoded apart, with
         # control tokens switched off, between the pieces of the scaffold.
         marks = [f"\x02{i}\x03" for i in range(len(contents))]
-        scaffold = self._suffix_text(
+        scaffold = self._suffix_between(
             dummy, tuple((r, m) for (r, _), m in zip(observations, marks, strict=True))
         )
         ids: list[int] = []
@@ -115,14 +119,14 @@ class Renderer:
             ids += self.tokenizer.encode(content, add_special_tokens=False, split_special_tokens=True)
         return ids + self._encode(scaffold)
 
-    def _suffix_text(self, dummy: Sequence[JsonObject], observations: tuple[tuple[str, str], ...]) -> str:
+    def _suffix_between(self, dummy: Sequence[JsonObject], observations: tuple[tuple[str, str], ...]) -> str:
         base = self._render(dummy)
         messages = [*dummy, *({"role": r, "content": c} for r, c in observations)]
         full = self._render(messages, generation=True)
         if not full.startswith(base):
             raise UserError(
-                f"the chat template of {self._name} rewrites earlier messages when one is appended, so tokens "
-                "kept from sampling would drift from what the template gives",
+                f"the chat template of {self._name} rewrites earlier messages when one is appended, so "
+                "tokens kept from sampling would drift from what the template gives",
                 remedy="use a model whose template only appends, or a training variant of this template",
             )
         end = base.rfind(self._turn_end_text) + len(self._turn_end_text)

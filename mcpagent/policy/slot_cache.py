@@ -1,8 +1,8 @@
 """A key-value cache of slots: one row for each episode, kept across its turns.
 
 transformers' `DynamicCache` concatenates at every step, which copies the whole cache for every token. Here
-each layer holds one buffer [slots, heads, capacity, head_dim]; a forward pass writes its new keys in place, at
-each row's own position, and attends over a view. Rows that are sampling stay in front, so that the view is a
+each layer holds one buffer [slots, heads, capacity, head_dim]; a forward pass writes its new keys in place,
+at each row's own position, and attends over a view. Rows that are sampling stay in front, so that the view is a
 slice; a row that waits for a tool is swapped behind them and keeps its keys.
 """
 

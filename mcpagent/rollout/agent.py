@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from mcpagent.core.records import JsonObject
@@ -43,7 +43,7 @@ class AgentSettings:
     """What all episodes of a collection share. `max_context_tokens` None: no limit (text policies)."""
 
     sampling: Sampling
-    limits: EpisodeLimits = EpisodeLimits()
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     max_context_tokens: int | None = None
 
 

@@ -57,8 +57,7 @@ class TurnBarrier:
     async def _run(self, batch: list[tuple[CompletionRequest, asyncio.Future[Completion]]]) -> None:
         try:
             completions = await self._policy.complete([request for request, _ in batch])
-        except BaseException as error:
-            # Every episode of the batch must learn of it; the error goes on to each of them.
+        except BaseException as error:  # noqa: BLE001 - task boundary: each waiter gets the error
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)

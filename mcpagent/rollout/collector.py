@@ -67,9 +67,13 @@ async def collect(
     if barrier is not None:
         for index, attempt in opening:
             barrier.enter(attempt.episode_id, rank=index)
-    async with asyncio.TaskGroup() as group:
-        for item in opening:
-            group.create_task(worker(item))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for item in opening:
+                group.create_task(worker(item))
+    except BaseExceptionGroup as failures:
+        # One cause usually fails every episode alike: the first tells the user what the group would.
+        raise failures.exceptions[0] from None
     return [trajectory for trajectory in results if trajectory is not None]
 
 

@@ -1,0 +1,1 @@
+"""Training: pure arithmetic (advantages, loss, batching) and the loops that use it."""

@@ -1,0 +1,137 @@
+"""Load, adapt and save models of transformers and PEFT."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mcpagent.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraShape:
+    """Low-rank adapters: rank, scale alpha / r, dropout, and which linear layers carry them."""
+
+    r: int
+    alpha: float
+    dropout: float
+    target_modules: str | Sequence[str]
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is cuda, then mps, then cpu. A device that is asked for and missing is an error."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        name = "cuda" if cuda else "mps" if mps else "cpu"
+    if (name == "cuda" and not cuda) or (name == "mps" and not mps):
+        raise UserError(f"device {name} is not available here", remedy="use --device cpu, or run `mcpagent doctor`")
+    return torch.device(name)
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on CPU and bfloat16 elsewhere."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return getattr(torch, name)
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a hub id or folder."""
+    from transformers import AutoTokenizer
+
+    return _from_pretrained(AutoTokenizer.from_pretrained, name, trust_remote_code=trust_remote_code)
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """A causal LM from a hub id, a folder, or a PEFT adapter folder (its base with the adapter merged)."""
+    from transformers import AutoModelForCausalLM
+
+    adapter = Path(name)
+    if (adapter / "adapter_config.json").is_file():
+        from peft import AutoPeftModelForCausalLM
+
+        model = _from_pretrained(AutoPeftModelForCausalLM.from_pretrained, name, dtype=dtype)
+        return model.merge_and_unload().to(device)
+    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    return _from_pretrained(AutoModelForCausalLM.from_pretrained, name, **options).to(device)
+
+
+def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
+    """The model with fresh adapters; their random half depends on `seed` alone."""
+    from peft import LoraConfig, get_peft_model
+
+    target = shape.target_modules
+    config = LoraConfig(
+        r=shape.r,
+        lora_alpha=int(shape.alpha),
+        lora_dropout=shape.dropout,
+        target_modules=target if isinstance(target, str) else list(target),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
+
+
+def causal_lm(model: Any) -> Any:
+    """The transformers model inside a PEFT model, or the model itself."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+class MergedCopy:
+    """A plain copy of a LoRA model for sampling, with the adapters merged into its weights at each `sync`.
+
+    Each merge starts again from the frozen base, so nothing accumulates. Costs the memory of the base once.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._source = model
+        with torch.no_grad():
+            self.model = copy.deepcopy(model).unload()
+        self.model.requires_grad_(False).eval()
+        self.sync()
+
+    @torch.no_grad()
+    def sync(self) -> None:
+        """Bring the copy up to date with the adapters."""
+        from peft.tuners.lora import LoraLayer
+
+        for name, layer in self._source.named_modules():
+            if isinstance(layer, LoraLayer):
+                target = self.model.get_submodule(name.removeprefix("base_model.model."))
+                base = layer.get_base_layer()
+                target.weight.copy_(base.weight + layer.get_delta_weight("default").to(base.weight.dtype))
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Hugging Face format, or PEFT format for a LoRA model; safetensors either way."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _from_pretrained(load: Callable[..., Any], name: str, **options: Any) -> Any:
+    path = Path(name)
+    if name.startswith((".", "/", "~")) and not path.expanduser().is_dir():
+        raise UserError(f"there is no model folder {name}", remedy="check model.name or the path")
+    try:
+        return load(str(path.expanduser()) if path.expanduser().is_dir() else name, **options)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"cannot load {name}: {first_line}",
+            remedy="give a local folder or a hub id that this machine can reach (`mcpagent doctor` checks it)",
+        ) from error

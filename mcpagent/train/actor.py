@@ -1,0 +1,89 @@
+"""The actor of a local run: an `HFPolicy` over the learner's weights, episodes on the I/O thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.evaluate.evaluator import evaluate
+from mcpagent.evaluate.summary import summarise
+from mcpagent.models.load import MergedCopy
+from mcpagent.models.tokens import Renderer
+from mcpagent.policy.hf import HFPolicy
+from mcpagent.rollout.agent import AgentSettings
+from mcpagent.rollout.collector import attempts, collect
+from mcpagent.storage.atomic import write_text
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.tools.contract import ToolProvider
+from mcpagent.tools.io_thread import IOThread
+
+
+class LocalActor:
+    """Collects and evaluates with the current weights, in this process."""
+
+    def __init__(
+        self,
+        policy: HFPolicy,
+        *,
+        merged: MergedCopy | None,
+        renderer: Renderer,
+        tools: ToolProvider,
+        io: IOThread,
+        settings: AgentSettings,
+        group_size: int,
+        concurrency: int,
+        deterministic: bool,
+        seed: int,
+        run: RunFolder,
+        on_episode: Callable[[Trajectory], None] = lambda _: None,
+    ) -> None:
+        self._policy, self._merged = policy, merged
+        self._renderer, self._tools, self._io = renderer, tools, io
+        self._settings, self._group_size, self._concurrency = settings, group_size, concurrency
+        self._deterministic, self._seed, self._run = deterministic, seed, run
+        self._on_episode = on_episode
+
+    def collect(self, tasks: Sequence[Task], *, step: int) -> list[Trajectory]:
+        """`group_size` attempts at each task, in order."""
+        wanted = list(attempts(tasks, per_task=self._group_size, seed=self._seed, label=f"step {step}"))
+        return self._io.run(
+            collect(
+                wanted,
+                policy=self._policy,
+                tools=self._tools,
+                settings=self._settings,
+                renderer=self._renderer,
+                concurrency=self._concurrency,
+                deterministic=self._deterministic,
+                on_done=self._on_episode,
+            )
+        )
+
+    def sync(self) -> None:
+        """Merge the adapters again and drop every cached key."""
+        if self._merged is not None:
+            self._merged.sync()
+        self._policy.on_weights_changed()
+
+    def evaluate(self, tasks: Sequence[Task], *, step: int) -> float | None:
+        """Greedy success on `tasks`; the summary goes to `eval/step-N.json`."""
+        greedy = replace(self._settings, sampling=replace(self._settings.sampling, temperature=0.0))
+        trajectories = self._io.run(
+            evaluate(
+                tasks,
+                policy=self._policy,
+                tools=self._tools,
+                settings=greedy,
+                renderer=self._renderer,
+                concurrency=self._concurrency,
+            )
+        )
+        summary = summarise(trajectories)
+        result = summary.with_provenance({"step": step, "temperature": 0.0, "split": "validation"})
+        write_text(
+            self._run.evaluations / f"{self._run.checkpoint_dir(step).name}.json",
+            result.model_dump_json(indent=1) + "\n",
+        )
+        return summary.metrics["task_success"].value

@@ -1,0 +1,66 @@
+"""Optimisers and learning-rate schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def build_optimizers(
+    named: Iterable[tuple[str, nn.Parameter]],
+    *,
+    kind: str,
+    learning_rate: float,
+    muon_learning_rate: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+) -> list[torch.optim.Optimizer]:
+    """`adamw`: one AdamW. `muon`: Muon (Keller Jordan 2024) on the weight matrices inside the network, AdamW
+    on embeddings, heads, norms and biases, which are not the linear maps that Muon is for."""
+    trainable = [(n, p) for n, p in named if p.requires_grad]
+    adamw: dict[str, Any] = {
+        "lr": learning_rate,
+        "betas": betas,
+        "weight_decay": weight_decay,
+        "foreach": True,
+    }
+    if kind == "adamw":
+        return [torch.optim.AdamW([p for _, p in trainable], **adamw)]
+    matrices = [p for n, p in trainable if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+    chosen = {id(p) for p in matrices}
+    rest = [p for _, p in trainable if id(p) not in chosen]
+    muon = torch.optim.Muon(matrices, lr=muon_learning_rate, momentum=0.95, weight_decay=weight_decay)
+    return [muon, torch.optim.AdamW(rest, **adamw)]
+
+
+def linear_schedule(
+    *, total: int, warmup: int = 0, decay_share: float = 0.0, floor: float = 0.05
+) -> Callable[[int], float]:
+    """Factor of the learning rate at step 1..total: linear warm-up, constant, then linear decay to `floor`
+    over the last `decay_share` of the steps."""
+    decay = decay_share * total
+
+    def factor(step: int) -> float:
+        rising = min(1.0, step / warmup) if warmup else 1.0
+        falling = max(floor, (total - step) / decay) if decay and total - step < decay else 1.0
+        return rising * falling
+
+    return factor
+
+
+class Schedule:
+    """Sets the learning rate of every parameter group as a function of the step: nothing to save."""
+
+    def __init__(self, optimizers: list[Any], factor: Callable[[int], float]) -> None:
+        self._groups = [(g, g["lr"]) for o in optimizers for g in o.param_groups]
+        self._factor = factor
+
+    def set(self, step: int) -> float:
+        """Apply the factor of `step` (1-based); returns it."""
+        factor = self._factor(step)
+        for group, base in self._groups:
+            group["lr"] = base * factor
+        return factor

@@ -1,0 +1,83 @@
+"""The supervised loop: the warm start on demonstrations, and `mcpagent train --algo sft`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.seeds import derive_seed
+from mcpagent.models.tokens import Renderer
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.train.batching import micro_batches
+from mcpagent.train.copying import copy_samples
+from mcpagent.train.learner import Learner
+from mcpagent.train.order import TaskOrder
+from mcpagent.train.samples import TrainSample
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftSettings:
+    """`copy_steps` of `total_steps` come first and train on copying; `copy_mix` copies join each later batch."""
+
+    total_steps: int
+    copy_steps: int = 0
+    copy_mix: int = 0
+    save_every: int
+    batch_size: int
+    micro_batch_tokens: int
+    seed: int
+
+
+def train_sft(
+    learner: Learner,
+    demonstrations: Sequence[TrainSample],
+    *,
+    renderer: Renderer,
+    run: RunFolder,
+    settings: SftSettings,
+    first_step: int = 1,
+    on_step: Callable[[JsonObject], None],
+) -> None:
+    """Minimise the mean negative log-likelihood of the demonstrations' own tokens, a batch a step.
+
+    Everything a step uses is a function of its number, so a resumed run continues exactly.
+    """
+    order = TaskOrder(len(demonstrations), batch_size=settings.batch_size, seed=settings.seed)
+    device = next(learner.model.parameters()).device
+    learner.model.train()
+    for step in range(first_step, settings.total_steps + 1):
+        started = time.process_time()
+        seed = derive_seed(settings.seed, "copy", step)
+        if step <= settings.copy_steps:
+            # Copies are short: twice as many cost about as much as a batch of demonstrations.
+            samples = copy_samples(renderer, count=2 * settings.batch_size, seed=seed)
+        else:
+            samples = [demonstrations[i] for i in order.batch(step - settings.copy_steps)]
+            samples += copy_samples(renderer, count=settings.copy_mix, seed=seed)
+        tokens = sum(s.loss_tokens for s in samples)
+        total = 0.0
+        for batch in micro_batches(samples, max_tokens=settings.micro_batch_tokens, device=device):
+            logprobs, _ = learner.score(batch)
+            loss = -logprobs.sum() / tokens
+            learner.backward(loss)
+            total += float(loss.detach())
+        norm, factor = learner.step(step)
+        record: JsonObject = {
+            "step": step,
+            "phase": "copy" if step <= settings.copy_steps else "demonstrations",
+            "loss": total,
+            "grad_norm": norm,
+            "learning_rate_factor": factor,
+            "tokens": tokens,
+            "cpu_s": time.process_time() - started,
+            "rss_mb": psutil.Process().memory_info().rss / 2**20,
+        }
+        run.append_metrics(record)
+        if step % settings.save_every == 0 or step == settings.total_steps:
+            learner.save(run.checkpoint_dir(step), state={"step": step})
+        on_step(record)
+    learner.model.eval()

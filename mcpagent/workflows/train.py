@@ -1,0 +1,286 @@
+"""A training run from a configuration: fresh or resumed, GRPO or supervised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mcpagent.config.loader import dump_config, load_train_config
+from mcpagent.config.schema import TrainConfig
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.storage.jsonl import find_dataset
+from mcpagent.storage.run_folder import RunFolder, step_of
+from mcpagent.storage.task_file import TaskFile
+from mcpagent.storage.trajectories import write_trajectories
+from mcpagent.train.actor import LocalActor
+from mcpagent.train.demonstrations import demonstrate, samples
+from mcpagent.train.grpo import GrpoSettings, GrpoState, train_grpo
+from mcpagent.train.order import TaskOrder
+from mcpagent.train.setup import (
+    Tools,
+    agent_settings,
+    as_loaded,
+    build_learner,
+    build_policy,
+    is_deterministic,
+    load,
+    open_tools,
+    update_settings,
+)
+from mcpagent.train.sft import SftSettings, train_sft
+from mcpagent.train.warm_start import embedded_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What a run reports while it goes on; every part may be left out."""
+
+    on_step: Callable[[JsonObject], None] = lambda _: None
+    on_episode: Callable[[Trajectory], None] = lambda _: None
+    on_demonstration: Callable[[], object] = lambda: None
+    note: Callable[[str], None] = lambda _: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOutcome:
+    """How a run ended. `best_checkpoint` is the last one where nothing was evaluated."""
+
+    run_dir: Path
+    steps: int
+    best_checkpoint: Path
+    last_checkpoint: Path
+    metrics: JsonObject
+    stop_reason: str = "completed"
+
+    def as_json(self) -> JsonObject:
+        return {
+            "run_dir": str(self.run_dir),
+            "steps": self.steps,
+            "best_checkpoint": str(self.best_checkpoint),
+            "last_checkpoint": str(self.last_checkpoint),
+            "stop_reason": self.stop_reason,
+            "metrics": self.metrics,
+        }
+
+
+def train(
+    config: TrainConfig,
+    *,
+    run_dir: Path | None = None,
+    resume: bool = False,
+    ledger: Path | None = None,
+    manifest: JsonObject | None = None,
+    watch: Watch | None = None,
+) -> TrainOutcome:
+    """Run `config` to its end. `resume` continues the run folder from its last complete checkpoint, with the
+    configuration it was started with. Raises UserError before anything is written."""
+    watch = watch or Watch()
+    if config.rollout.backend == "vllm":
+        raise UserError(
+            "this version samples with transformers only; there is no vllm engine in it yet",
+            where="rollout.backend",
+            remedy="use --backend hf",
+        )
+    folder = run_dir or Path(config.output_dir) / config.name
+    with ExitStack() as stack:
+        tasks = stack.enter_context(
+            TaskFile(find_dataset(config.data.train, split="train"), max_tasks=config.data.max_tasks)
+        )
+        validation = stack.enter_context(_validation(config))
+        tools = stack.enter_context(open_tools(config.tools, ledger=ledger, log_dir=folder / "logs"))
+        document = {
+            **(manifest or {}),
+            "seed": config.seed,
+            "data": {"train": str(tasks.path), "tasks": len(tasks), "sha256": tasks.sha256},
+            "catalog_hash": tools.pool.catalog_hash,
+        }
+        _check_catalog(tasks[0], tools, watch)
+        if config.algorithm == "sft":
+            return _run_sft(config, tasks, tools, folder, resume, document, watch)
+        return _run_grpo(config, tasks, validation, tools, folder, resume, document, watch)
+
+
+def _run_sft(
+    config: TrainConfig,
+    tasks: TaskFile,
+    tools: Tools,
+    folder: Path,
+    resume: bool,
+    manifest: JsonObject,
+    watch: Watch,
+) -> TrainOutcome:
+    # The model is looked at before the run folder is made: a wrong name must leave nothing behind.
+    loaded = None if config.model.name == "embedded" else load(config)
+    all_tasks = list(tasks)
+    by_id = {task.id: task for task in all_tasks}
+    demonstrations = tools.io.run(
+        demonstrate(
+            all_tasks,
+            tools=tools.pool,
+            seed=config.seed,
+            stop_early=config.sft.stop_early,
+            wrong_tool=config.sft.wrong_tool,
+            on_done=watch.on_demonstration,
+        )
+    )
+    if loaded is None:
+        watch.note(f"training the embedded tokenizer for catalog {tools.pool.catalog_hash[:12]}")
+        model, tokenizer = embedded_model(demonstrations, by_id, catalog=tools.pool.tools, seed=config.seed)
+        loaded = as_loaded(model, tokenizer, config=config)
+    total = config.training.total_steps(n_tasks=len(all_tasks)) + config.sft.copy_steps
+    learner = build_learner(loaded, config, total_optimizer_steps=total, decay_share=config.sft.decay_share)
+    run, state = _open_run(config, folder, resume, manifest, learner.restore)
+    if not state:
+        write_trajectories(run.trajectories / "demonstrations", demonstrations)
+    train_sft(
+        learner,
+        list(samples(demonstrations, by_id, catalog=tools.pool.tools, renderer=loaded.renderer)),
+        renderer=loaded.renderer,
+        run=run,
+        settings=SftSettings(
+            total_steps=total,
+            copy_steps=config.sft.copy_steps,
+            copy_mix=config.sft.copy_mix,
+            save_every=config.training.save_frequency,
+            batch_size=config.training.batch_size,
+            micro_batch_tokens=config.training.micro_batch_tokens,
+            seed=config.seed,
+        ),
+        first_step=state.get("step", 0) + 1,
+        on_step=watch.on_step,
+    )
+    return _outcome(run, total, best_step=None)
+
+
+def _run_grpo(
+    config: TrainConfig,
+    tasks: TaskFile,
+    validation: Any,
+    tools: Tools,
+    folder: Path,
+    resume: bool,
+    manifest: JsonObject,
+    watch: Watch,
+) -> TrainOutcome:
+    loaded = load(config)
+    total = config.training.total_steps(n_tasks=len(tasks))
+    per_step = config.grpo.epochs_per_batch * config.grpo.minibatches
+    learner = build_learner(loaded, config, total_optimizer_steps=total * per_step)
+    run, saved = _open_run(config, folder, resume, manifest, learner.restore)
+    state = GrpoState(**saved) if saved else GrpoState(kl_coef=config.grpo.kl_coef)
+    episodes = config.training.batch_size * config.rollout.group_size
+    concurrency = min(config.rollout.num_envs, max(episodes, 1))
+    policy, merged = build_policy(
+        loaded, model=learner.model, threads=config.threads, slots=max(concurrency, 1)
+    )
+    actor = LocalActor(
+        policy,
+        merged=merged,
+        renderer=loaded.renderer,
+        tools=tools.pool,
+        io=tools.io,
+        settings=agent_settings(config, max_context=loaded.max_context),
+        group_size=config.rollout.group_size,
+        concurrency=concurrency,
+        deterministic=is_deterministic(config, loaded.device),
+        seed=config.seed,
+        run=run,
+        on_episode=watch.on_episode,
+    )
+    try:
+        state = train_grpo(
+            learner,
+            actor,
+            tasks=tasks,
+            validation=validation,
+            order=TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed),
+            run=run,
+            settings=GrpoSettings(
+                total_steps=total,
+                save_every=config.training.save_frequency,
+                eval_every=config.training.eval_every,
+                seed=config.seed,
+                normalize_advantages=config.grpo.normalize_advantages,
+                penalty_after_success=config.reward.penalty_after_success,
+                update=update_settings(config),
+                target_kl=config.grpo.target_kl if config.grpo.adaptive_kl else None,
+                control=config.reward.control,
+            ),
+            state=state,
+            on_step=watch.on_step,
+        )
+    finally:
+        policy.close()
+    return _outcome(run, total, best_step=state.best_step)
+
+
+def _open_run(
+    config: TrainConfig,
+    folder: Path,
+    resume: bool,
+    manifest: JsonObject,
+    restore: Callable[[Path], JsonObject],
+) -> tuple[RunFolder, JsonObject]:
+    """A new run folder, or the old one rolled back to its last checkpoint with that checkpoint's state."""
+    if not resume:
+        return RunFolder.create(folder, config_yaml=dump_config(config), manifest=manifest), {}
+    run = RunFolder.open(folder)
+    _check_same(config, run)
+    checkpoint = run.latest_checkpoint()
+    run.truncate_after(step_of(checkpoint) or 0 if checkpoint else 0)
+    return run, restore(checkpoint) if checkpoint else {}
+
+
+def _check_same(config: TrainConfig, run: RunFolder) -> None:
+    """A run continues as it began; only its length may change."""
+    began = load_train_config([run.config_path]).config.model_dump()
+    now = config.model_dump()
+    longer = {"max_steps", "max_epochs", "steps_per_epoch", "save_frequency"}
+    changed = [
+        f"{section}.{key}" if isinstance(now[section], dict) else section
+        for section in now
+        for key in (now[section] if isinstance(now[section], dict) else [""])
+        if (now[section][key] != began[section][key] if key else now[section] != began[section])
+        and not (section == "training" and key in longer)
+        and section not in {"output_dir", "name"}
+    ]
+    if changed:
+        raise UserError(
+            f"the run was started with other settings of {', '.join(sorted(changed))}",
+            where=str(run.config_path),
+            remedy="resume with that file (--config), or start a new run under another name",
+        )
+
+
+def _check_catalog(task: Task, tools: Tools, watch: Watch) -> None:
+    pinned = task.extra_info.get("catalog_hash")
+    if pinned is not None and pinned != tools.pool.catalog_hash:
+        watch.note(
+            f"the tools have changed since the dataset was made: catalog {str(pinned)[:12]} then, "
+            f"{tools.pool.catalog_hash[:12]} now; `mcpagent data validate` lists what no longer fits"
+        )
+
+
+def _validation(config: TrainConfig) -> Any:
+    """The validation tasks where the run evaluates; an empty list otherwise."""
+    if config.algorithm == "sft" or not config.training.eval_every:
+        return ExitStack()
+    return TaskFile(find_dataset(config.data.validation, split="validation"), max_tasks=config.data.max_tasks)
+
+
+def _outcome(run: RunFolder, steps: int, *, best_step: int | None) -> TrainOutcome:
+    last = run.checkpoint_dir(steps)
+    metrics = run.metrics()
+    return TrainOutcome(
+        run_dir=run.path,
+        steps=steps,
+        best_checkpoint=run.checkpoint_dir(best_step) if best_step else last,
+        last_checkpoint=last,
+        metrics=metrics[-1] if metrics else {},
+    )
