@@ -69,7 +69,9 @@ def test_a_value_replaces_a_mapping_and_an_empty_section_replaces_nothing(tmp_pa
     second = write(tmp_path, "algorithm: grpo\nlora:\nrollout: {tools: {}}\n", "b.yaml")
     config = load_train_config([first, second]).config
     assert (config.algorithm, config.lora.r, config.tools.isolation) == ("grpo", 4, {"slack": "episode"})
-    assert load_train_config([first], ["tools.isolation={}"]).config.tools.isolation == {}
+    cleared = load_train_config([first], ["tools.isolation={}"])
+    assert cleared.config.tools.isolation == {}
+    assert "tools.isolation.slack" not in cleared.sources
     added = load_train_config([first], ["tools.isolation.fmp=shared"]).config.tools.isolation
     assert added == {"slack": "episode", "fmp": "shared"}
 
