@@ -17,7 +17,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command(
-    epilog="Example: mcpagent train --config configs/quickstart.yaml --set model.name=PATH --set training.max_steps=50"
+    epilog="Example: mcpagent train --config configs/quickstart.yaml --set model.name=PATH --set seed=1"
 )
 def train(
     config: Annotated[

@@ -108,10 +108,10 @@ class MergedCopy:
     @torch.no_grad()
     def sync(self) -> None:
         """Bring the copy up to date with the adapters."""
-        from peft.tuners.lora import LoraLayer
+        from peft.tuners.lora.layer import Linear
 
         for name, layer in self._source.named_modules():
-            if isinstance(layer, LoraLayer):
+            if isinstance(layer, Linear):
                 target = self.model.get_submodule(name.removeprefix("base_model.model."))
                 base = layer.get_base_layer()
                 target.weight.copy_(base.weight + layer.get_delta_weight("default").to(base.weight.dtype))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,11 +29,20 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path | str, *, config_yaml: str, manifest: Mapping[str, Any]) -> Self:
+    def create(
+        cls,
+        path: Path | str,
+        *,
+        config_yaml: str,
+        manifest: Mapping[str, Any],
+        beside: Collection[str] = (),
+    ) -> Self:
         """Start a run. `manifest` (hashes, seeds) is kept beside the versions and the commit, which are added
-        here. Raises UserError where the folder already holds something."""
+        here. Raises UserError where the folder already holds something that `beside` does not name."""
         folder = Path(path)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (
+            not folder.is_dir() or any(child.name not in beside for child in folder.iterdir())
+        ):
             raise UserError(
                 "the output folder is not empty",
                 where=str(folder),

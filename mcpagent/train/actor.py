@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
@@ -37,13 +39,14 @@ class LocalActor:
         deterministic: bool,
         seed: int,
         run: RunFolder,
+        ledger: Path | None = None,
         on_episode: Callable[[Trajectory], None] = lambda _: None,
     ) -> None:
         self._policy, self._merged = policy, merged
         self._renderer, self._tools, self._io = renderer, tools, io
         self._settings, self._group_size, self._concurrency = settings, group_size, concurrency
         self._deterministic, self._seed, self._run = deterministic, seed, run
-        self._on_episode = on_episode
+        self._ledger, self._on_episode = ledger, on_episode
 
     def collect(self, tasks: Sequence[Task], *, step: int) -> list[Trajectory]:
         """`group_size` attempts at each task, in order."""
@@ -60,6 +63,11 @@ class LocalActor:
                 on_done=self._on_episode,
             )
         )
+
+    @property
+    def ledger_bytes(self) -> int:
+        """How much the servers have written to their ledger so far."""
+        return _size(self._ledger) if self._ledger is not None else 0
 
     def sync(self) -> None:
         """Merge the adapters again and drop every cached key."""
@@ -87,3 +95,13 @@ class LocalActor:
             result.model_dump_json(indent=1) + "\n",
         )
         return summary.metrics["task_success"].value
+
+
+def roll_back(ledger: Path, size: int) -> None:
+    """Forget what the servers counted after `size` bytes: those calls belong to work that is done again."""
+    if _size(ledger) > size:
+        os.truncate(ledger, size)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

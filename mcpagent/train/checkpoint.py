@@ -88,6 +88,7 @@ def load_weights(model: Any, folder: Path) -> None:
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
         raise RunError(
-            f"the checkpoint does not fit the model: {len(missing)} weights missing, {len(unexpected)} unknown",
+            f"the checkpoint does not fit the model: {len(missing)} weights missing, "
+            f"{len(unexpected)} unknown",
             where=str(folder),
         )

@@ -26,19 +26,16 @@ def _copy_sample(renderer: Renderer, text: str) -> TrainSample:
 
 
 def _random_text(rng: random.Random) -> str:
-    symbol = "".join(rng.choice(_LETTERS) for _ in range(rng.choice((3, 4))))
-    number = rng.choice(
-        (
-            str(rng.randint(2, 99_999)),
-            f"{rng.uniform(10, 999):.2f}",
-            f"{rng.choice(_LETTERS)}{rng.randint(100, 999)}",
-        )
-    )
-    forms = (
-        f"{symbol} {number}",
-        f"{number} {symbol}",
-        number,
-        symbol,
-        f"{number} {rng.randint(2, 99)} {symbol}",
-    )
-    return rng.choice(forms)
+    return " ".join(_random_item(rng) for _ in range(rng.randint(1, 4)))
+
+
+def _random_item(rng: random.Random) -> str:
+    """A symbol of three or four capitals, a whole number, a price, or a letter with three digits."""
+    kind = rng.randrange(5)
+    if kind < 2:
+        return "".join(rng.choice(_LETTERS) for _ in range(rng.choice((3, 4, 4))))
+    if kind == 2:
+        return str(rng.randint(2, 99_999))
+    if kind == 3:
+        return f"{rng.uniform(10, 999):.2f}"
+    return f"{rng.choice(_LETTERS)}{rng.randint(100, 999)}"

@@ -1,9 +1,8 @@
-"""Demonstrations: trajectories of a scripted policy as text segments, and as samples for supervised training."""
+"""Demonstrations: trajectories of the gold policy, as text and as samples for supervised training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
@@ -19,12 +18,6 @@ from mcpagent.tools.contract import ToolProvider
 from mcpagent.train.samples import TrainSample, sample_from_segments
 
 
-class Progress(Protocol):
-    """Told after each finished piece of work."""
-
-    def __call__(self) -> object: ...
-
-
 async def demonstrate(
     tasks: Sequence[Task],
     *,
@@ -32,7 +25,7 @@ async def demonstrate(
     seed: int,
     stop_early: float = 0.0,
     wrong_tool: float = 0.0,
-    on_done: Progress | None = None,
+    on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """Play each task once with the gold policy, through the real environment; real calls, real results.
 
@@ -44,7 +37,7 @@ async def demonstrate(
         tools=tools,
         settings=AgentSettings(sampling=Sampling()),
         deterministic=False,
-        on_done=None if on_done is None else lambda _: on_done(),
+        on_done=on_done,
     )
 
 

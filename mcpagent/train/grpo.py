@@ -26,6 +26,11 @@ from mcpagent.train.update import UpdateSettings, update_policy
 class Actor(Protocol):
     """Where episodes come from."""
 
+    @property
+    def ledger_bytes(self) -> int:
+        """Size of the servers' call ledger, where one is kept."""
+        ...
+
     def collect(self, tasks: Sequence[Task], *, step: int) -> list[Trajectory]:
         """`group_size` attempts at each task with the current weights."""
         ...
@@ -64,6 +69,7 @@ class GrpoState:
     kl_coef: float = 0.0
     best_success: float | None = None
     best_step: int | None = None
+    ledger_bytes: int = 0  # of the servers' call ledger, where one is kept
 
 
 def train_grpo(
@@ -101,7 +107,7 @@ def train_grpo(
             seed=settings.seed + step,
         )
         actor.sync()
-        state.step = step
+        state.step, state.ledger_bytes = step, actor.ledger_bytes
         state.optimizer_steps += stats.optimizer_steps
         summary = stats.summary()
         _adapt_kl(state, settings, summary.get("kl"))

@@ -9,8 +9,8 @@ from mcpagent.core.seeds import derive_seed
 
 
 class TaskOrder:
-    """`batch(step)` for steps 1, 2, ...: every task once an epoch, in an order that depends on the seed and the
-    epoch alone. Nothing to save: a resumed run asks for the step it is at."""
+    """`batch(step)` for steps 1, 2, ...: every task once an epoch, in an order that depends on the seed and
+    the epoch alone. Nothing to save: a resumed run asks for the step it is at."""
 
     def __init__(self, n_tasks: int, *, batch_size: int, seed: int) -> None:
         self._n = n_tasks

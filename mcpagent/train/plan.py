@@ -102,8 +102,8 @@ def _shape(config: TrainConfig) -> _Shape | None:
 
 
 def _memory(config: TrainConfig, shape: _Shape, itemsize: int) -> float:
-    """Bytes of weights, a merged sampling copy or reference, gradients, moments, cache and a logits chunk; the
-    activations of a micro-batch come on top."""
+    """Bytes of weights, a merged sampling copy or reference, gradients, moments, cache and a logits chunk;
+    the activations of a micro-batch come on top."""
     copies = 2 if config.algorithm == "grpo" else 1
     context = config.rollout.max_context_tokens or 2048
     episodes = min(config.rollout.num_envs, config.training.batch_size * config.rollout.group_size)

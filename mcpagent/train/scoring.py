@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from mcpagent.models.load import causal_lm
 
@@ -80,8 +81,9 @@ def _decode(decoder: nn.Module, input_ids: torch.Tensor, shared: int) -> torch.T
     cache = DynamicCache()
     decoder(input_ids=input_ids[:1, :shared], past_key_values=cache, use_cache=True)
     for layer in cache.layers:
-        layer.keys = layer.keys.expand(input_ids.shape[0], -1, -1, -1)
-        layer.values = layer.values.expand(input_ids.shape[0], -1, -1, -1)
+        if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
+            layer.keys = layer.keys.expand(input_ids.shape[0], -1, -1, -1)
+            layer.values = layer.values.expand(input_ids.shape[0], -1, -1, -1)
     return decoder(input_ids=input_ids[:, shared:], past_key_values=cache, use_cache=True).last_hidden_state
 
 

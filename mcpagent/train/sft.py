@@ -21,7 +21,8 @@ from mcpagent.train.samples import TrainSample
 
 @dataclass(frozen=True, kw_only=True)
 class SftSettings:
-    """`copy_steps` of `total_steps` come first and train on copying; `copy_mix` copies join each later batch."""
+    """`copy_steps` of `total_steps` come first and train on copying; `copy_mix` copies join each later
+    batch."""
 
     total_steps: int
     copy_steps: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.task_file import TaskFile
 from mcpagent.storage.trajectories import write_trajectories
-from mcpagent.train.actor import LocalActor
+from mcpagent.train.actor import LocalActor, roll_back
 from mcpagent.train.demonstrations import demonstrate, samples
 from mcpagent.train.grpo import GrpoSettings, GrpoState, train_grpo
 from mcpagent.train.order import TaskOrder
@@ -43,7 +43,6 @@ class Watch:
 
     on_step: Callable[[JsonObject], None] = lambda _: None
     on_episode: Callable[[Trajectory], None] = lambda _: None
-    on_demonstration: Callable[[], object] = lambda: None
     note: Callable[[str], None] = lambda _: None
 
 
@@ -76,10 +75,12 @@ def train(
     resume: bool = False,
     ledger: Path | None = None,
     manifest: JsonObject | None = None,
+    beside: Collection[str] = (),
     watch: Watch | None = None,
 ) -> TrainOutcome:
     """Run `config` to its end. `resume` continues the run folder from its last complete checkpoint, with the
-    configuration it was started with. Raises UserError before anything is written."""
+    configuration it was started with. `ledger` is where the built-in servers count the calls they get, and
+    `beside` what a new run folder may already hold. Raises UserError before anything is written."""
     watch = watch or Watch()
     if config.rollout.backend == "vllm":
         raise UserError(
@@ -101,18 +102,28 @@ def train(
             "catalog_hash": tools.pool.catalog_hash,
         }
         _check_catalog(tasks[0], tools, watch)
+        place = _Place(folder=folder, resume=resume, manifest=document, beside=beside, ledger=ledger)
         if config.algorithm == "sft":
-            return _run_sft(config, tasks, tools, folder, resume, document, watch)
-        return _run_grpo(config, tasks, validation, tools, folder, resume, document, watch)
+            return _run_sft(config, tasks, tools, place, watch)
+        return _run_grpo(config, tasks, validation, tools, place, watch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a run is kept and what it starts from."""
+
+    folder: Path
+    resume: bool
+    manifest: JsonObject
+    beside: Collection[str]
+    ledger: Path | None
 
 
 def _run_sft(
     config: TrainConfig,
     tasks: TaskFile,
     tools: Tools,
-    folder: Path,
-    resume: bool,
-    manifest: JsonObject,
+    place: _Place,
     watch: Watch,
 ) -> TrainOutcome:
     # The model is looked at before the run folder is made: a wrong name must leave nothing behind.
@@ -126,7 +137,7 @@ def _run_sft(
             seed=config.seed,
             stop_early=config.sft.stop_early,
             wrong_tool=config.sft.wrong_tool,
-            on_done=watch.on_demonstration,
+            on_done=watch.on_episode,
         )
     )
     if loaded is None:
@@ -135,7 +146,7 @@ def _run_sft(
         loaded = as_loaded(model, tokenizer, config=config)
     total = config.training.total_steps(n_tasks=len(all_tasks)) + config.sft.copy_steps
     learner = build_learner(loaded, config, total_optimizer_steps=total, decay_share=config.sft.decay_share)
-    run, state = _open_run(config, folder, resume, manifest, learner.restore)
+    run, state = _open_run(config, place, learner.restore)
     if not state:
         write_trajectories(run.trajectories / "demonstrations", demonstrations)
     train_sft(
@@ -163,17 +174,18 @@ def _run_grpo(
     tasks: TaskFile,
     validation: Any,
     tools: Tools,
-    folder: Path,
-    resume: bool,
-    manifest: JsonObject,
+    place: _Place,
     watch: Watch,
 ) -> TrainOutcome:
     loaded = load(config)
     total = config.training.total_steps(n_tasks=len(tasks))
     per_step = config.grpo.epochs_per_batch * config.grpo.minibatches
     learner = build_learner(loaded, config, total_optimizer_steps=total * per_step)
-    run, saved = _open_run(config, folder, resume, manifest, learner.restore)
+    run, saved = _open_run(config, place, learner.restore)
     state = GrpoState(**saved) if saved else GrpoState(kl_coef=config.grpo.kl_coef)
+    if place.ledger is not None:
+        # The calls of steps that are rolled back are counted again when those steps are.
+        roll_back(place.ledger, state.ledger_bytes)
     episodes = config.training.batch_size * config.rollout.group_size
     concurrency = min(config.rollout.num_envs, max(episodes, 1))
     policy, merged = build_policy(
@@ -191,6 +203,7 @@ def _run_grpo(
         deterministic=is_deterministic(config, loaded.device),
         seed=config.seed,
         run=run,
+        ledger=place.ledger,
         on_episode=watch.on_episode,
     )
     try:
@@ -221,19 +234,18 @@ def _run_grpo(
 
 
 def _open_run(
-    config: TrainConfig,
-    folder: Path,
-    resume: bool,
-    manifest: JsonObject,
-    restore: Callable[[Path], JsonObject],
+    config: TrainConfig, place: _Place, restore: Callable[[Path], JsonObject]
 ) -> tuple[RunFolder, JsonObject]:
     """A new run folder, or the old one rolled back to its last checkpoint with that checkpoint's state."""
-    if not resume:
-        return RunFolder.create(folder, config_yaml=dump_config(config), manifest=manifest), {}
-    run = RunFolder.open(folder)
+    if not place.resume:
+        run = RunFolder.create(
+            place.folder, config_yaml=dump_config(config), manifest=place.manifest, beside=place.beside
+        )
+        return run, {}
+    run = RunFolder.open(place.folder)
     _check_same(config, run)
     checkpoint = run.latest_checkpoint()
-    run.truncate_after(step_of(checkpoint) or 0 if checkpoint else 0)
+    run.truncate_after((step_of(checkpoint) or 0) if checkpoint else 0)
     return run, restore(checkpoint) if checkpoint else {}
 
 
