@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from mcpagent.config.schema import ToolsConfig, TrainConfig
+from mcpagent.config.schema import TrainConfig
 from mcpagent.core.seeds import derive_seed
-from mcpagent.env.episode import EpisodeLimits
 from mcpagent.errors import UserError
 from mcpagent.models.load import (
     LoraShape,
@@ -26,52 +22,14 @@ from mcpagent.models.load import (
     resolve_dtype,
 )
 from mcpagent.models.tokens import Renderer
-from mcpagent.policy.contract import Sampling
 from mcpagent.policy.hf import HFPolicy
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.tools.io_thread import IOThread
-from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import ServerConfig, builtin_servers, load_servers
+from mcpagent.rollout.setup import Tools as Tools
+from mcpagent.rollout.setup import agent_settings as agent_settings
+from mcpagent.rollout.setup import chosen_servers as chosen_servers
+from mcpagent.rollout.setup import open_tools as open_tools
 from mcpagent.train.learner import Learner
 from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
 from mcpagent.train.update import UpdateSettings
-
-
-@dataclass(frozen=True)
-class Tools:
-    """A started pool and the thread that it lives on."""
-
-    io: IOThread
-    pool: ToolPool
-
-
-def chosen_servers(config: ToolsConfig) -> Sequence[ServerConfig]:
-    """The user's mcp.json, or the built-in servers."""
-    if config.servers is not None:
-        return load_servers(Path(config.servers)).servers
-    return builtin_servers(limited=config.limited, transport=config.transport)
-
-
-@contextmanager
-def open_tools(
-    config: ToolsConfig, *, ledger: Path | None = None, log_dir: Path | None = None
-) -> Iterator[Tools]:
-    """Start the servers; stop them at the end, whatever happens."""
-    pool = ToolPool(
-        chosen_servers(config),
-        timeout_s=config.timeout_s,
-        result_limit_chars=config.result_limit_chars,
-        allow=config.allow_list,
-        isolation=config.isolation,
-        ledger=ledger,
-        log_dir=log_dir,
-    )
-    with IOThread() as io:
-        io.run(pool.__aenter__())
-        try:
-            yield Tools(io, pool)
-        finally:
-            io.run(pool.close())
 
 
 @dataclass(frozen=True)
@@ -175,21 +133,6 @@ def build_policy(
         threads=threads,
     )
     return policy, merged
-
-
-def agent_settings(config: TrainConfig, *, max_context: int | None) -> AgentSettings:
-    """How episodes are sampled, from the `rollout` section."""
-    rollout = config.rollout
-    return AgentSettings(
-        sampling=Sampling(
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-        ),
-        limits=EpisodeLimits(max_turns=rollout.max_steps_per_episode),
-        max_context_tokens=max_context,
-    )
 
 
 def update_settings(config: TrainConfig) -> UpdateSettings:

@@ -1,0 +1,77 @@
+"""From a configuration to what episodes need, whatever plays them: started servers and settings. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcpagent.config.schema import ToolsConfig, TrainConfig
+from mcpagent.env.episode import EpisodeLimits
+from mcpagent.policy.contract import Sampling
+from mcpagent.rollout.agent import AgentSettings
+from mcpagent.tools.io_thread import IOThread
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import ServerConfig, builtin_servers, load_servers
+
+
+@dataclass(frozen=True)
+class Tools:
+    """A started pool and the thread that it lives on."""
+
+    io: IOThread
+    pool: ToolPool
+
+
+def chosen_servers(
+    config: ToolsConfig, *, on_note: Callable[[str], None] = lambda _: None
+) -> Sequence[ServerConfig]:
+    """The user's mcp.json, or the built-in servers; `on_note` is told what of the file was skipped."""
+    if config.servers is None:
+        return builtin_servers(limited=config.limited, transport=config.transport)
+    loaded = load_servers(Path(config.servers))
+    for note in loaded.notes:
+        on_note(f"{config.servers}: {note}")
+    return loaded.servers
+
+
+@contextmanager
+def open_tools(
+    config: ToolsConfig,
+    *,
+    ledger: Path | None = None,
+    log_dir: Path | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> Iterator[Tools]:
+    """Start the servers; stop them at the end, whatever happens."""
+    pool = ToolPool(
+        chosen_servers(config, on_note=on_note),
+        timeout_s=config.timeout_s,
+        result_limit_chars=config.result_limit_chars,
+        allow=config.allow_list,
+        isolation=config.isolation,
+        ledger=ledger,
+        log_dir=log_dir,
+    )
+    with IOThread() as io:
+        io.run(pool.__aenter__())
+        try:
+            yield Tools(io, pool)
+        finally:
+            io.run(pool.close())
+
+
+def agent_settings(config: TrainConfig, *, max_context: int | None) -> AgentSettings:
+    """How episodes are sampled, from the `rollout` section."""
+    rollout = config.rollout
+    return AgentSettings(
+        sampling=Sampling(
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+        ),
+        limits=EpisodeLimits(max_turns=rollout.max_steps_per_episode),
+        max_context_tokens=max_context,
+    )
