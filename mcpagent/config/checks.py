@@ -16,10 +16,11 @@ class Finding:
     message: str
 
 
-def findings(config: TrainConfig) -> list[Finding]:
-    """Everything that is wrong between the settings of a valid config."""
+def findings(config: TrainConfig, *, for_training: bool = True) -> list[Finding]:
+    """Everything that is wrong between the settings of a valid config; with `for_training` off, what only a
+    training run must keep to is left out."""
     found = list(_common(config))
-    if config.algorithm == "grpo":
+    if for_training and config.algorithm == "grpo":
         found += [*_sampling(config), *_objective(config), *_batches(config)]
     return found
 

@@ -30,11 +30,14 @@ class LoadedConfig:
     sources: dict[str, str]
 
 
-def load_train_config(files: Sequence[Path | str] = (), overrides: Sequence[str] = ()) -> LoadedConfig:
+def load_train_config(
+    files: Sequence[Path | str] = (), overrides: Sequence[str] = (), *, for_training: bool = True
+) -> LoadedConfig:
     """Merge `files` in order (none: the three that ship with mcpagent), then `overrides` ("a.b=value", YAML).
 
-    A later file replaces an earlier one's key; an override replaces it in any spelling. Raises one UserError
-    with everything that is wrong.
+    A later file replaces an earlier one's key; an override replaces it in any spelling. Without
+    `for_training` the rules that hold only for training (no greedy sampling, say) are not applied. Raises one
+    UserError with everything that is wrong.
     """
     problems: list[Problem] = []
     paths = [_located(Path(file)) for file in files] or [resource_path(name) for name in DEFAULT_FILES]
@@ -43,7 +46,7 @@ def load_train_config(files: Sequence[Path | str] = (), overrides: Sequence[str]
     problems += from_files.problems + from_options.problems
     settings = _overlay(from_files, from_options)
     problems += settle_minibatches(settings, default_batch_size=TrainingConfig().batch_size)
-    config = _validate(settings, problems)
+    config = _validate(settings, problems, for_training=for_training)
     if problems:
         raise _all_at_once(problems)
     given = {".".join(key): setting.entry for key, setting in settings.items()}
@@ -87,7 +90,7 @@ def _overlay(files: Layer, options: Layer) -> dict[Key, Setting]:
     return kept | options.settings
 
 
-def _validate(settings: dict[Key, Setting], problems: list[Problem]) -> TrainConfig:
+def _validate(settings: dict[Key, Setting], problems: list[Problem], *, for_training: bool) -> TrainConfig:
     """The config of `settings`. What is refused joins `problems` and falls back to its default, so that the
     rules between settings are checked in the same pass."""
     refused: dict[Key, Problem] = {}
@@ -103,7 +106,7 @@ def _validate(settings: dict[Key, Setting], problems: list[Problem]) -> TrainCon
     problems += refused.values()
     bad = {".".join(key) for key in refused}
     where = {".".join(key): setting.entry.where for key, setting in settings.items()}
-    for finding in checks.findings(config):
+    for finding in checks.findings(config, for_training=for_training):
         if bad.isdisjoint(finding.keys):
             place = next((where[key] for key in finding.keys if key in where), "default")
             problems.append(Problem(where=place, message=finding.message))

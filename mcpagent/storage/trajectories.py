@@ -1,5 +1,7 @@
 """Trajectories on disk: a JSON line each in `X.jsonl.zst`, tokens and logprobs in `X.safetensors` beside it.
 
+The records may also be plain `.jsonl` or `.jsonl.gz`, where the name says so.
+
 Token ids are stored as int32 and logprobs as float32, the precision that they were computed in.
 """
 
@@ -21,21 +23,24 @@ from mcpagent.storage.jsonl import write_jsonl
 from mcpagent.storage.records import read_records
 
 _RECORDS_SUFFIX = ".jsonl.zst"
+RECORDS_SUFFIXES = (_RECORDS_SUFFIX, ".jsonl.gz", ".jsonl")
 _TOKENS_SUFFIX = ".safetensors"
 
 
-def write_trajectories(path_stem: Path | str, trajectories: Iterable[Trajectory]) -> Path:
-    """Write both files atomically, the tokens first, and return the path of the records.
+def write_trajectories(path: Path | str, trajectories: Iterable[Trajectory]) -> Path:
+    """Write both files atomically, the tokens first, and return the path of the records: `path` itself where
+    its ending is one of `RECORDS_SUFFIXES`, else `path` with `.jsonl.zst` added.
 
     The sidecar exists only where a trajectory has tokens. Raises ValueError for an id that occurs twice.
     """
-    stem = Path(path_stem)
+    named = Path(path)
+    records = named if named.name.endswith(RECORDS_SUFFIXES) else _beside(named, _RECORDS_SUFFIX)
+    sidecar = token_file(records)
     batch = list(trajectories)
     ids = {trajectory.id for trajectory in batch}
     if len(ids) != len(batch):
         raise ValueError(f"{len(batch)} trajectories, but only {len(ids)} different ids")
     arrays = {key: array for trajectory in batch for key, array in _arrays(trajectory)}
-    sidecar, records = _beside(stem, _TOKENS_SUFFIX), _beside(stem, _RECORDS_SUFFIX)
     if arrays:
         from safetensors.numpy import save_file
 
@@ -55,13 +60,18 @@ def read_trajectories(path: Path | str, *, with_tokens: bool = True) -> Iterator
     records = Path(path)
     if not records.exists():
         records = _beside(records, _RECORDS_SUFFIX)
-    sidecar = _beside(_stem(records), _TOKENS_SUFFIX)
+    sidecar = token_file(records)
     with ExitStack() as stack:
         tokens = stack.enter_context(_opened(sidecar)) if with_tokens and sidecar.exists() else None
         keys = frozenset(tokens.keys()) if tokens is not None else frozenset[str]()
         for line, record in read_records(records):
             trajectory = _trajectory(record, where=f"{records}:{line}")
             yield _with_tokens(trajectory, tokens, keys) if keys else trajectory
+
+
+def token_file(records: Path) -> Path:
+    """The sidecar of a records file, whether it is there or not."""
+    return _beside(_stem(records), _TOKENS_SUFFIX)
 
 
 def _arrays(trajectory: Trajectory) -> Iterator[tuple[str, np.ndarray]]:

@@ -175,6 +175,14 @@ def test_supervised_training_may_use_any_sampling() -> None:
     assert config.algorithm == "sft"
 
 
+def test_evaluation_may_sample_in_ways_that_training_may_not() -> None:
+    overrides = ["rollout.temperature=0", "rollout.top_p=0.8", "rollout.group_size=1"]
+    loaded = load_train_config([], overrides, for_training=False)
+    assert (loaded.config.rollout.temperature, loaded.config.rollout.top_p) == (0.0, 0.8)
+    with pytest.raises(UserError, match="leaves no room for a prompt"):
+        load_train_config([], ["rollout.max_new_tokens=9999"], for_training=False)
+
+
 def test_the_sft_section_replaces_the_general_settings_of_a_supervised_run() -> None:
     own = ["sft.steps=7", "sft.learning_rate=0.5", "sft.batch_size=3", "sft.copy_steps=2"]
     grpo = load_train_config([], own).config

@@ -107,6 +107,15 @@ def test_tokens_lie_in_the_sidecar_and_nowhere_else(tmp_path: Path) -> None:
         assert b"151643" not in stream.read()
 
 
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "v1.x"])
+def test_a_name_that_says_how_to_store_the_records_is_kept(tmp_path: Path, name: str) -> None:
+    path = write_trajectories(tmp_path / name, [attempt("a")])
+    stored, stem = (name, "x") if name.startswith("x") else ("v1.x.jsonl.zst", "v1.x")
+    assert sorted(found.name for found in tmp_path.iterdir()) == sorted([stored, f"{stem}.safetensors"])
+    assert path == tmp_path / stored
+    assert list(read_trajectories(path)) == [attempt("a")]
+
+
 def test_the_same_trajectories_give_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_trajectories(tmp_path / name, [attempt("a"), attempt("b")])
