@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model of the embedded kind in Hugging Face format: one layer, 512 tokens, 2048 positions,
+    into which the sample tasks fit with the schemas of all their tools."""
+    from mcpagent.env.offer import offer
+    from mcpagent.models.embedded import EmbeddedShape, build_model, train_tokenizer
+    from mcpagent.models.load import save_model
+    from mcpagent.models.tokens import Renderer
+    from mcpagent.storage.jsonl import read_tasks
+    from mcpagent.tools.pool import ToolPool
+    from mcpagent.tools.servers_config import builtin_servers
+
+    async def prompts() -> list[str]:
+        plain = Renderer(train_tokenizer([], vocab_size=0, catalog_hash=""))
+        async with ToolPool(builtin_servers()) as pool:
+            return [
+                plain.render_text(
+                    [message.model_dump() for message in task.prompt],
+                    offer(pool.tools, task.offered_tools, task_id=task.id).schemas,
+                )
+                for task in read_tasks(Path(__file__).parents[1] / "data" / "samples" / "train.jsonl")
+            ]
+
+    tokenizer = train_tokenizer(asyncio.run(prompts()), vocab_size=512, catalog_hash="tiny")
+    shape = EmbeddedShape(vocab_size=512, hidden_size=16, layers=1, heads=2, intermediate_size=32)
+    folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
+    save_model(build_model(tokenizer, shape=shape, seed=0), tokenizer, folder)
+    return folder
