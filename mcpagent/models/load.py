@@ -29,7 +29,9 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if cuda else "mps" if mps else "cpu"
     if (name == "cuda" and not cuda) or (name == "mps" and not mps):
-        raise UserError(f"device {name} is not available here", remedy="use --device cpu, or run `mcpagent doctor`")
+        raise UserError(
+            f"device {name} is not available here", remedy="use --device cpu, or run `mcpagent doctor`"
+        )
     return torch.device(name)
 
 
@@ -113,12 +115,13 @@ class MergedCopy:
         for name, layer in self._source.named_modules():
             if isinstance(layer, Linear):
                 target = self.model.get_submodule(name.removeprefix("base_model.model."))
-                base = layer.get_base_layer()
-                target.weight.copy_(base.weight + layer.get_delta_weight("default").to(base.weight.dtype))
+                weight: torch.Tensor = layer.get_base_layer().weight  # type: ignore[assignment]
+                target.weight.copy_(weight + layer.get_delta_weight("default").to(weight.dtype))
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """Hugging Face format, or PEFT format for a LoRA model; safetensors either way."""
+    _hide_progress_bars()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -127,11 +130,21 @@ def _from_pretrained(load: Callable[..., Any], name: str, **options: Any) -> Any
     path = Path(name)
     if name.startswith((".", "/", "~")) and not path.expanduser().is_dir():
         raise UserError(f"there is no model folder {name}", remedy="check model.name or the path")
+    is_local = path.expanduser().is_dir()
+    if is_local:
+        _hide_progress_bars()
     try:
-        return load(str(path.expanduser()) if path.expanduser().is_dir() else name, **options)
+        return load(str(path.expanduser()) if is_local else name, **options)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"cannot load {name}: {first_line}",
-            remedy="give a local folder or a hub id that this machine can reach (`mcpagent doctor` checks it)",
+            remedy="give a local folder, or a hub id that this machine can reach (see `mcpagent doctor`)",
         ) from error
+
+
+def _hide_progress_bars() -> None:
+    """Local files take a moment; only a download is worth a bar."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()

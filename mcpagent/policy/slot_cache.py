@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-_GROWTH = 256  # positions added when the capacity is exceeded
+_GROWTH = 64  # positions added when the capacity is exceeded
 
 
 class SlotCache(Cache):

@@ -74,13 +74,15 @@ def train(
     run_dir: Path | None = None,
     resume: bool = False,
     ledger: Path | None = None,
+    ledger_start: int = 0,
     manifest: JsonObject | None = None,
     beside: Collection[str] = (),
     watch: Watch | None = None,
 ) -> TrainOutcome:
     """Run `config` to its end. `resume` continues the run folder from its last complete checkpoint, with the
-    configuration it was started with. `ledger` is where the built-in servers count the calls they get, and
-    `beside` what a new run folder may already hold. Raises UserError before anything is written."""
+    configuration it was started with. `ledger` is where the built-in servers count the calls they get;
+    `ledger_start` bytes of it are older than this run. `beside` names what a new run folder may already hold.
+    Raises UserError before anything is written."""
     watch = watch or Watch()
     if config.rollout.backend == "vllm":
         raise UserError(
@@ -102,7 +104,14 @@ def train(
             "catalog_hash": tools.pool.catalog_hash,
         }
         _check_catalog(tasks[0], tools, watch)
-        place = _Place(folder=folder, resume=resume, manifest=document, beside=beside, ledger=ledger)
+        place = _Place(
+            folder=folder,
+            resume=resume,
+            manifest=document,
+            beside=beside,
+            ledger=ledger,
+            ledger_start=ledger_start,
+        )
         if config.algorithm == "sft":
             return _run_sft(config, tasks, tools, place, watch)
         return _run_grpo(config, tasks, validation, tools, place, watch)
@@ -117,6 +126,7 @@ class _Place:
     manifest: JsonObject
     beside: Collection[str]
     ledger: Path | None
+    ledger_start: int
 
 
 def _run_sft(
@@ -182,7 +192,11 @@ def _run_grpo(
     per_step = config.grpo.epochs_per_batch * config.grpo.minibatches
     learner = build_learner(loaded, config, total_optimizer_steps=total * per_step)
     run, saved = _open_run(config, place, learner.restore)
-    state = GrpoState(**saved) if saved else GrpoState(kl_coef=config.grpo.kl_coef)
+    state = (
+        GrpoState(**saved)
+        if saved
+        else GrpoState(kl_coef=config.grpo.kl_coef, ledger_bytes=place.ledger_start)
+    )
     if place.ledger is not None:
         # The calls of steps that are rolled back are counted again when those steps are.
         roll_back(place.ledger, state.ledger_bytes)
