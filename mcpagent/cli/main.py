@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Train a small agent on real MCP tools, offline, and show that it learned.",
     ),
     "doctor": ("mcpagent.cli.doctor", "Check this machine: packages, device, servers, keys, data."),
-    "gen-data": ("mcpagent.cli.gen_data", "Synthesise tasks from templates, grounded in what servers answer."),
+    "gen-data": ("mcpagent.cli.gen_data", "Make tasks from templates, grounded in what the servers answer."),
     "data": ("mcpagent.cli.data", "Validate a dataset, or show what is in it."),
     "tools": ("mcpagent.cli.tools", "List and call the tools of MCP servers."),
     "serve": ("mcpagent.cli.serve", "Run one of the built-in MCP servers."),
@@ -52,8 +52,7 @@ app = typer.Typer(
     cls=_LazyGroup,
     no_args_is_help=True,
     add_completion=False,
-    help="Train and evaluate language-model agents on MCP tool servers.\n\n"
-    "Start with: mcpagent quickstart",
+    help="Train and evaluate language-model agents on MCP tool servers.\n\nStart with: mcpagent quickstart",
 )
 
 

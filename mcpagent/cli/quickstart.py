@@ -57,21 +57,25 @@ def _show(document: JsonObject, console: Console) -> None:
     )
     calls = document["tool_calls"]
     console.say(
-        f"{calls['trajectories']} tool results in the trajectories, {calls['servers']} calls in the servers' ledger"
+        f"{calls['trajectories']} tool results over MCP in the trajectories; the servers counted "
+        f"{calls['servers']} calls"
+    )
+    console.say("")
+    console.say(
+        "What this is: a network of half a million weights, warm-started on demonstrations that mostly"
     )
     console.say(
-        "A tiny model, taught a bad habit on purpose: it shows that the loop learns, not a general agent."
+        "stop too early; GRPO taught it to finish. It shows that the loop learns, not a general agent."
     )
+    console.say("")
+    data = f"{document['run_dir']}/data"
     console.say(f"report  {document['report']}")
-    console.say("Next:")
+    console.say("next")
     console.say(
-        f"  mcpagent eval checkpoint {document['checkpoint']} --data {document['run_dir']}/data/heldout.jsonl"
+        f"  mcpagent eval checkpoint {document['checkpoint']} --data {data}/heldout.jsonl --samples 4"
     )
     console.say("  mcpagent tools list")
-    console.say(
-        "  mcpagent train --config configs/model.yaml --config configs/algo_grpo.yaml --config "
-        f"configs/rollout.yaml --set data.train={document['run_dir']}/data/train.jsonl --dry-run"
-    )
+    console.say(f"  mcpagent train --dry-run --set data.train={data}/train.jsonl")
 
 
 def _shown(metric: JsonObject) -> str:

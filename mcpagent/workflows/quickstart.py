@@ -37,15 +37,9 @@ from mcpagent.workflows.train import Watch, train
 
 SPLITS = {"train": 1600, "validation": 64, "heldout": 240}
 SAMPLED_ATTEMPTS = 2  # for each held-out task at temperature 1
-_BESIDE = (
-    "data",
-    "warm_start",
-    "quickstart.json",
-    "ledger.jsonl",
-    "ledger.jsonl.env",
-    "eval",
-    "trajectories",
-)
+_LEDGER = "ledger.jsonl"
+# What stands in the folder before the GRPO run makes it its run folder.
+_BESIDE = ("data", "warm_start", "eval", "trajectories", "quickstart.json", _LEDGER, f"{_LEDGER}.env")
 
 ABOUT = (
     "A network of about half a million weights, built from scratch, learns to use four MCP servers. It first "
