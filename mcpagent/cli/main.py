@@ -52,6 +52,7 @@ app = typer.Typer(
     cls=_LazyGroup,
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
     help="Train and evaluate language-model agents on MCP tool servers.\n\nStart with: mcpagent quickstart",
 )
 
