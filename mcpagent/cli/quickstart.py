@@ -26,12 +26,16 @@ _ROWS = (
 def quickstart(
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("outputs/quickstart"),
     seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Also run the control experiments (three times as long).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Train a small agent on real MCP tools, offline, and show that it learned.
 
     Takes a few minutes on one CPU core. A second call goes on where the first stopped.
     """
+    from mcpagent.workflows.controls import run_controls
     from mcpagent.workflows.quickstart import Stages, quickstart
 
     console = Console(is_json=as_json)
@@ -41,7 +45,12 @@ def quickstart(
         with console.progress(title, total=total) as advance:
             yield advance
 
-    document = quickstart(out, seed=seed, stages=Stages(begin=begin, note=console.note))
+    document = quickstart(
+        out,
+        seed=seed,
+        stages=Stages(begin=begin, note=console.note),
+        controls=run_controls if controls else None,
+    )
     if as_json:
         console.print_json(document)
     else:

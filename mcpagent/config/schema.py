@@ -134,6 +134,7 @@ class TrainingConfig(Section):
     eval_every: Count = 10  # steps between evaluations on data.validation; 0: never
     warmup_steps: Count = 0  # steps of linear learning-rate warm-up
     micro_batch_tokens: PositiveInt = 8192  # tokens of one forward and backward pass
+    max_cpu_s: PositiveFloat | None = None  # CPU seconds of the steps; past them the run ends cleanly
 
     def total_steps(self, *, n_tasks: int) -> int:
         """Steps of the whole run on a dataset of `n_tasks` prompts."""
@@ -185,7 +186,8 @@ class RewardConfig(Section):
 
     # Penalties begin once sampled success passes this share: before, they teach silence. 0: from the start.
     penalty_after_success: Share = 0.25
-    control: Literal["none", "random"] = "none"  # random: rewards without information, a control experiment
+    # Control experiments: random draws rewards without information; rejection trains on successes alone.
+    control: Literal["none", "random", "rejection"] = "none"
 
 
 class SftConfig(Section):

@@ -57,6 +57,7 @@ class GrpoSettings:
     update: UpdateSettings
     target_kl: float | None = None  # with a value, kl_coef adapts to it
     control: str = "none"
+    max_cpu_s: float | None = None  # of all steps together; past it the run ends with a checkpoint
 
 
 @dataclass
@@ -70,6 +71,7 @@ class GrpoState:
     best_success: float | None = None
     best_step: int | None = None
     ledger_bytes: int = 0  # of the servers' call ledger, where one is kept
+    cpu_s: float = 0.0  # of the steps so far
 
 
 def train_grpo(
@@ -84,8 +86,9 @@ def train_grpo(
     state: GrpoState,
     on_step: Callable[[JsonObject], None],
 ) -> GrpoState:
-    """Train from `state.step` to `settings.total_steps`. Leaves a checkpoint at the last step."""
-    while state.step < settings.total_steps:
+    """Train from `state.step` to `settings.total_steps`, or until the CPU budget is spent. Leaves a
+    checkpoint at the last step."""
+    while state.step < settings.total_steps and not _is_spent(state, settings):
         step = state.step + 1
         started = time.process_time()
         trajectories = actor.collect([tasks[i] for i in order.batch(step)], step=step)
@@ -130,14 +133,20 @@ def train_grpo(
             if success is not None and (state.best_success is None or success > state.best_success):
                 state.best_success, state.best_step = success, step
         record["cpu_s"] = time.process_time() - started
+        state.cpu_s += record["cpu_s"]
         record["rss_mb"] = psutil.Process().memory_info().rss / 2**20
         run.append_metrics({k: v for k, v in record.items() if v is not None})
         # The checkpoint comes last: a run that stops before it resumes at the checkpoint before this one,
         # and `truncate_after` drops what this step had already recorded.
-        if step % settings.save_every == 0 or step == settings.total_steps or state.best_step == step:
+        is_last = step == settings.total_steps or _is_spent(state, settings)
+        if step % settings.save_every == 0 or is_last or state.best_step == step:
             learner.save(run.checkpoint_dir(step), state=vars(state))
         on_step(record)
     return state
+
+
+def _is_spent(state: GrpoState, settings: GrpoSettings) -> bool:
+    return settings.max_cpu_s is not None and state.cpu_s >= settings.max_cpu_s
 
 
 def _with_kl(update: UpdateSettings, state: GrpoState) -> UpdateSettings:

@@ -33,8 +33,9 @@ def grade_groups(
 ) -> Graded:
     """Advantages within each group. Uniform groups and unscored attempts carry no gradient and are left out.
 
-    `control="random"` draws the rewards instead of using them: the experiment that shows how much of a gain
-    comes from the reward at all.
+    Controls: `random` draws the rewards instead of using them, which shows how much of a gain comes from the
+    reward at all; `rejection` keeps the successes alone with advantage 1 (online rejection sampling, as in
+    RAFT, arXiv 2304.06767), which shows what comparing attempts adds.
     """
     kept: list[Trajectory] = []
     advantages: list[float] = []
@@ -45,6 +46,8 @@ def grade_groups(
             rng = random.Random(f"{seed}/{group.group_id}")
             rewards = [None if r is None else rng.random() for r in rewards]
         own = group_advantages(rewards, normalize=normalize)
+        if control == "rejection":
+            own = [1.0 if t.is_success else None for t in group.trajectories]
         if all(not a for a in own):
             uniform += 1
             continue

@@ -31,6 +31,15 @@ class SftSettings:
     batch_size: int
     micro_batch_tokens: int
     seed: int
+    max_cpu_s: float | None = None  # of all steps together; past it the run ends with a checkpoint
+
+
+@dataclass
+class SftState:
+    """What a resumed run must know besides weights, moments and random state."""
+
+    step: int = 0
+    cpu_s: float = 0.0  # of the steps so far
 
 
 def train_sft(
@@ -40,7 +49,7 @@ def train_sft(
     renderer: Renderer,
     run: RunFolder,
     settings: SftSettings,
-    first_step: int = 1,
+    state: SftState,
     on_step: Callable[[JsonObject], None],
 ) -> None:
     """Minimise the mean negative log-likelihood of the demonstrations' own tokens, a batch a step.
@@ -50,7 +59,8 @@ def train_sft(
     order = TaskOrder(len(demonstrations), batch_size=settings.batch_size, seed=settings.seed)
     device = next(learner.model.parameters()).device
     learner.model.train()
-    for step in range(first_step, settings.total_steps + 1):
+    while state.step < settings.total_steps and not _is_spent(state, settings):
+        step = state.step + 1
         started = time.process_time()
         seed = derive_seed(settings.seed, "copy", step)
         if step <= settings.copy_steps:
@@ -78,7 +88,12 @@ def train_sft(
             "rss_mb": psutil.Process().memory_info().rss / 2**20,
         }
         run.append_metrics(record)
-        if step % settings.save_every == 0 or step == settings.total_steps:
-            learner.save(run.checkpoint_dir(step), state={"step": step})
+        state.step, state.cpu_s = step, state.cpu_s + record["cpu_s"]
+        if step % settings.save_every == 0 or step == settings.total_steps or _is_spent(state, settings):
+            learner.save(run.checkpoint_dir(step), state=vars(state))
         on_step(record)
     learner.model.eval()
+
+
+def _is_spent(state: SftState, settings: SftSettings) -> bool:
+    return settings.max_cpu_s is not None and state.cpu_s >= settings.max_cpu_s

@@ -36,7 +36,7 @@ from mcpagent.train.setup import agent_settings, build_policy, load, open_tools
 from mcpagent.workflows.train import Watch, train
 
 SPLITS = {"train": 1600, "validation": 64, "heldout": 240}
-SAMPLED_ATTEMPTS = 2  # for each held-out task at temperature 1
+SAMPLED_ATTEMPTS = 4  # for each held-out task at temperature 1
 _LEDGER = "ledger.jsonl"
 # What stands in the folder before the GRPO run makes it its run folder.
 _BESIDE = ("data", "warm_start", "eval", "trajectories", "quickstart.json", _LEDGER, f"{_LEDGER}.env")
@@ -87,7 +87,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class _Job:
+class QuickstartJob:
     """One quickstart: where it is, its configurations, and who is told."""
 
     out: Path
@@ -111,14 +111,22 @@ class _Job:
         self.progress.save()
 
 
-def quickstart(out: Path, *, seed: int, stages: Stages) -> JsonObject:
-    """Run what is not yet done in `out`; returns the document of `quickstart --json`."""
+def quickstart(
+    out: Path,
+    *,
+    seed: int,
+    stages: Stages,
+    controls: Callable[[QuickstartJob, Path], list[JsonObject]] | None = None,
+) -> JsonObject:
+    """Run what is not yet done in `out`; returns the document of `quickstart --json`. `controls` runs control
+    experiments from the warm-started checkpoint before the report is written (`workflows.controls`)."""
     job = _open_job(out, seed=seed, stages=stages)
     _generate(job)
     warm_checkpoint = _warm_start(job)
-    before = _evaluate(job, "warm_start", warm_checkpoint, "evaluate the warm start")
+    before = evaluate_checkpoint(job, "warm_start", warm_checkpoint, "evaluate the warm start")
     trained_checkpoint = _grpo(job, warm_checkpoint)
-    after = _evaluate(job, "trained", trained_checkpoint, "evaluate the trained model")
+    after = evaluate_checkpoint(job, "trained", trained_checkpoint, "evaluate the trained model")
+    rows = controls(job, warm_checkpoint) if controls is not None else []
     report = write_report(out)
     return {
         "run_dir": str(out),
@@ -128,11 +136,12 @@ def quickstart(out: Path, *, seed: int, stages: Stages) -> JsonObject:
         "tool_calls": _count_calls(job),
         "cpu_s": {name: round(value, 1) for name, value in job.progress.cpu_s.items()},
         "checkpoint": str(trained_checkpoint),
+        **({"controls": rows} if rows else {}),
         "report": str(report),
     }
 
 
-def _open_job(out: Path, *, seed: int, stages: Stages) -> _Job:
+def _open_job(out: Path, *, seed: int, stages: Stages) -> QuickstartJob:
     warm = load_train_config(
         [resource_path("configs/warm_start.yaml")],
         [f"seed={seed}", f"data.train={json.dumps(str(out / 'data' / 'train.jsonl'))}"],
@@ -154,7 +163,7 @@ def _open_job(out: Path, *, seed: int, stages: Stages) -> _Job:
     out.mkdir(parents=True, exist_ok=True)
     progress = Progress.at(out / "quickstart.json", seed=seed)
     named = os.environ.get("MCPAGENT_CALL_LEDGER")
-    job = _Job(out, seed, warm, grpo, Path(named) if named else out / _LEDGER, progress, stages)
+    job = QuickstartJob(out, seed, warm, grpo, Path(named) if named else out / _LEDGER, progress, stages)
     with open_tools(grpo.tools) as tools:
         current = tools.pool.catalog_hash
     if progress.catalog_hash and progress.catalog_hash != current:
@@ -170,7 +179,7 @@ def _last_step(warm: TrainConfig) -> str:
     return f"step-{warm.training.total_steps(n_tasks=SPLITS['train']) + warm.sft.copy_steps:06d}"
 
 
-def _generate(job: _Job) -> None:
+def _generate(job: QuickstartJob) -> None:
     folder = job.out / "data"
     if all((folder / f"{split}.jsonl").is_file() for split in SPLITS):
         return
@@ -190,7 +199,7 @@ def _generate(job: _Job) -> None:
         write_splits(data, folder, overwrite=True)
 
 
-def _warm_start(job: _Job) -> Path:
+def _warm_start(job: QuickstartJob) -> Path:
     folder = job.out / "warm_start"
     steps = job.warm.training.total_steps(n_tasks=SPLITS["train"]) + job.warm.sft.copy_steps
     final = folder / "checkpoints" / _last_step(job.warm)
@@ -211,7 +220,7 @@ def _warm_start(job: _Job) -> Path:
     return final
 
 
-def _grpo(job: _Job, warm_checkpoint: Path) -> Path:
+def _grpo(job: QuickstartJob, warm_checkpoint: Path) -> Path:
     steps = job.grpo.training.total_steps(n_tasks=SPLITS["train"])
     final = job.out / "checkpoints" / f"step-{steps:06d}"
     if final.is_dir():
@@ -239,7 +248,7 @@ def _grpo(job: _Job, warm_checkpoint: Path) -> Path:
     return final
 
 
-def _evaluate(job: _Job, name: str, checkpoint: Path, title: str) -> JsonObject:
+def evaluate_checkpoint(job: QuickstartJob, name: str, checkpoint: Path, title: str) -> JsonObject:
     """Greedy and at temperature 1, on held-out tasks; metrics as `quickstart --json` shows them."""
     folder = job.out / "eval"
     files = {0.0: folder / f"{name}.json", 1.0: folder / f"{name}_sampled.json"}
@@ -254,7 +263,7 @@ def _evaluate(job: _Job, name: str, checkpoint: Path, title: str) -> JsonObject:
 
 
 def _evaluate_at(
-    job: _Job,
+    job: QuickstartJob,
     name: str,
     checkpoint: Path,
     tasks: list[Any],
@@ -301,11 +310,12 @@ def _evaluate_at(
     write_text(path, result.model_dump_json(indent=1) + "\n")
 
 
-def _count_calls(job: _Job) -> JsonObject:
+def _count_calls(job: QuickstartJob) -> JsonObject:
     """Calls that trajectories say were made over MCP, and calls that the servers say they got."""
     stored = [
         *(job.out / "warm_start" / "trajectories").glob("*.jsonl.zst"),
         *(job.out / "trajectories").glob("*.jsonl.zst"),
+        *(job.out / "controls").glob("*/trajectories/*.jsonl.zst"),
     ]
     made = sum(
         len(_nonces(trajectory))

@@ -33,7 +33,7 @@ from mcpagent.train.setup import (
     open_tools,
     update_settings,
 )
-from mcpagent.train.sft import SftSettings, train_sft
+from mcpagent.train.sft import SftSettings, SftState, train_sft
 from mcpagent.train.warm_start import embedded_model
 
 
@@ -156,8 +156,9 @@ def _run_sft(
         loaded = as_loaded(model, tokenizer, config=config)
     total = config.training.total_steps(n_tasks=len(all_tasks)) + config.sft.copy_steps
     learner = build_learner(loaded, config, total_optimizer_steps=total, decay_share=config.sft.decay_share)
-    run, state = _open_run(config, place, learner.restore)
-    if not state:
+    run, saved = _open_run(config, place, learner.restore)
+    state = SftState(**saved)
+    if not saved:
         write_trajectories(run.trajectories / "demonstrations", demonstrations)
     train_sft(
         learner,
@@ -172,11 +173,12 @@ def _run_sft(
             batch_size=config.training.batch_size,
             micro_batch_tokens=config.training.micro_batch_tokens,
             seed=config.seed,
+            max_cpu_s=config.training.max_cpu_s,
         ),
-        first_step=state.get("step", 0) + 1,
+        state=state,
         on_step=watch.on_step,
     )
-    return _outcome(run, total, best_step=None)
+    return _outcome(run, state.step, best_step=None)
 
 
 def _run_grpo(
@@ -238,13 +240,14 @@ def _run_grpo(
                 update=update_settings(config),
                 target_kl=config.grpo.target_kl if config.grpo.adaptive_kl else None,
                 control=config.reward.control,
+                max_cpu_s=config.training.max_cpu_s,
             ),
             state=state,
             on_step=watch.on_step,
         )
     finally:
         policy.close()
-    return _outcome(run, total, best_step=state.best_step)
+    return _outcome(run, state.step, best_step=state.best_step)
 
 
 def _open_run(
@@ -267,7 +270,7 @@ def _check_same(config: TrainConfig, run: RunFolder) -> None:
     """A run continues as it began; only its length may change."""
     began = load_train_config([run.config_path]).config.model_dump()
     now = config.model_dump()
-    longer = {"max_steps", "max_epochs", "steps_per_epoch", "save_frequency"}
+    longer = {"max_steps", "max_epochs", "steps_per_epoch", "save_frequency", "max_cpu_s"}
     changed = [
         f"{section}.{key}" if isinstance(now[section], dict) else section
         for section in now

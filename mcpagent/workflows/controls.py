@@ -1,0 +1,93 @@
+"""What else could have explained the gain: control experiments from the same warm start, each with the CPU
+seconds that GRPO's steps took."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.core.records import JsonObject
+from mcpagent.storage.atomic import write_text
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.workflows.quickstart import QuickstartJob, evaluate_checkpoint
+from mcpagent.workflows.train import Watch, train
+
+_WHAT = {
+    "random rewards": "the same GRPO, but rewards are drawn at random",
+    "more demonstrations": "supervised training goes on, on the same demonstrations",
+    "rejection sampling": "the policy trains on its own successes, without comparing attempts",
+}
+
+
+def run_controls(job: QuickstartJob, warm_checkpoint: Path) -> list[JsonObject]:
+    """Run and evaluate what is not yet done; `eval/controls.json` holds what the report shows."""
+    budget_s = sum(record["cpu_s"] for record in RunFolder.open(job.out).metrics())
+    rows: list[JsonObject] = []
+    for name, config in _configs(job, warm_checkpoint, budget_s).items():
+        key = name.replace(" ", "_")
+        folder = job.out / "controls" / key
+        checkpoint = _train(job, key, name, folder, config)
+        metrics = evaluate_checkpoint(job, f"control_{key}", checkpoint, f"evaluate: {name}")
+        rows.append(
+            {
+                "name": name,
+                "what": _WHAT[name],
+                "cpu_s": round(sum(r["cpu_s"] for r in RunFolder.open(folder).metrics()), 1),
+                "greedy": metrics["task_success"],
+                "sampled": metrics["task_success_sampled"],
+            }
+        )
+    write_text(job.out / "eval" / "controls.json", json.dumps(rows, indent=1) + "\n")
+    return rows
+
+
+def _configs(job: QuickstartJob, warm_checkpoint: Path, budget_s: float) -> dict[str, TrainConfig]:
+    grpo, warm = job.grpo, job.warm
+    capped = grpo.training.model_copy(update={"max_cpu_s": budget_s, "max_steps": 10_000})
+    per_step_s = _supervised_step_s(job)
+    more = warm.training.model_copy(
+        update={"max_cpu_s": budget_s, "max_steps": max(1, round(budget_s / per_step_s))}
+    )
+    return {
+        "random rewards": grpo.model_copy(
+            update={"training": capped, "reward": grpo.reward.model_copy(update={"control": "random"})}
+        ),
+        "more demonstrations": warm.model_copy(
+            update={
+                "training": more,
+                "model": warm.model.model_copy(update={"name": str(warm_checkpoint)}),
+                "sft": warm.sft.model_copy(update={"copy_steps": 0}),
+            }
+        ),
+        "rejection sampling": grpo.model_copy(
+            update={"training": capped, "reward": grpo.reward.model_copy(update={"control": "rejection"})}
+        ),
+    }
+
+
+def _supervised_step_s(job: QuickstartJob) -> float:
+    """CPU seconds of a supervised step, as the warm start took them: its schedule decays to the budget's end."""
+    steps = [
+        r["cpu_s"]
+        for r in RunFolder.open(job.out / "warm_start").metrics()
+        if r.get("phase") == "demonstrations"
+    ]
+    return sum(steps) / len(steps)
+
+
+def _train(job: QuickstartJob, key: str, name: str, folder: Path, config: TrainConfig) -> Path:
+    finished = folder / "finished.json"
+    if not finished.is_file():
+        with job.stage(f"control_{key}", f"control: {name}", None) as advance:
+            outcome = train(
+                config,
+                run_dir=folder,
+                resume=(folder / "config.yaml").is_file(),
+                ledger=job.ledger,
+                ledger_start=job.progress.ledger_bytes[f"control_{key}"],
+                manifest={"title": f"Control: {name}"},
+                watch=Watch(on_step=lambda _: advance(), note=job.stages.note),
+            )
+        write_text(finished, json.dumps({"checkpoint": str(outcome.last_checkpoint)}) + "\n")
+    return Path(json.loads(finished.read_text(encoding="utf-8"))["checkpoint"])
