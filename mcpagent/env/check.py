@@ -27,10 +27,16 @@ def check_environment(
     acting = [task for task in tasks if not task.truth.abstain]
     return [
         _judgeable(tasks),
-        _verdict("the gold plan scores 1.0", tasks, gold, _is_perfect),
-        _verdict("an empty policy fails", acting, empty, _failed),
-        _verdict("an empty policy may abstain", abstaining, empty, _succeeded),
-        _verdict("an over-eager policy fails where no call is right", abstaining, over_eager, _failed),
+        _verdict("the gold plan scores 1.0", tasks, gold, _is_perfect, policy="gold"),
+        _verdict("an empty policy fails", acting, empty, _failed, policy="empty"),
+        _verdict("an empty policy may abstain", abstaining, empty, _succeeded, policy="empty"),
+        _verdict(
+            "an over-eager policy fails where no call is right",
+            abstaining,
+            over_eager,
+            _failed,
+            policy="over-eager",
+        ),
     ]
 
 
@@ -77,6 +83,8 @@ def _verdict(
     tasks: Sequence[Task],
     trajectories: Sequence[Trajectory],
     holds: Callable[[Trajectory], bool],
+    *,
+    policy: str,
 ) -> CheckResult:
     """Pass if `holds` for every trajectory of every one of `tasks`; an unscored one proves nothing."""
     if not tasks:
@@ -92,7 +100,7 @@ def _verdict(
             name=name,
             status=CheckStatus.FAIL,
             detail=f"{counts}: {_some([*wrong, *unscored, *missing])}",
-            remedy="mcpagent env play FILE",
+            remedy=f"mcpagent rollout --policy {policy} --data FILE --out FILE",
         )
     return CheckResult(name=name, status=CheckStatus.PASS, detail=f"{len(mine)} episodes")
 

@@ -24,7 +24,12 @@ from mcpagent.storage.trajectories import read_trajectories
 
 BEFORE, AFTER = "warm_start", "trained"  # file stems under eval/, each maybe with _sampled
 SAMPLED = "_sampled"
-_NOT_SENT = {FailureKind.UNKNOWN_TOOL, FailureKind.INVALID_ARGUMENTS, FailureKind.DENIED}
+_NOT_SENT = {
+    FailureKind.UNKNOWN_TOOL,
+    FailureKind.INVALID_ARGUMENTS,
+    FailureKind.DENIED,
+    FailureKind.LIMIT,
+}
 
 
 class Control(OpenRecord):

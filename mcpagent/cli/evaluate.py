@@ -1,0 +1,156 @@
+"""`mcpagent eval`: evaluate a checkpoint or a model, and compare two evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mcpagent.cli.sampling import Chosen, ConfigFiles, Data, Json, MaxTasks, Samples, Seed, Servers, Settings
+
+if TYPE_CHECKING:
+    from mcpagent.console import Console
+    from mcpagent.workflows.evaluate import EvalOutcome
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Evaluate, and compare evaluations.")
+
+_Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature", min=0.0, help="Default: 0 (greedy) with one sample a task, 1 with several."
+    ),
+]
+_Out = Annotated[
+    Path | None, typer.Option("--out", help="A .json file for the result; the trajectories go beside it.")
+]
+
+
+@app.command()
+def checkpoint(
+    path: Annotated[
+        Path, typer.Argument(help="A checkpoint folder, or a run folder (its latest).", show_default=False)
+    ],
+    data: Data = None,
+    samples: Samples = 1,
+    temperature: _Temperature = None,
+    seed: Seed = None,
+    servers: Servers = None,
+    max_tasks: MaxTasks = None,
+    out: _Out = None,
+    config: ConfigFiles = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a checkpoint in Hugging Face or PEFT format.
+
+    A checkpoint of a run is evaluated with that run's settings (servers, turns, tokens), unless --config
+    names others. Without --data: the validation set of the configuration.
+
+    Example: mcpagent eval checkpoint outputs/train --data data/processed/heldout.jsonl --samples 4 --json
+    """
+    from mcpagent.storage.checkpoints import find_checkpoint
+
+    chosen = Chosen(
+        files=config,
+        settings=settings,
+        servers=servers,
+        max_tasks=max_tasks,
+        seed=seed,
+        temperature=temperature,
+        default_temperature=0.0 if samples == 1 else 1.0,
+    )
+    _evaluate(str(find_checkpoint(path)), chosen, data=data, samples=samples, out=out, as_json=as_json)
+
+
+@app.command()
+def model(
+    name_or_path: Annotated[str, typer.Argument(help="A hub id or a model folder.", show_default=False)],
+    data: Data = None,
+    samples: Samples = 1,
+    temperature: _Temperature = None,
+    seed: Seed = None,
+    servers: Servers = None,
+    max_tasks: MaxTasks = None,
+    out: _Out = None,
+    config: ConfigFiles = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a model that no run of mcpagent made, for example the base model before training.
+
+    Example: mcpagent eval model Qwen/Qwen3-0.6B --data data/processed/heldout.jsonl --out base.json
+    """
+    chosen = Chosen(
+        files=config,
+        settings=settings,
+        servers=servers,
+        max_tasks=max_tasks,
+        seed=seed,
+        temperature=temperature,
+        default_temperature=0.0 if samples == 1 else 1.0,
+    )
+    _evaluate(name_or_path, chosen, data=data, samples=samples, out=out, as_json=as_json)
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="A result of eval --out, or trajectories.", show_default=False)],
+    b: Annotated[Path, typer.Argument(help="What it is compared with.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Compare two evaluations task by task: is B better than A, or is it chance?
+
+    Example: mcpagent eval compare before.json after.json
+    """
+    from mcpagent.cli.metric_table import COLUMNS, metric_row
+    from mcpagent.console import Console
+    from mcpagent.workflows.evaluate import compare_files
+
+    console = Console(is_json=as_json)
+    result = compare_files(a, b, console=console)
+    if as_json:
+        console.print_json(result)
+        return
+    rows = [
+        metric_row(f"a  {a}", result.a, is_rate=True),
+        metric_row(f"b  {b}", result.b, is_rate=True),
+        metric_row("b - a", result.difference, is_rate=True, signed=True),
+    ]
+    console.table("Task success", COLUMNS, rows)
+    p_value = "" if result.p_value is None else f" (p = {result.p_value:.3g})"
+    console.say(f"{result.verdict}{p_value}")
+    console.say(
+        f"b wins {result.wins} tasks, loses {result.losses}, ties {result.ties}; "
+        f"{result.unpaired} tasks are in one of the two only"
+    )
+
+
+def _evaluate(
+    name: str, chosen: Chosen, *, data: Path | None, samples: int, out: Path | None, as_json: bool
+) -> None:
+    from mcpagent.console import Console
+    from mcpagent.workflows.evaluate import evaluate_model
+
+    console = Console(is_json=as_json)
+    outcome = evaluate_model(
+        chosen.config(console, policy=name), model=name, data=data, samples=samples, out=out, console=console
+    )
+    if as_json:
+        console.print_json(outcome.result)
+    else:
+        _print(outcome, console)
+    if outcome.failure is not None:
+        console.note(f"no episode could be scored; the first error: {outcome.failure}")
+        raise typer.Exit(1)
+
+
+def _print(outcome: EvalOutcome, console: Console) -> None:
+    from mcpagent.cli.metric_table import print_metrics
+
+    print_metrics(outcome.result, console)
+    reasons = outcome.result.stop_reasons.items()
+    console.say("ended by  " + ", ".join(f"{name} {n}" for name, n in reasons))
+    if outcome.path is not None:
+        console.say(f"written   {outcome.path} and {outcome.trajectories}")
+        console.say(f"next      mcpagent eval compare {outcome.path} OTHER.json")

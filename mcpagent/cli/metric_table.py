@@ -1,0 +1,55 @@
+"""The table of an evaluation on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mcpagent.console import Console
+from mcpagent.core.metrics import Metric
+from mcpagent.evaluate.summary import RATES, EvalSummary
+
+COLUMNS = ("", "value", "95 % interval", "tasks")
+_BY_COMPLEXITY = ("task_success", "tool_sequence_accuracy", "mean_reward", "invalid_call_rate", "mean_turns")
+
+
+def print_metrics(summary: EvalSummary, console: Console) -> None:
+    """Every metric with its interval over all tasks, the main ones by complexity too; one line each, so that
+    it fits a narrow terminal."""
+    rows: list[Sequence[str]] = []
+    for name in _BY_COMPLEXITY:
+        rows.append(metric_row(_words(name), summary.metrics[name], is_rate=_is_rate(name)))
+        if len(summary.by_complexity) > 1:
+            parts: Mapping[str, Metric] = {
+                complexity: getattr(part, name) for complexity, part in summary.by_complexity.items()
+            }
+            rows += [metric_row(f"  {c}", part, is_rate=_is_rate(name)) for c, part in parts.items()]
+    rows += [
+        metric_row(_words(name), metric, is_rate=_is_rate(name))
+        for name, metric in summary.metrics.items()
+        if name not in _BY_COMPLEXITY and metric.value is not None
+    ]
+    console.table(f"{summary.n_episodes} episodes of {summary.n_tasks} tasks", COLUMNS, rows)
+    if summary.unscored:
+        console.say(f"{summary.unscored} episodes are unscored (infrastructure failed): no metric has them")
+
+
+def metric_row(name: str, metric: Metric, *, is_rate: bool, signed: bool = False) -> tuple[str, ...]:
+    """Cells for `COLUMNS`: rates in percent; a dash for what there is not."""
+    scale, digits, unit = (100.0, 1, " %") if is_rate else (1.0, 3, "")
+
+    def number(value: float) -> str:
+        return f"{value * scale:{'+' if signed else ''}.{digits}f}"
+
+    value = "-" if metric.value is None else number(metric.value) + unit
+    interval = "-"
+    if metric.ci_low is not None and metric.ci_high is not None:
+        interval = f"{number(metric.ci_low)} to {number(metric.ci_high)}"
+    return name, value, interval, str(metric.n)
+
+
+def _is_rate(name: str) -> bool:
+    return name in RATES or name.startswith("pass")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,90 @@
+"""`mcpagent rollout`: collect trajectories with any policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mcpagent.cli.sampling import Chosen, ConfigFiles, Data, Json, MaxTasks, Samples, Seed, Servers, Settings
+
+if TYPE_CHECKING:
+    from mcpagent.console import Console
+    from mcpagent.workflows.rollout import RolloutOutcome
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def rollout(
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="gold, empty, over-eager, a checkpoint or run folder, or a hub id.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="File for the trajectories: .jsonl.zst, .jsonl.gz or .jsonl; token ids and logprobs go "
+            "beside it as .safetensors.",
+            show_default=False,
+        ),
+    ],
+    data: Data = None,
+    samples: Samples = 1,
+    seed: Seed = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0 is greedy. Default: rollout.temperature, which is 1.")
+    ] = None,
+    servers: Servers = None,
+    max_tasks: MaxTasks = None,
+    config: ConfigFiles = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Collect trajectories with any policy, for analysis: every call is a real one over MCP.
+
+    Where MCPAGENT_CALL_LEDGER names a file, the built-in servers write a line to it for each of these calls.
+
+    Example: mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst
+    """
+    from mcpagent.console import Console
+    from mcpagent.workflows.rollout import rollout as collect
+
+    console = Console(is_json=as_json)
+    chosen = Chosen(
+        files=config,
+        settings=settings,
+        servers=servers,
+        max_tasks=max_tasks,
+        seed=seed,
+        temperature=temperature,
+    )
+    outcome = collect(
+        chosen.config(console, policy=policy),
+        policy=policy,
+        out=out,
+        data=data,
+        samples=samples,
+        console=console,
+    )
+    if as_json:
+        console.print_json(outcome.as_json())
+    else:
+        _print(outcome, console)
+
+
+def _print(outcome: RolloutOutcome, console: Console) -> None:
+    from mcpagent.cli.metric_table import print_metrics
+
+    summary = outcome.summary
+    print_metrics(summary, console)
+    console.say("ended by  " + ", ".join(f"{name} {n}" for name, n in summary.stop_reasons.items()))
+    count = outcome.nonces
+    console.say(
+        f"calls     {count.results.total()} answered by servers, "
+        f"{count.stamped.total()} of them with the stamp of a built-in one"
+    )
+    console.say(f"written   {outcome.path}" + (f" and {outcome.tokens}" if outcome.tokens else ""))

@@ -1,0 +1,86 @@
+"""The options that `rollout`, `env check` and `eval` share, and the configuration that they make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mcpagent.config.schema import TrainConfig
+    from mcpagent.console import Console
+
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--config", help="A YAML file; repeat it to merge several."),
+]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="One setting, a.b=value; may be repeated.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Tasks: .jsonl or .json, also .gz and .zst.")]
+Servers = Annotated[
+    Path | None, typer.Option("--servers", help="An mcp.json; without it, the built-in servers.")
+]
+MaxTasks = Annotated[int | None, typer.Option("--max-tasks", min=1, help="The first so many tasks only.")]
+Samples = Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same episodes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The options as they were given; None where they were not. `default_temperature` None: what the
+    configuration says."""
+
+    files: Sequence[Path] | None = None
+    settings: Sequence[str] | None = None
+    servers: Path | None = None
+    max_tasks: int | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    default_temperature: float | None = None
+
+    def config(self, console: Console, *, policy: str | None = None) -> TrainConfig:
+        """The checked configuration: the files (none: those of the run that `policy` is a checkpoint of, else
+        the ones that ship with mcpagent), then `--set`, then the options. Raises UserError."""
+        from mcpagent.config.loader import load_train_config
+
+        files, defaults = self.files or (), list[str]()
+        run_config = None if files or policy is None else _config_of_run(policy)
+        if run_config is not None:
+            console.note(f"settings: {run_config}")
+            files = (run_config,)
+            # What the run was trained with and on says nothing about what it is to be judged with and on.
+            defaults = ["seed=0", "data.max_tasks=null", "model.tokenizer=null"]
+        if self.default_temperature is not None and not _sets_temperature(self.settings or ()):
+            defaults.append(f"rollout.temperature={self.default_temperature}")
+        options = {
+            # A JSON text is a YAML text too, whatever characters the path holds.
+            "tools.servers": None if self.servers is None else json.dumps(str(self.servers)),
+            "data.max_tasks": self.max_tasks,
+            "seed": self.seed,
+            "rollout.temperature": self.temperature,
+        }
+        given = [f"{key}={value}" for key, value in options.items() if value is not None]
+        loaded = load_train_config(files, [*defaults, *(self.settings or ()), *given], for_training=False)
+        for note in loaded.notes:
+            console.note(note)
+        return loaded.config
+
+
+def _config_of_run(policy: str) -> Path | None:
+    from mcpagent.storage.checkpoints import run_of
+    from mcpagent.workflows.stage import SCRIPTED, find_model
+
+    if policy in SCRIPTED or policy.startswith("openai:"):
+        return None
+    checkpoint = find_model(policy)
+    run = None if checkpoint is None else run_of(checkpoint)
+    return None if run is None else run.config_path
+
+
+def _sets_temperature(settings: Sequence[str]) -> bool:
+    """In any of its spellings."""
+    return any(text.partition("=")[0].strip().rpartition(".")[2] == "temperature" for text in settings)

@@ -1,0 +1,133 @@
+"""Does the environment tell right from wrong on a dataset? Three policies whose outcome is known play it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcpagent.config.resources import resource_path, resource_root
+from mcpagent.config.schema import TrainConfig
+from mcpagent.console import Console
+from mcpagent.core.metrics import CheckResult, CheckStatus
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.env.check import check_environment, check_signatures
+from mcpagent.policy.contract import Policy
+from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
+from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.setup import Tools, agent_settings, open_tools
+from mcpagent.storage.jsonl import read_tasks
+from mcpagent.synth.rules import generate_dataset
+from mcpagent.synth.templates import load_templates
+from mcpagent.workflows.stage import catalog_note, open_tasks
+
+_SAMPLES = "data/samples"
+_GENERATED = {"train": 12, "validation": 4, "heldout": 8}  # as many as the samples of the repository
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvCheckOutcome:
+    """`failing` has, for each task that breaks a claim, the names of the checks."""
+
+    checks: tuple[CheckResult, ...]
+    failing: dict[str, tuple[str, ...]]
+    n_tasks: int
+    source: str
+
+    @property
+    def passed(self) -> bool:
+        return all(check.status is not CheckStatus.FAIL for check in self.checks)
+
+    def as_json(self) -> JsonObject:
+        return {
+            "passed": self.passed,
+            "checks": [check.model_dump(mode="json") for check in self.checks],
+            "failing_tasks": {task_id: list(names) for task_id, names in self.failing.items()},
+            "n_tasks": self.n_tasks,
+            "tasks_from": self.source,
+        }
+
+
+def env_check(
+    config: TrainConfig, *, data: Path | None = None, console: Console | None = None
+) -> EnvCheckOutcome:
+    """Check SkyRL's signatures, and on every task that the gold plan scores 1.0, that silence fails where a
+    call is due, and that calling fails where none is right. Without `data`: the sample tasks of the
+    repository, or where mcpagent was installed without it, a few generated ones. Raises UserError."""
+    console = console or Console()
+    with ExitStack() as stack:
+        given = stack.enter_context(open_tasks(config, data)) if data is not None else None
+        tools = stack.enter_context(open_tools(config.tools, on_note=console.note))
+        tasks, source = (given, str(given.path)) if given is not None else _sample_tasks(config, tools)
+        note = catalog_note(tasks, tools.pool)
+        if note is not None:
+            console.note(note)
+        abstaining = [task for task in tasks if task.truth.abstain]
+        with console.progress("Episodes", total=2 * len(tasks) + len(abstaining)) as advance:
+
+            def play(policy: Policy, chosen: Sequence[Task]) -> list[Trajectory]:
+                return _play(policy, chosen, config=config, tools=tools, on_done=lambda _: advance())
+
+            runs = {
+                "gold": play(GoldPolicy(tasks), tasks),
+                "empty": play(EmptyPolicy(), tasks),
+                "over_eager": play(OverEagerPolicy(), abstaining),
+            }
+    return EnvCheckOutcome(
+        checks=(check_signatures(), *check_environment(tasks, **runs)),
+        failing=_failing(tasks, runs),
+        n_tasks=len(tasks),
+        source=source,
+    )
+
+
+def _sample_tasks(config: TrainConfig, tools: Tools) -> tuple[Sequence[Task], str]:
+    """The tasks of the repository's samples, or a few generated ones; and where they are from."""
+    files = sorted((resource_root() / _SAMPLES).glob("*.jsonl"))
+    if files:
+        tasks = [task for file in files for task in read_tasks(file)]
+        return tasks[: config.data.max_tasks], _SAMPLES
+    templates = load_templates(resource_path("templates/tasks"))
+    data = tools.io.run(generate_dataset(tools.pool, templates, counts=_GENERATED, seed=config.seed))
+    tasks = [task for split in data.tasks.values() for task in split]
+    return tasks[: config.data.max_tasks], "generated"
+
+
+def _play(
+    policy: Policy,
+    tasks: Sequence[Task],
+    *,
+    config: TrainConfig,
+    tools: Tools,
+    on_done: Callable[[Trajectory], None],
+) -> list[Trajectory]:
+    return tools.io.run(
+        collect(
+            list(attempts(tasks, per_task=1, seed=config.seed, label="check")),
+            policy=policy,
+            tools=tools.pool,
+            settings=agent_settings(config, max_context=None),
+            concurrency=config.rollout.num_envs,
+            deterministic=False,
+            on_done=on_done,
+        )
+    )
+
+
+def _failing(tasks: Sequence[Task], runs: dict[str, list[Trajectory]]) -> dict[str, tuple[str, ...]]:
+    """Every check is a claim about each task, so the checks of one task alone say whether it breaks them."""
+    by_task: dict[str, dict[str, list[Trajectory]]] = defaultdict(lambda: {name: [] for name in runs})
+    for name, trajectories in runs.items():
+        for trajectory in trajectories:
+            by_task[trajectory.task_id][name].append(trajectory)
+    failing: dict[str, tuple[str, ...]] = {}
+    for task in tasks:
+        verdicts = check_environment([task], **by_task[task.id])
+        broken = tuple(verdict.name for verdict in verdicts if verdict.status is CheckStatus.FAIL)
+        if broken:
+            failing[task.id] = broken
+    return failing

@@ -1,0 +1,145 @@
+"""Evaluate a model on a dataset, and compare two evaluations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.console import Console
+from mcpagent.core.records import JsonObject
+from mcpagent.core.validation import describe
+from mcpagent.errors import UserError
+from mcpagent.evaluate.compare import Comparison, compare
+from mcpagent.evaluate.evaluator import evaluate
+from mcpagent.evaluate.summary import EvalResult, EvalSummary, summarise
+from mcpagent.storage.atomic import write_text
+from mcpagent.storage.records import reading
+from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories, write_trajectories
+from mcpagent.workflows.rollout import check_writable, episode_progress
+from mcpagent.workflows.stage import open_stage
+
+# What two evaluations must share for their difference to say something about the model, and its name.
+_CONDITIONS = {
+    "dataset.sha256": "the data",
+    "catalog_hash": "the tools",
+    "temperature": "the temperature",
+    "samples": "the number of attempts",
+    "max_new_tokens": "the limit of tokens a turn",
+    "max_turns": "the limit of turns",
+    "policy.chat_template_sha256": "the chat template",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOutcome:
+    """`failure` is the first error of an evaluation in which no episode could be scored."""
+
+    result: EvalResult
+    path: Path | None
+    trajectories: Path | None
+    failure: str | None
+
+
+def evaluate_model(
+    config: TrainConfig,
+    *,
+    model: str,
+    data: Path | None = None,
+    samples: int = 1,
+    out: Path | None = None,
+    console: Console | None = None,
+) -> EvalOutcome:
+    """`samples` attempts at each task by `model` (a checkpoint or run folder, or a hub id), sampled as the
+    `rollout` section of `config` says, in the deterministic mode. With `out`, a .json file, the result is
+    written there and the trajectories beside it. Raises UserError; then nothing is written."""
+    console = console or Console()
+    if out is not None:
+        check_evaluation_path(out)
+    with open_stage(config, policy=model, samples=samples, console=console, data=data) as stage:
+        if samples > 1 and stage.settings.sampling.temperature == 0.0:
+            console.note(f"at temperature 0 all {samples} attempts at a task are the same")
+        with episode_progress(console, "Evaluation", total=len(stage.tasks) * samples) as on_done:
+            trajectories = stage.tools.io.run(
+                evaluate(
+                    stage.tasks,
+                    policy=stage.ready.policy,
+                    tools=stage.tools.pool,
+                    settings=stage.settings,
+                    renderer=stage.ready.renderer,
+                    samples=samples,
+                    seed=config.seed,
+                    concurrency=stage.concurrency,
+                    on_done=on_done,
+                )
+            )
+        provenance = stage.provenance(samples=samples)
+    result = summarise(trajectories).with_provenance(provenance)
+    stored = None
+    if out is not None:
+        stored = write_trajectories(out.with_suffix(""), trajectories)
+        write_text(out, result.model_dump_json(indent=1) + "\n")
+    errors = [error for trajectory in trajectories for error in trajectory.errors]
+    failure = (errors or ["no reward could be computed"])[0] if result.unscored == result.n_episodes else None
+    return EvalOutcome(result=result, path=out, trajectories=stored, failure=failure)
+
+
+def check_evaluation_path(out: Path) -> None:
+    """Refuse, before any work is done, a path that the result cannot be written to. Raises UserError."""
+    check_writable(out)
+    if out.suffix != ".json":
+        raise UserError(
+            "the result is a .json file; the trajectories go beside it",
+            where=f"--out {out}",
+            remedy=f"--out {out.with_suffix('.json')}",
+        )
+
+
+def compare_files(a: Path, b: Path, *, console: Console | None = None) -> Comparison:
+    """`b` against `a`, task by task: each is a result of `evaluate_model` or a file of trajectories. Notes
+    what else differs between them. Raises UserError."""
+    console = console or Console()
+    left, right = read_evaluation(a), read_evaluation(b)
+    if isinstance(left, EvalResult) and isinstance(right, EvalResult):
+        others = _differing_conditions(left.provenance, right.provenance)
+        if others:
+            console.note(
+                f"{a} and {b} differ in {', '.join(others)} too, so the difference is not the model's alone"
+            )
+    return compare(left, right)
+
+
+def read_evaluation(path: Path) -> EvalSummary:
+    """A result of `eval --out`, or the summary of trajectories. Raises UserError."""
+    if path.name.endswith(RECORDS_SUFFIXES):
+        return summarise(read_trajectories(path, with_tokens=False))
+    with reading(path):
+        text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return EvalResult.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"is no evaluation: {describe(first, root='the document')}",
+            where=str(path),
+            remedy="name a file that mcpagent eval wrote with --out, or its trajectories (.jsonl.zst)",
+        ) from None
+
+
+def _differing_conditions(a: JsonObject, b: JsonObject) -> list[str]:
+    """The conditions that both name, with different values."""
+    found: list[str] = []
+    for dotted, name in _CONDITIONS.items():
+        left, right = _at(a, dotted), _at(b, dotted)
+        if left is not None and right is not None and left != right:
+            found.append(name)
+    return found
+
+
+def _at(tree: JsonObject, dotted: str) -> object:
+    value: object = tree
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,130 @@
+"""Collect trajectories with any policy, for analysis."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.console import Console
+from mcpagent.core.records import JsonObject
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.evaluate.report_run import NonceCount
+from mcpagent.evaluate.summary import EvalSummary, summarise
+from mcpagent.rollout.collector import attempts, collect
+from mcpagent.storage.trajectories import RECORDS_SUFFIXES, token_file, write_trajectories
+from mcpagent.workflows.stage import open_stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOutcome:
+    """What was collected and where it lies. `tokens` is None for a policy that works on text. `nonces` counts
+    the results that servers gave, and those that carry the stamp of a built-in server."""
+
+    path: Path
+    tokens: Path | None
+    summary: EvalSummary
+    nonces: NonceCount
+    provenance: JsonObject
+
+    def as_json(self) -> JsonObject:
+        summary = self.summary.model_dump(mode="json", exclude={"tasks"})
+        return {
+            "path": str(self.path),
+            "tokens": None if self.tokens is None else str(self.tokens),
+            **summary,
+            "tool_calls": {
+                "from_servers": self.nonces.results.total(),
+                "with_nonce": self.nonces.stamped.total(),
+                "by_server": dict(sorted(self.nonces.results.items())),
+            },
+            "provenance": self.provenance,
+        }
+
+
+def rollout(
+    config: TrainConfig,
+    *,
+    policy: str,
+    out: Path,
+    data: Path | None = None,
+    samples: int = 1,
+    console: Console | None = None,
+) -> RolloutOutcome:
+    """Play `samples` attempts at each task and write the trajectories to `out` and the tokens beside it; how
+    they are sampled is the `rollout` section of `config`. Raises UserError; then nothing is written."""
+    console = console or Console()
+    check_trajectory_path(out)
+    with open_stage(config, policy=policy, samples=samples, console=console, data=data) as stage:
+        wanted = list(attempts(stage.tasks, per_task=samples, seed=config.seed, label="rollout"))
+        with episode_progress(console, "Episodes", total=len(wanted)) as on_done:
+            trajectories = stage.tools.io.run(
+                collect(
+                    wanted,
+                    policy=stage.ready.policy,
+                    tools=stage.tools.pool,
+                    settings=stage.settings,
+                    renderer=stage.ready.renderer,
+                    concurrency=stage.concurrency,
+                    deterministic=stage.ready.is_deterministic,
+                    on_done=on_done,
+                )
+            )
+        provenance = stage.provenance(samples=samples)
+    path = write_trajectories(out, trajectories)
+    return RolloutOutcome(
+        path=path,
+        tokens=tokens if (tokens := token_file(path)).exists() else None,
+        summary=summarise(trajectories),
+        nonces=count_nonces(trajectories),
+        provenance=provenance,
+    )
+
+
+def count_nonces(trajectories: Sequence[Trajectory]) -> NonceCount:
+    """Results that came from servers, against results with a server's stamp."""
+    count = NonceCount()
+    for trajectory in trajectories:
+        count.add(trajectory)
+    return count
+
+
+@contextmanager
+def episode_progress(console: Console, title: str, *, total: int) -> Iterator[Callable[[Trajectory], None]]:
+    """A bar over episodes that shows the share of successes among the scored ones so far."""
+    scored: list[bool] = []
+    with console.progress(title, total=total) as advance:
+
+        def on_done(trajectory: Trajectory) -> None:
+            if trajectory.is_success is not None:
+                scored.append(trajectory.is_success)
+            advance(note=f"success {sum(scored) / len(scored):.0%}" if scored else "")
+
+        yield on_done
+
+
+def check_trajectory_path(out: Path) -> None:
+    """Refuse, before any work is done, a path that trajectories cannot be written to. Raises UserError."""
+    check_writable(out)
+    if out.suffix and not out.name.endswith(RECORDS_SUFFIXES):
+        raise UserError(
+            f"trajectories are written as {', '.join(RECORDS_SUFFIXES)}",
+            where=f"--out {out}",
+            remedy=f"--out {out.with_suffix(RECORDS_SUFFIXES[0])}",
+        )
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a path that is a folder, or whose folder cannot be made. Raises UserError."""
+    if out.is_dir():
+        raise UserError(
+            "is a folder", where=f"--out {out}", remedy=f"name a file in it: --out {out / 'NAME'}"
+        )
+    existing = next(folder for folder in out.absolute().parents if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        why = "may not be written to" if existing.is_dir() else "is a file, not a folder"
+        raise UserError(f"{existing} {why}", where=f"--out {out}", remedy="name another place with --out")

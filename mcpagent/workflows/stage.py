@@ -1,0 +1,212 @@
+"""What episodes are played with: tasks, started servers and a policy, all made from one configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.console import Console
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.errors import UserError
+from mcpagent.policy.contract import Policy
+from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
+from mcpagent.rollout.agent import AgentSettings, ContextRenderer
+from mcpagent.rollout.setup import Tools, agent_settings, open_tools
+from mcpagent.storage.checkpoints import find_checkpoint, model_identity
+from mcpagent.storage.jsonl import find_dataset
+from mcpagent.storage.provenance import provenance
+from mcpagent.storage.task_file import TaskFile
+from mcpagent.tools.pool import ToolPool
+
+SCRIPTED = ("gold", "empty", "over-eager")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_NAMED = 5  # tools named in one note
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyPolicy:
+    """A policy and what a context for it needs. `is_model` is False for those that work on text."""
+
+    policy: Policy
+    identity: JsonObject
+    is_model: bool = False
+    is_deterministic: bool = True
+    renderer: ContextRenderer | None = None
+    max_context: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Everything started. `concurrency` is how many episodes run at once."""
+
+    config: TrainConfig
+    tasks: TaskFile
+    tools: Tools
+    ready: ReadyPolicy
+    settings: AgentSettings
+    concurrency: int
+
+    def provenance(self, *, samples: int) -> JsonObject:
+        """What a result of this stage was made with."""
+        config = self.config
+        return {
+            **provenance(),
+            "policy": self.ready.identity,
+            "dataset": {
+                "path": str(self.tasks.path),
+                "sha256": self.tasks.sha256,
+                "tasks": len(self.tasks),
+            },
+            "seed": config.seed,
+            "samples": samples,
+            **asdict(self.settings.sampling),
+            **asdict(self.settings.limits),
+            "max_context_tokens": self.settings.max_context_tokens,
+            "concurrency": self.concurrency,
+            "tools": config.tools.model_dump(mode="json"),
+            "catalog_hash": self.tools.pool.catalog_hash,
+        }
+
+
+@contextmanager
+def open_stage(
+    config: TrainConfig, *, policy: str, samples: int, console: Console, data: Path | None = None
+) -> Iterator[Stage]:
+    """Open the tasks of `data` (default: the validation set of `config`), start the servers, load the policy
+    that `policy` names (see `open_policy`). Raises UserError before anything is played."""
+    with ExitStack() as stack:
+        tasks = stack.enter_context(open_tasks(config, data))
+        tools = stack.enter_context(open_tools(config.tools, on_note=console.note))
+        note = catalog_note(tasks, tools.pool)
+        if note is not None:
+            console.note(note)
+        concurrency = min(config.rollout.num_envs, len(tasks) * samples)
+        ready = stack.enter_context(open_policy(policy, tasks=tasks, config=config, slots=concurrency))
+        yield Stage(
+            config=config,
+            tasks=tasks,
+            tools=tools,
+            ready=ready,
+            settings=agent_settings(config, max_context=ready.max_context),
+            concurrency=concurrency,
+        )
+
+
+def open_tasks(config: TrainConfig, data: Path | None = None) -> TaskFile:
+    """The dataset `data`, or the validation set of `config`. Raises UserError, also where two tasks have one
+    id: attempts are kept apart by it."""
+    path = data or find_dataset(config.data.validation, split="validation")
+    tasks = TaskFile(path, max_tasks=config.data.max_tasks)
+    seen: set[str] = set()
+    for task in tasks:
+        if task.id in seen:
+            tasks.close()
+            raise UserError(
+                f"the task id {task.id!r} occurs twice",
+                where=str(path),
+                remedy=f"mcpagent data validate {path} names the lines",
+            )
+        seen.add(task.id)
+    return tasks
+
+
+def catalog_note(tasks: Sequence[Task], pool: ToolPool) -> str | None:
+    """How the servers' tools differ from those that the dataset was made for; None where they agree or the
+    dataset does not say."""
+    pinned = next(
+        (task.extra_info["catalog_hash"] for task in tasks if "catalog_hash" in task.extra_info), None
+    )
+    if pinned is None or pinned == pool.catalog_hash:
+        return None
+    offered = {name for task in tasks for name in task.offered_tools or ()}
+    live = {spec.dotted for spec in pool.tools.values()}
+    gone, new = sorted(offered - live), sorted(live - offered)
+    changes = [
+        *([f"gone: {_some(gone)}"] if gone else []),
+        *([f"in no task's offer: {_some(new)}"] if new else []),
+    ]
+    return (
+        f"the tools have changed since the dataset was made (catalog {str(pinned)[:12]} then, "
+        f"{pool.catalog_hash[:12]} now); "
+        + ("; ".join(changes) if changes else "their names are the same, descriptions or schemas differ")
+    )
+
+
+@contextmanager
+def open_policy(
+    name: str, *, tasks: Sequence[Task], config: TrainConfig, slots: int
+) -> Iterator[ReadyPolicy]:
+    """`gold`, `empty`, `over-eager`, a checkpoint or run folder, or a hub id. Raises UserError."""
+    if name in SCRIPTED:
+        policies = {"gold": lambda: GoldPolicy(tasks), "empty": EmptyPolicy, "over-eager": OverEagerPolicy}
+        yield ReadyPolicy(policy=policies[name](), identity={"name": name})
+    elif name.startswith("openai:"):
+        raise UserError(
+            f"there is no openai policy in this version, so {name!r} cannot be played",
+            where="--policy",
+            remedy=f"use {', '.join(SCRIPTED)}, a checkpoint folder, or a hub id",
+        )
+    else:
+        with _open_model(name, config=config, slots=slots) as ready:
+            yield ready
+
+
+def find_model(name: str) -> Path | None:
+    """The checkpoint that a path names; None for a hub id. Raises UserError for a path without a model."""
+    path = Path(name).expanduser()
+    # `outputs/typo` looks like a hub id too, but then there is a folder called outputs.
+    is_hub_id = _HUB_ID.fullmatch(name) and not path.exists() and not path.parent.exists()
+    return None if is_hub_id else find_checkpoint(path)
+
+
+@contextmanager
+def _open_model(name: str, *, config: TrainConfig, slots: int) -> Iterator[ReadyPolicy]:
+    if config.rollout.backend == "vllm":
+        raise UserError(
+            "this version samples with transformers only; there is no vllm engine in it yet",
+            where="rollout.backend",
+            remedy="--set rollout.backend=hf",
+        )
+    checkpoint = find_model(name)
+    try:
+        from mcpagent.train.setup import build_policy, is_deterministic, load
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"running a model needs the package {error.name}", remedy='pip install "mcpagent[hf]"'
+        ) from None
+    model = config.model.model_copy(update={"name": name if checkpoint is None else str(checkpoint)})
+    loaded = load(config.model_copy(update={"model": model}))
+    identity = (
+        {"path": name, "revision": getattr(loaded.model.config, "_commit_hash", None)}
+        if checkpoint is None
+        else model_identity(checkpoint)
+    )
+    template = str(loaded.tokenizer.chat_template)
+    policy, _ = build_policy(loaded, model=loaded.model, threads=config.threads, slots=slots)
+    try:
+        yield ReadyPolicy(
+            policy=policy,
+            identity={
+                **identity,
+                "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
+                "dtype": str(loaded.model.dtype).removeprefix("torch."),
+                "device": str(loaded.device),
+            },
+            is_model=True,
+            is_deterministic=is_deterministic(config, loaded.device),
+            renderer=loaded.renderer,
+            max_context=loaded.max_context,
+        )
+    finally:
+        policy.close()
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
