@@ -21,6 +21,11 @@ _ROWS = (
     ("invalid calls", "invalid_call_rate"),
 )
 
+_WHAT_IT_IS = (
+    "What this is: a network of half a million weights, warm-started on demonstrations that mostly stop",
+    "too early; GRPO taught it to finish. It shows that the loop learns, not a general agent.",
+)
+
 
 @app.command(epilog="Example: mcpagent quickstart --out outputs/quickstart --seed 1")
 def quickstart(
@@ -69,20 +74,19 @@ def _show(document: JsonObject, console: Console) -> None:
         f"{calls['trajectories']} tool results over MCP in the trajectories; the servers counted "
         f"{calls['servers']} calls"
     )
-    console.say("")
-    console.say(
-        "What this is: a network of half a million weights, warm-started on demonstrations that mostly"
-    )
-    console.say(
-        "stop too early; GRPO taught it to finish. It shows that the loop learns, not a general agent."
-    )
-    console.say("")
+    if "controls" in document:
+        tried = [
+            (row["name"], _shown(row["greedy"]), _shown(row["sampled"]), row["cpu_s"])
+            for row in document["controls"]
+        ]
+        columns = ("control", "success, greedy", "success, temperature 1", "CPU s")
+        console.table("What else was tried, with the CPU seconds of the GRPO steps", columns, tried)
+    for line in _WHAT_IT_IS:
+        console.say(line)
     data = f"{document['run_dir']}/data"
     console.say(f"report  {document['report']}")
     console.say("next")
-    console.say(
-        f"  mcpagent eval checkpoint {document['checkpoint']} --data {data}/heldout.jsonl --samples 4"
-    )
+    console.say(f"  mcpagent eval checkpoint {document['checkpoint']} --data {data}/heldout.jsonl")
     console.say("  mcpagent tools list")
     console.say(f"  mcpagent train --dry-run --set data.train={data}/train.jsonl")
 

@@ -67,7 +67,7 @@ def _configs(job: QuickstartJob, warm_checkpoint: Path, budget_s: float) -> dict
 
 
 def _supervised_step_s(job: QuickstartJob) -> float:
-    """CPU seconds of a supervised step, as the warm start took them: its schedule decays to the budget's end."""
+    """CPU seconds that a supervised step of the warm start took: the schedule must end with the budget."""
     steps = [
         r["cpu_s"]
         for r in RunFolder.open(job.out / "warm_start").metrics()
