@@ -85,7 +85,9 @@ def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig) -> Loaded:
 def build_learner(
     loaded: Loaded, config: TrainConfig, *, total_optimizer_steps: int, decay_share: float = 0.0
 ) -> Learner:
-    """Adapters or full weights, optimisers, schedule, reference."""
+    """Adapters or full weights, optimisers, schedule, reference. Seeds torch, whose own random numbers
+    dropout draws; a resumed run then takes over the state of its checkpoint."""
+    torch.manual_seed(derive_seed(config.seed, "torch"))
     model, reference = loaded.model, None
     wants_reference = config.algorithm == "grpo" and config.grpo.reference == "frozen"
     if config.finetune.mode == "lora":
