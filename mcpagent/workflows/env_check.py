@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,10 +58,9 @@ def env_check(
     call is due, and that calling fails where none is right. Without `data`: the sample tasks of the
     repository, or where mcpagent was installed without it, a few generated ones. Raises UserError."""
     console = console or Console()
-    with ExitStack() as stack:
-        given = stack.enter_context(open_tasks(config, data)) if data is not None else None
-        tools = stack.enter_context(open_tools(config.tools, on_note=console.note))
-        tasks, source = (given, str(given.path)) if given is not None else _sample_tasks(config, tools)
+    given = _tasks_of(config, data) if data is not None else None
+    with open_tools(config.tools, on_note=console.note) as tools:
+        tasks, source = (given, str(data)) if given is not None else _sample_tasks(config, tools)
         note = catalog_note(tasks, tools.pool)
         if note is not None:
             console.note(note)
@@ -83,6 +81,11 @@ def env_check(
         n_tasks=len(tasks),
         source=source,
     )
+
+
+def _tasks_of(config: TrainConfig, data: Path) -> list[Task]:
+    with open_tasks(config, data) as tasks:
+        return list(tasks)
 
 
 def _sample_tasks(config: TrainConfig, tools: Tools) -> tuple[Sequence[Task], str]:
