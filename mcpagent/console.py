@@ -54,11 +54,13 @@ class Console:
             self.print_json(error.as_json())
         self._err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """A table of the result; the first column is text, the others align right."""
+    def table(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_text: bool = False
+    ) -> None:
+        """A table of the result; the first column is text, the others align right unless `is_text`."""
         table = rich.table.Table(title=escape(title), title_justify="left")
         for index, column in enumerate(columns):
-            table.add_column(escape(column), justify="left" if index == 0 else "right")
+            table.add_column(escape(column), justify="left" if is_text or index == 0 else "right")
         for row in rows:
             table.add_row(*(escape(str(cell)) for cell in row))
         self._out.print(table)

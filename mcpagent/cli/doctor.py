@@ -1,0 +1,71 @@
+"""`mcpagent doctor`: check this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mcpagent.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mcpagent.console import Console
+    from mcpagent.core.metrics import CheckResult
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def doctor(
+    servers: Annotated[
+        Path | None, typer.Option(help="An mcp.json whose servers to start. Default: the built-in ones.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A dataset to check. Default: train and validation in data/processed.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Check this machine: Python, packages, device, servers, API keys, hub, data, disk.
+
+    Exits 1 if a check fails; each failure comes with the command that mends it. Keys are never shown.
+
+    Example: mcpagent doctor --servers mcp.json
+    """
+    try:
+        from mcpagent.console import Console
+        from mcpagent.core.metrics import CheckStatus
+        from mcpagent.workflows.doctor import doctor as check_all
+    except ModuleNotFoundError as error:
+        # The one thing that the checks cannot report: without its base packages mcpagent has no checks.
+        raise UserError(
+            f"the package {error.name} is missing", remedy="python -m pip install --force-reinstall mcpagent"
+        ) from error
+
+    console = Console(is_json=as_json)
+    console.note("checking; servers are started and stopped")
+    checks = check_all(servers=servers, data=data)
+    if as_json:
+        console.print_json(checks)
+    else:
+        _print(checks, console)
+    if any(check.status is CheckStatus.FAIL for check in checks):
+        raise typer.Exit(RunError.exit_code)
+
+
+def _print(checks: Sequence[CheckResult], console: Console) -> None:
+    from collections import Counter
+
+    from mcpagent.core.metrics import CheckStatus
+
+    rows = [(check.status.value, check.name, check.detail) for check in checks]
+    console.table("mcpagent doctor", ("", "Check", "Detail"), rows, is_text=True)
+    counts = Counter(check.status.value for check in checks)
+    console.say(", ".join(f"{count} {status}" for status, count in counts.items()))
+    wrong = [check for check in checks if check.status in (CheckStatus.FAIL, CheckStatus.WARN)]
+    if wrong:
+        console.say("To mend it:")
+    for check in wrong:
+        console.say(f"  {check.name}: {check.remedy}")

@@ -1,0 +1,149 @@
+"""`mcpagent doctor`: everything that a run needs from this machine, each failure with what mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mcpagent.core.metrics import CheckResult, CheckStatus
+from mcpagent.core.tools import ToolSpec
+from mcpagent.errors import UserError
+from mcpagent.storage.jsonl import find_dataset
+from mcpagent.synth.validate import validate_dataset
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import ServerConfig, StdioServer, builtin_servers, load_servers
+from mcpagent.workflows.doctor_machine import (
+    check_device,
+    check_hub,
+    check_keys,
+    check_outputs,
+    check_packages,
+    check_python,
+)
+
+
+def doctor(
+    *, servers: Path | None = None, data: Path | None = None, outputs: Path = Path("outputs")
+) -> list[CheckResult]:
+    """Check everything and return the results in a fixed order.
+
+    `servers` is an mcp.json (None: the built-in servers, as child processes), `data` a dataset (None: the
+    default ones, where they exist). Raises UserError only where one of the two files does not exist.
+    """
+    for path in (servers, data):
+        if path is not None and not path.is_file():
+            raise UserError("there is no such file", where=str(path))
+    started = _check_servers(servers)
+    return [
+        check_python(),
+        *check_packages(),
+        check_device(),
+        *started.checks,
+        *check_keys(),
+        check_hub(),
+        *_check_data(data, catalog=started.tools, servers=servers),
+        check_outputs(outputs),
+    ]
+
+
+@dataclass(frozen=True)
+class _Started:
+    """What came of starting the servers; `tools` is None where one of them did not start."""
+
+    checks: list[CheckResult]
+    tools: list[ToolSpec] | None
+
+
+def _check_servers(path: Path | None) -> _Started:
+    configs: Sequence[ServerConfig] = builtin_servers(limited=False, transport="stdio")
+    checks: list[CheckResult] = []
+    if path is not None:
+        try:
+            loaded = load_servers(path)
+        except UserError as error:
+            return _Started([_failed("servers", error, remedy=f"vi {shlex.quote(str(path))}")], None)
+        configs = loaded.servers
+        detail = "; ".join([f"{path}: {len(configs)} in use", *loaded.notes])
+        checks.append(CheckResult(name="servers", status=CheckStatus.PASS, detail=detail))
+    answers = asyncio.run(_start_all(configs))
+    checks += [check for check, _ in answers]
+    is_whole = all(specs is not None for _, specs in answers)
+    return _Started(checks, [spec for _, specs in answers for spec in specs or ()] if is_whole else None)
+
+
+async def _start_all(configs: Sequence[ServerConfig]) -> list[tuple[CheckResult, list[ToolSpec] | None]]:
+    return await asyncio.gather(*(_start(config) for config in configs))
+
+
+async def _start(config: ServerConfig) -> tuple[CheckResult, list[ToolSpec] | None]:
+    """Start one server and list its tools; it is stopped again. No tools where it does not start."""
+    name = f"server {config.name}"
+    begun = time.perf_counter()
+    try:
+        async with ToolPool([config]) as pool:
+            seconds = time.perf_counter() - begun
+            tools = list(pool.tools.values())
+            detail = f"{len(tools)} tools in {seconds:.1f} s, catalog {pool.catalog_hash[:12]}"
+    except UserError as error:
+        command = shlex.join([config.command, *config.args]) if isinstance(config, StdioServer) else None
+        return _failed(name, error, remedy=command), None
+    if not tools:
+        return CheckResult(name=name, status=CheckStatus.WARN, detail=f"no tools, in {seconds:.1f} s"), tools
+    return CheckResult(name=name, status=CheckStatus.PASS, detail=detail), tools
+
+
+def _check_data(
+    path: Path | None, *, catalog: Sequence[ToolSpec] | None, servers: Path | None
+) -> list[CheckResult]:
+    if path is not None:
+        return [_check_dataset("data", path, catalog=catalog, servers=servers)]
+    return [
+        _check_default("train", catalog=catalog, servers=servers),
+        _check_default("validation", catalog=catalog, servers=servers),
+    ]
+
+
+def _check_default(
+    split: Literal["train", "validation"], *, catalog: Sequence[ToolSpec] | None, servers: Path | None
+) -> CheckResult:
+    name = f"data {split}"
+    try:
+        path = find_dataset(None, split=split)
+    except UserError as error:
+        # No failure: quickstart makes its own, and every command takes --data or --set data.train.
+        return CheckResult(
+            name=name, status=CheckStatus.WARN, detail=error.message, remedy="mcpagent gen-data"
+        )
+    return _check_dataset(name, path, catalog=catalog, servers=servers)
+
+
+def _check_dataset(
+    name: str, path: Path, *, catalog: Sequence[ToolSpec] | None, servers: Path | None
+) -> CheckResult:
+    option = ["--servers", str(servers)] if servers is not None else []
+    remedy = shlex.join(["mcpagent", "data", "validate", str(path), *option])
+    try:
+        report = validate_dataset(path, catalog=catalog)
+    except UserError as error:
+        return _failed(name, error, remedy=remedy)
+    if report.valid == report.records:
+        detail = f"{path}: {report.records} valid tasks" + ("" if catalog else "; tool names not checked")
+        return CheckResult(name=name, status=CheckStatus.PASS, detail=detail)
+    first = report.findings[0]
+    return CheckResult(
+        name=name,
+        status=CheckStatus.FAIL,
+        detail=f"{report.rejects.total()} of {report.records} records are wrong, the first at {first.where}: "
+        f"{first.message}",
+        remedy=remedy,
+    )
+
+
+def _failed(name: str, error: UserError, *, remedy: str | None) -> CheckResult:
+    detail = f"{error.where}: {error.message}" if error.where else error.message
+    return CheckResult(name=name, status=CheckStatus.FAIL, detail=detail, remedy=remedy)
