@@ -1,0 +1,61 @@
+# `make quickstart` and `make test` set themselves up: a .venv of their own, filled once, by pip.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# The first Python that is new enough; choose another one with `make PYTHON=python3.12`.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
+	-c constraints/core.txt -e '.[dev]'
+# Arguments for the command behind a target: make quickstart ARGS='--seed 1'
+ARGS ?=
+# One thread for each process: these models are small, and threads that wait for each other cost more.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help install quickstart test test-slow lint format bench docs clean
+
+help:  ## Show this list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED)  ## Install into .venv; every other target does this first.
+
+$(INSTALLED): pyproject.toml constraints/core.txt
+	@test -n "$(PYTHON)" || { echo "error: mcpagent needs Python 3.11 or later: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@echo "installing into $(VENV): a few minutes, once"
+	$(INSTALL) || { echo "the installation failed; once more" >&2; sleep 5; $(INSTALL); }
+	@touch $@
+
+quickstart: $(INSTALLED)  ## Train a small agent on real MCP tools, offline, and show that it learned.
+	$(BIN)/mcpagent quickstart $(ARGS)
+
+test: $(INSTALLED)  ## Run the tests, but for the slow ones.
+	$(BIN)/pytest $(ARGS)
+
+test-slow: $(INSTALLED)  ## Run what takes long: learning runs, controls, storms, the wheel.
+	$(BIN)/pytest -m slow --timeout 7200 $(ARGS)
+
+lint: $(INSTALLED)  ## Check style, formatting and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(INSTALLED)  ## Format the code, and mend what ruff can mend.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## Measure the quickstart: CPU seconds by stage, tokens per CPU second, peak memory.
+	$(BIN)/python -m benchmarks.quickstart $(ARGS)
+
+docs: $(INSTALLED)  ## Write docs/cli.md anew from the --help of every command.
+	$(BIN)/python docs/generate_cli.py
+
+clean:  ## Remove what the targets made, but not outputs/ and data/.
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

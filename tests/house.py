@@ -1,0 +1,40 @@
+"""The repository as data for the tests of the house: its files, the imports of each module, its commands."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "mcpagent"
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name; a package by the name of its folder."""
+    paths = {path: path.relative_to(ROOT).with_suffix("").parts for path in PACKAGE.rglob("*.py")}
+    return {".".join(parts).removesuffix(".__init__"): path for path, parts in paths.items()}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Everything that a file imports, at any depth: in functions and under TYPE_CHECKING too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{path}:{node.lineno}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(path: Path) -> set[str]:
+    """The modules of mcpagent that a file imports; a name inside a module counts as that module."""
+    known = modules()
+    found = {name for name in imports(path) if name.partition(".")[0] == "mcpagent"}
+    return {name if name in known else name.rpartition(".")[0] for name in found}
+
+
+def foreign_imports(path: Path) -> set[str]:
+    """The top-level modules that a file imports from other distributions."""
+    names = {name.partition(".")[0] for name in imports(path)}
+    return names - set(sys.stdlib_module_names) - {"mcpagent"}

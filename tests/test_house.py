@@ -1,0 +1,179 @@
+"""The rules that hold for the whole package: layers, cycles, the weight of --help, sizes, what ships."""
+
+from __future__ import annotations
+
+import graphlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import jinja2
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from mcpagent.cli.main import COMMANDS
+from mcpagent.config.loader import load_train_config
+from mcpagent.config.resources import resource_path
+from mcpagent.synth.templates import load_templates
+from tests.house import PACKAGE, ROOT, foreign_imports, modules, own_imports
+
+LAYERS = {
+    **dict.fromkeys(("", "errors", "core"), 0),  # "" is mcpagent itself: its version
+    **dict.fromkeys(("config", "storage", "console"), 1),
+    **dict.fromkeys(("servers", "llm", "models"), 2),
+    **dict.fromkeys(("tools", "reward", "policy"), 3),
+    "env": 4,
+    "rollout": 5,
+    **dict.fromkeys(("synth", "evaluate"), 6),
+    "train": 7,
+    "workflows": 8,
+    "cli": 9,
+}
+HEAVY = {"torch", "transformers", "vllm", "mcp", "pydantic"}
+MAX_LINES = 400
+
+
+def _folder(module: str) -> str:
+    return [*module.split("."), ""][1]
+
+
+def _shipped(folder: str) -> list[Path]:
+    files = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+    assert files, f"{folder}/ is empty"
+    return files
+
+
+def test_every_import_goes_down_or_stays_in_its_folder() -> None:
+    assert {_folder(name) for name in modules()} <= LAYERS.keys()
+    upward = [
+        f"{module} -> {target}"
+        for module, path in modules().items()
+        for target in sorted(own_imports(path))
+        if _folder(target) != _folder(module) and LAYERS[_folder(target)] >= LAYERS[_folder(module)]
+    ]
+    assert upward == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {module: own_imports(path) - {module} for module, path in modules().items()}
+    assert len(graph) > 50
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the circle
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import json, sys\nsys.argv = ['mcpagent', '--help']\nfrom mcpagent.cli.main import run\n"
+        "try:\n    run()\nfinally:\n    print(json.dumps(list(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert all(name in done.stdout for name in COMMANDS)
+    assert HEAVY & set(json.loads(done.stderr)) == set()
+
+
+def test_every_foreign_import_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {canonicalize_name(Requirement(text).name) for texts in lists for text in texts}
+    declared.add(canonicalize_name("pydantic-core"))  # pydantic pins it exactly
+    providers = importlib.metadata.packages_distributions()
+    undeclared = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in modules().values()
+        for name in sorted(foreign_imports(path))
+        if not {canonicalize_name(dist) for dist in providers.get(name, [name])} & declared
+    ]
+    assert undeclared == []
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {str(path): n for path, n in lengths.items() if n > MAX_LINES} == {}
+
+
+def test_every_package_is_more_than_an_empty_folder() -> None:
+    empty = [
+        path.parent.name
+        for path in PACKAGE.rglob("__init__.py")
+        if path.parent != PACKAGE and len(list(path.parent.rglob("*.py"))) == 1
+    ]
+    assert empty == []
+
+
+@pytest.mark.parametrize("path", _shipped("configs"), ids=lambda path: path.name)
+def test_every_config_loads_alone(path: Path) -> None:
+    load_train_config([path])
+
+
+def test_every_template_loads() -> None:
+    files = _shipped("templates")
+    tasks = load_templates(ROOT / "templates" / "tasks")
+    assert tasks.templates
+    for path in files:
+        if path.suffix == ".jinja":
+            jinja2.Environment().parse(path.read_text(encoding="utf-8"))
+        else:
+            # What `load_templates` has not read would ship unchecked.
+            assert path.parent == ROOT / "templates" / "tasks" and path.suffix == ".yaml", path
+
+
+def test_the_constraints_pin_every_dependency_within_its_range() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = {}
+    for line in (ROOT / "constraints" / "core.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.split("==")
+            pins[canonicalize_name(name)] = version
+    for text in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+        requirement = Requirement(text)
+        if requirement.name != "mcpagent":
+            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
+
+
+def test_nothing_names_a_package_index() -> None:
+    files = [ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / ".ci" / "run", *_shipped("constraints")]
+    for path in files:
+        assert not re.search(r"index-url|https?://|--find-links", path.read_text()), path
+
+
+def test_the_wheel_holds_and_finds_its_configs_and_templates(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    shipped = [path.relative_to(ROOT) for path in [*_shipped("configs"), *_shipped("templates")]]
+    code = (
+        "import sys, mcpagent\nfrom mcpagent.config.resources import resource_path\n"
+        "print(mcpagent.__file__)\n[print(resource_path(name)) for name in sys.argv[1:]]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, shipped)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    package, *found = map(Path, done.stdout.splitlines())
+    assert package.is_relative_to(installed)
+    for name, path in zip(shipped, found, strict=True):
+        assert path.is_relative_to(installed)
+        assert path.read_bytes() == (ROOT / name).read_bytes()
+    assert (installed / "mcpagent" / "py.typed").is_file()
+    assert list(installed.glob("*.dist-info/licenses/LICENSE"))
+
+
+def test_a_checkout_finds_its_own_resources() -> None:
+    assert resource_path("configs") == ROOT / "configs"
