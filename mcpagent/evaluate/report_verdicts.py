@@ -16,6 +16,7 @@ from mcpagent.evaluate.report_run import AFTER, BEFORE, RunView
 COMPLETION = 0.5  # share of tasks
 KL_LIMIT = 0.5  # nats per token
 MEMORY_GROWTH = 0.05  # of the fitted start of the second half
+MEMORY_SLACK_MIB = 64.0  # steps differ by so much, because their episodes differ in length
 UNSCORED_SHARE = 0.05  # of the episodes of any one step or evaluation
 MIN_STEPS = 6  # two steps in each third
 
@@ -117,8 +118,8 @@ def _kl_bounded(run: RunView) -> Verdict:
 
 def _memory_flat(run: RunView) -> Verdict:
     rule = (
-        f"A straight line through the resident memory of the second half of the steps rises by less than "
-        f"{MEMORY_GROWTH:.0%}."
+        "A straight line through the resident memory of the second half of the steps rises by less than "
+        f"{MEMORY_GROWTH:.0%}, or {MEMORY_SLACK_MIB:.0f} MiB where that is more."
     )
     name = "Memory flat"
     values = run.values("rss_mb")
@@ -126,9 +127,13 @@ def _memory_flat(run: RunView) -> Verdict:
     if len(values) < MIN_STEPS:
         return Verdict(name, "not measured", f"{len(values)} steps with memory, {MIN_STEPS} needed", rule)
     slope, start = np.polyfit(np.arange(len(half)), half, 1)
-    growth = float(slope) * (len(half) - 1) / float(start)
-    evidence = f"{percent(growth, signed=True)} over the last {len(half)} steps; peak {max(values):,.0f} MB"
-    return Verdict(name, _outcome(growth < MEMORY_GROWTH), evidence, rule)
+    risen = float(slope) * (len(half) - 1)
+    evidence = (
+        f"{percent(risen / float(start), signed=True)} ({risen:+,.0f} MiB) over the last {len(half)} steps; "
+        f"peak {max(values):,.0f} MiB"
+    )
+    is_flat = risen < max(MEMORY_GROWTH * float(start), MEMORY_SLACK_MIB)
+    return Verdict(name, _outcome(is_flat), evidence, rule)
 
 
 def _unscored(run: RunView) -> Verdict:

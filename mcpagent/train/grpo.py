@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Protocol
 
-import psutil
-
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
@@ -17,6 +15,7 @@ from mcpagent.rollout.collector import group_trajectories
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.learner import Learner
+from mcpagent.train.memory import resident_mib
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.rewards import apply_penalty, grade_groups
 from mcpagent.train.samples import sample_from_trajectory
@@ -134,7 +133,7 @@ def train_grpo(
                 state.best_success, state.best_step = success, step
         record["cpu_s"] = time.process_time() - started
         state.cpu_s += record["cpu_s"]
-        record["rss_mb"] = psutil.Process().memory_info().rss / 2**20
+        record["rss_mb"] = resident_mib()
         run.append_metrics({k: v for k, v in record.items() if v is not None})
         # The checkpoint comes last: a run that stops before it resumes at the checkpoint before this one,
         # and `truncate_after` drops what this step had already recorded.

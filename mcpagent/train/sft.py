@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import psutil
-
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.models.tokens import Renderer
@@ -15,6 +13,7 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.batching import micro_batches
 from mcpagent.train.copying import copy_samples
 from mcpagent.train.learner import Learner
+from mcpagent.train.memory import resident_mib
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.samples import TrainSample
 
@@ -85,7 +84,7 @@ def train_sft(
             "learning_rate_factor": factor,
             "tokens": tokens,
             "cpu_s": time.process_time() - started,
-            "rss_mb": psutil.Process().memory_info().rss / 2**20,
+            "rss_mb": resident_mib(),
         }
         run.append_metrics(record)
         state.step, state.cpu_s = step, state.cpu_s + record["cpu_s"]

@@ -70,11 +70,20 @@ def test_kl_is_judged_at_its_highest_step_and_not_only_at_the_end() -> None:
     assert _verdict(_run([{"kl": 0.5}]), "KL bounded").outcome == "pass"
 
 
-@pytest.mark.parametrize(("growth", "outcome"), [(0.04, "pass"), (0.06, "fail"), (-0.2, "pass")])
-def test_memory_growth_is_measured_over_the_second_half(growth: float, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("start", "growth", "outcome"),
+    [
+        (4000.0, 0.04, "pass"),
+        (4000.0, 0.06, "fail"),
+        (4000.0, -0.2, "pass"),
+        (500.0, 0.12, "pass"),  # 60 MiB: as much as the episodes of two steps differ
+        (500.0, 0.14, "fail"),  # 70 MiB
+    ],
+)
+def test_memory_growth_is_measured_over_the_second_half(start: float, growth: float, outcome: str) -> None:
     # The first half allocates freely; the second half rises linearly by `growth` of its start.
     first = [{"rss_mb": 100.0 + 40 * i} for i in range(10)]
-    second = [{"rss_mb": 500.0 * (1 + growth * i / 9)} for i in range(10)]
+    second = [{"rss_mb": start * (1 + growth * i / 9)} for i in range(10)]
     assert _verdict(_run(first + second), "Memory flat").outcome == outcome
 
 
