@@ -41,7 +41,8 @@ def quickstart(
     Takes a few minutes on one CPU core. A second call goes on where the first stopped.
     """
     from mcpagent.workflows.controls import run_controls
-    from mcpagent.workflows.quickstart import Stages, quickstart
+    from mcpagent.workflows.quickstart import quickstart
+    from mcpagent.workflows.quickstart_job import Stages
 
     console = Console(is_json=as_json)
 

@@ -10,7 +10,8 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.workflows.quickstart import QuickstartJob, evaluate_checkpoint
+from mcpagent.workflows.quickstart import evaluate_checkpoint
+from mcpagent.workflows.quickstart_job import QuickstartJob
 from mcpagent.workflows.train import Watch, train
 
 _WHAT = {
@@ -79,7 +80,9 @@ def _supervised_step_s(job: QuickstartJob) -> float:
 def _train(job: QuickstartJob, key: str, name: str, folder: Path, config: TrainConfig) -> Path:
     finished = folder / "finished.json"
     if not finished.is_file():
-        with job.stage(f"control_{key}", f"control: {name}", None) as advance:
+        with job.stage(
+            f"control_{key}", f"control: {name}", None, resumes=config.algorithm == "grpo"
+        ) as advance:
             outcome = train(
                 config,
                 run_dir=folder,

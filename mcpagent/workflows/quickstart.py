@@ -6,21 +6,14 @@ Each stage leaves its result on disk whole or not at all, so a second call goes 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mcpagent.config.loader import load_train_config
 from mcpagent.config.resources import resource_path
-from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.errors import UserError
 from mcpagent.evaluate.evaluator import evaluate
 from mcpagent.evaluate.report import write_report
 from mcpagent.evaluate.summary import summarise
@@ -31,15 +24,11 @@ from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.synth.output import write_splits
 from mcpagent.synth.rules import generate_dataset
 from mcpagent.synth.templates import load_templates
-from mcpagent.train.actor import roll_back
 from mcpagent.train.setup import agent_settings, build_policy, load, open_tools
+from mcpagent.workflows.quickstart_job import BESIDE, SPLITS, QuickstartJob, Stages, open_job
 from mcpagent.workflows.train import Watch, train
 
-SPLITS = {"train": 1600, "validation": 64, "heldout": 240}
 SAMPLED_ATTEMPTS = 4  # for each held-out task at temperature 1
-_LEDGER = "ledger.jsonl"
-# What stands in the folder before the GRPO run makes it its run folder.
-_BESIDE = ("data", "warm_start", "eval", "trajectories", "quickstart.json", _LEDGER, f"{_LEDGER}.env")
 
 ABOUT = (
     "A network of about half a million weights, built from scratch, learns to use four MCP servers. It first "
@@ -47,68 +36,6 @@ ABOUT = (
     "trains it on real episodes, with rewards computed from what the servers answered, and it learns to "
     "finish the chain. This shows that the whole loop works and learns; it does not show a general agent."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stages:
-    """Told what goes on. `begin(title, total)` opens a stage and returns how to advance it."""
-
-    begin: Callable[[str, int | None], Any]
-    note: Callable[[str], None] = lambda _: None
-
-
-@dataclass
-class Progress:
-    """What is finished, by stage: CPU seconds, and how long the ledger was when the stage began."""
-
-    path: Path
-    seed: int
-    cpu_s: dict[str, float] = field(default_factory=dict)
-    ledger_bytes: dict[str, int] = field(default_factory=dict)
-    catalog_hash: str = ""
-
-    def save(self) -> None:
-        document = {k: v for k, v in vars(self).items() if k != "path"}
-        write_text(self.path, json.dumps(document, indent=1) + "\n")
-
-    @classmethod
-    def at(cls, path: Path, *, seed: int) -> Progress:
-        """That of an earlier call, or a new one. Raises UserError if that call had another seed."""
-        if not path.is_file():
-            return cls(path, seed)
-        known = cls(path, **json.loads(path.read_text(encoding="utf-8")))
-        if known.seed != seed:
-            raise UserError(
-                f"this quickstart was begun with seed {known.seed}, not {seed}",
-                where=str(path.parent),
-                remedy=f"use --seed {known.seed}, another --out, or delete it: rm -r {path.parent}",
-            )
-        return known
-
-
-@dataclass(frozen=True)
-class QuickstartJob:
-    """One quickstart: where it is, its configurations, and who is told."""
-
-    out: Path
-    seed: int
-    warm: TrainConfig
-    grpo: TrainConfig
-    ledger: Path
-    progress: Progress
-    stages: Stages
-
-    @contextmanager
-    def stage(self, name: str, title: str, total: int | None) -> Iterator[Any]:
-        """Times a stage, rolls the ledger back to where the stage first began, shows a bar."""
-        begun = self.progress.ledger_bytes.setdefault(name, _size(self.ledger))
-        self.progress.save()
-        roll_back(self.ledger, max(begun, 0))
-        started = time.process_time()
-        with self.stages.begin(title, total) as advance:
-            yield advance
-        self.progress.cpu_s[name] = self.progress.cpu_s.get(name, 0.0) + time.process_time() - started
-        self.progress.save()
 
 
 def quickstart(
@@ -120,7 +47,7 @@ def quickstart(
 ) -> JsonObject:
     """Run what is not yet done in `out`; returns the document of `quickstart --json`. `controls` runs control
     experiments from the warm-started checkpoint before the report is written (`workflows.controls`)."""
-    job = _open_job(out, seed=seed, stages=stages)
+    job = open_job(out, seed=seed, stages=stages)
     _generate(job)
     warm_checkpoint = _warm_start(job)
     before = evaluate_checkpoint(job, "warm_start", warm_checkpoint, "evaluate the warm start")
@@ -139,44 +66,6 @@ def quickstart(
         **({"controls": rows} if rows else {}),
         "report": str(report),
     }
-
-
-def _open_job(out: Path, *, seed: int, stages: Stages) -> QuickstartJob:
-    warm = load_train_config(
-        [resource_path("configs/warm_start.yaml")],
-        [f"seed={seed}", f"data.train={json.dumps(str(out / 'data' / 'train.jsonl'))}"],
-    ).config
-    grpo = load_train_config(
-        [resource_path("configs/quickstart.yaml")],
-        [
-            f"seed={seed}",
-            f"data.train={json.dumps(str(out / 'data' / 'train.jsonl'))}",
-            f"model.name={json.dumps(str(out / 'warm_start' / 'checkpoints' / _last_step(warm)))}",
-        ],
-    ).config
-    if out.exists() and any(out.iterdir()) and not (out / "quickstart.json").is_file():
-        raise UserError(
-            "the folder holds something that is no quickstart",
-            where=str(out),
-            remedy="name another folder with --out",
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    progress = Progress.at(out / "quickstart.json", seed=seed)
-    named = os.environ.get("MCPAGENT_CALL_LEDGER")
-    job = QuickstartJob(out, seed, warm, grpo, Path(named) if named else out / _LEDGER, progress, stages)
-    with open_tools(grpo.tools) as tools:
-        current = tools.pool.catalog_hash
-    if progress.catalog_hash and progress.catalog_hash != current:
-        stages.note("the tools have changed since the last call: data, tokenizer and model are made anew")
-        shutil.rmtree(out)
-        return _open_job(out, seed=seed, stages=stages)
-    progress.catalog_hash = current
-    progress.save()
-    return job
-
-
-def _last_step(warm: TrainConfig) -> str:
-    return f"step-{warm.training.total_steps(n_tasks=SPLITS['train']) + warm.sft.copy_steps:06d}"
 
 
 def _generate(job: QuickstartJob) -> None:
@@ -200,12 +89,10 @@ def _generate(job: QuickstartJob) -> None:
 
 
 def _warm_start(job: QuickstartJob) -> Path:
-    folder = job.out / "warm_start"
-    steps = job.warm.training.total_steps(n_tasks=SPLITS["train"]) + job.warm.sft.copy_steps
-    final = folder / "checkpoints" / _last_step(job.warm)
+    folder, final = job.out / "warm_start", job.warm_checkpoint
     if final.is_dir():
         return final
-    with job.stage("warm_start", "warm start", steps) as advance:
+    with job.stage("warm_start", "warm start", job.warm_steps) as advance:
         resumed = _steps_done(folder)
         if resumed:
             advance(resumed)
@@ -225,7 +112,7 @@ def _grpo(job: QuickstartJob, warm_checkpoint: Path) -> Path:
     final = job.out / "checkpoints" / f"step-{steps:06d}"
     if final.is_dir():
         return final
-    with job.stage("grpo", "GRPO on real episodes", steps) as advance:
+    with job.stage("grpo", "GRPO on real episodes", steps, resumes=True) as advance:
         begun = job.progress.ledger_bytes["grpo"]
         resume = (job.out / "config.yaml").is_file()
         if resume:
@@ -236,7 +123,7 @@ def _grpo(job: QuickstartJob, warm_checkpoint: Path) -> Path:
             resume=resume,
             ledger=job.ledger,
             ledger_start=begun,
-            beside=_BESIDE,
+            beside=BESIDE,
             manifest={"title": "mcpagent quickstart", "about": ABOUT, "warm_start": str(warm_checkpoint)},
             watch=Watch(
                 on_step=lambda r: advance(
@@ -322,7 +209,11 @@ def _count_calls(job: QuickstartJob) -> JsonObject:
         for path in stored
         for trajectory in read_trajectories(path, with_tokens=False)
     )
-    received = sum(1 for _ in job.ledger.open("rb")) if job.ledger.exists() else 0
+    received = 0
+    if job.ledger.exists():
+        with job.ledger.open("rb") as lines:
+            lines.seek(min(job.progress.ledger_bytes.values()))  # an older ledger may have been named
+            received = sum(1 for _ in lines)
     return {"trajectories": made, "servers": received}
 
 
@@ -336,7 +227,3 @@ def _steps_done(folder: Path) -> int:
         return 0
     checkpoint = RunFolder.open(folder).latest_checkpoint()
     return (step_of(checkpoint) or 0) if checkpoint else 0
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

@@ -158,8 +158,8 @@ def _run_sft(
     learner = build_learner(loaded, config, total_optimizer_steps=total, decay_share=config.sft.decay_share)
     run, saved = _open_run(config, place, learner.restore)
     state = SftState(**saved)
-    if not saved:
-        write_trajectories(run.trajectories / "demonstrations", demonstrations)
+    # A resumed run has made its demonstrations again: the same tokens, with the nonces of this time's calls.
+    write_trajectories(run.trajectories / "demonstrations", demonstrations)
     train_sft(
         learner,
         list(samples(demonstrations, by_id, catalog=tools.pool.tools, renderer=loaded.renderer)),
