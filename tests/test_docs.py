@@ -1,0 +1,130 @@
+"""Commands that pages, configs and help texts show exist with their options; links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import typer.main
+
+from mcpagent.cli.main import COMMANDS
+from mcpagent.config.familiar import ALIASES, NO_EFFECT, ONLY_VALUES
+from tests.house import ROOT
+
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("data/**/*.md"), *ROOT.glob("docs/**/*.md")]
+)
+_FENCE = re.compile(r"^```(?:bash|sh|console|text)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"^    (\S.*)$", re.MULTILINE)
+_INLINE = re.compile(r"`((?:mcpagent|make) [^`\n]+)`")
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
+
+
+def _commands(text: str) -> Iterator[str]:
+    """The commands of a page: in blocks whole, in running text perhaps only their beginning."""
+    for block in [*_FENCE.findall(text), *_INDENTED.findall(text)]:
+        for line in block.replace("\\\n", " ").splitlines():
+            command = re.sub(r"^\s*(?:Example: )?\$?\s*(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?", "", line)
+            if command.startswith(("mcpagent ", "make ")):
+                yield re.split(r" [|>&#]|  #", command)[0]
+    yield from _INLINE.findall(text)
+
+
+def _shown() -> list[tuple[str, str]]:
+    """(where, command) over all pages, the first lines of the configs, and the examples in help texts."""
+    found = [
+        (path.relative_to(ROOT).as_posix(), line) for path in PAGES for line in _commands(path.read_text())
+    ]
+    for path in sorted((ROOT / "configs").rglob("*.yaml")):
+        found.append((path.name, path.read_text().splitlines()[0].removeprefix("# ")))
+    for name, command in _leaves():
+        text = f"{command.help}\n{command.epilog}"
+        found += [(f"help of {name}", line) for line in re.findall(r"Example: (mcpagent [^\n]+)", text)]
+    return sorted(set(found))
+
+
+def _leaves() -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by its full name."""
+    for name, (module, _) in COMMANDS.items():
+        command: Any = typer.main.get_command(importlib.import_module(module).app)
+        subcommands = getattr(command, "commands", {})
+        yield from ((f"{name} {sub}", leaf) for sub, leaf in subcommands.items())
+        if not subcommands:
+            yield name, command
+
+
+def _parse(words: list[str]) -> None:
+    """Parse a command as `mcpagent` would, without running it."""
+    name, *rest = words
+    assert name in COMMANDS, f"there is no command {name}"
+    command: Any = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
+    while hasattr(command, "commands"):
+        if not rest:
+            return
+        assert rest[0] in command.commands, f"{name} has no subcommand {rest[0]}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    if rest:
+        command.make_context(name, rest)
+
+
+@pytest.mark.parametrize(("where", "line"), _shown())
+def test_a_command_that_is_shown_exists_with_its_options(where: str, line: str) -> None:
+    program, *words = shlex.split(line.replace("…", "").replace(" ...", ""))
+    if program == "make":
+        targets = set(_TARGET.findall((ROOT / "Makefile").read_text()))
+        named = [word for word in words if "=" not in word]
+        assert set(named) <= targets
+        for word in words:
+            if word.startswith("ARGS="):
+                _parse([*named, *shlex.split(word.removeprefix("ARGS="))])
+    elif words != ["--help"] and words != ["--version"]:
+        _parse(words)
+
+
+def test_pages_configs_and_help_texts_are_read() -> None:
+    where = {where for where, _ in _shown()}
+    assert {"README.md", "docs/quickstart.md", "data/README.md", "quickstart.yaml"} <= where
+    assert {f"help of {name}" for name, _ in _leaves()} <= where, "every command has an example"
+
+
+@pytest.mark.parametrize("words", [["trian"], ["data", "convert"], ["eval", "model", "x", "--sample", "3"]])
+def test_a_command_that_does_not_exist_is_noticed(words: list[str]) -> None:
+    with pytest.raises((AssertionError, typer.TyperException)):
+        _parse(words)
+
+
+def test_every_familiar_spelling_is_documented() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    familiar = {*ALIASES, *NO_EFFECT, *ONLY_VALUES} - {"algorithm"}
+    assert {key for key in familiar if key not in page} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+    targets = [target for target in _LINK.findall(page.read_text()) if "://" not in target]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / target).resolve() for target in _LINK.findall(index.read_text())}
+    assert {path for path in (ROOT / "docs").rglob("*.md") if path != index} <= linked
+
+
+def test_the_command_reference_is_current() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "generate_cli.py"), "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
