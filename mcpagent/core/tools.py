@@ -113,7 +113,7 @@ def model_names(tools: Iterable[ToolSpec]) -> dict[str, ToolSpec]:
 
 
 def chat_schema(name: str, tool: ToolSpec) -> JsonObject:
-    """The tool as chat templates and OpenAI-style APIs take it; schema titles carry nothing and are dropped."""
+    """The tool as chat templates and OpenAI-style APIs take it, without the schema titles, which say nothing."""
     return {
         "type": "function",
         "function": {

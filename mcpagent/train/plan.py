@@ -8,8 +8,9 @@ from pathlib import Path
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.models.load import resolve_device, resolve_dtype
+from mcpagent.rollout.setup import chosen_servers
 from mcpagent.storage.task_file import TaskFile
-from mcpagent.train.setup import chosen_servers, is_deterministic
+from mcpagent.train.setup import is_deterministic
 
 _GIB = 2**30
 _STATE_BYTES = 8  # two float32 moments a trained parameter

@@ -23,10 +23,6 @@ from mcpagent.models.load import (
 )
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.hf import HFPolicy
-from mcpagent.rollout.setup import Tools as Tools
-from mcpagent.rollout.setup import agent_settings as agent_settings
-from mcpagent.rollout.setup import chosen_servers as chosen_servers
-from mcpagent.rollout.setup import open_tools as open_tools
 from mcpagent.train.learner import Learner
 from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
 from mcpagent.train.update import UpdateSettings

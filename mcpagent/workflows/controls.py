@@ -14,6 +14,7 @@ from mcpagent.workflows.quickstart import evaluate_checkpoint
 from mcpagent.workflows.quickstart_job import QuickstartJob
 from mcpagent.workflows.train import Watch, train
 
+_SAMPLED_ATTEMPTS = 4  # for each held-out task: a small loss or gain must show
 _WHAT = {
     "random rewards": "the same GRPO, but rewards are drawn at random",
     "more demonstrations": "supervised training goes on, on the same demonstrations",
@@ -29,7 +30,9 @@ def run_controls(job: QuickstartJob, warm_checkpoint: Path) -> list[JsonObject]:
         key = name.replace(" ", "_")
         folder = job.out / "controls" / key
         checkpoint = _train(job, key, name, folder, config)
-        metrics = evaluate_checkpoint(job, f"control_{key}", checkpoint, f"evaluate: {name}")
+        metrics = evaluate_checkpoint(
+            job, f"control_{key}", checkpoint, f"evaluate: {name}", sampled_attempts=_SAMPLED_ATTEMPTS
+        )
         rows.append(
             {
                 "name": name,

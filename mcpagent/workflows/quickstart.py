@@ -7,28 +7,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mcpagent.config.resources import resource_path
+from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.evaluator import evaluate
 from mcpagent.evaluate.report import write_report
 from mcpagent.evaluate.summary import summarise
+from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.atomic import write_text
-from mcpagent.storage.jsonl import read_tasks
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.synth.output import write_splits
 from mcpagent.synth.rules import generate_dataset
 from mcpagent.synth.templates import load_templates
-from mcpagent.train.setup import agent_settings, build_policy, load, open_tools
 from mcpagent.workflows.quickstart_job import BESIDE, SPLITS, QuickstartJob, Stages, open_job
+from mcpagent.workflows.stage import open_stage
 from mcpagent.workflows.train import Watch, train
 
-SAMPLED_ATTEMPTS = 4  # for each held-out task at temperature 1
+SAMPLED_ATTEMPTS = 2  # for each held-out task at temperature 1
+_EPISODES_AT_ONCE = 256
 
 ABOUT = (
     "A network of about half a million weights, built from scratch, learns to use four MCP servers. It first "
@@ -135,65 +135,60 @@ def _grpo(job: QuickstartJob, warm_checkpoint: Path) -> Path:
     return final
 
 
-def evaluate_checkpoint(job: QuickstartJob, name: str, checkpoint: Path, title: str) -> JsonObject:
+def evaluate_checkpoint(
+    job: QuickstartJob,
+    name: str,
+    checkpoint: Path,
+    title: str,
+    *,
+    sampled_attempts: int = SAMPLED_ATTEMPTS,
+) -> JsonObject:
     """Greedy and at temperature 1, on held-out tasks; metrics as `quickstart --json` shows them."""
     folder = job.out / "eval"
     files = {0.0: folder / f"{name}.json", 1.0: folder / f"{name}_sampled.json"}
     if not all(path.is_file() for path in files.values()):
-        tasks = list(read_tasks(job.out / "data" / "heldout.jsonl"))
-        total = len(tasks) * (1 + SAMPLED_ATTEMPTS)
+        total = SPLITS["heldout"] * (1 + sampled_attempts)
         with job.stage(f"eval_{name}", title, total) as advance:
             for temperature, path in files.items():
-                _evaluate_at(job, name, checkpoint, tasks, temperature, path, lambda _: advance())
+                samples = sampled_attempts if temperature else 1
+                _evaluate_at(job, checkpoint, temperature, samples, path, lambda _: advance())
     metrics = {t: json.loads(path.read_text(encoding="utf-8"))["metrics"] for t, path in files.items()}
     return {**metrics[0.0], "task_success_sampled": metrics[1.0]["task_success"]}
 
 
 def _evaluate_at(
     job: QuickstartJob,
-    name: str,
     checkpoint: Path,
-    tasks: list[Any],
     temperature: float,
+    samples: int,
     path: Path,
     on_done: Callable[[Trajectory], None],
 ) -> None:
-    config = job.grpo.model_copy(
-        update={"model": job.grpo.model.model_copy(update={"name": str(checkpoint)})}
-    )
-    loaded = load(config)
-    policy, _ = build_policy(loaded, model=loaded.model, threads=config.threads, slots=256)
-    settings = agent_settings(config, max_context=loaded.max_context)
-    settings = replace(settings, sampling=replace(settings.sampling, temperature=temperature))
-    samples = 1 if temperature == 0 else SAMPLED_ATTEMPTS
-    try:
-        with open_tools(config.tools, ledger=job.ledger) as tools:
-            trajectories = tools.io.run(
-                evaluate(
-                    tasks,
-                    policy=policy,
-                    tools=tools.pool,
-                    settings=settings,
-                    renderer=loaded.renderer,
-                    samples=samples,
-                    seed=job.seed,
-                    on_done=on_done,
-                )
+    rollout = job.grpo.rollout.model_copy(update={"temperature": temperature, "num_envs": _EPISODES_AT_ONCE})
+    with open_stage(
+        job.grpo.model_copy(update={"rollout": rollout}),
+        policy=str(checkpoint),
+        samples=samples,
+        console=Console(is_json=True),
+        data=job.out / "data" / "heldout.jsonl",
+        ledger=job.ledger,
+    ) as stage:
+        trajectories = stage.tools.io.run(
+            evaluate(
+                stage.tasks,
+                policy=stage.ready.policy,
+                tools=stage.tools.pool,
+                settings=stage.settings,
+                renderer=stage.ready.renderer,
+                samples=samples,
+                seed=job.seed,
+                concurrency=stage.concurrency,
+                on_done=on_done,
             )
-    finally:
-        policy.close()
-    suffix = "" if temperature == 0 else "_sampled"
-    write_trajectories(job.out / "trajectories" / f"eval_{name}{suffix}", trajectories)
-    result = summarise(trajectories, seed=job.seed).with_provenance(
-        {
-            "checkpoint": str(checkpoint),
-            "data": str(job.out / "data" / "heldout.jsonl"),
-            "split": "heldout",
-            "temperature": temperature,
-            "samples": samples,
-            "seed": job.seed,
-        }
-    )
+        )
+        provenance = stage.provenance(samples=samples)
+    write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", trajectories)
+    result = summarise(trajectories, seed=job.seed).with_provenance({**provenance, "split": "heldout"})
     write_text(path, result.model_dump_json(indent=1) + "\n")
 
 

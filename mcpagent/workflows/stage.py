@@ -76,13 +76,19 @@ class Stage:
 
 @contextmanager
 def open_stage(
-    config: TrainConfig, *, policy: str, samples: int, console: Console, data: Path | None = None
+    config: TrainConfig,
+    *,
+    policy: str,
+    samples: int,
+    console: Console,
+    data: Path | None = None,
+    ledger: Path | None = None,
 ) -> Iterator[Stage]:
     """Open the tasks of `data` (default: the validation set of `config`), start the servers, load the policy
     that `policy` names (see `open_policy`). Raises UserError before anything is played."""
     with ExitStack() as stack:
         tasks = stack.enter_context(open_tasks(config, data))
-        tools = stack.enter_context(open_tools(config.tools, on_note=console.note))
+        tools = stack.enter_context(open_tools(config.tools, ledger=ledger, on_note=console.note))
         note = catalog_note(tasks, tools.pool)
         if note is not None:
             console.note(note)

@@ -14,6 +14,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.rollout.setup import Tools, agent_settings, open_tools
 from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.task_file import TaskFile
@@ -23,14 +24,11 @@ from mcpagent.train.demonstrations import demonstrate, samples
 from mcpagent.train.grpo import GrpoSettings, GrpoState, train_grpo
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.setup import (
-    Tools,
-    agent_settings,
     as_loaded,
     build_learner,
     build_policy,
     is_deterministic,
     load,
-    open_tools,
     update_settings,
 )
 from mcpagent.train.sft import SftSettings, SftState, train_sft
