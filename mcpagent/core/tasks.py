@@ -91,6 +91,7 @@ class GroundTruth(OpenRecord):
     setup: dict[str, tuple[StateCall, ...]] = {}
     user_turns: tuple[str, ...] = ()
     abstain: bool = False
+    reference_answer: str | None = None  # what a right final message says; may hold references
 
 
 class RewardSpec(OpenRecord):

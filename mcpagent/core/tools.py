@@ -113,7 +113,7 @@ def model_names(tools: Iterable[ToolSpec]) -> dict[str, ToolSpec]:
 
 
 def chat_schema(name: str, tool: ToolSpec) -> JsonObject:
-    """The tool as chat templates and OpenAI-style APIs take it, without the schema titles, which say nothing."""
+    """The tool as chat templates and OpenAI-style APIs take it; schema titles say nothing and are dropped."""
     return {
         "type": "function",
         "function": {
@@ -127,9 +127,7 @@ def chat_schema(name: str, tool: ToolSpec) -> JsonObject:
 def _without_titles(schema: object) -> object:
     if isinstance(schema, dict):
         # A property that is itself called "title" holds a schema (a dict), the annotation holds a string.
-        return {
-            k: _without_titles(v) for k, v in schema.items() if not (k == "title" and isinstance(v, str))
-        }
+        return {k: _without_titles(v) for k, v in schema.items() if not (k == "title" and isinstance(v, str))}
     if isinstance(schema, list):
         return [_without_titles(v) for v in schema]
     return schema
