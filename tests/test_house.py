@@ -130,10 +130,12 @@ def test_the_constraints_pin_every_dependency_within_its_range() -> None:
         if line and not line.startswith("#"):
             name, version = line.split("==")
             pins[canonicalize_name(name)] = version
-    for text in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
-        requirement = Requirement(text)
-        if requirement.name != "mcpagent":
-            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
+    extras = project["optional-dependencies"]
+    for group in (project["dependencies"], *(extras[name] for name in ("hf", "report", "gym", "dev"))):
+        for text in group:
+            requirement = Requirement(text)
+            if requirement.name != "mcpagent":
+                assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
 
 
 def test_nothing_names_a_package_index() -> None:
