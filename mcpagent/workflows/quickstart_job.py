@@ -104,9 +104,10 @@ def open_job(out: Path, *, seed: int, stages: Stages) -> QuickstartJob:
     """A new quickstart in `out`, or the one that is there. Raises UserError where `out` holds something else
     or was begun with another seed. If the tools have changed since, the old folder is moved aside."""
     progress_file = out / _PROGRESS_NAME
-    if out.exists() and any(out.iterdir()) and not progress_file.is_file():
+    is_foreign = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if is_foreign and not progress_file.is_file():
         raise UserError(
-            "the folder holds something that is no quickstart",
+            "there is something here that is no quickstart",
             where=str(out),
             remedy="name another folder with --out",
         )

@@ -11,7 +11,6 @@ from typing import Any
 from mcpagent.config.loader import dump_config, load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.rollout.setup import Tools, agent_settings, open_tools
@@ -33,6 +32,7 @@ from mcpagent.train.setup import (
 )
 from mcpagent.train.sft import SftSettings, SftState, train_sft
 from mcpagent.train.warm_start import embedded_model
+from mcpagent.workflows.stage import catalog_note, open_tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +90,20 @@ def train(
         )
     folder = run_dir or Path(config.output_dir) / config.name
     with ExitStack() as stack:
-        tasks = stack.enter_context(
-            TaskFile(find_dataset(config.data.train, split="train"), max_tasks=config.data.max_tasks)
-        )
+        tasks = stack.enter_context(open_tasks(config, find_dataset(config.data.train, split="train")))
         validation = stack.enter_context(_validation(config))
-        tools = stack.enter_context(open_tools(config.tools, ledger=ledger, log_dir=folder / "logs"))
+        tools = stack.enter_context(
+            open_tools(config.tools, ledger=ledger, log_dir=folder / "logs", on_note=watch.note)
+        )
         document = {
             **(manifest or {}),
             "seed": config.seed,
             "data": {"train": str(tasks.path), "tasks": len(tasks), "sha256": tasks.sha256},
             "catalog_hash": tools.pool.catalog_hash,
         }
-        _check_catalog(tasks[0], tools, watch)
+        changed = catalog_note(tasks, tools.pool)
+        if changed is not None:
+            watch.note(changed)
         place = _Place(
             folder=folder,
             resume=resume,
@@ -285,20 +287,11 @@ def _check_same(config: TrainConfig, run: RunFolder) -> None:
         )
 
 
-def _check_catalog(task: Task, tools: Tools, watch: Watch) -> None:
-    pinned = task.extra_info.get("catalog_hash")
-    if pinned is not None and pinned != tools.pool.catalog_hash:
-        watch.note(
-            f"the tools have changed since the dataset was made: catalog {str(pinned)[:12]} then, "
-            f"{tools.pool.catalog_hash[:12]} now; `mcpagent data validate` lists what no longer fits"
-        )
-
-
 def _validation(config: TrainConfig) -> Any:
     """The validation tasks where the run evaluates; an empty list otherwise."""
     if config.algorithm == "sft" or not config.training.eval_every:
         return ExitStack()
-    return TaskFile(find_dataset(config.data.validation, split="validation"), max_tasks=config.data.max_tasks)
+    return open_tasks(config)
 
 
 def _outcome(run: RunFolder, steps: int, *, best_step: int | None) -> TrainOutcome:
