@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from mcpagent.errors import UserError
 
@@ -135,7 +136,7 @@ def _from_pretrained(load: Callable[..., Any], name: str, **options: Any) -> Any
         _hide_progress_bars()
     try:
         return load(str(path.expanduser()) if is_local else name, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"cannot load {name}: {first_line}",

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.running import mcpagent, refused
+from tests.env.world import make_task
+from tests.workflows.world import TRAIN, dataset, samples, with_id
+
+
+def test_a_sound_environment_exits_0_with_its_checks() -> None:
+    done = mcpagent("env", "check", "--data", TRAIN, "--max-tasks", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["passed"] is True and document["failing_tasks"] == {}
+    assert (document["n_tasks"], document["tasks_from"]) == (4, str(TRAIN))
+    statuses = {check["name"]: check["status"] for check in document["checks"]}
+    assert statuses["MCPToolEnv has SkyRL's init and step"] == "pass"
+    assert statuses["the gold plan scores 1.0"] == "pass"
+
+
+def test_a_failing_task_exits_1_and_is_named(tmp_path: Path) -> None:
+    silent = with_id(make_task(final_answer={"type": "regex", "value": "^"}), "silence-will-do")
+    data = dataset(tmp_path / "tasks.jsonl", [*samples(count=1), silent])
+    done = mcpagent("env", "check", "--data", data)
+    assert done.returncode == 1
+    assert "fail  an empty policy fails: 1 of 2 do not" in done.stdout
+    assert "mcpagent rollout --policy empty --data FILE --out FILE" in done.stdout
+    assert "  silence-will-do: an empty policy fails" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_dataset_or_server_file_is_one_message(tmp_path: Path) -> None:
+    assert "nothing.jsonl: there is no such file" in refused(
+        mcpagent("env", "check", "--data", "nothing.jsonl", cwd=tmp_path)
+    )
+    assert "nowhere.json: cannot read it" in refused(
+        mcpagent("env", "check", "--servers", "nowhere.json", cwd=tmp_path)
+    )
