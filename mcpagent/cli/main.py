@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 import typer.core
 import typer.main
 
-from mcpagent.errors import MCPAgentError
+from mcpagent.errors import MCPAgentError, UserError
 
 # name -> (module that holds a Typer `app`, the line in the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -29,6 +29,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("mcpagent.cli.train", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
     "eval": ("mcpagent.cli.evaluate", "Evaluate a checkpoint or a model on a dataset."),
     "report": ("mcpagent.cli.report", "Write the self-contained HTML report of a run."),
+}
+
+# What the extras of pyproject.toml bring, by the name that is imported.
+_EXTRA_OF = {
+    **dict.fromkeys(
+        ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "psutil"), "hf"
+    ),
+    "plotly": "report",
+    "skyrl_gym": "gym",
 }
 
 
@@ -70,14 +79,24 @@ def run() -> None:
     """Console script: known errors become one message and an exit code; everything else is a bug."""
     try:
         app()
+    except ModuleNotFoundError as error:
+        extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        remedy = f'python -m pip install "mcpagent[{extra}]"'
+        _fail(UserError(f"this needs the package {error.name}, which is not installed", remedy=remedy))
     except MCPAgentError as error:
-        if "--json" in sys.argv:
-            print(json.dumps(error.as_json()))
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _fail(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _fail(error: MCPAgentError) -> NoReturn:
+    if "--json" in sys.argv:
+        print(json.dumps(error.as_json()))
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import typer
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _ROWS = (
     ("success, greedy", "task_success"),

@@ -13,7 +13,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.task_file import TaskFile
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(

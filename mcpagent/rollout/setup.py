@@ -48,6 +48,7 @@ def open_tools(
     pool = ToolPool(
         chosen_servers(config, on_note=on_note),
         timeout_s=config.timeout_s,
+        retry=config.retry,
         result_limit_chars=config.result_limit_chars,
         allow=config.allow_list,
         isolation=config.isolation,

@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0  # a cold `npx -y` or `uvx` takes up to 13 s on an idle machine
 
 _REOPEN_ATTEMPTS = 4
-_SEND_ATTEMPTS = 3  # of a call that may be repeated
 _CANCEL_GRACE_S = 1.0
 _CLOSE_TIMEOUT_S = 10.0  # the SDK's own escalation (EOF, SIGTERM, SIGKILL) takes up to 6.5 s
 _LIST_PAGES_MAX = 1000
@@ -103,16 +102,16 @@ class Connection:
         *,
         meta: Mapping[str, str],
         timeout_s: float,
-        repeatable: bool = False,
+        repeats: int = 0,
     ) -> CallToolResult:
         """Make one call; its deadline starts when the server is up.
 
-        A call that was lost with its server is sent again only if `repeatable`. Raises CallFailed.
+        A call that was lost with its server is sent again at most `repeats` times. Raises CallFailed.
         """
         request = CallToolRequest(
             params=CallToolRequestParams(name=tool, arguments=arguments, _meta=RequestParamsMeta(**meta))
         )
-        for attempt in range(1, _SEND_ATTEMPTS + 1):
+        for repeats_left in range(repeats, -1, -1):
             try:
                 live = await self._ensure_live(attempts=_REOPEN_ATTEMPTS)
             except OpenFailed as error:
@@ -120,9 +119,9 @@ class Connection:
             try:
                 return await self._send(live, request, timeout_s=timeout_s)
             except CallFailed as failure:
-                if failure.kind is not FailureKind.CRASHED or not repeatable or attempt == _SEND_ATTEMPTS:
+                if failure.kind is not FailureKind.CRASHED or not repeats_left:
                     raise
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        raise AssertionError("unreachable: the last send returns or raises")
 
     async def close(self) -> None:
         """End the server. Never raises; waits at most 10 s."""

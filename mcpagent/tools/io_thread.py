@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future, wait
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -39,20 +40,28 @@ class IOThread:
         if threading.current_thread() is self._thread or not self._thread.is_alive():
             coro.close()
             raise RuntimeError("IOThread.run needs a living loop and must be called from another thread")
-        finished = threading.Event()
+        outcome: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
 
-        async def tracked() -> T:
-            try:
-                return await coro
-            finally:
-                finished.set()
+        def settle(task: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                outcome.set_exception(CancelledError())
+            elif (error := task.exception()) is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(task.result())
 
-        future = asyncio.run_coroutine_threadsafe(tracked(), self._loop)
+        def start() -> None:
+            tasks.append(self._loop.create_task(coro))
+            tasks[0].add_done_callback(settle)
+
+        # The interrupt may come at any moment; what is scheduled on the loop afterwards runs after `start`.
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(start)
+            return outcome.result()
         except KeyboardInterrupt:
-            future.cancel()
-            finished.wait(_CANCEL_GRACE_S)
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+            wait([outcome], timeout=_CANCEL_GRACE_S)
             raise
 
     def close(self) -> None:

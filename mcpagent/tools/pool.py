@@ -35,6 +35,7 @@ class ToolPool:
         servers: Sequence[ServerConfig],
         *,
         timeout_s: float = 30.0,
+        retry: int = 2,
         result_limit_chars: int = 8000,
         allow: Sequence[str] | None = None,
         ledger: Path | None = None,
@@ -44,6 +45,7 @@ class ToolPool:
     ) -> None:
         self._configs = tuple(servers)
         self._timeout_s = timeout_s
+        self._retry = retry
         self._result_limit_chars = result_limit_chars
         self._allow = allow
         self._ledger = ledger
@@ -123,6 +125,7 @@ class ToolPool:
             launcher=launcher,
             isolation=self._isolation.get(config.name) or config.isolation or isolation,
             timeout_s=config.timeout_s or self._timeout_s,
+            repeats=self._retry,
             slots=asyncio.Semaphore(self._max_in_flight),
         )
 

@@ -30,6 +30,7 @@ class StartedServer:
     launcher: Launcher
     isolation: Isolation
     timeout_s: float
+    repeats: int  # of a call that is safe to repeat and was lost with its server
     slots: asyncio.Semaphore
     shared: Connection | None = None
     inputs: dict[str, SchemaCheck] = field(default_factory=dict)
@@ -131,7 +132,7 @@ class PoolSession:
             call.arguments,
             meta={PURPOSE_META_KEY: purpose.value},
             timeout_s=server.timeout_s,
-            repeatable=hints.read_only or hints.idempotent,
+            repeats=server.repeats if hints.read_only or hints.idempotent else 0,
         )
 
     def _connection(self, server: StartedServer) -> Connection:

@@ -83,10 +83,12 @@ def _shape(config: TrainConfig) -> _Shape | None:
         return None
     try:
         shape = AutoConfig.from_pretrained(
-            config.model.name, trust_remote_code=config.model.trust_remote_code
+            config.model.name,
+            trust_remote_code=config.model.trust_remote_code,
+            local_files_only=True,  # a plan downloads nothing and waits for nobody
         ).get_text_config()
     except (OSError, ValueError):
-        return None  # not readable here: a hub id without a hub, say; the run itself will tell
+        return None  # not on this machine yet; the run itself will fetch it or tell
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape)
     parameters = sum(p.numel() for p in model.parameters())

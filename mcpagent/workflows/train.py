@@ -108,7 +108,7 @@ def train(
             folder=folder,
             resume=resume,
             manifest=document,
-            beside=beside,
+            beside=(*beside, "logs"),  # stdio servers log from their start, before there is a run
             ledger=ledger,
             ledger_start=ledger_start,
         )

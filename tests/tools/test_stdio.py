@@ -106,7 +106,7 @@ def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
 
 def test_a_stopped_server_with_a_full_pipe_is_replaced() -> None:
     async def run() -> None:
-        async with ToolPool([stdio_echo()], timeout_s=2.0) as pool, pool.session() as session:
+        async with ToolPool([stdio_echo()], timeout_s=5.0) as pool, pool.session() as session:
             pid = await _pid(session)
             os.kill(pid, signal.SIGSTOP)
             # 300 kB do not fit into the pipe: the write itself blocks.
