@@ -6,7 +6,6 @@ parentheses, or one of the functions
     round(x, n)  abs(x)  min(...)  max(...)
     number(text, i)   the i-th number of a text (`core.numbers`), negative i counts from the end
     word(text, i)     the i-th whitespace-separated word
-    text(x)           x as a string, as a reference inside a longer string is written
     text(x)           x as text, for a parameter that is a string (`"${text(step1.price)}"`)
 
 It is parsed to Python's syntax tree and walked through a whitelist; nothing is ever evaluated as code.

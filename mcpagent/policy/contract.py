@@ -26,7 +26,8 @@ class CompletionRequest:
 
     `token_ids` is the whole context so far (empty for policies that work on messages); a policy that keeps
     a cache per `episode_id` computes only what is new. `messages` is the same context as chat messages and
-    `tools` the offered schemas, for policies behind a chat API. `seed` belongs to this task, attempt and turn.
+    `tools` the offered schemas, for policies behind a chat API. `seed` belongs to this task, attempt and
+    turn.
     """
 
     episode_id: str

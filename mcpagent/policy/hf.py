@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from threading import Lock, Thread
 from typing import Any
 
 import torch
 
 from mcpagent.core.trajectory import Completion, PolicySpan
+from mcpagent.policy.attention import prepare_attention
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.hf_engine import Engine, Finished
 
@@ -28,8 +30,12 @@ class _Batch:
         self.completions: list[Completion | None] = [None] * len(self.requests)
 
 
-def _CLOSE() -> None:
-    """Ends the compute thread."""
+@dataclass(eq=False)
+class _Control:
+    """Work on the engine between two steps; returns the turns that it ended."""
+
+    run: Callable[[], Sequence[Finished]]
+    failed: Callable[[BaseException], None]
 
 
 class HFPolicy:
@@ -54,16 +60,19 @@ class HFPolicy:
         self.version = 0
         self._failure: BaseException | None = None
         model.eval()
+        prepare_attention(model)
         self._engine = Engine(
             decoder=model.get_decoder(),
             head=model.get_output_embeddings(),
             stop_ids=stop_ids,
             max_context=max_context,
             slots=slots,
-            device=next(model.parameters()).device,
+            device=model.device,
+            dtype=model.dtype,
         )
-        self._inbox: SimpleQueue[_Batch | Callable[[], None]] = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="mcpagent-policy", daemon=True)
+        self._inbox: SimpleQueue[_Batch | _Control] = SimpleQueue()
+        self._lock = Lock()  # between asking and failing: nobody asks a thread that has ended
+        self._thread = Thread(target=self._serve, name="mcpagent-policy", daemon=True)
         self._thread.start()
 
     @property
@@ -82,9 +91,11 @@ class HFPolicy:
         result: asyncio.Future[list[Completion]] = loop.create_future()
 
         def settle(action: Callable[[Any], None], value: Any) -> None:
-            loop.call_soon_threadsafe(lambda: None if result.done() else action(value))
+            # A closed loop means that whoever asked is gone.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(lambda: None if result.done() else action(value))
 
-        self._inbox.put(
+        self._ask(
             _Batch(
                 tuple(requests),
                 lambda completions: settle(result.set_result, completions),
@@ -94,31 +105,42 @@ class HFPolicy:
         return await result
 
     async def release(self, episode_id: str) -> None:
-        """Free the episode's slot, in order with what was asked before."""
-        self._inbox.put(lambda: self._engine.release(episode_id))
+        """Free the episode's slot, in order with what was asked before. A turn that is still being sampled
+        ends where it is."""
+        self._ask(_Control(lambda: self._engine.release(episode_id), lambda _: None))
 
     def on_weights_changed(self) -> None:
         """Count a new policy version and drop every cached key. Call between batches, from any thread."""
-        if self._failure is not None:
-            raise self._failure
         done: Future[None] = Future()
 
-        def reset() -> None:
+        def reset() -> Sequence[Finished]:
             try:
                 self._engine.reset()
             except RuntimeError as error:
-                done.set_exception(error)
+                done.set_exception(error)  # the caller's mistake; the turns go on
             else:
                 done.set_result(None)
+            return ()
 
-        self._inbox.put(reset)
+        self._ask(_Control(reset, done.set_exception))
         done.result()
         self.version += 1
 
     def close(self) -> None:
-        """Stop the compute thread."""
-        self._inbox.put(_CLOSE)
+        """Stop the compute thread. Turns that are being sampled, and whoever asks later, get an error."""
+
+        def stop() -> Sequence[Finished]:
+            raise RuntimeError("the policy was closed")
+
+        self._ask(_Control(stop, lambda _: None))
         self._thread.join()
+
+    def _ask(self, item: _Batch | _Control) -> None:
+        with self._lock:
+            if self._failure is None:
+                self._inbox.put(item)
+                return
+        item.failed(self._failure)
 
     def _serve(self) -> None:
         # The number of OpenMP threads belongs to the calling thread.
@@ -129,34 +151,31 @@ class HFPolicy:
                 item = self._inbox.get(block=not self._engine.has_work)
             except Empty:
                 item = None
-            if item is _CLOSE:
-                return
             try:
-                if isinstance(item, _Batch):
-                    open_batches.append(item)
-                    finished = self._engine.admit(item.requests)
-                elif item is not None:
-                    item()
-                    continue
-                else:
-                    finished = self._engine.step()
+                finished = self._advance(item, open_batches)
             except Exception as error:  # noqa: BLE001 - thread boundary: every waiter must learn of it
-                self._failure = error
-                for batch in open_batches:
-                    batch.failed(error)
-                self._refuse_rest()
+                self._fail(error, open_batches)
                 return
             for end in finished:
                 self._deliver(end, open_batches)
 
-    def _refuse_rest(self) -> None:
-        """After a failure: whoever asks, now or later, gets the error instead of silence."""
-        while True:
-            item = self._inbox.get()
-            if item is _CLOSE:
-                return
-            if isinstance(item, _Batch) and self._failure is not None:
-                item.failed(self._failure)
+    def _advance(self, item: _Batch | _Control | None, open_batches: list[_Batch]) -> Sequence[Finished]:
+        if item is None:
+            return self._engine.step()
+        if isinstance(item, _Control):
+            return item.run()
+        open_batches.append(item)
+        return self._engine.admit(item.requests)
+
+    def _fail(self, error: BaseException, open_batches: list[_Batch]) -> None:
+        """Whoever waits, and whoever asks from now on, gets the error instead of silence."""
+        with self._lock:
+            self._failure = error
+        waiting: list[_Batch | _Control] = [*open_batches]
+        while not self._inbox.empty():
+            waiting.append(self._inbox.get())
+        for item in waiting:
+            item.failed(error)
 
     def _deliver(self, end: Finished, open_batches: list[_Batch]) -> None:
         batch = next(b for b in open_batches if end.request.episode_id in b.places)

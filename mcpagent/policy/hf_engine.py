@@ -9,7 +9,8 @@ episode, the rest are free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,13 @@ import numpy as np
 import torch
 
 from mcpagent.core.trajectory import FinishReason
+from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.sampling import sample_rows
 from mcpagent.policy.slot_cache import SlotCache
+
+_MAX_BLOCK = 1 << 14  # tokens of one forward pass over new context, padding included
+_MAX_PADDING = 0.5  # share of a block
 
 
 @dataclass(eq=False)
@@ -30,9 +35,16 @@ class Row:
     context: list[int] = field(default_factory=list)  # ids whose keys are in the slot, plus the pending ones
     cached: int = 0  # positions of `context` whose keys are in the slot
     request: CompletionRequest | None = None
-    uniforms: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    uniforms: list[float] = field(default_factory=list)  # one for each token that may still be sampled
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def turn(self) -> CompletionRequest:
+        """The request of a row that is sampling."""
+        if self.request is None:
+            raise RuntimeError(f"episode {self.episode_id} has no turn to sample")
+        return self.request
 
 
 @dataclass(frozen=True)
@@ -57,13 +69,14 @@ class Engine:
         max_context: int,
         slots: int,
         device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._decoder, self._head = decoder, head
         self._stop_ids, self._max_context, self._device = stop_ids, max_context, device
         self._rows: list[Row] = []  # by slot: active first, then parked
         self._slot_of: dict[str, int] = {}
         self._active = 0
-        self._cache = SlotCache(slots=slots)
+        self._cache = SlotCache(slots=slots, dtype=dtype)
         self.sampled_tokens = 0
         self.prefilled_tokens = 0
 
@@ -77,20 +90,25 @@ class Engine:
             raise RuntimeError("weights changed while a turn was being sampled")
         for row in self._rows:
             row.cached = 0
+        if not self._rows:
+            self._cache.clear()
 
     @torch.inference_mode()
-    def release(self, episode_id: str) -> None:
-        """Free the slot of a finished episode; the last row takes its place."""
-        slot = self._slot_of.pop(episode_id, None)
-        if slot is None:
-            return
-        if slot < self._active:
-            raise RuntimeError(f"episode {episode_id} was released while its turn was being sampled")
-        last = self._rows.pop()
+    def release(self, episode_id: str) -> list[Finished]:
+        """Free the slot of an episode; the last row takes its place. A turn that was still being sampled (its
+        episode was cancelled) ends here."""
+        if episode_id not in self._slot_of:
+            return []
+        slot = self._slot_of[episode_id]
+        cut = [self._park(slot)] if slot < self._active else []
+        slot, last = self._slot_of.pop(episode_id), self._rows.pop()
         if last.episode_id != episode_id:
             self._cache.copy(len(self._rows), slice(slot, slot + 1), last.cached)
             self._rows[slot] = last
             self._slot_of[last.episode_id] = slot
+        if not self._rows:
+            self._cache.clear()
+        return cut
 
     @torch.inference_mode()
     def admit(self, requests: Sequence[CompletionRequest]) -> list[Finished]:
@@ -106,6 +124,10 @@ class Engine:
         # was asked, and rows that are already in place are not moved.
         joining.sort(key=lambda r: self._slot_of.get(r.episode_id, 1 << 30))
         first = self._active
+        opening = sum(r.episode_id not in self._slot_of for r in joining)
+        if len(self._rows) + opening > self._cache.slots:
+            raise RuntimeError(f"the engine has {self._cache.slots} slots, all in use")
+        self._cache.reserve(rows=len(self._rows) + opening)
         for request in joining:
             self._join(request)
         finished = self._prefill(first)
@@ -115,9 +137,10 @@ class Engine:
     def step(self) -> list[Finished]:
         """One token for every active row."""
         rows = self._rows[: self._active]
-        positions = torch.tensor([[r.cached] for r in rows], device=self._device)
-        ids = torch.tensor([[r.context[r.cached]] for r in rows], device=self._device)
-        hidden = self._forward(ids, positions, first=0)[:, -1]
+        cached = [r.cached for r in rows]
+        inputs = torch.tensor([cached, [r.context[r.cached] for r in rows]], device=self._device)
+        positions, ids = inputs[:, :, None]
+        hidden = self._forward(ids, positions, first=0, length=max(cached) + 1)[:, -1]
         for row in rows:
             row.cached += 1
         return self._sample(rows, hidden)
@@ -126,19 +149,19 @@ class Engine:
         slot = self._slot_of.get(request.episode_id)
         if slot is None:
             slot = len(self._rows)
-            if slot >= self._cache.slots:
-                raise RuntimeError(f"the engine has {self._cache.slots} slots, all in use")
             self._rows.append(Row(request.episode_id))
             self._slot_of[request.episode_id] = slot
+        elif slot < self._active:
+            raise RuntimeError(f"episode {request.episode_id} already has a turn that is being sampled")
         row = self._rows[slot]
         context = list(request.token_ids)
         # Keys are reused as far as the context is the one they were computed for.
-        same = row.cached if context[: row.cached] == row.context[: row.cached] else 0
+        same = _common_prefix(context, row.context[: row.cached])
         # At least one token is computed again: the next token is sampled from its output.
         row.context, row.cached = context, min(same, len(context) - 1)
         row.request = request
         room = min(request.sampling.max_new_tokens, self._max_context - len(context))
-        row.uniforms = np.random.default_rng(request.seed).random(room, dtype=np.float32)
+        row.uniforms = np.random.default_rng(request.seed).random(room, dtype=np.float32).tolist()
         row.sampled, row.logprobs = [], []
         self._exchange(slot, self._active)
         self._active += 1
@@ -149,19 +172,29 @@ class Engine:
             return []
         self._share_prompts(first, rows)
         counts = [len(r.context) - r.cached for r in rows]
+        self.prefilled_tokens += sum(counts)
+        last: list[torch.Tensor] = []
+        for start, end in _blocks(counts):
+            last.append(self._extend(rows[start:end], first=first + start))
+        return self._sample(rows, torch.cat(last), first=first)
+
+    def _extend(self, rows: list[Row], *, first: int) -> torch.Tensor:
+        """Compute what is new in each context; returns the hidden states [n, hidden] of the last tokens."""
+        cached = [r.cached for r in rows]
+        counts = [len(r.context) - r.cached for r in rows]
         width = max(counts)
-        ids = torch.zeros(len(rows), width, dtype=torch.long)
         # Right padding: a pad position writes keys past the row's end, where the mask hides them until the
         # row's own tokens overwrite them.
-        positions = torch.tensor([[r.cached] for r in rows]) + torch.arange(width)
-        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            ids[i, :count] = torch.tensor(row.context[row.cached :])
-        hidden = self._forward(ids.to(self._device), positions.to(self._device), first=first)
-        last = hidden[torch.arange(len(rows)), torch.tensor(counts) - 1]
-        self.prefilled_tokens += sum(counts)
+        ids = torch.tensor(
+            [r.context[r.cached :] + [0] * (width - n) for r, n in zip(rows, counts, strict=True)]
+        )
+        positions = torch.tensor(cached)[:, None] + torch.arange(width)
+        hidden = self._forward(
+            ids.to(self._device), positions.to(self._device), first=first, length=max(cached) + width
+        )
         for row in rows:
             row.cached = len(row.context)
-        return self._sample(rows, last, first=first)
+        return hidden[torch.arange(len(rows)), torch.tensor(counts) - 1]
 
     def _share_prompts(self, first: int, rows: list[Row]) -> None:
         """Compute once what fresh rows have in common, and copy its keys.
@@ -196,11 +229,13 @@ class Engine:
     def _compute(self, slot: int, ids: list[list[int]], *, start: int) -> None:
         tokens = torch.tensor(ids, device=self._device)
         positions = start + torch.arange(tokens.shape[1], device=self._device)[None]
-        self._forward(tokens, positions, first=slot)
+        self._forward(tokens, positions, first=slot, length=start + tokens.shape[1])
         self.prefilled_tokens += tokens.shape[1]
 
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, *, first: int) -> torch.Tensor:
-        mask = self._cache.begin(first=first, positions=positions)
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, *, first: int, length: int
+    ) -> torch.Tensor:
+        mask = self._cache.begin(first=first, positions=positions, length=length)
         out = self._decoder(
             input_ids=ids,
             attention_mask=mask,
@@ -211,17 +246,21 @@ class Engine:
         return out.last_hidden_state
 
     def _sample(self, rows: list[Row], hidden: torch.Tensor, *, first: int = 0) -> list[Finished]:
-        settings = rows[0].request.sampling  # type: ignore[union-attr]
         tokens, logprobs = sample_rows(
             self._head(hidden),
-            torch.tensor([r.uniforms[len(r.sampled)] for r in rows], device=self._device),
-            torch.tensor([r.request.sampling.temperature for r in rows], device=self._device),  # type: ignore[union-attr]
-            top_p=settings.top_p,
-            top_k=settings.top_k,
+            [r.uniforms[len(r.sampled)] for r in rows],
+            [r.turn.sampling for r in rows],
         )
         self.sampled_tokens += len(rows)
         ended: list[int] = []
-        for i, (row, token, logprob) in enumerate(zip(rows, tokens.tolist(), logprobs.tolist(), strict=True)):
+        values = logprobs.tolist()
+        if not math.isfinite(sum(values)):
+            raise RunError(
+                "the model's logits are not finite: its weights have diverged, or its dtype overflows",
+                remedy="resume from an earlier checkpoint with a lower learning rate, or set "
+                "model.dtype=float32",
+            )
+        for i, (row, token, logprob) in enumerate(zip(rows, tokens.tolist(), values, strict=True)):
             row.sampled.append(token)
             row.logprobs.append(logprob)
             row.context.append(token)
@@ -232,9 +271,7 @@ class Engine:
 
     def _park(self, slot: int) -> Finished:
         row = self._rows[slot]
-        request = row.request
-        if request is None:
-            raise RuntimeError("a row without a request was sampling")
+        request = row.turn
         stopped = row.sampled[-1] in self._stop_ids
         row.request = None
         self._active -= 1
@@ -252,7 +289,19 @@ class Engine:
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+    if a[: len(b)] == b:
+        return len(b)
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+
+
+def _blocks(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbouring rows [start, end) to compute together: not too much padding, not too many tokens."""
+    start = longest = total = 0
+    for i, count in enumerate(counts):
+        size = (i + 1 - start) * max(longest, count)
+        if i > start and (size > _MAX_BLOCK or size - total - count > _MAX_PADDING * size):
+            yield start, i
+            start, longest, total = i, 0, 0
+        longest, total = max(longest, count), total + count
+    if counts:
+        yield start, len(counts)

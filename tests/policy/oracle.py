@@ -1,0 +1,106 @@
+"""Small models of real architectures, and sampling as one would write it without a cache or a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from mcpagent.core.trajectory import FinishReason
+from mcpagent.policy.attention import prepare_attention
+from mcpagent.policy.contract import CompletionRequest, Sampling
+from mcpagent.policy.hf_engine import Engine
+
+VOCABULARY = 48
+STOP = 0
+MAX_CONTEXT = 96
+
+
+def tiny_model(
+    kind: str = "qwen3", *, key_value_heads: int = 2, attention: str = "sdpa", seed: int = 0
+) -> Any:
+    """Two layers, random weights large enough that its distributions are far from uniform."""
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": key_value_heads,
+        "head_dim": 4,
+        "intermediate_size": 24,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        "attn_implementation": attention,
+    }
+    torch.manual_seed(seed)
+    if kind == "llama":
+        return LlamaForCausalLM(LlamaConfig(**shape)).eval()
+    return Qwen3ForCausalLM(Qwen3Config(**shape)).eval()
+
+
+def make_engine(model: Any, *, slots: int = 16, max_context: int = MAX_CONTEXT) -> Engine:
+    prepare_attention(model)
+    return Engine(
+        decoder=model.get_decoder(),
+        head=model.get_output_embeddings(),
+        stop_ids=frozenset({STOP}),
+        max_context=max_context,
+        slots=slots,
+        device=torch.device("cpu"),
+    )
+
+
+def request(
+    episode_id: str, token_ids: Sequence[int], *, seed: int = 0, **sampling: Any
+) -> CompletionRequest:
+    return CompletionRequest(
+        episode_id=episode_id,
+        token_ids=tuple(token_ids),
+        seed=seed,
+        sampling=Sampling(**{"max_new_tokens": 8, **sampling}),
+    )
+
+
+@torch.no_grad()
+def naive_turn(
+    model: Any, asked: CompletionRequest, *, max_context: int = MAX_CONTEXT
+) -> tuple[tuple[int, ...], tuple[float, ...], FinishReason]:
+    """Tokens, logprobs and the end of one turn: a full forward pass for every token, arithmetic in float64,
+    and the first token whose cumulated probability exceeds the draw."""
+    context, settings = list(asked.token_ids), asked.sampling
+    if len(context) >= max_context:
+        return (), (), FinishReason.OVERFLOW
+    draws = np.random.default_rng(asked.seed).random(settings.max_new_tokens, dtype=np.float32)
+    sampled: list[int] = []
+    logprobs: list[float] = []
+    for draw in draws[: max_context - len(context)]:
+        logits = model(input_ids=torch.tensor([context]), use_cache=False).logits[0, -1].double().numpy()
+        scaled = logits / (settings.temperature or 1.0)
+        probabilities = np.exp(scaled - scaled.max())
+        probabilities = truncated(probabilities / probabilities.sum(), settings)
+        token = int(np.argmax(np.cumsum(probabilities) > draw))
+        if settings.temperature == 0:
+            token = int(np.argmax(logits))
+        sampled.append(token)
+        logprobs.append(float(np.log(probabilities[token])))
+        context.append(token)
+        if token == STOP:
+            return tuple(sampled), tuple(logprobs), FinishReason.STOP
+    return tuple(sampled), tuple(logprobs), FinishReason.LENGTH
+
+
+def truncated(probabilities: np.ndarray, settings: Sampling) -> np.ndarray:
+    """The likeliest `top_k` tokens; of these, from the likeliest on, until they hold `top_p` of the mass."""
+    by_mass = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])
+    chosen = by_mass[: settings.top_k or len(by_mass)]
+    wanted = settings.top_p * sum(probabilities[t] for t in chosen)
+    kept, mass = np.zeros_like(probabilities), 0.0
+    for token in chosen:
+        if mass >= wanted and settings.top_p < 1.0:
+            break
+        kept[token] = probabilities[token]
+        mass += probabilities[token]
+    return kept / kept.sum()

@@ -1,0 +1,325 @@
+"""The engine against sampling without cache and batch, in every order in which episodes come and go."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mcpagent.core.trajectory import FinishReason
+from mcpagent.errors import RunError, UserError
+from mcpagent.policy.attention import prepare_attention
+from mcpagent.policy.contract import CompletionRequest
+from mcpagent.policy.hf_engine import Engine, Finished
+from tests.policy.oracle import MAX_CONTEXT, STOP, VOCABULARY, make_engine, naive_turn, request, tiny_model
+
+ARCHITECTURES = {
+    "qwen3": {"kind": "qwen3", "key_value_heads": 4},
+    "qwen3, grouped queries": {"kind": "qwen3", "key_value_heads": 2},
+    "qwen3, one key-value head, eager": {"kind": "qwen3", "key_value_heads": 1, "attention": "eager"},
+    "llama, grouped queries": {"kind": "llama", "key_value_heads": 2},
+}
+
+
+def finish(engine: Engine, asked: list[CompletionRequest]) -> dict[str, Finished]:
+    ends = engine.admit(asked)
+    while engine.has_work:
+        ends += engine.step()
+    return {end.request.episode_id: end for end in ends}
+
+
+def assert_naive(model: Any, end: Finished, **options: int) -> None:
+    tokens, logprobs, reason = naive_turn(model, end.request, **options)
+    assert (end.token_ids, end.reason) == (tokens, reason)
+    assert end.logprobs == pytest.approx(logprobs, abs=1e-5)
+
+
+def some_tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(1, VOCABULARY) for _ in range(count)]
+
+
+@pytest.mark.parametrize("shape", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_logprobs_over_turns_with_ragged_results_equal_a_full_forward_pass(shape: dict[str, Any]) -> None:
+    model, rng = tiny_model(**shape), random.Random(0)
+    engine = make_engine(model)
+    contexts = {f"e{i}": some_tokens(rng, 3 + i) for i in range(5)}
+    for turn in range(3):
+        ends = finish(engine, [request(e, c, seed=turn * 10 + len(c)) for e, c in contexts.items()])
+        assert set(ends) == set(contexts)
+        for episode_id, end in ends.items():
+            assert_naive(model, end)
+            # A tool result of its own length for each episode, also of one token and of more than a turn.
+            contexts[episode_id] += [*end.token_ids, *some_tokens(rng, rng.choice((1, 2, 7, 12)))]
+
+
+# Equal ones, one that begins like another, one that is the beginning of another, one without company.
+PROMPTS = ((1, 2, 3, 4, 5), (1, 2, 3, 4, 5), (1, 2, 3), (1, 2, 9, 9), (7,))
+
+
+class Episodes(RuleBasedStateMachine):
+    """Episodes open, ask, take steps, wait for tools and end in any order."""
+
+    @initialize(seed=st.integers(0, 3))
+    def start(self, seed: int) -> None:
+        self.model = tiny_model(seed=seed)
+        self.engine = make_engine(self.model, slots=6, max_context=40)
+        self.waiting: dict[str, list[int]] = {}  # contexts of the episodes that are at a tool
+        self.sampling: dict[str, CompletionRequest] = {}
+        self.opened = 0
+
+    @property
+    def episodes(self) -> list[str]:
+        return sorted([*self.waiting, *self.sampling])
+
+    @precondition(lambda self: len(self.episodes) < 6)
+    @rule(prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=4))
+    def open(self, prompts: list[tuple[int, ...]]) -> None:
+        for prompt in prompts[: 6 - len(self.episodes)]:
+            self.waiting[f"e{self.opened}"] = list(prompt)
+            self.opened += 1
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def ask(self, data: st.DataObject) -> None:
+        names = st.sampled_from(sorted(self.waiting))
+        asked = [
+            request(
+                episode_id,
+                self.waiting.pop(episode_id),
+                seed=data.draw(st.integers(0, 1000)),
+                max_new_tokens=data.draw(st.integers(1, 6)),
+                temperature=data.draw(st.sampled_from((1.0, 0.7, 0.0))),
+            )
+            for episode_id in data.draw(st.lists(names, min_size=1, unique=True))
+        ]
+        self.sampling |= {a.episode_id: a for a in asked}
+        self.check(self.engine.admit(asked))
+
+    @precondition(lambda self: self.engine.has_work)
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.engine.has_work:
+                self.check(self.engine.step())
+
+    @precondition(lambda self: self.episodes)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        """Of an episode between two turns, or in the middle of one (it was cancelled)."""
+        episode_id = data.draw(st.sampled_from(self.episodes))
+        cut = self.engine.release(episode_id)
+        assert [c.request.episode_id for c in cut] == [e for e in (episode_id,) if e in self.sampling]
+        self.waiting.pop(episode_id, None)
+        self.sampling.pop(episode_id, None)
+
+    @precondition(lambda self: not self.sampling)
+    @rule()
+    def change_weights(self) -> None:
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(-1.0 if parameter.ndim == 1 else 1.05)
+        self.engine.reset()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def rewrite_history(self, data: st.DataObject) -> None:
+        """An episode comes back with another context than the one that it left with, or with less of it."""
+        episode_id = data.draw(st.sampled_from(sorted(self.waiting)))
+        context = self.waiting[episode_id]
+        kept = data.draw(st.integers(1, len(context)))
+        rest = data.draw(st.lists(st.integers(1, VOCABULARY - 1), max_size=4))
+        self.waiting[episode_id] = context[:kept] + rest
+
+    def check(self, ends: list[Finished]) -> None:
+        for end in ends:
+            assert_naive(self.model, end, max_context=40)
+            asked = self.sampling.pop(end.request.episode_id)
+            assert end.request is asked
+            if end.reason is not FinishReason.OVERFLOW:
+                suffix = [11] * (1 + asked.seed % 5)
+                self.waiting[asked.episode_id] = [*asked.token_ids, *end.token_ids, *suffix]
+
+    @invariant()
+    def no_turn_is_lost(self) -> None:
+        assert self.engine.has_work == bool(self.sampling)
+
+    def teardown(self) -> None:
+        """What is left must be sampled right, too."""
+        while self.engine.has_work:
+            self.check(self.engine.step())
+        left = [request(e, context, seed=3) for e, context in self.waiting.items()]
+        self.sampling |= {a.episode_id: a for a in left}
+        self.check(self.engine.admit(left))
+        while self.engine.has_work:
+            self.check(self.engine.step())
+
+
+TestEpisodes = Episodes.TestCase
+TestEpisodes.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def test_equal_prompts_are_computed_once_and_sample_as_if_alone() -> None:
+    model, rng = tiny_model(), random.Random(1)
+    system, questions = some_tokens(rng, 20), [some_tokens(rng, n) for n in (5, 8)]
+    engine = make_engine(model)
+    asked = [
+        request(f"{q}#{attempt}", system + questions[q], seed=attempt)
+        for q in range(2)
+        for attempt in range(4)
+    ]
+    ends = finish(engine, asked)
+    for end in ends.values():
+        assert_naive(model, end)
+    # The system prompt once; each question once but for its last token (4 + 7); that token for all 8 rows.
+    assert engine.prefilled_tokens == 20 + 4 + 7 + 8
+
+
+def test_a_long_prompt_does_not_pad_the_short_results_that_come_with_it() -> None:
+    model, rng = tiny_model(), random.Random(2)
+    engine = make_engine(model)
+    contexts = {f"e{i}": some_tokens(rng, 4) for i in range(6)}
+    for episode_id, end in finish(engine, [request(e, c) for e, c in contexts.items()]).items():
+        contexts[episode_id] += [*end.token_ids, 5, 6]
+    computed: list[int] = []
+    hook = model.get_decoder().embed_tokens.register_forward_hook(
+        lambda m, i, o: computed.append(i[0].numel())
+    )
+    ends = finish(
+        engine, [*(request(e, c) for e, c in contexts.items()), request("new", some_tokens(rng, 60))]
+    )
+    hook.remove()
+    for end in ends.values():
+        assert_naive(model, end)
+    # One block of 7 rows would be 7 * 60 = 420 tokens; 60 + 6 * 3 are new (a result and the pending token).
+    prefill = computed[: computed.index(7)]
+    assert sum(prefill) == 60 + 6 * 3
+
+
+def test_the_same_requests_give_the_same_bits_whatever_was_sampled_before() -> None:
+    model, rng = tiny_model(), random.Random(3)
+    asked = [request(f"e{i}", some_tokens(rng, 10 + 5 * i), seed=i) for i in range(4)]
+    fresh = finish(make_engine(model), asked)
+    used = make_engine(model)
+    finish(used, [request(f"old{i}", some_tokens(rng, 80 - i), seed=i) for i in range(9)])
+    for i in range(9):
+        used.release(f"old{i}")
+    again = finish(used, asked)
+    assert {e: (f.token_ids, f.logprobs) for e, f in again.items()} == {
+        e: (f.token_ids, f.logprobs) for e, f in fresh.items()
+    }
+
+
+def test_a_turn_does_not_depend_on_who_shares_its_batch() -> None:
+    model, rng = tiny_model(), random.Random(4)
+    asked = [request(f"e{i}", some_tokens(rng, 3 + 4 * i), seed=i) for i in range(6)]
+    together = finish(make_engine(model), asked)
+    for one in asked:
+        alone = finish(make_engine(model), [one])[one.episode_id]
+        assert together[one.episode_id].token_ids == alone.token_ids
+        assert together[one.episode_id].logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+
+
+def test_the_cache_is_not_used_again_after_a_change_of_weights() -> None:
+    model = tiny_model()
+    engine = make_engine(model)
+    first = finish(engine, [request("e", [1, 2, 3, 4])])["e"]
+    with torch.no_grad():
+        model.get_decoder().layers[0].self_attn.k_proj.weight.neg_()
+    engine.reset()
+    second = finish(engine, [request("e", [1, 2, 3, 4, *first.token_ids, 5], seed=9)])["e"]
+    assert_naive(model, second)
+
+
+def test_weights_may_not_change_while_a_turn_is_being_sampled() -> None:
+    engine = make_engine(tiny_model())
+    engine.admit([request("e", [1, 2], seed=1)])
+    assert engine.has_work
+    with pytest.raises(RuntimeError, match="while a turn was being sampled"):
+        engine.reset()
+
+
+def test_greedy_takes_the_likeliest_token_and_reports_its_logprob_at_temperature_one() -> None:
+    model = tiny_model()
+    end = finish(make_engine(model), [request("e", [3, 1, 4], temperature=0.0, max_new_tokens=1)])["e"]
+    with torch.no_grad():
+        logprobs = model(input_ids=torch.tensor([[3, 1, 4]])).logits[0, -1].log_softmax(-1)
+    assert end.token_ids == (int(logprobs.argmax()),)
+    assert end.logprobs[0] == pytest.approx(float(logprobs.max()), abs=1e-5)
+
+
+def test_each_row_of_a_batch_is_sampled_by_its_own_settings() -> None:
+    model = tiny_model()
+    own = (
+        {"temperature": 0.0},
+        {"temperature": 0.5},
+        {"top_k": 3},
+        {"top_p": 0.6},
+        {"top_k": 9, "top_p": 0.5},
+    )
+    asked = [request(f"e{i}", [1, 2, 3], seed=i, **settings) for i, settings in enumerate(own)]
+    for end in finish(make_engine(model), asked).values():
+        assert_naive(model, end)
+
+
+def test_a_turn_ends_where_the_context_is_full() -> None:
+    model = tiny_model(seed=1)
+    asked = [
+        request(str(n), [1] * n, max_new_tokens=50) for n in (MAX_CONTEXT - 2, MAX_CONTEXT, MAX_CONTEXT + 3)
+    ]
+    ends = finish(make_engine(model), asked)
+    for end in ends.values():
+        assert_naive(model, end)
+    assert len(ends[str(MAX_CONTEXT - 2)].token_ids) == 2
+    assert ends[str(MAX_CONTEXT)].reason is ends[str(MAX_CONTEXT + 3)].reason is FinishReason.OVERFLOW
+
+
+def test_the_stop_token_ends_a_turn_and_is_its_last_token() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_output_embeddings().weight[STOP] = 100.0 * model.get_decoder().norm.weight
+        model.get_output_embeddings().weight[STOP + 1] = -model.get_output_embeddings().weight[STOP]
+    ends = [finish(make_engine(model), [request("e", [n], temperature=0.0)])["e"] for n in range(2, 12)]
+    stopped = [end for end in ends if end.reason is FinishReason.STOP]
+    assert stopped
+    assert all(end.token_ids[-1] == STOP and STOP not in end.token_ids[:-1] for end in stopped)
+
+
+def test_weights_that_are_not_numbers_end_the_run_with_a_remedy() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_decoder().norm.weight[0] = torch.nan
+    with pytest.raises(RunError, match="not finite") as caught:
+        make_engine(model).admit([request("e", [1, 2])])
+    assert "learning rate" in (caught.value.remedy or "")
+
+
+def test_an_episode_has_one_turn_at_a_time_and_slots_are_counted() -> None:
+    engine = make_engine(tiny_model(), slots=2)
+    engine.admit([request("a", [1, 2], seed=1)])
+    with pytest.raises(RuntimeError, match="already has a turn"):
+        engine.admit([request("a", [1, 2])])
+    engine = make_engine(tiny_model(), slots=2)
+    with pytest.raises(RuntimeError, match="2 slots"):
+        engine.admit([request(str(i), [1, 2]) for i in range(3)])
+
+
+def test_attention_that_the_cache_cannot_serve_is_refused() -> None:
+    model = tiny_model()
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    with pytest.raises(UserError, match="sliding_attention"):
+        prepare_attention(model)
+    model = tiny_model(attention="flex_attention")
+    with pytest.raises(UserError, match="flex_attention") as caught:
+        prepare_attention(model)
+    assert "sdpa" in (caught.value.remedy or "")
