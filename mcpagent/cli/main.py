@@ -51,7 +51,7 @@ class _LazyGroup(typer.core.TyperGroup):
         module, help_line = COMMANDS[cmd_name]
         if cmd_name not in sys.argv:
             # Only the list of commands is being written: its line is enough, the module stays unread.
-            return typer.core.TyperCommand(cmd_name, help=help_line)
+            return typer.core.TyperCommand(cmd_name, short_help=help_line)
         command = typer.main.get_command(importlib.import_module(module).app)
         command.name = cmd_name
         return command
@@ -62,6 +62,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Train and evaluate language-model agents on MCP tool servers.\n\nStart with: mcpagent quickstart",
 )
 
