@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import gc
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,7 +14,6 @@ import psutil
 def resident_mib() -> float:
     """MiB in use. Freed pages that glibc's allocator holds are handed back first: they would show the largest
     batch so far, not what is kept, and hide a leak behind it."""
-    gc.collect()
     _trim()(0)
     return psutil.Process().memory_info().rss / 2**20
 
