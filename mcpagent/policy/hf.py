@@ -152,12 +152,11 @@ class HFPolicy:
             except Empty:
                 item = None
             try:
-                finished = self._advance(item, open_batches)
+                for end in self._advance(item, open_batches):
+                    self._deliver(end, open_batches)
             except Exception as error:  # noqa: BLE001 - thread boundary: every waiter must learn of it
                 self._fail(error, open_batches)
                 return
-            for end in finished:
-                self._deliver(end, open_batches)
 
     def _advance(self, item: _Batch | _Control | None, open_batches: list[_Batch]) -> Sequence[Finished]:
         if item is None:
