@@ -14,6 +14,8 @@ from mcpagent.policy.attention import prepare_attention
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf_engine import Engine
 
+torch.set_num_threads(1)  # such small products only wait for a second thread
+
 VOCABULARY = 48
 STOP = 0
 MAX_CONTEXT = 96
