@@ -22,9 +22,10 @@ class TokenScorer(nn.Module):
     This is the module that accelerate wraps, so that its forward pass is what data parallelism hooks into.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, max_logits: int = _MAX_LOGITS) -> None:
         super().__init__()
         self.model = model
+        self._max_logits = max_logits
 
     def forward(
         self,
@@ -44,7 +45,7 @@ class TokenScorer(nn.Module):
         hidden_N = hidden[:, :-1][chosen]
         targets_N = input_ids[:, shared + 1 :][chosen]
         head = inner.get_output_embeddings()
-        step = max(1, _MAX_LOGITS // head.weight.shape[0])
+        step = max(1, self._max_logits // head.weight.shape[0])
         if len(targets_N) <= step:
             return _score(head, hidden_N, targets_N, temperature, entropy_gradient)
         parts = [

@@ -1,0 +1,99 @@
+"""Logprobs for training against the plain computation: full logits, no sharing, no chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mcpagent.models.load import LoraShape, MergedCopy, attach_lora, load_model
+from mcpagent.train.batching import micro_batches
+from mcpagent.train.samples import TrainSample
+from mcpagent.train.scoring import TokenScorer, shared_prefix
+
+
+@pytest.fixture
+def model(tiny_checkpoint: Path) -> Any:
+    return load_model(str(tiny_checkpoint), dtype=torch.float32, device=torch.device("cpu"))
+
+
+def _batch(*, shared: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(9, 500, (5, 60), generator=generator)
+    ids[:, :shared] = ids[0, :shared].clone()
+    mask = torch.zeros(5, 60, dtype=torch.bool)
+    mask[:, 40:50] = True
+    mask[2, 55:] = True
+    return ids, mask
+
+
+def _plain(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    logprobs = torch.log_softmax(model(input_ids=ids, use_cache=False).logits.float(), dim=-1)
+    chosen = logprobs[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
+    return chosen[mask[:, 1:]]
+
+
+@pytest.mark.parametrize("shared", [0, 30, 39])
+@pytest.mark.parametrize("chunk", [1 << 25, 512 * 7])  # all at once; seven tokens of logits at a time
+def test_logprobs_and_gradients_equal_the_plain_computation(model: Any, shared: int, chunk: int) -> None:
+    scorer = TokenScorer(model, max_logits=chunk)
+    ids, mask = _batch(shared=shared)
+    assert shared_prefix(ids, mask) == (shared - 1 if shared else 0)
+    gradients = []
+    for compute in (lambda: scorer(ids, mask)[0], lambda: _plain(model, ids, mask)):
+        model.zero_grad()
+        logprobs = compute()
+        (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
+        gradients.append((logprobs.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}))
+    (ours, our_gradient), (plain, plain_gradient) = gradients
+    assert torch.allclose(ours, plain, atol=1e-5)
+    for name, gradient in plain_gradient.items():
+        assert torch.allclose(our_gradient[name], gradient, atol=1e-4), name
+
+
+def test_entropy_is_that_of_the_whole_distribution(model: Any) -> None:
+    ids, mask = _batch(shared=30)
+    probabilities = torch.softmax(model(input_ids=ids, use_cache=False).logits[:, :-1][mask[:, 1:]], dim=-1)
+    expected = torch.distributions.Categorical(probs=probabilities).entropy()
+    assert torch.allclose(TokenScorer(model)(ids, mask)[1], expected, atol=1e-4)
+
+
+def test_micro_batches_cover_every_sample_once_and_keep_the_sum_of_logprobs(model: Any) -> None:
+    generator = torch.Generator().manual_seed(1)
+    samples = []
+    for length in (20, 33, 47, 21, 64):
+        ids = tuple(torch.randint(9, 500, (length,), generator=generator).tolist())
+        mask = tuple(i > length - 6 for i in range(length))
+        samples.append(TrainSample(token_ids_T=ids, loss_mask_T=mask))
+    batches = list(micro_batches(samples, max_tokens=100))
+    assert sorted(i for b in batches for i in b.rows) == list(range(5))
+    assert all(b.input_ids.numel() <= 100 for b in batches) and len(batches) > 1
+    scorer = TokenScorer(model)
+    with torch.no_grad():
+        total = sum(float(scorer(b.input_ids, b.loss_mask)[0].sum()) for b in batches)
+        alone = sum(
+            float(_plain(model, torch.tensor([s.token_ids_T]), torch.tensor([s.loss_mask_T])).sum())
+            for s in samples
+        )
+    assert total == pytest.approx(alone, abs=1e-3)
+
+
+def test_the_merged_copy_samples_what_the_adapters_train(model: Any) -> None:
+    adapted = attach_lora(model, LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear"), seed=0)
+    merged = MergedCopy(adapted)
+    ids, mask = _batch(shared=0)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        before = TokenScorer(merged.model)(ids, mask)[0]
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+        stale = TokenScorer(merged.model)(ids, mask)[0]
+        merged.sync()
+        fresh = TokenScorer(merged.model)(ids, mask)[0]
+        expected = TokenScorer(adapted)(ids, mask)[0]
+    assert torch.equal(before, stale)
+    assert not torch.allclose(before, expected, atol=1e-2)
+    assert torch.allclose(fresh, expected, atol=1e-4)
