@@ -133,7 +133,7 @@ def train_grpo(
                 state.best_success, state.best_step = success, step
         record["cpu_s"] = time.process_time() - started
         state.cpu_s += record["cpu_s"]
-        record["rss_mb"] = resident_mib()
+        record["rss_mb"] = resident_mib(trimmed=True)
         run.append_metrics({k: v for k, v in record.items() if v is not None})
         # The checkpoint comes last: a run that stops before it resumes at the checkpoint before this one,
         # and `truncate_after` drops what this step had already recorded.
