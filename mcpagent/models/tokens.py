@@ -1,31 +1,33 @@
 """Conversations as token ids, without ever tokenising again what a model produced.
 
 A context grows by concatenation: the rendered prompt, then for each turn the sampled ids and the *suffix*
-for what the environment appended. The suffix is the difference of two renderings of a fixed dummy
-conversation, so it cannot depend on the history; a template where it does is refused.
+for what the environment appended. The suffix is what a rendering of a fixed dummy conversation has after its
+last answer, so it cannot depend on the history; a template where it does is refused. What a template does to
+earlier messages (Qwen3 drops their reasoning) is not followed: what was sampled stays as it was sampled.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from jinja2 import TemplateError
+
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 
-# Non-empty reasoning: plain Qwen3 puts an empty think block on the last assistant message only, which would
-# make the two renderings differ before the suffix begins.
-_DUMMY: tuple[JsonObject, ...] = (
-    {"role": "user", "content": "question"},
-    {"role": "assistant", "content": "answer", "reasoning_content": "thought"},
-)
+_ANSWER = "mcpagent-answer"  # found again in a rendering: nothing before it spells it
+# Non-empty reasoning: plain Qwen3 puts an empty think block on the last assistant message only.
+_LAST: JsonObject = {"role": "assistant", "content": _ANSWER, "reasoning_content": "thought"}
+_DUMMY: tuple[JsonObject, ...] = ({"role": "user", "content": "question"}, _LAST)
 _LONGER_DUMMY: tuple[JsonObject, ...] = (
     {"role": "user", "content": "first"},
     {"role": "assistant", "content": "one", "reasoning_content": "more"},
     {"role": "user", "content": "second"},
-    {"role": "assistant", "content": "two", "reasoning_content": "thoughts"},
+    _LAST,
 )
 
 
@@ -45,7 +47,7 @@ class Renderer:
                 remedy="use an instruction-tuned model, or set model.tokenizer to one with a chat template",
             )
         self.stop_ids: frozenset[int] = frozenset(self._turn_end_ids())
-        self._specials = tuple(t.content for t in tokenizer.added_tokens_decoder.values() if t.content)
+        self._control = self._control_pattern()
         self._native_tools = self._render(_DUMMY, tools=(_PROBE_TOOL,)) != self._render(_DUMMY)
         self._suffix = lru_cache(maxsize=8192)(self._compute_suffix)
         self._prompt = lru_cache(maxsize=512)(self._compute_prompt)
@@ -98,63 +100,81 @@ class Renderer:
         return [{"role": "system", "content": text}, *messages], ()
 
     def _compute_suffix(self, observations: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        return tuple(self._suffix_ids_after(_DUMMY, observations))
+        """A tool result that spells a control token stays text: such a spelling is hidden from the template
+        by a mark, and encoded in two pieces, neither of which is the token."""
+        mark = "mcpagentmark"
+        while any(mark in content for _, content in observations):
+            mark += "x"
+        spelled: list[str] = []
 
-    def _suffix_ids_after(
-        self, dummy: Sequence[JsonObject], observations: tuple[tuple[str, str], ...]
-    ) -> list[int]:
-        contents = [content for _, content in observations]
-        if not any(special in content for content in contents for special in self._specials):
-            return self._encode(self._suffix_between(dummy, observations))
-        # A tool result that spells a control token must stay text: its content is encoded apart, with
-        # control tokens switched off, between the pieces of the scaffold.
-        marks = [f"\x02{i}\x03" for i in range(len(contents))]
-        scaffold = self._suffix_between(
-            dummy, tuple((r, m) for (r, _), m in zip(observations, marks, strict=True))
-        )
+        def hide(match: re.Match[str]) -> str:
+            spelled.append(match.group())
+            return f"{mark}{len(spelled) - 1}z"
+
+        hidden = tuple((role, self._control.sub(hide, content)) for role, content in observations)
+        text, *rest = re.split(f"{mark}([0-9]+)z", self._suffix_between(_DUMMY, hidden))
         ids: list[int] = []
-        for mark, content in zip(marks, contents, strict=True):
-            before, _, scaffold = scaffold.partition(mark)
-            ids += self._encode(before)
-            ids += self.tokenizer.encode(content, add_special_tokens=False, split_special_tokens=True)
-        return ids + self._encode(scaffold)
+        for number, following in zip(rest[::2], rest[1::2], strict=True):
+            control = spelled[int(number)]
+            ids += self._encode(text + control[0])
+            text = control[1:] + following
+        return (*ids, *self._encode(text))
+
+    def _control_pattern(self) -> re.Pattern[str]:
+        """Control tokens: special ones, and added ones that the template uses (Qwen's <tool_call> is not
+        special). Added tokens that merely abbreviate text, such as runs of spaces, are none."""
+        template = str(self.tokenizer.chat_template)
+        controls = [
+            token.content
+            for token in self.tokenizer.added_tokens_decoder.values()
+            if len(token.content.strip()) > 1 and (token.special or token.content in template)
+        ]
+        return re.compile("|".join(map(re.escape, sorted(controls, key=len, reverse=True))) or r"(?!)")
 
     def _suffix_between(self, dummy: Sequence[JsonObject], observations: tuple[tuple[str, str], ...]) -> str:
-        base = self._render(dummy)
+        """The text between the end of the dummy's last turn and what the model writes next."""
+        before = self._after_answer(dummy, generation=False)
         messages = [*dummy, *({"role": r, "content": c} for r, c in observations)]
-        full = self._render(messages, generation=True)
-        if not full.startswith(base):
-            raise UserError(
-                f"the chat template of {self._name} rewrites earlier messages when one is appended, so "
-                "tokens kept from sampling would drift from what the template gives",
-                remedy="use a model whose template only appends, or a training variant of this template",
+        after = self._after_answer(messages, generation=True)
+        if not after.startswith(before):
+            raise self._refusal(
+                f"ends a turn differently when messages follow ({before!r} does not begin {after!r}), so that "
+                "what follows a sampled turn cannot be told"
             )
-        end = base.rfind(self._turn_end_text) + len(self._turn_end_text)
-        return base[end:] + full[len(base) :]
+        return after[before.index(self._turn_end_text) + len(self._turn_end_text) :]
+
+    def _after_answer(self, messages: Sequence[JsonObject], *, generation: bool) -> str:
+        try:
+            text = self._render(messages, generation=generation)
+        except TemplateError as error:
+            raise self._refusal(f"cannot render a {messages[-1]['role']} message: {error}") from error
+        _, answer, tail = text.partition(_ANSWER)
+        if not answer:
+            raise self._refusal("leaves out what the assistant said")
+        return tail
 
     def _refuse_history_dependence(self) -> None:
         for role in ("tool", "user"):
             probe = ((role, "a result"),)
-            if self._suffix_ids_after(_DUMMY, probe) != self._suffix_ids_after(_LONGER_DUMMY, probe):
-                raise UserError(
-                    f"the chat template of {self._name} renders a {role} message differently after a longer "
-                    "history",
-                    remedy="use a model whose template only appends, or a training variant of this template",
-                )
+            if self._suffix_between(_DUMMY, probe) != self._suffix_between(_LONGER_DUMMY, probe):
+                raise self._refusal(f"renders a {role} message differently after a longer history")
+
+    def _refusal(self, reason: str) -> UserError:
+        return UserError(
+            f"the chat template of {self._name} {reason}",
+            remedy="use a model whose template appends messages without looking back, or set model.tokenizer "
+            "to one with a training variant of this template",
+        )
 
     def _turn_end_ids(self) -> list[int]:
         """The token that ends an assistant turn in this template, and the tokenizer's eos."""
-        text = self._render(_DUMMY)
-        tail = text[text.rfind("answer") + len("answer") :]
+        tail = self._after_answer(_DUMMY, generation=False)
         ids = [i for i in self._encode(tail) if i in self.tokenizer.added_tokens_decoder]
+        if not ids:
+            raise self._refusal("ends an assistant turn without a special token")
+        self._turn_end: int = ids[0]
+        self._turn_end_text: str = self.tokenizer.decode(ids[:1])
         eos = self.tokenizer.eos_token_id
-        if not ids and eos is None:
-            raise UserError(
-                f"the chat template of {self._name} ends an assistant turn without a special token",
-                remedy="use a model whose template marks the end of a turn",
-            )
-        self._turn_end: int = ids[0] if ids else eos
-        self._turn_end_text: str = self.tokenizer.decode([self._turn_end])
         return [self._turn_end] + ([eos] if eos is not None else [])
 
     def _render(
