@@ -138,8 +138,8 @@ class Renderer:
         after = self._after_answer(messages, generation=True)
         if not after.startswith(before):
             raise self._refusal(
-                f"ends a turn differently when messages follow ({before!r} does not begin {after!r}), so that "
-                "what follows a sampled turn cannot be told"
+                f"ends a turn differently when messages follow ({before!r} does not begin {after!r}), so it "
+                "cannot be told what comes after a sampled turn"
             )
         return after[before.index(self._turn_end_text) + len(self._turn_end_text) :]
 
@@ -156,7 +156,10 @@ class Renderer:
     def _refuse_history_dependence(self) -> None:
         for role in ("tool", "user"):
             probe = ((role, "a result"),)
-            if self._suffix_between(_DUMMY, probe) != self._suffix_between(_LONGER_DUMMY, probe):
+            suffix = self._suffix_between(_DUMMY, probe)
+            if "a result" not in suffix:
+                raise self._refusal(f"leaves out what a {role} message says")
+            if suffix != self._suffix_between(_LONGER_DUMMY, probe):
                 raise self._refusal(f"renders a {role} message differently after a longer history")
 
     def _refusal(self, reason: str) -> UserError:

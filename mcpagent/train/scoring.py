@@ -95,9 +95,12 @@ def _score(
     temperature: float,
     entropy_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = head(hidden).float() / temperature
-    normaliser = logits.logsumexp(-1)
-    logprobs = logits.gather(1, targets[:, None])[:, 0] - normaliser
+    logits = head(hidden)
+    # At least float32: in bfloat16 a sum over the vocabulary loses what the ratio needs.
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    if temperature != 1.0:
+        logits = logits.to(dtype) / temperature
+    logprobs = logits.log_softmax(-1, dtype=dtype)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(-1)
-    return logprobs, entropy
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(1, targets[:, None])[:, 0], entropy
