@@ -9,13 +9,14 @@ from mcpagent.train.order import TaskOrder
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 5))
-def test_every_epoch_covers_each_task_once(n: int, batch: int, seed: int) -> None:
+def test_every_epoch_covers_each_task_once_also_where_a_batch_crosses_into_the_next(
+    n: int, batch: int, seed: int
+) -> None:
     order = TaskOrder(n, batch_size=batch, seed=seed)
-    size = min(batch, n)
-    if n % size:
-        return  # then a batch crosses the epoch, see below
-    seen = [i for step in range(1, n // size + 1) for i in order.batch(step)]
-    assert sorted(seen) == list(range(n))
+    steps = -(-4 * n // min(batch, n))
+    seen = [i for step in range(1, steps + 1) for i in order.batch(step)]
+    for epoch in range(4):
+        assert sorted(seen[epoch * n : (epoch + 1) * n]) == list(range(n))
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 30))
@@ -30,3 +31,8 @@ def test_a_batch_holds_distinct_tasks_and_depends_on_nothing_else(n: int, batch:
 
 def test_another_seed_gives_another_order() -> None:
     assert TaskOrder(50, batch_size=10, seed=0).batch(1) != TaskOrder(50, batch_size=10, seed=1).batch(1)
+
+
+def test_another_epoch_has_another_order() -> None:
+    order = TaskOrder(20, batch_size=10, seed=0)
+    assert [*order.batch(1), *order.batch(2)] != [*order.batch(3), *order.batch(4)]

@@ -1,0 +1,127 @@
+"""Loading, adapting and saving models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mcpagent.errors import UserError
+from mcpagent.models.embedded import EmbeddedShape, build_model, train_tokenizer
+from mcpagent.models.load import (
+    LoraShape,
+    attach_lora,
+    causal_lm,
+    load_model,
+    load_tokenizer,
+    resolve_device,
+    resolve_dtype,
+    save_model,
+)
+
+CPU = torch.device("cpu")
+IDS = torch.arange(9, 40)[None]
+LORA = LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear")
+
+
+def load(folder: Path) -> Any:
+    return load_model(str(folder), dtype=torch.float32, device=CPU)
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    return model(input_ids=IDS, use_cache=False).logits
+
+
+def perturb_adapters(model: Any) -> None:
+    """Fresh adapters change nothing: their second half starts at zero."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+
+def test_a_saved_model_gives_the_same_logits(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model = load(tiny_checkpoint)
+    save_model(model, load_tokenizer(str(tiny_checkpoint)), tmp_path / "again")
+    assert torch.equal(logits(load(tmp_path / "again")), logits(model))
+    assert not list((tmp_path / "again").glob("*.bin"))
+
+
+def test_an_adapter_folder_loads_as_its_base_with_the_adapter_merged(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    adapted = attach_lora(load(tiny_checkpoint), LORA, seed=0)
+    perturb_adapters(adapted)
+    save_model(adapted, load_tokenizer(str(tiny_checkpoint)), tmp_path / "adapter")
+    merged = load(tmp_path / "adapter")
+    assert not hasattr(merged, "peft_config")
+    assert torch.allclose(logits(merged), logits(adapted), atol=1e-5)
+    assert not torch.allclose(logits(merged), logits(load(tiny_checkpoint)), atol=1e-2)
+
+
+def test_adapters_depend_on_their_seed_alone_and_leave_the_global_stream_alone(tiny_checkpoint: Path) -> None:
+    def halves(seed: int) -> list[torch.Tensor]:
+        model = attach_lora(load(tiny_checkpoint), LORA, seed=seed)
+        return [p.detach() for n, p in model.named_parameters() if "lora_A" in n]
+
+    torch.manual_seed(1)
+    first = halves(7)
+    drawn = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(3))
+    assert all(torch.equal(a, b) for a, b in zip(first, halves(7), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, halves(8), strict=True))
+
+
+def test_the_model_inside_an_adapter_model_is_found(tiny_checkpoint: Path) -> None:
+    model = load(tiny_checkpoint)
+    assert causal_lm(model) is model
+    assert causal_lm(attach_lora(model, LORA, seed=0)) is model
+
+
+@pytest.mark.parametrize("name", ["./no-such-folder", "/no/such/folder"])
+def test_a_missing_folder_is_named(name: str) -> None:
+    with pytest.raises(UserError, match=name):
+        load(Path(name) if name.startswith("/") else Path(name).absolute())
+
+
+def test_a_folder_without_a_model_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot load") as caught:
+        load(tmp_path)
+    assert caught.value.remedy
+
+
+def test_a_device_that_is_missing_is_an_error_and_auto_is_none() -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="cuda is not available"):
+            resolve_device("cuda")
+    assert resolve_device("cpu") == CPU
+    assert resolve_dtype("auto", CPU) is torch.float32
+    assert resolve_dtype("auto", torch.device("cuda")) is torch.bfloat16
+    assert resolve_dtype("float16", CPU) is torch.float16
+
+
+def test_the_embedded_model_depends_on_its_seed_alone() -> None:
+    tokenizer = train_tokenizer([], vocab_size=0, catalog_hash="")
+    shape = EmbeddedShape(hidden_size=16, layers=1, heads=2, intermediate_size=32)
+    torch.manual_seed(0)
+    first = build_model(tokenizer, shape=shape, seed=3)
+    drawn = torch.rand(2)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(2))
+    again, other = (build_model(tokenizer, shape=shape, seed=s) for s in (3, 4))
+    assert torch.equal(logits(first), logits(again))
+    assert not torch.equal(logits(first), logits(other))
+    assert first.get_output_embeddings().weight is first.get_input_embeddings().weight
+
+
+def test_a_schema_that_the_tokenizer_was_trained_on_costs_a_few_tokens() -> None:
+    schema = '{"type": "function", "function": {"name": "get_quote", "parameters": {"symbol": "string"}}}'
+    tokenizer = train_tokenizer([schema] * 8, vocab_size=600, catalog_hash="")
+    # 95 characters. Words and punctuation merge across spaces, so the whole of it is one or two tokens.
+    assert len(tokenizer.encode(schema)) <= 2
+    assert tokenizer.decode(tokenizer.encode(schema)) == schema

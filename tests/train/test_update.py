@@ -1,0 +1,189 @@
+"""One update against the objective computed sample by sample, in double precision, by autograd alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.train.batching import micro_batches
+from mcpagent.train.samples import TrainSample
+from mcpagent.train.update import UpdateSettings, UpdateStats, update_policy
+from tests.train.world import VOCABULARY, full_logprobs, make_learner, on_policy, some_samples, tiny_model
+
+ADVANTAGES = [1.2, -0.7, 0.4, -0.9]
+
+
+def gradient_of(
+    model: Any,
+    samples: Sequence[TrainSample],
+    advantages: Sequence[float],
+    settings: UpdateSettings,
+    *,
+    reference: Any = None,
+) -> tuple[dict[str, torch.Tensor], UpdateStats]:
+    """What the update computes, read before a step of size zero is taken."""
+    learner = make_learner(model, learning_rate=0.0, reference=reference)
+    seen: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda p, name=name: seen.__setitem__(name, p.grad.detach().clone())
+        )
+    stats = update_policy(learner, samples, advantages, settings=settings, first_optimizer_step=1, seed=0)
+    return seen, stats
+
+
+def objective(
+    model: Any,
+    samples: Sequence[TrainSample],
+    advantages: Sequence[float],
+    *,
+    reference: Any,
+    kl_coef: float,
+) -> torch.Tensor:
+    """DeepSeekMath (arXiv 2402.03300), equation 3: mean over outputs of the mean over their tokens of the
+    clipped surrogate minus beta times k3."""
+    total = torch.zeros((), dtype=torch.float64)
+    for sample, advantage in zip(samples, advantages, strict=True):
+        logprobs = full_logprobs(model, sample)
+        with torch.no_grad():
+            reference_logprobs = full_logprobs(reference, sample)
+        old = [p for p, own in zip(sample.sampler_logprobs_T, sample.loss_mask_T, strict=True) if own]
+        of_sample = torch.zeros((), dtype=torch.float64)
+        for t in range(len(old)):
+            ratio = torch.exp(logprobs[t] - old[t])
+            clipped = min(max(float(ratio.detach()), 0.8), 1.2)
+            surrogate = ratio * advantage
+            if clipped * advantage < float(surrogate.detach()):
+                surrogate = torch.tensor(clipped * advantage, dtype=torch.float64)
+            d = reference_logprobs[t] - logprobs[t]
+            of_sample = of_sample + surrogate - kl_coef * (torch.exp(d) - d - 1.0)
+        total = total + of_sample / len(old)
+    return -total / len(samples)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [60, 130, 8192])
+def test_the_gradient_is_that_of_the_published_objective_however_the_batch_is_cut(
+    micro_batch_tokens: int,
+) -> None:
+    model, reference = tiny_model(dtype=torch.float64), tiny_model(1, dtype=torch.float64)
+    # Off policy on purpose: made-up sampler logprobs put ratios on both sides of the clip range.
+    samples = some_samples(4)
+    expected_loss = objective(model, samples, ADVANTAGES, reference=reference, kl_coef=0.3)
+    expected = dict(
+        zip(
+            [n for n, _ in model.named_parameters()],
+            torch.autograd.grad(expected_loss, list(model.parameters())),
+            strict=True,
+        )
+    )
+    settings = UpdateSettings(kl_coef=0.3, micro_batch_tokens=micro_batch_tokens)
+    gradient, stats = gradient_of(model, samples, ADVANTAGES, settings, reference=reference)
+    assert 0.0 < stats.summary()["clip_fraction"] < 1.0
+    # The sampler's logprobs are float32 (that is what a sampler reports), hence 1e-5 and not 1e-10.
+    assert stats.summary()["loss"] == pytest.approx(float(expected_loss.detach()), rel=1e-5)
+    for name, value in expected.items():
+        assert torch.allclose(gradient[name], value, rtol=1e-4, atol=1e-7), name
+
+
+def test_advantages_of_zero_give_exactly_no_gradient() -> None:
+    model = tiny_model()
+    settings = UpdateSettings(use_reference=False)
+    gradient, stats = gradient_of(model, some_samples(4), [0.0] * 4, settings)
+    assert all(not g.any() for g in gradient.values())
+    assert stats.grad_norm == 0.0
+
+
+def test_a_step_makes_good_samples_likelier_and_bad_ones_rarer() -> None:
+    model = tiny_model()
+    samples = on_policy(model, some_samples(2, prefix=3))
+    before = [float(full_logprobs(model, s).detach().sum()) for s in samples]
+    learner = make_learner(model, learning_rate=0.003)
+    update_policy(
+        learner,
+        samples,
+        [1.0, -1.0],
+        settings=UpdateSettings(use_reference=False),
+        first_optimizer_step=1,
+        seed=0,
+    )
+    after = [float(full_logprobs(model, s).detach().sum()) for s in samples]
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+def test_on_policy_samples_have_ratio_one_no_clipping_and_no_drift() -> None:
+    model = tiny_model()
+    samples = on_policy(model, some_samples(4))
+    reference = copy.deepcopy(model)
+    _, stats = gradient_of(model, samples, ADVANTAGES, UpdateSettings(), reference=reference)
+    summary = stats.summary()
+    assert summary["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert summary["clip_fraction"] == 0.0
+    assert summary["logprob_drift_max"] < 1e-4
+    assert summary["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert stats.tokens == sum(s.loss_tokens for s in samples)
+
+
+def test_entropy_is_reported_in_nats_and_its_bonus_raises_it() -> None:
+    model = tiny_model()
+    samples = on_policy(model, some_samples(3))
+    learner = make_learner(model, learning_rate=0.01)
+    settings = UpdateSettings(use_reference=False, entropy_coef=1.0)
+    entropies = [
+        update_policy(
+            learner, samples, [0.0] * 3, settings=settings, first_optimizer_step=1, seed=0
+        ).summary()["entropy"]
+        for _ in range(4)
+    ]
+    assert entropies == sorted(entropies)
+    assert 0.0 < entropies[0] < entropies[-1] < torch.log(torch.tensor(float(VOCABULARY)))
+
+
+def test_epochs_and_minibatches_are_optimiser_steps_and_see_every_sample() -> None:
+    model = tiny_model()
+    samples = some_samples(5)
+    learner = make_learner(model)
+    stats = update_policy(
+        learner,
+        samples,
+        [1.0, -1.0, 0.5, -0.5, 0.2],
+        settings=UpdateSettings(use_reference=False, epochs=2, minibatches=3),
+        first_optimizer_step=1,
+        seed=0,
+    )
+    # ceil(5 / 3) = 2 samples a minibatch: 2 + 2 + 1, twice.
+    assert stats.optimizer_steps == 6
+    assert stats.tokens == 2 * sum(s.loss_tokens for s in samples)
+
+
+def test_an_update_without_samples_changes_nothing_and_reports_nothing() -> None:
+    model = tiny_model()
+    before = copy.deepcopy(model.state_dict())
+    stats = update_policy(
+        make_learner(model), [], [], settings=UpdateSettings(), first_optimizer_step=1, seed=0
+    )
+    assert (stats.summary(), stats.optimizer_steps) == ({}, 0)
+    assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
+
+
+def test_a_reference_without_a_model_of_its_own_is_the_base_with_its_adapters_off() -> None:
+    base = tiny_model()
+    samples = some_samples(3)
+    expected = [full_logprobs(base, s).detach().float() for s in samples]
+    adapted = attach_lora(base, LoraShape(r=2, alpha=4, dropout=0.5, target_modules="all-linear"), seed=0)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    learner = make_learner(adapted)
+    adapted.train()
+    (batch,) = micro_batches(samples, max_tokens=8192)
+    wanted = torch.cat([expected[i] for i in batch.rows])
+    assert torch.allclose(learner.reference_logprobs(batch), wanted, atol=1e-5)
+    assert adapted.training
+    assert not torch.allclose(learner.score(batch)[0], wanted, atol=1e-2)
