@@ -32,8 +32,13 @@ def build_optimizers(
     matrices = [p for n, p in trainable if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     chosen = {id(p) for p in matrices}
     rest = [p for _, p in trainable if id(p) not in chosen]
-    muon = torch.optim.Muon(matrices, lr=muon_learning_rate, momentum=0.95, weight_decay=weight_decay)
-    return [muon, torch.optim.AdamW(rest, **adamw)]
+    optimizers: list[torch.optim.Optimizer] = []
+    if matrices:
+        muon = torch.optim.Muon(matrices, lr=muon_learning_rate, momentum=0.95, weight_decay=weight_decay)
+        optimizers.append(muon)
+    if rest:  # adapters alone are all matrices
+        optimizers.append(torch.optim.AdamW(rest, **adamw))
+    return optimizers
 
 
 def linear_schedule(

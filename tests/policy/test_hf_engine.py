@@ -151,6 +151,16 @@ def test_equal_prompts_are_computed_once_and_sample_as_if_alone() -> None:
     assert engine.prefilled_tokens == 20 + 4 + 7 + 8
 
 
+def test_different_prompts_share_what_they_have_in_common() -> None:
+    model, rng = tiny_model(), random.Random(1)
+    system = some_tokens(rng, 20)
+    engine = make_engine(model)
+    ends = finish(engine, [request(f"e{n}", system + some_tokens(rng, n), seed=n) for n in (5, 8, 6)])
+    for end in ends.values():
+        assert_naive(model, end)
+    assert engine.prefilled_tokens == 20 + 5 + 8 + 6
+
+
 def test_a_long_prompt_does_not_pad_the_short_results_that_come_with_it() -> None:
     model, rng = tiny_model(), random.Random(2)
     engine = make_engine(model)

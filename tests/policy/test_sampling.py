@@ -42,11 +42,10 @@ def test_a_draw_picks_the_token_whose_share_of_the_unit_interval_holds_it(unifor
 
 
 def test_the_largest_possible_draw_never_lands_on_an_impossible_token() -> None:
-    # Probabilities of 1/3 do not add up to exactly 1 in floating point, and the last token has none.
-    logits = torch.tensor([0.0, 0.0, 0.0, -math.inf])
-    token, logprob = draw(logits, 1 - 2**-24)
-    assert token == 2
-    assert logprob == pytest.approx(math.log(1 / 3), abs=1e-6)
+    # In float32, 41 equal probabilities add up to 1 - 2**-24, and the last token has none.
+    logits = torch.tensor([0.0] * 41 + [-math.inf])
+    assert float(torch.softmax(logits, -1).cumsum(-1)[-1]) < 1.0
+    assert draw(logits, 1 - 2**-24) == (40, pytest.approx(math.log(1 / 41), abs=1e-6))
 
 
 def test_temperature_reports_the_logprob_of_the_distribution_that_was_sampled() -> None:

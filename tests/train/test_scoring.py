@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from mcpagent.models.load import LoraShape, MergedCopy, attach_lora, load_model
 from mcpagent.train.batching import micro_batches
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.scoring import TokenScorer, shared_prefix
+from tests.train.world import VOCABULARY, tiny_model
 
 
 @pytest.fixture
@@ -51,6 +53,50 @@ def test_logprobs_and_gradients_equal_the_plain_computation(model: Any, shared: 
     assert torch.allclose(ours, plain, atol=1e-5)
     for name, gradient in plain_gradient.items():
         assert torch.allclose(our_gradient[name], gradient, atol=1e-4), name
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sharing_a_prefix_changes_nothing_but_the_work(temperature: float) -> None:
+    """In double precision, where what is the same is the same to ten digits. (GPT-2, because the norms of
+    later architectures compute in single precision whatever the weights are.)"""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 512, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**shape, initializer_range=0.2)).double().eval()
+    ids, mask = _batch(shared=39)
+    computed = 0
+
+    def count(_module: Any, arguments: tuple[torch.Tensor, ...], _output: torch.Tensor) -> None:
+        nonlocal computed
+        computed += arguments[0].numel()
+
+    model.transformer.wte.register_forward_hook(count)
+    assert shared_prefix(ids, mask) == 38
+    logprobs, _ = TokenScorer(model)(ids, mask, temperature)
+    assert computed == 38 + 5 * (60 - 38)
+    logits = model(input_ids=ids, use_cache=False).logits / temperature
+    chosen = logits[:, :-1].gather(2, ids[:, 1:, None])[..., 0] - logits[:, :-1].logsumexp(-1)
+    plain = chosen[mask[:, 1:]]
+    assert logprobs.dtype is torch.float64
+    assert torch.allclose(logprobs, plain, rtol=0, atol=1e-10)
+    weights = torch.linspace(-1, 1, len(plain), dtype=torch.float64)
+    parameters = list(model.parameters())
+    ours = torch.autograd.grad((logprobs * weights).sum(), parameters)
+    wanted = torch.autograd.grad((plain * weights).sum(), parameters)
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(ours, wanted, strict=True))
+
+
+def test_a_model_with_active_dropout_shares_no_prefix() -> None:
+    """One mask of the prefix for all rows would not be what the rows alone would see."""
+    adapted = attach_lora(
+        tiny_model(), LoraShape(r=2, alpha=4, dropout=0.5, target_modules="all-linear"), seed=0
+    ).train()
+    ids, mask = _batch(shared=39)
+    shapes: list[torch.Size] = []
+    adapted.get_input_embeddings().register_forward_hook(lambda m, i, o: shapes.append(i[0].shape))
+    TokenScorer(adapted)(ids % VOCABULARY, mask)
+    assert shapes == [(5, 60)]
+    TokenScorer(adapted.eval())(ids % VOCABULARY, mask)
+    assert shapes[1:] == [(1, 38), (5, 22)]
 
 
 def test_entropy_is_that_of_the_whole_distribution(model: Any) -> None:

@@ -1,0 +1,92 @@
+"""The supervised loop and its copying curriculum."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mcpagent.core.records import JsonObject
+from mcpagent.models.embedded import train_tokenizer
+from mcpagent.models.tokens import Renderer
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.train.copying import copy_samples
+from mcpagent.train.sft import SftSettings, SftState, train_sft
+from tests.train.world import full_logprobs, make_learner, some_samples, tiny_model
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(train_tokenizer([], vocab_size=0, catalog_hash=""))
+
+
+def run_sft(
+    folder: Path, renderer: Renderer, model: Any, *, learning_rate: float = 0.01, **settings: Any
+) -> list[JsonObject]:
+    records: list[JsonObject] = []
+    defaults = {"total_steps": 4, "save_every": 2, "batch_size": 3, "micro_batch_tokens": 150, "seed": 0}
+    train_sft(
+        make_learner(model, learning_rate=learning_rate),
+        some_samples(6),
+        renderer=renderer,
+        run=RunFolder.create(folder, config_yaml="", manifest={}),
+        settings=SftSettings(**{**defaults, **settings}),
+        state=SftState(),
+        on_step=records.append,
+    )
+    return records
+
+
+def test_the_loss_is_the_mean_surprise_of_the_tokens_that_the_model_is_to_produce(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    model, samples = tiny_model(), some_samples(6)
+    (record,) = run_sft(tmp_path / "run", renderer, model, learning_rate=0.0, total_steps=1, batch_size=6)
+    surprises = torch.cat([-full_logprobs(model, s).detach() for s in samples])
+    assert record["loss"] == pytest.approx(float(surprises.mean()), rel=1e-5)
+    assert record["tokens"] == len(surprises)
+
+
+def test_the_loss_falls_on_what_is_seen_again_and_again(tmp_path: Path, renderer: Renderer) -> None:
+    records = run_sft(tmp_path / "run", renderer, tiny_model(), total_steps=30, batch_size=6, save_every=30)
+    assert records[-1]["loss"] < 0.5 * records[0]["loss"]
+
+
+def test_copying_comes_first_and_joins_the_demonstrations(tmp_path: Path, renderer: Renderer) -> None:
+    records = run_sft(tmp_path / "run", renderer, tiny_model(), copy_steps=2, copy_mix=1)
+    assert [r["phase"] for r in records] == ["copy", "copy", "demonstrations", "demonstrations"]
+    assert [r["step"] for r in records] == [1, 2, 3, 4]
+
+
+def test_checkpoints_are_kept_at_their_interval_and_at_the_end(tmp_path: Path, renderer: Renderer) -> None:
+    run_sft(tmp_path / "run", renderer, tiny_model(), total_steps=5)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [
+        "step-000002",
+        "step-000004",
+        "step-000005",
+    ]
+
+
+def test_a_budget_of_cpu_seconds_ends_the_run_with_a_checkpoint(tmp_path: Path, renderer: Renderer) -> None:
+    records = run_sft(tmp_path / "run", renderer, tiny_model(), total_steps=50, save_every=50, max_cpu_s=1e-9)
+    assert [r["step"] for r in records] == [1]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_a_copy_task_asks_for_the_users_text_and_nothing_else(renderer: Renderer) -> None:
+    for sample in copy_samples(renderer, count=20, seed=4):
+        pairs = list(zip(sample.token_ids_T, sample.loss_mask_T, strict=True))
+        wanted = renderer.decode([i for i, own in pairs if own])
+        shown = renderer.decode([i for i, own in pairs if not own])
+        asked = re.fullmatch(r"<\|im_start\|>user\n(.*)<\|im_end\|>\n<\|im_start\|>assistant\n", shown)
+        assert asked is not None
+        assert asked.group(1) == wanted != ""
+        assert sample.token_ids_T[-1] in renderer.stop_ids
+
+
+def test_copy_tasks_depend_on_their_seed_alone(renderer: Renderer) -> None:
+    first, again, other = (copy_samples(renderer, count=5, seed=s) for s in (1, 1, 2))
+    assert first == again != other
