@@ -85,6 +85,15 @@ def test_sharing_a_prefix_changes_nothing_but_the_work(temperature: float) -> No
     assert all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(ours, wanted, strict=True))
 
 
+def test_tokens_that_carry_loss_stay_with_their_rows_though_all_rows_have_them() -> None:
+    ids = torch.arange(60).expand(3, -1)
+    mask = torch.zeros(3, 60, dtype=torch.bool)
+    assert shared_prefix(ids, mask) == 59
+    mask[1, 40] = True  # predicted by position 39, so 39 positions are the prefix
+    assert shared_prefix(ids, mask) == 39
+    assert shared_prefix(ids[:1], mask[:1]) == 0
+
+
 def test_a_model_with_active_dropout_shares_no_prefix() -> None:
     """One mask of the prefix for all rows would not be what the rows alone would see."""
     adapted = attach_lora(
