@@ -30,8 +30,15 @@ MANY_TURNS = make_task(abstain=True, user_turns=["And then?", "And after that?"]
 class Speaker:
     """Says the given texts, one a turn, in tokens; keeps every request and every release."""
 
-    def __init__(self, renderer: Renderer, *texts: str, fails_at: int | None = None) -> None:
-        self._renderer, self._texts, self._fails_at = renderer, texts, fails_at
+    def __init__(
+        self,
+        renderer: Renderer,
+        *texts: str,
+        fails_at: int | None = None,
+        finish: FinishReason = FinishReason.STOP,
+    ) -> None:
+        self._renderer, self._texts = renderer, texts
+        self._fails_at, self._finish = fails_at, finish
         self.requests: list[CompletionRequest] = []
         self.released: list[str] = []
 
@@ -46,7 +53,7 @@ class Speaker:
             completions.append(
                 Completion(
                     text=self._texts[turn],
-                    finish_reason=FinishReason.STOP,
+                    finish_reason=self._finish,
                     token_ids=ids,
                     logprobs=(-0.5,) * len(ids),
                 )
@@ -145,6 +152,18 @@ def test_an_episode_whose_context_is_full_ends_without_asking(renderer: Renderer
     assert len(speaker.requests) == 1
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.CONTEXT_OVERFLOW, 1)
     assert trajectory.reward is not None
+
+
+@pytest.mark.parametrize(
+    ("room", "reason"), [(20, StopReason.CONTEXT_OVERFLOW), (400, StopReason.MAX_TOKENS)]
+)
+def test_a_turn_that_was_cut_says_whether_the_context_or_the_turn_was_too_long(
+    renderer: Renderer, room: int, reason: StopReason
+) -> None:
+    prompt = play(Speaker(renderer, "Done."), renderer)[0].turns[0].added_token_ids
+    cut = Speaker(renderer, "z" * 19, finish=FinishReason.LENGTH)  # 19 tokens and the end of the turn
+    (trajectory,) = play(cut, renderer, max_context_tokens=len(prompt) + room)
+    assert trajectory.stop_reason is reason
 
 
 def test_a_policy_failure_in_one_episode_leaves_it_unscored_with_its_reason(renderer: Renderer) -> None:

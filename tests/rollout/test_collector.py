@@ -87,6 +87,8 @@ def test_fewer_open_episodes_change_neither_results_nor_their_order(concurrency:
         (t.id, t.stop_reason, t.reward) for t in wide
     ]
     assert max(map(len, batches)) <= concurrency
+    order = [t.id for t in wide]
+    assert all(batch == sorted(batch, key=order.index) for batch in batches)
 
 
 def test_without_barriers_a_late_tool_holds_nobody_up() -> None:

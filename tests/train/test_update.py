@@ -13,7 +13,7 @@ from mcpagent.models.load import LoraShape, attach_lora
 from mcpagent.train.batching import micro_batches
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.update import UpdateSettings, UpdateStats, update_policy
-from tests.train.world import VOCABULARY, full_logprobs, make_learner, on_policy, some_samples, tiny_model
+from tests.train.world import full_logprobs, make_learner, on_policy, some_samples, tiny_model
 
 ADVANTAGES = [1.2, -0.7, 0.4, -0.9]
 
@@ -129,19 +129,23 @@ def test_on_policy_samples_have_ratio_one_no_clipping_and_no_drift() -> None:
     assert stats.tokens == sum(s.loss_tokens for s in samples)
 
 
-def test_entropy_is_reported_in_nats_and_its_bonus_raises_it() -> None:
-    model = tiny_model()
-    samples = on_policy(model, some_samples(3))
-    learner = make_learner(model, learning_rate=0.01)
-    settings = UpdateSettings(use_reference=False, entropy_coef=1.0)
-    entropies = [
-        update_policy(
-            learner, samples, [0.0] * 3, settings=settings, first_optimizer_step=1, seed=0
-        ).summary()["entropy"]
-        for _ in range(4)
-    ]
-    assert entropies == sorted(entropies)
-    assert 0.0 < entropies[0] < entropies[-1] < torch.log(torch.tensor(float(VOCABULARY)))
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy_itself() -> None:
+    model = tiny_model(dtype=torch.float64)
+    samples = some_samples(3)
+    mean = torch.zeros((), dtype=torch.float64)
+    reported = 0.0
+    for sample in samples:
+        logits = model(input_ids=torch.tensor([sample.token_ids_T]), use_cache=False).logits[0, :-1]
+        entropies = torch.distributions.Categorical(logits=logits).entropy()
+        own = torch.tensor(sample.loss_mask_T[1:])
+        mean = mean + entropies[own].mean() / 3
+        reported += float(entropies[own].detach().sum())
+    expected = torch.autograd.grad(-0.5 * mean, list(model.parameters()))
+    settings = UpdateSettings(use_reference=False, entropy_coef=0.5)
+    gradient, stats = gradient_of(model, samples, [0.0] * 3, settings)
+    assert stats.summary()["entropy"] == pytest.approx(reported / stats.tokens)
+    for (name, _), value in zip(model.named_parameters(), expected, strict=True):
+        assert torch.allclose(gradient[name], value, rtol=1e-4, atol=1e-8), name
 
 
 def test_epochs_and_minibatches_are_optimiser_steps_and_see_every_sample() -> None:
@@ -159,6 +163,24 @@ def test_epochs_and_minibatches_are_optimiser_steps_and_see_every_sample() -> No
     # ceil(5 / 3) = 2 samples a minibatch: 2 + 2 + 1, twice.
     assert stats.optimizer_steps == 6
     assert stats.tokens == 2 * sum(s.loss_tokens for s in samples)
+
+
+def test_which_samples_share_a_minibatch_depends_on_the_seed_alone() -> None:
+    def after(seed: int) -> torch.Tensor:
+        model = tiny_model()
+        update_policy(
+            make_learner(model),
+            on_policy(model, some_samples(6)),
+            [1.0, -1.0, 0.5, -0.5, 0.2, -0.2],
+            settings=UpdateSettings(use_reference=False, minibatches=2),
+            first_optimizer_step=1,
+            seed=seed,
+        )
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    first, again, other = (after(seed) for seed in (1, 1, 0))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_an_update_without_samples_changes_nothing_and_reports_nothing() -> None:
@@ -180,6 +202,8 @@ def test_a_reference_without_a_model_of_its_own_is_the_base_with_its_adapters_of
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_()
+    for layer in base.get_decoder().layers:
+        layer.self_attn.attention_dropout = 0.5  # of the base itself, where adapters off would not help
     learner = make_learner(adapted)
     adapted.train()
     (batch,) = micro_batches(samples, max_tokens=8192)
