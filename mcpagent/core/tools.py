@@ -50,7 +50,8 @@ class FailureKind(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"  # the model named a tool that was not offered
     INVALID_ARGUMENTS = "invalid_arguments"  # the arguments break the tool's input schema
     TIMEOUT = "timeout"  # the hard deadline of the call passed
-    CRASHED = "crashed"  # the server or its transport died during the call
+    CRASHED = "crashed"  # the server or its transport died before the call was sent, or on every safe repeat
+    UNKNOWN_OUTCOME = "unknown_outcome"  # sent, then lost: it may have had its effect, so it is never repeated
     OVERSIZE = "oversize"  # the result was too large to take
     SCHEMA = "schema"  # the server broke the protocol or its own output schema
     DENIED = "denied"  # the allow-list forbids the tool
@@ -59,7 +60,13 @@ class FailureKind(StrEnum):
     @property
     def is_infrastructure(self) -> bool:
         """True where the fault is not the model's: never turned into reward."""
-        return self in {FailureKind.TIMEOUT, FailureKind.CRASHED, FailureKind.OVERSIZE, FailureKind.SCHEMA}
+        return self in {
+            FailureKind.TIMEOUT,
+            FailureKind.CRASHED,
+            FailureKind.UNKNOWN_OUTCOME,
+            FailureKind.OVERSIZE,
+            FailureKind.SCHEMA,
+        }
 
 
 class ToolCall(Record):

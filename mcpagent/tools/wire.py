@@ -26,6 +26,9 @@ from mcp.types import (
 from mcpagent.core.records import JsonObject
 
 MAX_DEPTH = 100  # the SDK's own encoder fails past about 250
+# A transport that cannot take a response answers the call with one of these JSON-RPC errors of its own.
+OVERSIZE_RESULT = -33001
+MALFORMED_RESULT = -33002
 _INT_LIMIT = 10**4300  # sys.int_info.default_max_str_digits: json.loads refuses more digits
 
 
