@@ -51,7 +51,7 @@ class FailureKind(StrEnum):
     INVALID_ARGUMENTS = "invalid_arguments"  # the arguments break the tool's input schema
     TIMEOUT = "timeout"  # the hard deadline of the call passed
     CRASHED = "crashed"  # the server or its transport died before the call was sent, or on every safe repeat
-    UNKNOWN_OUTCOME = "unknown_outcome"  # sent, then lost: it may have had its effect, so it is never repeated
+    UNKNOWN_OUTCOME = "unknown_outcome"  # sent, then lost: it may have had its effect; never repeated
     OVERSIZE = "oversize"  # the result was too large to take
     SCHEMA = "schema"  # the server broke the protocol or its own output schema
     DENIED = "denied"  # the allow-list forbids the tool
