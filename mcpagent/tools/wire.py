@@ -26,9 +26,11 @@ from mcp.types import (
 from mcpagent.core.records import JsonObject
 
 MAX_DEPTH = 100  # the SDK's own encoder fails past about 250
-# A transport that cannot take a response answers the call with one of these JSON-RPC errors of its own.
-OVERSIZE_RESULT = -33001
-MALFORMED_RESULT = -33002
+# What a transport answers to one call, as a JSON-RPC error of its own; the connection lives on after each.
+OVERSIZE_RESULT = -33001  # the response is larger than the transport takes
+MALFORMED_RESULT = -33002  # the response is no valid JSON-RPC
+NOT_SENT = -33003  # the server never got the request: it is safe to repeat
+RESPONSE_LOST = -33004  # the request went out, its response never came: it may have had its effect
 _INT_LIMIT = 10**4300  # sys.int_info.default_max_str_digits: json.loads refuses more digits
 
 
