@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterable
+from datetime import date
 from typing import Annotated, Any, Literal, Protocol
 
 from mcp.server.mcpserver import Context
@@ -84,6 +87,23 @@ class PolygonUpstream(Protocol):
     async def previous_close(self, ticker: str) -> PreviousClose: ...
     async def last_trade(self, ticker: str) -> LastTrade: ...
     async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches: ...
+
+
+_PERIOD_OF: dict[Frequency, Callable[[date], tuple[int, ...]]] = {
+    "daily": lambda day: (day.toordinal(),),
+    "weekly": lambda day: day.isocalendar()[:2],
+    "monthly": lambda day: (day.year, day.month),
+}
+
+
+def by_period(daily: Iterable[Bar], frequency: Frequency) -> list[Bar]:
+    """Daily bars, oldest first, joined: a bar opens with its first trading day and closes with its last."""
+    period_of = _PERIOD_OF[frequency]
+    bars: list[Bar] = []
+    for _, grouped in itertools.groupby(daily, key=lambda bar: period_of(date.fromisoformat(bar.date))):
+        period = list(grouped)
+        bars.append(Bar(date=period[0].date, open=period[0].open, close=period[-1].close))
+    return bars
 
 
 def _upstream(ctx: Context[Any, Any]) -> PolygonUpstream:

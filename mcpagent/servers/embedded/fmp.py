@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mcpagent.servers.arguments import first
 from mcpagent.servers.embedded import lookup
 from mcpagent.servers.embedded.generate import Company, build
 from mcpagent.servers.embedded.generate import Statement as YearStatement
@@ -44,7 +45,7 @@ class EmbeddedFmp:
             statements = [_annual(year) for year in company.statements]
         else:
             statements = [quarter for year in company.statements for quarter in _quarters(year)]
-        return IncomeStatement(symbol=company.ticker, statements=list(lookup.first(statements, limit)))
+        return IncomeStatement(symbol=company.ticker, statements=list(first(statements, limit)))
 
     async def gainers(self, *, limit: int) -> Movers:
         return _movers(sorted(self._data.companies, key=lambda c: -c.change_percent), limit=limit)
@@ -80,13 +81,11 @@ def _change(company: Company) -> ChangePercent:
 
 
 def _movers(ranked: Sequence[Company], *, limit: int) -> Movers:
-    return Movers(tickers=[_change(company) for company in lookup.first(ranked, limit)])
+    return Movers(tickers=[_change(company) for company in first(ranked, limit)])
 
 
 def _matches(found: Sequence[Company], *, limit: int) -> SymbolMatches:
-    return SymbolMatches(
-        results=[SymbolMatch(symbol=c.ticker, name=c.name) for c in lookup.first(found, limit)]
-    )
+    return SymbolMatches(results=[SymbolMatch(symbol=c.ticker, name=c.name) for c in first(found, limit)])
 
 
 def _annual(year: YearStatement) -> Statement:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from datetime import date
-
 from mcpagent.servers.embedded import lookup
 from mcpagent.servers.embedded.generate import SERVER_TIME, build
 from mcpagent.servers.news import Articles
@@ -19,13 +15,8 @@ from mcpagent.servers.polygon import (
     TickerDetails,
     TickerMatch,
     TickerMatches,
+    by_period,
 )
-
-_PERIOD_OF: dict[Frequency, Callable[[date], tuple[int, ...]]] = {
-    "daily": lambda day: (day.toordinal(),),
-    "weekly": lambda day: day.isocalendar()[:2],
-    "monthly": lambda day: (day.year, day.month),
-}
 
 
 class EmbeddedPolygon:
@@ -36,13 +27,9 @@ class EmbeddedPolygon:
 
     async def aggs(self, ticker: str, *, start: str, end: str, frequency: Frequency) -> Aggs:
         company = lookup.company(self._data, ticker)
-        period_of = _PERIOD_OF[frequency]
-        bars: list[Bar] = []
-        days = lookup.bars_between(company, start=start, end=end)
-        for _, grouped in itertools.groupby(days, key=lambda bar: period_of(date.fromisoformat(bar.date))):
-            period = list(grouped)
-            bars.append(Bar(date=period[0].date, open=period[0].open, close=period[-1].close))
-        return Aggs(ticker=company.ticker, bars=bars)
+        found = lookup.bars_between(company, start=start, end=end)
+        daily = [Bar(date=bar.date, open=bar.open, close=bar.close) for bar in found]
+        return Aggs(ticker=company.ticker, bars=by_period(daily, frequency))
 
     async def news(self, ticker: str, *, limit: int) -> Articles:
         return lookup.articles(lookup.company(self._data, ticker), limit=limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mcp.server.mcpserver.exceptions import ToolError
 
+from mcpagent.servers.arguments import echo, first
 from mcpagent.servers.embedded import lookup
 from mcpagent.servers.embedded.generate import SERVER_EPOCH_S, Channel, ChatMessage, build
 from mcpagent.servers.slack import Channel as ChannelAnswer
@@ -53,7 +54,7 @@ class EmbeddedSlack:
 
     async def history(self, channel_id: str, *, limit: int) -> History:
         newest_first = list(reversed(self._messages(self._channel(channel_id))))
-        return History(messages=[_message(m) for m in lookup.first(newest_first, limit)])
+        return History(messages=[_message(m) for m in first(newest_first, limit)])
 
     async def users(self, *, limit: int, cursor: str) -> Users:
         found, next_cursor = lookup.page(self._data.users, limit=limit, cursor=cursor)
@@ -84,7 +85,7 @@ class EmbeddedSlack:
     def _channel(self, id_or_name: str) -> Channel:
         found = self._data.channel_by_key.get(id_or_name.strip().removeprefix("#").casefold())
         if found is None:
-            raise ToolError(f"Unknown channel {lookup.echo(id_or_name)}.")
+            raise ToolError(f"Unknown channel {echo(id_or_name)}.")
         return found
 
     def _messages(self, channel: Channel) -> list[ChatMessage]:
@@ -95,7 +96,7 @@ class EmbeddedSlack:
         for message in self._messages(channel):
             if message.ts == ts.strip():
                 return message
-        raise ToolError(f"No message {lookup.echo(ts)} in {channel.id}.")
+        raise ToolError(f"No message {echo(ts)} in {channel.id}.")
 
 
 def _message(message: ChatMessage) -> Message:

@@ -9,7 +9,7 @@ import threading
 
 from mcp.server.mcpserver.exceptions import ToolError
 
-from mcpagent.servers.embedded import lookup
+from mcpagent.servers.arguments import at_least_one, echo
 from mcpagent.servers.embedded.generate import Page, build
 from mcpagent.servers.tavily import PageText, SearchResult, SearchResults, ShortAnswer
 
@@ -76,7 +76,7 @@ class EmbeddedTavily:
     """A `TavilyUpstream` without state; the index is built at the process's first call."""
 
     async def search(self, query: str, *, max_results: int) -> SearchResults:
-        found = _index().search(query, limit=lookup.at_least_one("max_results", max_results))
+        found = _index().search(query, limit=at_least_one("max_results", max_results))
         return SearchResults(
             results=[SearchResult(title=p.title, url=p.url, content=sentence) for p, sentence in found]
         )
@@ -84,7 +84,7 @@ class EmbeddedTavily:
     async def extract(self, url: str) -> PageText:
         page = _index().page(url.strip().rstrip("/"))
         if page is None:
-            raise ToolError(f"No page at {lookup.echo(url)}.")
+            raise ToolError(f"No page at {echo(url)}.")
         return PageText(url=page.url, text=page.text)
 
     async def qna(self, query: str) -> ShortAnswer:
