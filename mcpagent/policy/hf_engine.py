@@ -20,6 +20,7 @@ import torch
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
+from mcpagent.policy.engine_thread import Finished
 from mcpagent.policy.sampling import sample_rows
 from mcpagent.policy.slot_cache import SlotCache
 
@@ -45,16 +46,6 @@ class Row:
         if self.request is None:
             raise RuntimeError(f"episode {self.episode_id} has no turn to sample")
         return self.request
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The end of one turn."""
-
-    request: CompletionRequest
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    reason: FinishReason
 
 
 class Engine:

@@ -174,7 +174,7 @@ def test_turns_in_flight_learn_that_the_policy_was_closed() -> None:
         asked = asyncio.create_task(policy.complete([request("e", [1], max_new_tokens=50)]))
         await gate.wait_until_reached()
         closing = asyncio.create_task(asyncio.to_thread(policy.close))
-        while policy._inbox.empty():
+        while policy._thread._inbox.empty():
             await asyncio.sleep(0)
         gate.opened.set()
         async with asyncio.timeout(PATIENCE_S):
@@ -213,7 +213,7 @@ def test_changing_weights_during_a_turn_is_the_callers_error_and_the_turn_goes_o
             turn = asyncio.create_task(policy.complete([asked]))
             await gate.wait_until_reached()
             change = asyncio.create_task(asyncio.to_thread(policy.on_weights_changed))
-            while policy._inbox.empty():
+            while policy._thread._inbox.empty():
                 await asyncio.sleep(0)
             gate.opened.set()
             with pytest.raises(RuntimeError, match="while a turn was being sampled"):

@@ -1,0 +1,202 @@
+"""A batching engine on a compute thread of its own: many callers, any event loop, one running batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Generic, Protocol, TypeVar
+
+from mcpagent.core.trajectory import Completion, FinishReason, PolicySpan
+from mcpagent.policy.contract import CompletionRequest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end of one turn. Without `versions`, all of it is by the version in force when it ends."""
+
+    request: CompletionRequest
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reason: FinishReason
+    versions: tuple[PolicySpan, ...] = ()
+
+
+class Engine(Protocol):
+    """Continuous batching, single-threaded; every method returns the turns that it ended."""
+
+    @property
+    def has_work(self) -> bool:
+        """A turn is being sampled."""
+        ...
+
+    def admit(self, requests: Sequence[CompletionRequest]) -> Sequence[Finished]:
+        """Let requests join the running batch."""
+        ...
+
+    def step(self) -> Sequence[Finished]:
+        """One token for every turn that is being sampled."""
+        ...
+
+    def release(self, episode_id: str) -> Sequence[Finished]:
+        """Forget an episode; a turn of it that is still being sampled ends."""
+        ...
+
+
+E = TypeVar("E", bound=Engine)
+
+
+@dataclass(eq=False)
+class _Batch:
+    requests: Sequence[CompletionRequest]
+    done: Callable[[Any], None]
+    failed: Callable[[BaseException], None]
+
+    def __post_init__(self) -> None:
+        self.places = {r.episode_id: i for i, r in enumerate(self.requests)}
+        self.completions: list[Completion | None] = [None] * len(self.requests)
+
+
+@dataclass(eq=False)
+class _Control:
+    """Work on the engine between two steps; returns the turns that it ended."""
+
+    run: Callable[[], Sequence[Finished]]
+    failed: Callable[[BaseException], None]
+
+
+class EngineThread(Generic[E]):
+    """Serves one engine. `complete` may be called from any event loop, also many times at once; one
+    `complete` of many requests is admitted as one block in its order, which deterministic runs rely on."""
+
+    def __init__(
+        self, make: Callable[[], E], *, decode: Callable[[Sequence[int]], str], name: str = "mcpagent-policy"
+    ) -> None:
+        """`make` builds the engine on the thread itself; what it raises is raised here."""
+        self._decode = decode
+        self.version = 0
+        self._failure: BaseException | None = None
+        self._inbox: SimpleQueue[_Batch | _Control] = SimpleQueue()
+        self._lock = Lock()  # between asking and failing: nobody asks a thread that has ended
+        made: Future[E] = Future()
+        self._thread = Thread(target=self._serve, args=(make, made), name=name, daemon=True)
+        self._thread.start()
+        self.engine = made.result()
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """One completion for each request, in order."""
+        if not requests:
+            return []
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[list[Completion]] = loop.create_future()
+
+        def settle(action: Callable[[Any], None], value: Any) -> None:
+            # A closed loop means that whoever asked is gone.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(lambda: None if result.done() else action(value))
+
+        self._ask(
+            _Batch(
+                tuple(requests),
+                lambda completions: settle(result.set_result, completions),
+                lambda error: settle(result.set_exception, error),
+            )
+        )
+        return await result
+
+    def release(self, episode_id: str) -> None:
+        """Forget an episode, in order with what was asked before."""
+        self._ask(_Control(lambda: self.engine.release(episode_id), lambda _: None))
+
+    def call(self, run: Callable[[], T]) -> T:
+        """`run()` between two steps, on the engine's thread. What it raises is the caller's: turns go on."""
+        done: Future[T] = Future()
+
+        def control() -> Sequence[Finished]:
+            try:
+                done.set_result(run())
+            except Exception as error:  # noqa: BLE001 - thread boundary: it is raised in the caller
+                done.set_exception(error)
+            return ()
+
+        self._ask(_Control(control, done.set_exception))
+        return done.result()
+
+    def close(self) -> None:
+        """Stop the thread. Turns that are being sampled, and whoever asks later, get an error."""
+
+        def stop() -> Sequence[Finished]:
+            raise RuntimeError("the policy was closed")
+
+        self._ask(_Control(stop, lambda _: None))
+        self._thread.join()
+
+    def _ask(self, item: _Batch | _Control) -> None:
+        with self._lock:
+            if self._failure is None:
+                self._inbox.put(item)
+                return
+        item.failed(self._failure)
+
+    def _serve(self, make: Callable[[], E], made: Future[E]) -> None:
+        try:
+            engine = make()
+        except BaseException as error:  # noqa: BLE001 - thread boundary: it is raised in the caller
+            made.set_exception(error)
+            return
+        made.set_result(engine)
+        open_batches: list[_Batch] = []
+        while True:
+            try:
+                item = self._inbox.get(block=not engine.has_work)
+            except Empty:
+                item = None
+            try:
+                for end in self._advance(engine, item, open_batches):
+                    self._deliver(end, open_batches)
+            except Exception as error:  # noqa: BLE001 - thread boundary: every waiter must learn of it
+                self._fail(error, open_batches)
+                return
+
+    def _advance(
+        self, engine: E, item: _Batch | _Control | None, open_batches: list[_Batch]
+    ) -> Sequence[Finished]:
+        if item is None:
+            return engine.step()
+        if isinstance(item, _Control):
+            return item.run()
+        open_batches.append(item)
+        return engine.admit(item.requests)
+
+    def _fail(self, error: BaseException, open_batches: list[_Batch]) -> None:
+        """Whoever waits, and whoever asks from now on, gets the error instead of silence."""
+        with self._lock:
+            self._failure = error
+        waiting: list[_Batch | _Control] = [*open_batches]
+        while not self._inbox.empty():
+            waiting.append(self._inbox.get())
+        for item in waiting:
+            item.failed(error)
+
+    def _deliver(self, end: Finished, open_batches: list[_Batch]) -> None:
+        batch = next(b for b in open_batches if end.request.episode_id in b.places)
+        batch.completions[batch.places.pop(end.request.episode_id)] = self._completion(end)
+        if not batch.places:
+            open_batches.remove(batch)
+            batch.done(batch.completions)
+
+    def _completion(self, end: Finished) -> Completion:
+        whole = PolicySpan(version=self.version, start=0, end=len(end.token_ids))
+        return Completion(
+            text=self._decode(end.token_ids),
+            finish_reason=end.reason,
+            token_ids=end.token_ids,
+            logprobs=end.logprobs,
+            policy_versions=end.versions or (whole,),
+        )
