@@ -1,133 +1,248 @@
-"""`mcpagent tools`: list and call the tools of MCP servers."""
+"""`mcpagent tools`: list, call and measure the tools of MCP servers."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Sequence
+import shutil
+import sys
+import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcpagent.cli.sampling import Json, Servers
 from mcpagent.errors import UserError
-from mcpagent.tools.servers_config import ServerConfig
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="List and call the tools of MCP servers.")
+if TYPE_CHECKING:
+    from mcpagent.console import Console
+    from mcpagent.core.tools import ToolSpec
+    from mcpagent.workflows.tools_bench import BenchOutcome
+    from mcpagent.workflows.tools_list import ListedServer
 
-_Servers = Annotated[
-    Path | None, typer.Option("--servers", help="An mcp.json; without it, the built-in servers.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="List, call and measure the tools of MCP servers."
+)
+
+_Tool = Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="As `mcpagent tools list` prints it.")]
+_Arguments = Annotated[
+    str, typer.Argument(metavar="[JSON|@FILE|-]", help="The arguments, a JSON object; - reads stdin.")
 ]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+_Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Deadline of a call; before the file's."),
+]
+_INDENT = " " * 10
 
 
 @app.command("list")
-def list_tools(servers: _Servers = None, as_json: _Json = False) -> None:
-    """Start the servers and list their tools.
+def list_tools(servers: Servers = None, as_json: Json = False) -> None:
+    """Start the servers and list their tools. Exits 1 if a server does not start; the others are listed.
 
     Example: mcpagent tools list --servers mcp.json
     """
-    from mcpagent.tools.pool import ToolPool
+    from mcpagent.cli.chosen_servers import chosen_servers
+    from mcpagent.console import Console
+    from mcpagent.core.tools import catalog_hash, model_names
+    from mcpagent.workflows.tools_list import list_servers
 
-    configs = _configs(servers)
-
-    async def collect() -> list[tuple[str, Any]]:
-        async with ToolPool(configs) as pool:
-            return list(pool.tools.items())
-
-    tools = asyncio.run(collect())
+    console = Console(is_json=as_json)
+    listed = list_servers(chosen_servers(servers, console=console), console=console)
+    specs = [spec for server in listed for spec in server.tools]
     if as_json:
-        typer.echo(json.dumps([spec.model_dump(mode="json") for _, spec in tools], ensure_ascii=False))
-        return
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    # The name is what one copies into the next command: it is never broken.
-    table = Table(Column("Tool", no_wrap=True), "Arguments", "Effect", "Description")
-    for _, spec in tools:
-        required = spec.input_schema.get("required", [])
-        names = spec.input_schema.get("properties", {})
-        arguments = ", ".join(name if name in required else f"[{name}]" for name in names)
-        summary = spec.description.strip().partition("\n")[0]
-        effect = "reads" if spec.annotations.read_only else "writes"
-        table.add_row(spec.dotted, arguments.replace("[", "\\["), effect, summary.replace("[", "\\["))
-    Console().print(table)
+        console.print_json(specs)
+    else:
+        for server in listed:
+            _print_server(server, console)
+    for name, spec in model_names(specs).items():
+        if name != spec.name:
+            console.say(f"{spec.dotted} shares its name with another tool: a model sees {name}")
+    failed = [server.failure for server in listed if server.failure is not None]
+    console.say(f"{len(specs)} tools of {len(listed) - len(failed)} servers, catalog {catalog_hash(specs)}")
+    for failure in failed:
+        typer.echo(f"error: {failure}", err=True)
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command("call")
 def call_tool(
-    tool: Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="As `mcpagent tools list` prints it.")],
-    arguments: Annotated[str, typer.Argument(help="A JSON object.")] = "{}",
-    servers: _Servers = None,
-    as_json: _Json = False,
+    tool: _Tool,
+    arguments: _Arguments = "{}",
+    servers: Servers = None,
+    timeout: _Timeout = None,
+    as_json: Json = False,
 ) -> None:
-    """Call one tool. Exits 1 if the call fails.
+    """Call one tool and print what a model would see. Exits 1 if the call fails.
 
     Example: mcpagent tools call tavily.tavily_search '{"query": "interest rates"}'
+
+    Example: mcpagent tools call files.write_file @arguments.json --servers mcp.json --timeout 5
     """
-    from mcpagent.core.tools import ToolCall, ToolResult
-    from mcpagent.tools.pool import ToolPool
+    from mcpagent.cli.chosen_servers import chosen_servers
+    from mcpagent.console import Console
+    from mcpagent.core.tools import FailureKind
+    from mcpagent.workflows.tools_call import call_tool
 
-    parsed = _arguments(arguments)
-    config, name = _place(tool, _configs(servers))
-
-    async def call() -> ToolResult:
-        async with ToolPool([config]) as pool, pool.session() as session:
-            if name not in {spec.name for spec in pool.tools.values()}:
-                raise _unknown("tool", tool, [spec.dotted for spec in pool.tools.values()])
-            return await session.call(ToolCall(id="cli", server=config.name, tool=name, arguments=parsed))
-
-    result = asyncio.run(call())
+    console = Console(is_json=as_json)
+    parsed = _read_arguments(arguments)
+    spec, result = call_tool(tool, parsed, chosen_servers(servers, console=console), timeout_s=timeout)
     if as_json:
-        typer.echo(result.model_dump_json())
+        console.print_json(result)
     else:
-        typer.echo(result.content, err=result.is_error)
+        _print_text(result.content, err=result.is_error)
+    if result.truncated_chars:
+        console.note(f"{result.truncated_chars} characters are cut, as they would be for a model")
+    if result.failure is FailureKind.INVALID_ARGUMENTS:
+        console.note(f"the tool is {_signature(spec)}; mcpagent tools list --json shows its schema")
     if result.is_error:
         raise typer.Exit(1)
 
 
-def _configs(servers: Path | None) -> Sequence[ServerConfig]:
-    from mcpagent.tools.servers_config import builtin_servers, load_servers
+@app.command("bench")
+def bench_tool(
+    tool: _Tool,
+    arguments: _Arguments = "{}",
+    calls: Annotated[int, typer.Option(min=1, help="How many calls.")] = 1000,
+    concurrency: Annotated[int, typer.Option(min=1, help="How many of them at a time.")] = 8,
+    allow_writes: Annotated[
+        bool, typer.Option("--allow-writes", help="Also where the tool does not say that it is read-only.")
+    ] = False,
+    servers: Servers = None,
+    timeout: _Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Call one tool many times and measure it. Exits 1 if a call fails; Ctrl-C shows what was measured.
 
-    if servers is None:
-        return builtin_servers()
-    loaded = load_servers(servers)
-    for note in loaded.notes:
-        typer.echo(f"note: {servers}: {note}", err=True)
-    return loaded.servers
+    Example: mcpagent tools bench polygon.polygon_get_market_status --calls 2000 --concurrency 32
+    """
+    from mcpagent.cli.chosen_servers import chosen_servers
+    from mcpagent.console import Console
+    from mcpagent.workflows.tools_bench import bench_tool
+
+    console = Console(is_json=as_json)
+    outcome = bench_tool(
+        tool,
+        _read_arguments(arguments),
+        chosen_servers(servers, console=console),
+        calls=calls,
+        concurrency=concurrency,
+        timeout_s=timeout,
+        allow_writes=allow_writes,
+        console=console,
+    )
+    if as_json:
+        console.print_json(outcome.as_json())
+    else:
+        _print_bench(outcome, console)
+    if outcome.calls < outcome.planned:
+        raise typer.Exit(130)
+    if outcome.failures:
+        raise typer.Exit(1)
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _print_server(server: ListedServer, console: Console) -> None:
+    if server.failure is not None:
+        console.say(f"{server.name}: did not start ({server.start_s:.1f} s)\n")
+        return
+    console.say(f"{server.name}: {len(server.tools)} tools, started in {server.start_s:.1f} s")
+    for spec in server.tools:
+        effect = "reads" if spec.annotations.read_only else "writes"
+        console.say(_fitted(f"  {effect:<8}{_signature(spec)}"))
+        summary = _printable(spec.description.strip().partition("\n")[0])
+        if summary:
+            console.say(_fitted(_INDENT + summary, lines=1))
+    console.say("")
+
+
+def _print_bench(outcome: BenchOutcome, console: Console) -> None:
+    def shown(value: float | None, scale: float, unit: str) -> str:
+        return "none" if value is None else f"{value * scale:.3g} {unit}"
+
+    failures = ", ".join(f"{n} {kind}" for kind, n in outcome.failures.most_common())
+    of = "" if outcome.calls == outcome.planned else f" of {outcome.planned}"
+    console.say(
+        f"{outcome.tool}: {outcome.calls}{of} calls, {outcome.concurrency} at a time, "
+        f"in {outcome.wall_s:.2f} s after {outcome.start_s:.1f} s to start"
+    )
+    console.say(f"  throughput  {shown(outcome.calls_per_s, 1, 'calls/s')}")
+    console.say(
+        f"  latency     p50 {shown(outcome.latency_s(0.5), 1e3, 'ms')}, "
+        f"p95 {shown(outcome.latency_s(0.95), 1e3, 'ms')}"
+    )
+    console.say(f"  client CPU  {shown(outcome.cpu_s_per_call, 1e3, 'ms')} a call")
+    console.say(f"  failures    {failures or 'none'}")
+    if outcome.first_failure is not None:
+        console.say(_fitted(f"  the first   {_printable(outcome.first_failure)}"))
+
+
+def _signature(spec: ToolSpec) -> str:
+    """`server.tool(needed, [optional])`."""
+    required = spec.input_schema.get("required", [])
+    names = spec.input_schema.get("properties", {})
+    arguments = ", ".join(name if name in required else f"[{name}]" for name in names)
+    return _printable(f"{spec.dotted}({arguments})")
+
+
+def _printable(text: str) -> str:
+    """Without what could steer the terminal: the text is a server's."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _fitted(line: str, *, lines: int | None = None) -> str:
+    """Within the terminal, going on below its text; for another program, as it is."""
+    if not sys.stdout.isatty():
+        return line
+    return textwrap.fill(
+        line,
+        width=shutil.get_terminal_size().columns,
+        subsequent_indent=_INDENT + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        max_lines=lines,
+        placeholder=" …",
+    )
+
+
+def _print_text(text: str, *, err: bool) -> None:
+    """A tool's text as it is; on a terminal, without what could steer it."""
+    stream = sys.stderr if err else sys.stdout
+    if stream.isatty():
+        text = "\n".join(map(_printable, text.expandtabs().split("\n")))
+    stream.write(text + "\n")
+
+
+def _read_arguments(argument: str) -> dict[str, Any]:
+    """The JSON object of the argument itself, of @FILE or of stdin (-). Raises UserError."""
+    text, where = _text_of(argument)
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(
-            f"the arguments are not valid JSON: {error.msg} at column {error.colno}",
-            where=text,
-            remedy="""Quote them for the shell: '{"name": "value"}'""",
+            f"the arguments are not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}",
+            where=where,
+            remedy="""Quote them for the shell: '{"name": "value"}'; or put them into a file: @FILE""",
         ) from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the arguments cannot be read: {error}", where=where) from error
     if not isinstance(parsed, dict):
         raise UserError(
-            "the arguments must be a JSON object", where=text, remedy="""For example '{"name": 1}'"""
+            "the arguments must be a JSON object", where=where, remedy="""For example '{"name": 1}'"""
         )
     return parsed
 
 
-def _place(tool: str, configs: Sequence[ServerConfig]) -> tuple[ServerConfig, str]:
-    """The server and the tool that SERVER.TOOL names. Both may hold dots: the longest server name wins."""
-    for config in sorted(configs, key=lambda c: len(c.name), reverse=True):
-        if tool.startswith(f"{config.name}."):
-            return config, tool.removeprefix(f"{config.name}.")
-    server, dot, _ = tool.partition(".")
-    if not dot:
-        raise UserError(
-            f"{tool!r} names no server", remedy="Write SERVER.TOOL; mcpagent tools list shows them."
-        )
-    raise _unknown("server", server, [config.name for config in configs])
-
-
-def _unknown(kind: str, name: str, known: Sequence[str]) -> UserError:
-    from mcpagent.tools.catalog import near_match
-
-    near = near_match(name, known)
-    return UserError(f"there is no {kind} {name!r}", remedy=near or f"There are: {', '.join(sorted(known))}")
+def _text_of(argument: str) -> tuple[str, str]:
+    """The text, and what to call it in an error."""
+    if argument == "-":
+        return sys.stdin.read(), "stdin"
+    if not argument.startswith("@"):
+        return argument, textwrap.shorten(argument, 60, placeholder=" ...")
+    path = Path(argument[1:])
+    try:
+        return path.read_text(encoding="utf-8-sig"), str(path)
+    except OSError as error:
+        raise UserError(f"cannot read it: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise UserError("the file is not UTF-8", where=str(path)) from error

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from mcpagent.core.tools import ToolResult, ToolSpec
+from mcpagent.core.tools import ToolResult, ToolSpec, catalog_hash
 from tests.tools.support import ECHO_SCRIPT
+
+ECHO = {"command": sys.executable, "args": [str(ECHO_SCRIPT)]}
+
+
+def _file(tmp_path: Path, **servers: object) -> Path:
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": servers}))
+    return path
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Path:
-    path = tmp_path / "mcp.json"
-    entry = {"command": sys.executable, "args": [str(ECHO_SCRIPT)], "autoApprove": []}
-    path.write_text(json.dumps({"mcpServers": {"my.echo": entry}}))
-    return path
+    return _file(tmp_path, **{"my.echo": {**ECHO, "autoApprove": []}})
 
 
-def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mcpagent.cli.main", "tools", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+def _command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "mcpagent.cli.main", "tools", *map(str, arguments)]
+
+
+def _run(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(_command(*arguments), input=stdin, capture_output=True, text=True, timeout=60)
 
 
 def test_list_prints_one_json_document_of_tool_specs(servers: Path) -> None:
@@ -33,13 +43,33 @@ def test_list_prints_one_json_document_of_tool_specs(servers: Path) -> None:
     assert specs["echo"].dotted == "my.echo.echo"
     assert specs["echo"].annotations.read_only and not specs["write_down"].annotations.read_only
     assert "unknown key 'autoApprove' is ignored" in done.stderr
+    assert catalog_hash(specs.values()) in done.stderr
 
 
-def test_list_without_json_is_a_table_of_the_builtin_tools() -> None:
+def test_list_without_json_shows_the_builtin_tools_with_their_arguments_and_effect() -> None:
     done = _run("list")
     assert done.returncode == 0
-    assert "polygon.polygon_get_aggs" in done.stdout
-    assert "send_slack_message" in done.stdout
+    assert "  reads   polygon.polygon_get_aggs(ticker, start_date, end_date, [frequency])\n" in done.stdout
+    assert "  writes  slack.send_slack_message(" in done.stdout
+
+
+def test_a_server_that_does_not_start_hides_no_other_and_exits_1(tmp_path: Path) -> None:
+    dying = {"command": sys.executable, "args": ["-c", "import sys; sys.exit('no licence')"]}
+    file = _file(tmp_path, gone={"command": "no-such-program"}, echo=ECHO, dying=dying)
+    done = _run("list", "--servers", file)
+    assert done.returncode == 1
+    assert "  reads   echo.echo(text)\n" in done.stdout
+    assert "gone: did not start" in done.stdout and "dying: did not start" in done.stdout
+    assert "error: server 'gone' did not start: no such command" in done.stderr
+    assert "no licence" in done.stderr, "the last words of the server"
+    as_json = _run("list", "--servers", file, "--json")
+    assert as_json.returncode == 1
+    assert {spec["server"] for spec in json.loads(as_json.stdout)} == {"echo"}
+
+
+def test_list_says_how_a_model_sees_tools_that_share_a_name(tmp_path: Path) -> None:
+    done = _run("list", "--servers", _file(tmp_path, one=ECHO, two=ECHO))
+    assert "one.echo shares its name with another tool: a model sees one__echo\n" in done.stdout
 
 
 def test_call_prints_the_text_that_a_model_would_see(servers: Path) -> None:
@@ -47,10 +77,30 @@ def test_call_prints_the_text_that_a_model_would_see(servers: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "héllo\n")
 
 
+def test_arguments_come_from_a_file_or_from_stdin(servers: Path, tmp_path: Path) -> None:
+    file = tmp_path / "arguments.json"
+    file.write_text('{"text": "from a file"}')
+    assert _run("call", "my.echo.echo", f"@{file}", "--servers", servers).stdout == "from a file\n"
+    piped = _run("call", "my.echo.echo", "-", "--servers", servers, stdin='{"text": "from a pipe"}')
+    assert piped.stdout == "from a pipe\n"
+
+
 def test_a_tool_error_exits_1_with_its_text(servers: Path) -> None:
     done = _run("call", "my.echo.refuse", "--servers", servers)
     assert (done.returncode, done.stdout) == (1, "")
     assert "not today" in done.stderr
+
+
+def test_a_call_ends_at_its_timeout(servers: Path) -> None:
+    done = _run("call", "my.echo.hang", "--timeout", "0.2", "--servers", servers, "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["failure"] == "timeout"
+
+
+def test_wrong_arguments_are_answered_with_the_signature() -> None:
+    done = _run("call", "polygon.polygon_get_news", "{}")
+    assert done.returncode == 1
+    assert "the tool is polygon.polygon_get_news(ticker, [limit])" in done.stderr
 
 
 def test_call_prints_the_result_record_as_json_also_when_the_tool_fails() -> None:
@@ -60,14 +110,68 @@ def test_call_prints_the_result_record_as_json_also_when_the_tool_fails() -> Non
     assert result.is_error and "NO-SUCH" in result.content
 
 
+def test_bench_counts_every_call_and_measures_those_that_succeed() -> None:
+    done = _run("bench", "polygon.polygon_get_market_status", "--calls", "50", "--concurrency", "4", "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (document["calls"], document["planned"], document["failures"]) == (50, 50, {})
+    assert 0 < document["latency_s"]["p50"] <= document["latency_s"]["p95"] <= document["wall_s"]
+    assert document["calls_per_s"] == pytest.approx(50 / document["wall_s"])
+    assert document["cpu_s_per_call"] > 0
+
+
+def test_bench_counts_failures_by_kind_and_exits_1(servers: Path) -> None:
+    done = _run("bench", "my.echo.refuse", "--servers", servers, "--calls", "5", "--allow-writes", "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert document["failures"] == {"tool_error": 5}
+    assert "not today" in document["first_failure"]
+    assert document["latency_s"] == {"p50": None, "p95": None}
+
+
+def test_bench_refuses_effects_that_were_not_allowed(servers: Path) -> None:
+    done = _run("bench", "my.echo.write_down", '{"note": "n"}', "--servers", servers)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "my.echo.write_down does not say that it is read-only" in done.stderr
+    assert "--allow-writes" in done.stderr
+
+
+def test_an_interrupted_bench_shows_what_it_measured(tmp_path: Path) -> None:
+    """The server tells over a named pipe that it was called, so the interrupt comes amid the calls."""
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    script = tmp_path / "server.py"
+    script.write_text(
+        "from mcp.server import MCPServer\nserver = MCPServer('slow')\ncalls = 0\n"
+        "@server.tool()\nasync def work() -> str:\n"
+        "    global calls\n    calls += 1\n"
+        f"    if calls == 20:\n        open({str(begun)!r}, 'w').close()\n"
+        "    return 'ok'\n"
+        "server.run()\n"
+    )
+    file = _file(tmp_path, slow={"command": sys.executable, "args": [str(script)]})
+    many = ("--calls", "1000000", "--concurrency", "1", "--allow-writes")
+    command = _command("bench", "slow.work", "--servers", file, *many, "--json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        begun.read_text()  # returns when the server has opened and closed its end
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert 19 <= json.loads(stdout)["calls"] < 1_000_000
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["call", "polygn.polygon_get_aggs"], "Did you mean polygon?"),
         (["call", "polygon.polygon_get_agg"], "Did you mean polygon.polygon_get_aggs?"),
+        (["bench", "polygon.polygon_get_agg"], "Did you mean polygon.polygon_get_aggs?"),
         (["call", "polygon_get_aggs"], "names no server"),
         (["call", "polygon.polygon_get_aggs", "{ticker}"], "not valid JSON"),
         (["call", "polygon.polygon_get_aggs", "[1]"], "must be a JSON object"),
+        (["call", "polygon.polygon_get_aggs", "[" * 100_000], "cannot be read"),
+        (["call", "polygon.polygon_get_aggs", "@nowhere.json"], "nowhere.json: cannot read it"),
         (["list", "--servers", "nowhere.json"], "nowhere.json: cannot read it"),
     ],
 )
