@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "doctor": ("mcpagent.cli.doctor", "Check this machine: packages, device, servers, keys, data."),
     "gen-data": ("mcpagent.cli.gen_data", "Make tasks from templates, grounded in what the servers answer."),
+    "convert": ("mcpagent.cli.convert", "Turn a dependent spec into a dataset."),
     "data": ("mcpagent.cli.data", "Validate a dataset, or show what is in it."),
     "tools": ("mcpagent.cli.tools", "List and call the tools of MCP servers."),
     "serve": ("mcpagent.cli.serve", "Run one of the built-in MCP servers."),

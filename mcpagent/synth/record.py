@@ -9,7 +9,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
-from mcpagent.core.placeholders import resolve
+from mcpagent.core.placeholders import format_value, resolve
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
@@ -96,6 +96,8 @@ def settle(task: Task, results: Mapping[str, Any], *, verdicts: JsonObject) -> T
     truth = task.truth.model_dump(exclude_unset=True)
     for name in {"final_answer", "reference_answer", "state"} & truth.keys():
         truth[name] = resolve(truth[name], results)
+    if "reference_answer" in truth:
+        truth["reference_answer"] = format_value(truth["reference_answer"])  # one reference keeps its type
     for step in truth["tool_sequence"]:
         if "match" in step:
             step["match"] = resolve(step["match"], results)

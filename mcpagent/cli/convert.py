@@ -1,0 +1,139 @@
+"""`mcpagent convert`: a dependent spec as a dataset."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mcpagent.errors import UserError
+
+if TYPE_CHECKING:
+    from mcpagent.console import Console
+    from mcpagent.synth.convert import Conversion
+
+app = typer.Typer(add_completion=False)
+_BUILTIN = "builtin"
+
+
+@app.command()
+def convert(
+    spec: Annotated[Path, typer.Argument(help="The dependent spec, a JSON file.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The dataset: .jsonl or .json, also .gz and .zst.")] = Path(
+        "data/processed/train.jsonl"
+    ),
+    servers: Annotated[
+        str | None,
+        typer.Option(
+            help="An mcp.json, or `builtin`: check tools and arguments against it, and offer all of its "
+            "tools. Default: no check; the offer is what the spec names."
+        ),
+    ] = None,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Run every plan on the servers as well.")
+    ] = False,
+    keep_going: Annotated[
+        bool,
+        typer.Option("--keep-going", help="Write the good tasks, and OUT.rejects.jsonl for the others."),
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
+    env_class: Annotated[str, typer.Option(help="The record's env_class.")] = "MCPToolEnv",
+    data_source: Annotated[str, typer.Option(help="The record's data_source.")] = "synthetic/dependent",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Turn scenarios with conversations and tool plans into training tasks; a fault writes nothing, exit 2.
+
+    The prompt holds the system message and the first user message; later user messages arrive at run time.
+
+    Example: mcpagent convert dependent_spec.json --servers mcp.json --out data/processed/train.jsonl
+    """
+    from mcpagent.console import Console
+    from mcpagent.storage.jsonl import write_jsonl
+
+    console = Console(is_json=as_json)
+    if execute and servers is None:
+        raise UserError("--execute needs servers to run the plans on", remedy="add --servers mcp.json")
+    if out.exists() and not overwrite:
+        raise UserError("the file is there already", where=str(out), remedy="add --overwrite")
+    conversion = asyncio.run(
+        _convert(spec, servers, console, execute=execute, env_class=env_class, data_source=data_source)
+    )
+    for note in conversion.notes:
+        console.note(f"note: {note}")
+    for fault in conversion.faults:
+        console.note(f"{spec}: {fault.pointer}: {fault.code.value}: {fault.message}\n  {fault.remedy}")
+    rejects = out.with_name(f"{out.name}.rejects.jsonl")
+    if conversion.faults and (not keep_going or not conversion.tasks):
+        _refuse(conversion, spec, console, as_json=as_json, could_keep=bool(conversion.tasks))
+    write_jsonl(out, conversion.tasks)
+    if conversion.faults:
+        bad = [item for item in conversion.items if item.faults]
+        write_jsonl(
+            rejects,
+            [
+                {"pointer": b.source.pointer, "faults": [f.as_json() for f in b.faults], "raw": b.source.raw}
+                for b in bad
+            ],
+        )
+    _report(conversion, console, out=out, rejects=rejects if conversion.faults else None)
+
+
+async def _convert(
+    spec: Path,
+    servers: str | None,
+    console: Console,
+    *,
+    execute: bool,
+    env_class: str,
+    data_source: str,
+) -> Conversion:
+    from mcpagent.cli.chosen_servers import chosen_servers
+    from mcpagent.synth.calls import CallCache
+    from mcpagent.synth.convert import convert_spec, execute_plans
+    from mcpagent.tools.pool import ToolPool
+
+    if servers is None:
+        return convert_spec(spec, catalog=None, env_class=env_class, data_source=data_source)
+    path = None if servers == _BUILTIN else Path(servers)
+    async with ToolPool(chosen_servers(path, console=console, limited=False)) as pool:
+        conversion = convert_spec(spec, catalog=pool.tools, env_class=env_class, data_source=data_source)
+        return await execute_plans(conversion, CallCache(pool)) if execute else conversion
+
+
+def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bool, could_keep: bool) -> None:
+    faults, bad = conversion.faults, [item for item in conversion.items if item.faults]
+    error = UserError(
+        f"{len(faults)} faults in {len(bad)} of {len(conversion.items)} tasks; nothing was written",
+        where=str(spec),
+        remedy="mend them"
+        + (", or add --keep-going to write the others and a file of rejects" if could_keep else ""),
+    )
+    if as_json:
+        console.print_json({**error.as_json(), "faults": [fault.as_json() for fault in faults]})
+    typer.echo(f"error: {error}", err=True)
+    raise typer.Exit(UserError.exit_code)
+
+
+def _report(conversion: Conversion, console: Console, *, out: Path, rejects: Path | None) -> None:
+    from mcpagent.synth.describe import count_tasks
+
+    counts = count_tasks(conversion.tasks).as_json()
+    codes: dict[str, int] = {}
+    for fault in conversion.faults:
+        codes[fault.code.value] = codes.get(fault.code.value, 0) + 1
+    document = {
+        **counts,
+        "path": str(out),
+        "rejected": sum(bool(item.faults) for item in conversion.items),
+        "rejects": codes,
+        "rejects_path": None if rejects is None else str(rejects),
+        "notes": conversion.notes,
+    }
+    if console.is_json:
+        console.print_json(document)
+        return
+    console.say(f"{counts['records']} tasks in {out}")
+    if rejects is not None:
+        console.say(f"{document['rejected']} rejected, with their faults in {rejects}")
