@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
-from mcp import Client, StdioServerParameters, stdio_client
-from mcp.client import Transport
+from mcp import Client
 from mcp.server import MCPServer, Server
-from mcp.shared.message import SessionMessage
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from mcpagent.tools.servers_config import StdioServer
-
-# Every line of a server's stdout that is not JSON-RPC would print a traceback there.
-logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
+from mcpagent.tools.stdio import stdio_streams
 
 _LOG_TAIL_BYTES = 1500
 
@@ -66,16 +60,8 @@ class StdioLauncher:
 
     @asynccontextmanager
     async def client(self, *, on_eof: Callable[[], None]) -> AsyncGenerator[Client]:
-        parameters = StdioServerParameters(
-            command=self.config.command,
-            args=list(self.config.args),
-            env=dict(self.config.env),
-            cwd=self.config.cwd,
-            encoding_error_handler="replace",  # "strict" ends the session at one invalid byte
-        )
-        with self.log_path.open("a", encoding="utf-8") as log:
-            transport = _watched(stdio_client(parameters, errlog=log), on_eof)
-            async with Client(transport) as client:
+        with self.log_path.open("ab") as log:
+            async with Client(stdio_streams(self.config, log_file=log, on_eof=on_eof)) as client:
                 yield client
 
     def log_tail(self) -> str:
@@ -84,43 +70,3 @@ class StdioLauncher:
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
             return log.read().decode("utf-8", "replace").strip()
-
-
-@asynccontextmanager
-async def _watched(transport: Transport, on_eof: Callable[[], None]) -> AsyncGenerator[Any]:
-    async with transport as (read_stream, write_stream):
-        yield _EofWatch(read_stream, on_eof), write_stream
-
-
-class _EofWatch:
-    """A read stream that reports its end: the SDK tells nobody that a server died until the next call,
-    and then a request that was never sent looks like one that was lost on the way."""
-
-    def __init__(self, stream: Any, on_eof: Callable[[], None]) -> None:
-        self._stream = stream
-        self._on_eof = on_eof
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self._stream.__anext__()
-        except StopAsyncIteration:
-            self._on_eof()
-            raise
-
-    async def receive(self) -> SessionMessage | Exception:
-        return await self._stream.receive()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._stream.__aexit__(kind, error, trace)

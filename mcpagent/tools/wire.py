@@ -26,6 +26,7 @@ from mcp.types import (
 from mcpagent.core.records import JsonObject
 
 MAX_DEPTH = 100  # the SDK's own encoder fails past about 250
+MAX_MESSAGE_BYTES = 8 * 2**20  # of a response; what the model sees of it is cut far earlier
 # What a transport answers to one call, as a JSON-RPC error of its own; the connection lives on after each.
 OVERSIZE_RESULT = -33001  # the response is larger than the transport takes
 MALFORMED_RESULT = -33002  # the response is no valid JSON-RPC

@@ -1,0 +1,135 @@
+"""Whole trees of processes: who is in one, and its end. Standard library only.
+
+Run as a script it is the watchdog of a trainer. A child that ignores the end of its input and SIGTERM
+outlives a parent that was killed with SIGKILL, and so do the children of `npx` and `uvx`. The kernel's
+own remedy (PR_SET_PDEATHSIG) exists on Linux only, fires when the *thread* that forked ends, and reaches
+no grandchild. So one small process per trainer holds the other end of a pipe, and ends the trees that the
+trainer had running when the pipe closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+GRACE_S = 1.0  # between the end of its input and SIGTERM, and between SIGTERM and SIGKILL
+_POLL_S = 0.05
+_PARENT_POLL_S = 1.0
+_PROC = Path("/proc")
+_HAS_PROC = (_PROC / "self" / "stat").exists()
+
+
+class _Process(NamedTuple):
+    """A process that runs: a zombie does not. An id may be given again, so `birth` belongs to it."""
+
+    pid: int
+    parent: int
+    group: int
+    birth: str  # when it was started, in the system's own words
+
+
+class Tree:
+    """The group of a process that leads its own, and the leader's descendants in other groups."""
+
+    def __init__(self, leader: int) -> None:
+        self.leader = leader
+        self._strays: set[tuple[int, str]] = set()
+
+    def look(self) -> None:
+        """Note the descendants, as long as the leader lives: a browser, say, gets a group of its own."""
+        processes = list(_processes())
+        family = {self.leader}
+        while grown := {p.pid for p in processes if p.parent in family} - family:
+            family |= grown
+        self._strays |= {(p.pid, p.birth) for p in processes if p.pid in family and p.group != self.leader}
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every process of it that is left."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.leader, number)
+        for pid, _ in self._living_strays():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+    def is_alive(self) -> bool:
+        """True while a process of it runs."""
+        try:
+            os.killpg(self.leader, 0)
+        except (ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+            return bool(self._living_strays())
+        return any(p.group == self.leader for p in _processes()) or bool(self._living_strays())
+
+    def _living_strays(self) -> set[tuple[int, str]]:
+        return self._strays & {(p.pid, p.birth) for p in _processes()} if self._strays else set()
+
+
+def end_trees(trees: list[Tree]) -> None:
+    """Give them time to see the end of their input, then SIGTERM, then SIGKILL: about 2 s at most."""
+    for tree in trees:
+        tree.look()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline_s = time.monotonic() + GRACE_S
+        while (trees := [tree for tree in trees if tree.is_alive()]) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        for tree in trees:
+            tree.look()
+            tree.signal(number)
+
+
+def _processes() -> Iterator[_Process]:
+    return _from_proc() if _HAS_PROC else _from_ps()
+
+
+def _from_proc() -> Iterator[_Process]:
+    for path in _PROC.iterdir():
+        if path.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has just ended
+                # proc(5): what follows the name, which may itself hold anything.
+                fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if fields[0] not in "ZX":
+                    yield _Process(int(path.name), int(fields[1]), int(fields[2]), fields[19])
+
+
+def _from_ps() -> Iterator[_Process]:
+    columns = "pid=,ppid=,pgid=,state=,lstart="
+    rows = subprocess.run(["ps", "-A", "-o", columns], capture_output=True, text=True, check=False).stdout
+    for row in rows.splitlines():
+        pid, parent, group, state, birth = row.split(maxsplit=4)
+        if not state.startswith("Z"):
+            yield _Process(int(pid), int(parent), int(group), birth)
+
+
+def _watch(parent: int) -> None:
+    """Read `+PGID` and `-PGID` from stdin until it ends or the parent is gone, then end what is left.
+
+    The parent's end of the pipe may be held open by a process that it forked; its own death shows in the
+    parent id too.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # sent to a whole job when its trainer is asked to stop
+    groups: set[int] = set()
+    rest = b""
+    while True:
+        if select.select([0], [], [], _PARENT_POLL_S)[0]:
+            data = os.read(0, 65536)
+            if not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                change = groups.add if line.startswith(b"+") else groups.discard
+                change(int(line[1:]))
+        elif os.getppid() != parent:
+            break
+    end_trees([Tree(group) for group in groups])
+
+
+if __name__ == "__main__":
+    _watch(int(sys.argv[1]))
