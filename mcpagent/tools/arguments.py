@@ -1,0 +1,154 @@
+"""Harmless arguments that satisfy a tool's input schema, for calls whose only purpose is to look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mcpagent.core.records import JsonObject
+from mcpagent.tools.catalog import SchemaCheck
+
+_DEEPEST = 12  # a recursive schema ends here
+_FORMATS = {
+    "date": "2025-01-02",
+    "date-time": "2025-01-02T00:00:00Z",
+    "time": "00:00:00Z",
+    "duration": "P1D",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "ipv4": "192.0.2.1",  # RFC 5737: for documentation, answered by nobody
+    "ipv6": "2001:db8::1",
+    "hostname": "example.com",
+}
+
+
+def harmless_arguments(
+    schema: JsonObject, *, text: str, known: Mapping[str, Any] | None = None
+) -> JsonObject | None:
+    """The smallest valid arguments: required properties only, each the schema's own constant, enum value,
+    default or example where it has one, else a value of `known` under the property's name, else a small value
+    of its type, `text` for a string. None where none can be made (a pattern, a condition)."""
+    arguments = _Maker(schema, text, known or {}).value(schema, "", 0)
+    if not isinstance(arguments, dict) or SchemaCheck(schema).fault(arguments) is not None:
+        return None
+    return arguments
+
+
+def known_values(answer: Any) -> dict[str, Any]:
+    """What an answer says about its things, by the names that parameters use for them.
+
+    `{"channels": [{"id": "C1", "name": "general"}]}` gives `channel_id`, `channel_name` and `channel` (the
+    id). The first thing of a kind wins.
+    """
+    found: dict[str, Any] = {}
+    pending = [answer]
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, list):
+            pending += node
+        if not isinstance(node, dict):
+            continue
+        for name, below in node.items():
+            pending.append(below)
+            thing = below[0] if isinstance(below, list) and below else below
+            if isinstance(thing, dict):
+                for key, value in _of_thing(name.removesuffix("s"), thing).items():
+                    found.setdefault(key, value)
+    return found
+
+
+def as_json(text: str) -> Any:
+    """The document that a tool's text is; None where it is prose."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _of_thing(kind: str, thing: JsonObject) -> dict[str, Any]:
+    scalars = {key: value for key, value in thing.items() if isinstance(value, (str, int, float))}
+    named = {f"{kind}_{key}": value for key, value in scalars.items()}
+    own = scalars.get("id", scalars.get("name"))
+    return named if own is None else {kind: own, **named}
+
+
+class _Maker:
+    def __init__(self, root: JsonObject, text: str, known: Mapping[str, Any]) -> None:
+        self._root = root
+        self._text = text
+        self._known = known
+
+    def value(self, schema: Any, name: str, depth: int) -> Any:
+        if not isinstance(schema, dict) or depth > _DEEPEST:
+            return None
+        if "$ref" in schema:
+            return self.value(self._resolve(schema["$ref"]), name, depth + 1)
+        if "const" in schema:
+            return schema["const"]
+        for key in ("enum", "examples"):
+            if isinstance(schema.get(key), list) and schema[key]:
+                return schema[key][0]
+        if "default" in schema:
+            return schema["default"]
+        if "allOf" in schema:
+            merged = {k: v for part in [schema, *schema["allOf"]] for k, v in part.items() if k != "allOf"}
+            return self.value(merged, name, depth + 1)
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                usable = [part for part in schema[key] if part != {"type": "null"}]
+                return self.value(usable[0] if usable else {"type": "null"}, name, depth + 1)
+        return self._of_type(schema, name, depth)
+
+    def _of_type(self, schema: JsonObject, name: str, depth: int) -> Any:
+        kind = schema.get("type", "object" if "properties" in schema else "string")
+        if isinstance(kind, list):
+            kind = next((k for k in kind if k != "null"), "null")
+        match kind:
+            case "object":
+                properties = schema.get("properties", {})
+                return {
+                    key: self.value(properties.get(key, {}), key, depth + 1)
+                    for key in schema.get("required", ())
+                }
+            case "array":
+                # One item where none would do: an empty list asks a tool to do nothing.
+                length = min(max(1, schema.get("minItems", 1)), schema.get("maxItems", 1))
+                items = schema.get("items", {})
+                return [self.value(items, name.removesuffix("s"), depth + 1) for _ in range(length)]
+            case "string":
+                return self._string(schema, name)
+            case "integer" | "number":
+                return _number(schema)
+            case "boolean":
+                return False
+            case _:
+                return None
+
+    def _string(self, schema: JsonObject, name: str) -> str:
+        form = schema.get("format")
+        if form in _FORMATS:
+            return _FORMATS[form]
+        if form in ("uri", "url"):
+            return f"https://example.com/{self._text}"
+        if form == "email":
+            return f"{self._text}@example.com"
+        if isinstance(self._known.get(name), str):
+            return self._known[name]
+        return self._text[: schema.get("maxLength")].ljust(schema.get("minLength", 0), "x")
+
+    def _resolve(self, reference: object) -> Any:
+        """A reference within the schema, `#/$defs/Name`; anything else is out of reach."""
+        head, *path = str(reference).split("/")
+        node: Any = self._root if head == "#" else None
+        for key in path:
+            node = node.get(key) if isinstance(node, dict) else None
+        return node
+
+
+def _number(schema: JsonObject) -> int | float:
+    """The number nearest to 1 within the bounds."""
+    high = schema.get("maximum", schema.get("exclusiveMaximum", 3) - 1)
+    low = schema.get("minimum", schema.get("exclusiveMinimum", min(0, high) - 1) + 1)
+    value = max(low, min(high, 1))
+    step = schema.get("multipleOf")
+    return value if step is None else -(-value // step) * step

@@ -1,0 +1,148 @@
+"""Which isolation a server needs: what a probe saw, else what the server declares, else its tools' names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from enum import StrEnum
+
+from mcpagent.core.records import Record
+from mcpagent.core.tools import ToolSpec
+from mcpagent.tools.instance_cost import InstanceCost, started_instance
+from mcpagent.tools.probe import Episodes, Probe, State
+from mcpagent.tools.servers_config import Isolation, MemoryServer, ServerConfig
+
+_READS = re.compile(
+    "calculate|check|compare|count|crawl|describe|diff|echo|explain|extract|fetch|find|get|inspect|list|log|"
+    "lookup|map|ping|query|read|research|retrieve|search|show|status|summarize|validate|view"
+)
+_WRITES = re.compile(
+    "add|append|apply|archive|assign|book|buy|cancel|checkout|clear|close|commit|create|delete|drop|edit|"
+    "execute|import|insert|invite|kill|merge|move|pay|post|publish|push|put|register|remove|rename|replace|"
+    "reply|reset|restart|restore|run|save|schedule|sell|send|set|start|stop|store|submit|sync|transfer|trigger|"
+    "undo|update|upload|upsert|write"
+)
+
+
+class Basis(StrEnum):
+    """What a recommendation rests on, the strongest first."""
+
+    OBSERVED = "observed"  # the server's behaviour
+    DECLARED = "declared"  # its annotations; what they speak of could not be tried
+    NAMES = "names"  # the names of tools without annotations: a hint
+
+
+class IsolationVerdict(Record):
+    """`evidence` is what was seen, `writes` the tools that took a write carrying `probe_text`, `not_tried`
+    why other tools were not called or not compared."""
+
+    server: str
+    recommended: Isolation
+    state: State
+    basis: Basis
+    evidence: tuple[str, ...]
+    probe_text: str
+    writes: tuple[str, ...]
+    not_tried: dict[str, str]
+    cost: InstanceCost
+
+
+async def probe_isolation(
+    config: ServerConfig, *, allow_writes: bool = False, timeout_s: float = 10.0
+) -> IsolationVerdict:
+    """Start two instances of a server and see whether one episode's calls show up in another's.
+
+    Called are the tools that the server declares read-only, and those that it declares both additive (not
+    destructive) and closed (not open-world). `allow_writes` calls every tool; so does a built-in server in
+    memory, whose instances are thrown away. Raises UserError where the server does not start.
+    """
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(started_instance(config, timeout_s=timeout_s))
+        second = await stack.enter_async_context(started_instance(config, timeout_s=timeout_s))
+        specs = list(first.pool.tools.values())
+        sessions = (first.pool.session(), first.pool.session(), second.pool.session())
+        probe = Probe(config.name, Episodes(*sessions))
+        writes_freely = allow_writes or isinstance(config, MemoryServer)
+        forbidden = {} if writes_freely else _forbidden(specs)
+        await probe.run(
+            [spec for spec in specs if spec.annotations.read_only],
+            [spec for spec in specs if not spec.annotations.read_only and spec.name not in forbidden],
+            uses_found_names=writes_freely,
+        )
+        state, basis = _judge(specs, probe)
+        return IsolationVerdict(
+            server=config.name,
+            recommended=_recommended(specs, probe, state, basis),
+            state=state,
+            basis=basis,
+            evidence=tuple(probe.evidence) or (_nothing_seen(probe),),
+            probe_text=probe.text,
+            writes=tuple(probe.wrote),
+            not_tried={**forbidden, **probe.not_tried},
+            cost=first.cost,
+        )
+
+
+def name_reads(tool: str) -> bool | None:
+    """Whether the name of a tool speaks of reading alone; None where it has no verb that is known."""
+    words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", tool).lower())
+    if any(_WRITES.fullmatch(word) for word in words):
+        return False
+    return True if any(_READS.fullmatch(word) for word in words) else None
+
+
+def _forbidden(specs: Sequence[ToolSpec]) -> dict[str, str]:
+    """The tools that a probe must not call unasked. A hint that was not given has the default of the MCP
+    specification, the dangerous one, so only what is declared harmless passes."""
+    reasons: dict[str, str] = {}
+    for spec in specs:
+        hints = spec.annotations
+        if hints.read_only:
+            continue
+        if not hints.model_fields_set:
+            reasons[spec.name] = "it has no annotations, so it may do anything"
+        elif hints.destructive:
+            reasons[spec.name] = "it may destroy"
+        elif hints.open_world:
+            reasons[spec.name] = "it may act on the world outside the server"
+    return reasons
+
+
+def _judge(specs: Sequence[ToolSpec], probe: Probe) -> tuple[State, Basis]:
+    if State.OUTSIDE in probe.states:
+        return State.OUTSIDE, Basis.OBSERVED
+    if State.INSTANCE in probe.states:
+        return State.INSTANCE, Basis.OBSERVED
+    open_questions = _open_questions(specs, probe)
+    if not open_questions:
+        return State.NONE, Basis.OBSERVED if probe.looked else Basis.DECLARED
+    is_declared = any(spec.annotations.model_fields_set for spec in open_questions)
+    return State.UNKNOWN, Basis.DECLARED if is_declared else Basis.NAMES
+
+
+def _open_questions(specs: Sequence[ToolSpec], probe: Probe) -> list[ToolSpec]:
+    """The tools that may write and whose writing was not watched."""
+    watched = set(probe.wrote) if probe.looked else set[str]()
+    return [spec for spec in specs if not spec.annotations.read_only and spec.name not in watched]
+
+
+def _recommended(specs: Sequence[ToolSpec], probe: Probe, state: State, basis: Basis) -> Isolation:
+    match state:
+        case State.NONE | State.OUTSIDE:  # outside: an instance of its own costs and does not help
+            return "shared"
+        case State.INSTANCE:
+            return "episode"
+        case State.UNKNOWN:
+            only_reads = basis is Basis.NAMES and all(
+                name_reads(spec.name) for spec in _open_questions(specs, probe)
+            )
+            return "shared" if only_reads else "episode"
+
+
+def _nothing_seen(probe: Probe) -> str:
+    n = len(probe.looked)
+    looked = f"{n} read-only {'tool' if n == 1 else 'tools'} answered the same to every session"
+    if probe.wrote:
+        return f"after {', '.join(probe.wrote)}, {looked}"
+    return looked if probe.looked else "no tool could be called"

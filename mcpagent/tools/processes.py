@@ -1,0 +1,129 @@
+"""The processes of a server: which belong to it, what memory and processor time they hold."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK_ENV = (
+    "MCPAGENT_STARTED_BY"  # a server's processes inherit it, also those that leave its group and session
+)
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process at one moment. `cpu_s` includes the children that it has waited for."""
+
+    pid: int
+    parent: int
+    rss_bytes: int
+    cpu_s: float
+    command: str
+
+
+def marked(mark: str) -> list[Process]:
+    """Every living process that was started with `MARK_ENV=mark`.
+
+    Without /proc (macOS) the environment of others cannot be read: there, every descendant of this process.
+    """
+    if not (_PROC / "self" / "environ").exists():
+        return _descendants(os.getpid(), _from_ps())
+    wanted = f"{MARK_ENV}={mark}".encode()
+    found = (_from_proc(int(entry.name)) for entry in _PROC.iterdir() if _carries(entry, wanted))
+    return [process for process in found if process is not None]
+
+
+def leaves(processes: Iterable[Process]) -> list[Process]:
+    """Those that are nobody's parent: the server itself, below wrappers such as `npx` and `uvx`."""
+    processes = list(processes)
+    parents = {process.parent for process in processes}
+    return [process for process in processes if process.pid not in parents]
+
+
+def kill(processes: Iterable[Process]) -> None:
+    """SIGKILL; one that is gone already is no error."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def open_files() -> int:
+    """How many file descriptors this process has open."""
+    folder = _PROC / "self" / "fd" if _PROC.exists() else Path("/dev/fd")
+    return len(os.listdir(folder))  # noqa: PTH208 - counts names only; the listing's own descriptor is in each
+
+
+def _carries(entry: Path, wanted: bytes) -> bool:
+    if not entry.name.isdigit():
+        return False
+    try:
+        return wanted in (entry / "environ").read_bytes().split(b"\0")
+    except OSError:  # another user's, or gone by now
+        return False
+
+
+def _from_proc(pid: int) -> Process | None:
+    """None for one that is gone or only waits to be reaped."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        command = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return None
+    # proc(5): the name in parentheses may hold spaces; counted from the state (3), utime is field 14.
+    fields = stat.rpartition(")")[2].split()
+    if fields[0] == "Z":
+        return None
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        rss_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+        cpu_s=sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK"),
+        command=command.replace(b"\0", b" ").decode("utf-8", "replace").strip(),
+    )
+
+
+def _from_ps() -> list[Process]:
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,rss=,time=,command="], capture_output=True, text=True, check=True
+    )
+    rows = (line.split(maxsplit=4) for line in listed.stdout.splitlines())
+    return [
+        Process(
+            pid=int(row[0]),
+            parent=int(row[1]),
+            rss_bytes=int(row[2]) * 1024,
+            cpu_s=_seconds(row[3]),
+            command=row[4],
+        )
+        for row in rows
+        if len(row) == 5 and not row[4].startswith("ps -A")
+    ]
+
+
+def _seconds(clock: str) -> float:
+    """`[[dd-]hh:]mm:ss[.ff]` as ps prints it."""
+    days, _, rest = clock.rpartition("-")
+    total = 0.0
+    for part in rest.split(":"):
+        total = total * 60 + float(part)
+    return total + 86400 * int(days or 0)
+
+
+def _descendants(pid: int, processes: Iterable[Process]) -> list[Process]:
+    by_parent: dict[int, list[Process]] = {}
+    for process in processes:
+        by_parent.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    pending = [pid]
+    while pending:
+        children = by_parent.get(pending.pop(), [])
+        found += children
+        pending += [child.pid for child in children]
+    return found
