@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -11,6 +13,8 @@ from mcpagent.core.records import JsonObject, Record
 
 PURPOSE_META_KEY = "mcpagent/purpose"  # in a request's `_meta`: who makes the call (`tools.contract.Purpose`)
 NONCE_META_KEY = "mcpagent/nonce"  # in a result's `_meta`: fresh for each call that reached a built-in server
+
+_API_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a function, in OpenAI-style APIs
 
 
 class ToolAnnotations(Record):
@@ -56,6 +60,7 @@ class FailureKind(StrEnum):
     SCHEMA = "schema"  # the server broke the protocol or its own output schema
     DENIED = "denied"  # the allow-list forbids the tool
     LIMIT = "limit"  # a limit of the episode was reached: the call was not made
+    CASSETTE = "cassette"  # the cassette has no answer, or one that its server no longer gives
 
     @property
     def is_infrastructure(self) -> bool:
@@ -66,6 +71,7 @@ class FailureKind(StrEnum):
             FailureKind.UNKNOWN_OUTCOME,
             FailureKind.OVERSIZE,
             FailureKind.SCHEMA,
+            FailureKind.CASSETTE,
         }
 
 
@@ -111,12 +117,25 @@ def catalog_hash(tools: Iterable[ToolSpec]) -> str:
 
 
 def model_names(tools: Iterable[ToolSpec]) -> dict[str, ToolSpec]:
-    """The name under which the model sees each tool: its own; `server__tool` only where two collide."""
+    """The name under which the model sees each tool: its own; `server__tool` only where two collide.
+
+    A prefixed name fits chat APIs (64 letters, digits, `_` and `-`); where it had to be changed for that,
+    or is still not unique, it ends in a hash of server and tool. Does not depend on the order of `tools`.
+    """
     tools = list(tools)
-    counts: dict[str, int] = {}
+    counts = Counter(tool.name for tool in tools)
+    unique = {name for name, count in counts.items() if count == 1}
+    prefixed = Counter(tool.qualified_name for tool in tools if tool.name not in unique)
+    names: dict[str, ToolSpec] = {}
     for tool in tools:
-        counts[tool.name] = counts.get(tool.name, 0) + 1
-    return {(t.name if counts[t.name] == 1 else t.qualified_name): t for t in tools}
+        name = tool.qualified_name
+        if tool.name in unique:
+            name = tool.name
+        elif not _API_NAME.fullmatch(name) or prefixed[name] > 1 or name in unique:
+            digest = hashlib.sha256(json.dumps([tool.server, tool.name]).encode()).hexdigest()[:8]
+            name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[: 64 - 9]}_{digest}"
+        names[name] = tool
+    return names
 
 
 def chat_schema(name: str, tool: ToolSpec) -> JsonObject:
