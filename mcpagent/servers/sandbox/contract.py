@@ -1,0 +1,63 @@
+"""What a sandbox is to those who use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import JsonValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Of one call. `wall_s` counts from when the code starts, not from when the call is queued."""
+
+    wall_s: float = 10.0
+    cpu_s: int = 5
+    memory_bytes: int = 512 * 2**20
+    scratch_bytes: int = 32 * 2**20
+    output_bytes: int = 100_000
+    result_bytes: int = 256_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the code ended. `error` is None where it ran to its end, else one sentence for the model; `line` is
+    the line of the code that it names. `output` is what was printed, `value` the last expression's value."""
+
+    output: str = ""
+    value: JsonValue = None
+    error: str | None = None
+    line: int | None = None
+
+
+class Sandbox(Protocol):
+    """Runs code that nobody has read. Each call starts afresh: nothing is left of the one before."""
+
+    @property
+    def name(self) -> str:
+        """The backend: bubblewrap, namespaces or monty."""
+        ...
+
+    @property
+    def language(self) -> str:
+        """What it runs, for the model: "Python 3.11", or the name of a subset."""
+        ...
+
+    @property
+    def is_subset(self) -> bool:
+        """True where ordinary Python code may fail for want of a feature."""
+        ...
+
+    async def run(self, code: str, names: Mapping[str, JsonValue]) -> Outcome:
+        """Run `code` with `names` defined. Raises `SandboxBroken` if the code did not get to run."""
+        ...
+
+
+class SandboxUnavailable(Exception):
+    """This machine cannot isolate in this way; the text says why."""
+
+
+class SandboxBroken(Exception):
+    """A call failed before the code started: not the fault of who wrote it."""

@@ -1,0 +1,84 @@
+"""Namespaces of its own, and a root directory that holds nothing of the host but what Python needs."""
+
+# ruff: noqa: PTH103, PTH112, PTH120, PTH211 - importing pathlib would add to the cost of a call
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from mcpagent.servers.sandbox.jail import syscalls
+from mcpagent.servers.sandbox.jail.settings import JailSettings
+
+_NEW_NS, _NEW_CGROUP, _NEW_UTS, _NEW_IPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+_NEW_USER, _NEW_PID, _NEW_NET = 0x10000000, 0x20000000, 0x40000000
+_ALL = _NEW_USER | _NEW_NS | _NEW_PID | _NEW_NET | _NEW_IPC | _NEW_UTS | _NEW_CGROUP
+
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 1, 2, 4, 8
+
+_UID = 1000  # inside; outside it is the user who runs the server
+_ROOT_AT = "/tmp"  # any directory that every machine has: mounted over in this mount namespace only
+
+
+def enter_namespaces(parent: int) -> None:
+    """Go on as process 1 of new namespaces. The old process waits for it and ends as it ends; if the old
+    process is killed, the new one is killed, and with it all of its namespace."""
+    syscalls.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the server has gone")
+    uid, gid = os.getuid(), os.getgid()
+    syscalls.unshare(_ALL)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{_UID} {uid} 1")
+    _write("/proc/self/gid_map", f"{_UID} {gid} 1")
+    child = os.fork()
+    if child:
+        os.closerange(0, 3)  # so that the pipes end when the child ends
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os._exit(code if code >= 0 else 128 - code)
+    syscalls.die_with_parent(signal.SIGKILL)
+    os.setsid()
+    syscalls.set_hostname("sandbox")
+
+
+def build_root(settings: JailSettings) -> None:
+    """Replace the root directory; the working directory is then an empty one in memory, at `scratch`."""
+    syscalls.mount("none", "/", "", _MS_REC | _MS_PRIVATE)
+    read_only = _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV
+    trees = {path: syscalls.clone_tree(path, attributes=read_only) for path in settings.read_only}
+    device = _ATTR_NOSUID | _ATTR_NOEXEC
+    trees |= {path: syscalls.clone_tree(path, attributes=device) for path in settings.devices}
+    syscalls.mount("root", _ROOT_AT, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
+    for path, tree in trees.items():
+        _make_place(_ROOT_AT + path, like=path)
+        syscalls.attach_tree(tree, _ROOT_AT + path)
+        os.close(tree)
+    for path, target in settings.links.items():
+        os.symlink(target, _ROOT_AT + path)
+    scratch = _ROOT_AT + settings.scratch
+    os.makedirs(scratch)
+    options = f"mode=0700,size={settings.scratch_bytes},nr_inodes=4096"
+    syscalls.mount("scratch", scratch, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+    syscalls.change_root(_ROOT_AT)
+    syscalls.mount("none", "/", "", _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+    os.chdir(settings.scratch)
+
+
+def _make_place(path: str, *, like: str) -> None:
+    """What a mount of `like` can be attached to."""
+    if os.path.isdir(like):
+        os.makedirs(path, exist_ok=True)
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
