@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,18 +16,25 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.tools.catalog import Catalog, near_match
-from mcpagent.tools.connection import OpenFailed
+from mcpagent.tools.faults import OpenFailed
+from mcpagent.tools.limits import ServerLimits
+from mcpagent.tools.metrics import PoolMetrics
+from mcpagent.tools.server import OnChange, StartedServer
 from mcpagent.tools.servers_config import InProcessServer, Isolation, MemoryServer, ServerConfig, StdioServer
-from mcpagent.tools.session import PoolSession, StartedServer
+from mcpagent.tools.session import PoolSession
 from mcpagent.tools.transports import Launcher, MemoryLauncher, StdioLauncher
+
+log = logging.getLogger(__name__)
 
 
 class ToolPool:
     """Runs `servers` while entered; a `ToolProvider`. Bound to the event loop that enters it.
 
-    `timeout_s` is the hard deadline of one call (a server's own wins), `max_in_flight` the cap of concurrent
-    calls per server, `ledger` the file to which built-in servers append every call, `isolation` an override
-    by server name, `log_dir` where the stderr of child processes goes (default: a temporary folder).
+    `timeout_s` is the hard deadline of one call (a server's own wins), `retry` how often a call that is safe
+    to repeat is, `max_in_flight` the cap of concurrent calls per server, `ledger` the file to which built-in
+    servers append every call, `isolation` and `per_server` are overrides by server name, `log_dir` is where
+    the stderr of child processes goes (default: a temporary folder). `on_note` is told what a person should
+    know about the tools; where they change while it runs, they are used all the same ("warn") or not.
     Entering raises UserError, once for all servers, if one does not start or `allow` names nothing.
     """
 
@@ -35,13 +43,16 @@ class ToolPool:
         servers: Sequence[ServerConfig],
         *,
         timeout_s: float = 30.0,
-        retry: int = 2,
+        retry: int = 3,
         result_limit_chars: int = 8000,
         allow: Sequence[str] | None = None,
         ledger: Path | None = None,
         isolation: Mapping[str, Isolation] | None = None,
-        max_in_flight: int = 32,
+        max_in_flight: int = 64,
+        per_server: Mapping[str, ServerLimits] | None = None,
         log_dir: Path | None = None,
+        on_change: OnChange = "warn",
+        on_note: Callable[[str], None] = log.warning,
     ) -> None:
         self._configs = tuple(servers)
         self._timeout_s = timeout_s
@@ -51,12 +62,16 @@ class ToolPool:
         self._ledger = ledger
         self._isolation: dict[str, Isolation] = dict(isolation or {})
         self._max_in_flight = max_in_flight
+        self._per_server: dict[str, ServerLimits] = dict(per_server or {})
         self._log_dir = log_dir
+        self._on_change: OnChange = on_change
+        self._on_note = on_note
         self._temporary_logs: tempfile.TemporaryDirectory[str] | None = None
         self._servers: dict[str, StartedServer] = {}
         self._sessions: set[PoolSession] = set()
         self._catalog = Catalog.of((), allow=None)
-        _check_names([config.name for config in self._configs], isolation=self._isolation)
+        names = [config.name for config in self._configs]
+        _check_names(names, isolation=self._isolation, per_server=self._per_server)
 
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
@@ -67,6 +82,15 @@ class ToolPool:
     def catalog_hash(self) -> str:
         """SHA-256 over the offered tools: names, descriptions, schemas."""
         return self._catalog.hash
+
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """`server.tool` by the name that the model sees, for the tools whose own name is not unique."""
+        return {name: spec.dotted for name, spec in self.tools.items() if name != spec.name}
+
+    def metrics(self) -> PoolMetrics:
+        """What the calls came to so far: latencies, failures, restarts. Cheap, and safe at any time."""
+        return PoolMetrics(servers=tuple(server.metrics() for server in self._servers.values()))
 
     def session(self) -> PoolSession:
         """A new, single-use session. Close it, or use it as an async context manager."""
@@ -96,7 +120,9 @@ class ToolPool:
     async def close(self) -> None:
         """End every session and every server. Idempotent."""
         shared = [s.shared for s in self._servers.values() if s.shared is not None]
-        await asyncio.gather(*(s.close() for s in list(self._sessions)), *(c.close() for c in shared))
+        await asyncio.gather(
+            *(s.close() for s in list(self._sessions)), *(c.lifeline.close() for c in shared)
+        )
         self._servers = {}
         if self._temporary_logs is not None:
             self._temporary_logs.cleanup()
@@ -121,12 +147,15 @@ class ToolPool:
     def _prepare(self, config: ServerConfig) -> StartedServer:
         launcher, isolation = self._launcher(config)
         return StartedServer(
-            name=config.name,
-            launcher=launcher,
+            config.name,
+            launcher,
             isolation=self._isolation.get(config.name) or config.isolation or isolation,
+            limits=self._per_server.get(config.name, ServerLimits()),
             timeout_s=config.timeout_s or self._timeout_s,
+            max_in_flight=self._max_in_flight,
             repeats=self._retry,
-            slots=asyncio.Semaphore(self._max_in_flight),
+            on_change=self._on_change,
+            on_note=self._on_note,
         )
 
     def _launcher(self, config: ServerConfig) -> tuple[Launcher, Isolation]:
@@ -156,10 +185,14 @@ class ToolPool:
         return folder / f"{re.sub(r'[^A-Za-z0-9_-]', '_', server)}.log"
 
 
-def _check_names(names: Sequence[str], *, isolation: Mapping[str, Isolation]) -> None:
+def _check_names(names: Sequence[str], **overrides: Mapping[str, object]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two servers are called {name!r}", remedy="Give each server its own name.")
-    for name in isolation:
-        if name not in names:
-            raise UserError(f"isolation names no server: {name!r}", remedy=near_match(name, names))
+    for setting, by_server in overrides.items():
+        for name in by_server:
+            if name not in names:
+                known = f"There are: {', '.join(sorted(names))}"
+                raise UserError(
+                    f"{setting} names no server: {name!r}", remedy=near_match(name, names) or known
+                )

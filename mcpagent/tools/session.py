@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from mcp.types import CallToolResult
 
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
-from mcpagent.tools.catalog import Catalog, SchemaCheck, near_match, to_spec
-from mcpagent.tools.connection import CallFailed, Connection
+from mcpagent.tools.catalog import Catalog, near_match
+from mcpagent.tools.connection import Connection, Footprint, Order
 from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
-from mcpagent.tools.servers_config import Isolation
-from mcpagent.tools.transports import Launcher
+from mcpagent.tools.faults import CallFailed
+from mcpagent.tools.server import StartedServer
 from mcpagent.tools.wire import cut_middle, render, wire_fault
 
 _RESERVED_META = "io.modelcontextprotocol/"  # stamps of the protocol itself, the same on every result
-
-
-@dataclass
-class StartedServer:
-    """A server of the pool. `shared` is its one connection; None where every session has its own."""
-
-    name: str
-    launcher: Launcher
-    isolation: Isolation
-    timeout_s: float
-    repeats: int  # of a call that is safe to repeat and was lost with its server
-    slots: asyncio.Semaphore
-    shared: Connection | None = None
-    inputs: dict[str, SchemaCheck] = field(default_factory=dict)
-    outputs: dict[str, SchemaCheck] = field(default_factory=dict)
-
-    async def start(self) -> list[ToolSpec]:
-        """Open the server and list its tools; one that every session has its own of is closed again.
-
-        Raises OpenFailed.
-        """
-        connection = Connection(self.name, self.launcher)
-        if self.isolation == "shared":
-            self.shared = connection
-            tools = await connection.open()
-        else:
-            try:
-                tools = await connection.open()
-            finally:
-                await connection.close()
-        specs = [to_spec(self.name, tool) for tool in tools]
-        self.inputs = {s.name: SchemaCheck(s.input_schema) for s in specs}
-        self.outputs = {s.name: SchemaCheck(s.output_schema) for s in specs if s.output_schema is not None}
-        return specs
 
 
 class PoolSession:
@@ -72,6 +36,7 @@ class PoolSession:
         self._result_limit_chars = result_limit_chars
         self._on_close = on_close
         self._own: dict[str, Connection] = {}
+        self._footprints: dict[str, Footprint] = {}
         self._closed = False
 
     async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
@@ -85,13 +50,16 @@ class PoolSession:
             return _failed(call, failure)
         named = call.model_copy(update={"server": spec.server, "tool": spec.name})
         server = self._servers[spec.server]
-        async with server.slots:
-            started_s = time.perf_counter()
-            try:
-                raw = await self._send(server, spec, call, purpose)
-                return self._result(server, named, raw, latency_s=time.perf_counter() - started_s)
-            except CallFailed as failure:
-                return _failed(named, failure, latency_s=time.perf_counter() - started_s)
+        order = self._order(server, spec, call, purpose)
+        try:
+            if fault := wire_fault(call.arguments):
+                raise CallFailed(FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
+            raw = await self._connection(server).call(order)
+            result = self._result(server, named, raw, latency_s=order.latency_s)
+        except CallFailed as failure:
+            result = _failed(named, failure, latency_s=order.latency_s)
+        server.watch.note(result, waited_s=order.waited_s, sendings=order.sendings)
+        return result
 
     async def close(self) -> None:
         """End the session's own instances. Idempotent."""
@@ -99,7 +67,7 @@ class PoolSession:
         self._on_close(self)
         own, self._own = self._own, {}
         if own:
-            await asyncio.gather(*(connection.close() for connection in own.values()))
+            await asyncio.gather(*(connection.lifeline.close() for connection in own.values()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -121,25 +89,24 @@ class PoolSession:
             FailureKind.UNKNOWN_TOOL, f"there is no tool {name!r}" + (f". {near}" if near else "")
         )
 
-    async def _send(
-        self, server: StartedServer, spec: ToolSpec, call: ToolCall, purpose: Purpose
-    ) -> CallToolResult:
-        if fault := wire_fault(call.arguments):
-            raise CallFailed(FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
-        hints = spec.annotations
-        return await self._connection(server).call(
-            spec.name,
-            call.arguments,
+    def _order(self, server: StartedServer, spec: ToolSpec, call: ToolCall, purpose: Purpose) -> Order:
+        keeps_state = not server.limits.survives_restart
+        return Order(
+            tool=spec.name,
+            arguments=call.arguments,
             meta={PURPOSE_META_KEY: purpose.value},
             timeout_s=server.timeout_s,
-            repeats=server.repeats if hints.read_only or hints.idempotent else 0,
+            repeats=server.repeats,
+            is_safe=server.is_safe(spec),
+            is_write=not spec.annotations.read_only,
+            footprint=self._footprints.setdefault(server.name, Footprint()) if keeps_state else None,
         )
 
     def _connection(self, server: StartedServer) -> Connection:
         if server.shared is not None:
             return server.shared
         if server.name not in self._own:
-            self._own[server.name] = Connection(server.name, server.launcher, lists_tools=False)
+            self._own[server.name] = server.connect()
         return self._own[server.name]
 
     def _result(

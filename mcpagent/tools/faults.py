@@ -1,0 +1,86 @@
+"""What went wrong with a start or a call. The one place where exceptions of the SDK become ours."""
+
+from __future__ import annotations
+
+import anyio
+from mcp import MCPError
+from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS, REQUEST_TIMEOUT
+from pydantic import ValidationError
+
+from mcpagent.core.tools import FailureKind
+from mcpagent.tools.wire import MALFORMED_RESULT, NOT_SENT, OVERSIZE_RESULT, RESPONSE_LOST
+
+# How the SDK words the end of a connection; its code alone is one that servers use for errors of their own.
+_CLOSED = "Connection closed"
+
+
+class CallFailed(Exception):
+    """A call without a result."""
+
+    def __init__(self, kind: FailureKind, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+
+
+class CallLost(Exception):
+    """A call that the transport lost. `was_sent` is False only where the server certainly never got it;
+    `is_doubtful` where the connection itself may be gone."""
+
+    def __init__(self, text: str, *, was_sent: bool = True, is_doubtful: bool = False) -> None:
+        super().__init__(text)
+        self.text = text
+        self.was_sent = was_sent
+        self.is_doubtful = is_doubtful
+
+
+class OpenFailed(Exception):
+    """A server did not start. `permanent` where another attempt cannot help (no such command)."""
+
+    def __init__(self, text: str, *, permanent: bool = False) -> None:
+        super().__init__(text)
+        self.text = text
+        self.permanent = permanent
+
+
+def classify(error: BaseException) -> CallFailed | CallLost:
+    """What an exception of the SDK means for the call. The order matters: a ValidationError is a
+    ValueError."""
+    match error:
+        case MCPError(code=code, message=message):
+            return _of_code(code, message)
+        case ValidationError():
+            return CallFailed(FailureKind.SCHEMA, f"the server sent a malformed result: {flat(error)}")
+        case RecursionError() | ValueError() | TypeError():
+            return CallFailed(FailureKind.INVALID_ARGUMENTS, f"the arguments cannot be sent: {flat(error)}")
+        case OSError() | anyio.ClosedResourceError() | anyio.BrokenResourceError():
+            return CallLost(f"the transport failed: {flat(error)}", is_doubtful=True)
+        case _:
+            return CallFailed(FailureKind.SCHEMA, f"the call broke down: {flat(error)}")
+
+
+def flat(error: BaseException) -> str:
+    """One line for an error, also for the nested groups in which anyio wraps one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+
+
+def _of_code(code: int, message: str) -> CallFailed | CallLost:
+    if code == CONNECTION_CLOSED and message == _CLOSED:
+        return CallLost("the server died during the call", is_doubtful=True)
+    if code == NOT_SENT:
+        return CallLost(message, was_sent=False)
+    if code == RESPONSE_LOST:
+        return CallLost(message)
+    if code == REQUEST_TIMEOUT:
+        return CallFailed(FailureKind.TIMEOUT, message)
+    if code == OVERSIZE_RESULT:
+        return CallFailed(FailureKind.OVERSIZE, message)
+    if code == MALFORMED_RESULT:
+        return CallFailed(FailureKind.SCHEMA, message)
+    if code == INVALID_PARAMS:
+        unknown = "unknown tool" in message.lower()
+        return CallFailed(FailureKind.UNKNOWN_TOOL if unknown else FailureKind.INVALID_ARGUMENTS, message)
+    return CallFailed(FailureKind.SCHEMA, f"the server answered with error {code}: {message}")

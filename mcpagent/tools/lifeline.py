@@ -1,0 +1,274 @@
+"""Keeps one server up: opened by an owner task, replaced when dead or silent, with a backoff.
+
+anyio ties cancel scopes to the task that entered them, and a transport failure cancels that task. So the
+owner task enters and leaves the client and does nothing else; calls are made in the callers' own tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from mcp import Client
+from mcp.types import EmptyResult, PingRequest
+from tenacity import AsyncRetrying, retry_if_exception_type
+
+from mcpagent.core.tools import FailureKind
+from mcpagent.tools.breaker import CircuitBreaker
+from mcpagent.tools.deadline import settled
+from mcpagent.tools.faults import CallFailed, CallLost, OpenFailed, classify, flat
+from mcpagent.tools.limits import START_TIMEOUT_S
+from mcpagent.tools.listing import Listing, read_listing
+from mcpagent.tools.transports import Launcher
+
+log = logging.getLogger(__name__)
+
+PING_TIMEOUT_S = 10.0  # for a sign of life after a timeout; less where the call's own deadline was shorter
+
+_CLOSE_TIMEOUT_S = 10.0  # the SDK's own escalation (EOF, SIGTERM, SIGKILL) takes up to 6.5 s
+
+
+@dataclass(eq=False)
+class Live:
+    """One generation of a server; `leave` is set when its owner must leave or the peer is gone."""
+
+    client: Client
+    leave: asyncio.Event
+    listing: Listing
+    number: int  # 1 for the first
+    ping: asyncio.Task[None] | None = None  # while a sign of life is awaited, calls wait for it
+    is_shaky: bool = False  # its last call was lost, though not the connection: calls wait out the backoff
+    fault: str = "it ended by itself"
+
+
+class Lifeline:
+    """The generations of one server. Bound to the running loop; the first `up` opens it.
+
+    `breaker` belongs to the server, so several lifelines may share it. `on_listing` sees the tool list of
+    every generation and may raise OpenFailed; None where the list need not be read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launcher: Launcher,
+        *,
+        breaker: CircuitBreaker,
+        start_timeout_s: float = START_TIMEOUT_S,
+        on_listing: Callable[[Listing], None] | None = None,
+        on_restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.start_timeout_s = start_timeout_s
+        self._launcher = launcher
+        self._breaker = breaker
+        self._on_listing = on_listing
+        self._on_restart = on_restart
+        self._generations = 0
+        self._live: Live | None = None
+        self._opening: asyncio.Task[Live] | None = None
+        self._owners: set[asyncio.Task[None]] = set()
+        self._loose: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def open(self) -> Listing:
+        """Start the server once, without a second attempt.
+
+        Raises OpenFailed with the reason and the last lines of the server's stderr.
+        """
+        opening = self._begin(self._open_once())
+        await asyncio.wait({opening})
+        return _opened_by(opening).listing
+
+    async def up(self, patience_s: float) -> Live:
+        """The living generation; opened or waited for, at most `patience_s`.
+
+        Raises CallFailed; at once where the breaker is open.
+        """
+        live = self._live
+        if live is not None and self.is_fit(live):
+            return live
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + patience_s
+        while True:
+            awaited = self._what_to_wait_for()
+            if isinstance(awaited, Live):
+                return awaited
+            if not await settled(awaited, max(0.0, give_up_s - loop.time())):
+                text = f"the server was not up within {self.start_timeout_s:g} s"
+                raise CallFailed(FailureKind.CRASHED, text)
+            if not awaited.cancelled() and (error := awaited.exception()) is not None:
+                raise CallFailed(FailureKind.CRASHED, str(error)) from error
+
+    def is_fit(self, live: Live) -> bool:
+        """True where nothing speaks against sending a call now."""
+        if live.leave.is_set() or live.ping is not None:
+            return False
+        return not (live.is_shaky and self._breaker.delay_s)
+
+    def doubt(self, live: Live, patience_s: float) -> None:
+        """Ask for a sign of life, and replace the server where none comes within `patience_s` (at most 10).
+
+        New calls wait for the verdict instead of being sent to a server that may be stopped."""
+        if live.ping is None and not live.leave.is_set() and not self._closed:
+            pinging = self._ping(live, min(patience_s, PING_TIMEOUT_S))
+            live.ping = self.keep(asyncio.create_task(pinging, name=f"ping {self.name}"))
+
+    def keep(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
+        """Hold a task that nobody may wait for until it is done, and take its exception."""
+        self._loose.add(task)
+        task.add_done_callback(self._loose.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def close(self) -> None:
+        """End the server. Never raises; waits at most 10 s."""
+        self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._live is not None:
+            self._live.leave.set()
+        for task in self._loose:
+            task.cancel()
+        if unfinished := self._owners | self._loose:
+            _, late = await asyncio.wait(unfinished, timeout=_CLOSE_TIMEOUT_S)
+            for task in late:
+                task.cancel()
+
+    def _what_to_wait_for(self) -> Live | asyncio.Task[Any]:
+        live = self._live
+        if live is not None and live.leave.is_set():
+            self._bury(live)
+            live = None
+        if live is not None and live.ping is not None:
+            return live.ping
+        if self._opening is not None:
+            return self._opening
+        if self._closed:
+            raise CallFailed(FailureKind.CRASHED, f"the connection to {self.name!r} is closed")
+        if live is not None and self.is_fit(live):
+            return live
+        if (refusal := self._breaker.refusal) is not None:
+            raise CallFailed(FailureKind.CRASHED, refusal)
+        if live is not None:
+            return self.keep(asyncio.create_task(asyncio.sleep(self._breaker.delay_s)))
+        return self._begin(self._open())
+
+    def _begin(self, opening: Coroutine[Any, Any, Live]) -> asyncio.Task[Live]:
+        """Start in a task of its own: a caller that is cancelled must not end it for its neighbours."""
+        self._opening = asyncio.create_task(opening, name=f"open {self.name}")
+        self._opening.add_done_callback(self._opened)
+        return self._opening
+
+    def _opened(self, opening: asyncio.Task[Live]) -> None:
+        self._opening = None
+        if not opening.cancelled() and opening.exception() is None:
+            self._live = opening.result()
+            if self._closed:
+                self._live.leave.set()
+
+    async def _open(self) -> Live:
+        """Start attempts, each after the breaker's backoff, until one succeeds or the breaker opens."""
+        await asyncio.sleep(self._breaker.delay_s)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(OpenFailed),
+            stop=lambda _: self._breaker.refusal is not None,
+            wait=lambda _: self._breaker.delay_s,
+            reraise=True,
+        )
+        return await retrying(self._open_once)
+
+    async def _open_once(self) -> Live:
+        ready: asyncio.Future[Live] = asyncio.get_running_loop().create_future()
+        owner = asyncio.create_task(self._own(ready), name=f"own {self.name}")
+        self._owners.add(owner)
+        owner.add_done_callback(self._owners.discard)
+        try:
+            if not await settled(ready, self.start_timeout_s):
+                owner.cancel()
+                ready.cancel()
+                # Lasting: with another attempt every waiting call would hang as long again.
+                text = f"no answer within {self.start_timeout_s:g} s of its start"
+                raise OpenFailed(self._with_log(text), permanent=True)
+            live = ready.result()
+        except asyncio.CancelledError:
+            owner.cancel()  # also where it is just ready: nobody will learn of it
+            raise
+        except OpenFailed as error:
+            self._breaker.failed(error.text, is_lasting=error.permanent)
+            raise
+        if live.number > 1:
+            self._on_restart()
+        return live
+
+    async def _own(self, ready: asyncio.Future[Live]) -> None:
+        """Enter the client, publish it, leave it when told to or when the server is gone."""
+        leave = asyncio.Event()
+        try:
+            async with self._launcher.client(on_eof=leave.set) as client:
+                listing = Listing()
+                if self._on_listing is not None:
+                    listing = await read_listing(client)
+                    self._on_listing(listing)
+                if not ready.done():
+                    self._generations += 1
+                    live = Live(client=client, leave=leave, listing=listing, number=self._generations)
+                    ready.set_result(live)
+                    await leave.wait()
+                    self._bury(live)
+        except Exception as error:  # noqa: BLE001 - boundary: anything that a transport raises at start or end
+            if not ready.done():
+                ready.set_exception(self._open_error(error))
+            else:
+                log.debug("connection to %s ended: %s", self.name, flat(error))
+        finally:
+            leave.set()
+            if not ready.done() and not self._closed:
+                ready.set_exception(OpenFailed(self._with_log("its start was cancelled by the transport")))
+
+    def _bury(self, live: Live) -> None:
+        """Count the end of a generation, once, unless it was ours to end."""
+        if self._live is live:
+            self._live = None
+            if not self._closed:
+                self._breaker.failed(live.fault)
+
+    async def _ping(self, live: Live, timeout_s: float) -> None:
+        # Revision 2026-07-28 has no ping any more: a server that refuses it is as alive as one that answers.
+        ping = self.keep(asyncio.create_task(live.client.session.send_request(PingRequest(), EmptyResult)))
+        try:
+            if not await settled(ping, timeout_s):
+                live.fault = f"a call timed out, and then it did not answer a ping within {timeout_s:g} s"
+                live.leave.set()
+            elif ping.cancelled() or ((error := ping.exception()) is not None and _means_gone(error)):
+                live.leave.set()
+        finally:
+            ping.cancel()
+            live.ping = None
+
+    def _open_error(self, error: Exception) -> OpenFailed:
+        if isinstance(error, OpenFailed):
+            return error
+        if isinstance(error, FileNotFoundError):
+            return OpenFailed(f"no such command or folder: {error.filename}", permanent=True)
+        if isinstance(error, PermissionError):
+            return OpenFailed(f"not allowed to run: {error.filename}", permanent=True)
+        return OpenFailed(self._with_log(flat(error)))
+
+    def _with_log(self, text: str) -> str:
+        tail = self._launcher.log_tail()
+        return f"{text}; its last words:\n{tail}" if tail else text
+
+
+def _opened_by(opening: asyncio.Task[Live]) -> Live:
+    if opening.cancelled():
+        raise OpenFailed("it was closed while it started", permanent=True)
+    return opening.result()
+
+
+def _means_gone(error: BaseException) -> bool:
+    lost = classify(error)
+    return isinstance(lost, CallLost) and lost.is_doubtful

@@ -1,0 +1,89 @@
+"""Reading a server's tool list: what is well formed is offered, what is not is named and left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from mcp import Client
+from mcp.shared.dispatcher import CallOptions
+from mcp.types import ListToolsResult, Tool
+from mcp_types.methods import parse_server_result
+from pydantic import ValidationError
+
+_PAGES_MAX = 1000
+_METHOD = "tools/list"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The tools of one server; `notes` name those that were left out, and why."""
+
+    tools: tuple[Tool, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+async def read_listing(client: Client) -> Listing:
+    """Every page of the list. Raises ValueError where it is malformed as a whole."""
+    tools: dict[str, Tool] = {}
+    notes: list[str] = []
+    cursor: str | None = None
+    for _ in range(_PAGES_MAX):
+        try:
+            page = await client.list_tools(cursor=cursor)
+            offered, cursor = page.tools, page.next_cursor
+        except ValidationError:
+            # The SDK refuses a page for one bad tool; the good ones of it are still wanted.
+            offered, faults, cursor = _sorted_out(client, await _raw_page(client, cursor))
+            notes += faults
+        for tool in offered:
+            if tool.name in tools:
+                notes.append(f"tool {tool.name!r} is listed twice; its first entry is used")
+            else:
+                tools[tool.name] = tool
+        if cursor is None:
+            return Listing(tuple(tools.values()), tuple(notes))
+    raise ValueError(f"its tool list has more than {_PAGES_MAX} pages")
+
+
+async def _raw_page(client: Client, cursor: str | None) -> dict[str, Any]:
+    """One page as the server sent it: the SDK has no public way to a result that it does not accept."""
+    session = client.session
+    request: dict[str, Any] = {"method": _METHOD, "params": {} if cursor is None else {"cursor": cursor}}
+    options = cast("CallOptions", {})
+    session._stamp(request, options)
+    return await session._dispatcher.send_raw_request(_METHOD, request["params"], options)
+
+
+def _sorted_out(client: Client, page: dict[str, Any]) -> tuple[list[Tool], list[str], str | None]:
+    """The well-formed tools of a page, what is wrong with the others, and the next cursor."""
+    entries = page.get("tools")
+    rest = {key: value for key, value in page.items() if key != "tools"}
+    if not isinstance(entries, list):
+        raise ValueError(f"its tool list is malformed: 'tools' is {_kind(entries)}, not a list")
+    cursor = _parsed(client, rest, []).next_cursor  # raises what is wrong with the page itself
+    tools: list[Tool] = []
+    notes: list[str] = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            tools += _parsed(client, rest, [entry]).tools
+        except ValidationError as error:
+            name = entry.get("name") if isinstance(entry, dict) else None
+            label = f"tool {name!r}" if isinstance(name, str) else f"tool number {number}"
+            notes.append(f"{label} is malformed and left out: {_first_fault(error)}")
+    return tools, notes, cursor
+
+
+def _parsed(client: Client, rest: dict[str, Any], entries: list[Any]) -> ListToolsResult:
+    result = parse_server_result(_METHOD, client.protocol_version, {**rest, "tools": entries})
+    return cast("ListToolsResult", result)
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in fault["loc"] if part != "tools" and not isinstance(part, int))
+    return f"{where}: {fault['msg']}" if where else fault["msg"]
+
+
+def _kind(value: object) -> str:
+    return "absent" if value is None else f"a {type(value).__name__}"

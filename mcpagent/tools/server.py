@@ -1,0 +1,155 @@
+"""A server of the pool: its tools as they are offered, its limits, and what its connections share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
+from mcpagent.errors import UserError
+from mcpagent.tools.breaker import CircuitBreaker
+from mcpagent.tools.catalog import SchemaCheck, near_match, to_spec
+from mcpagent.tools.connection import Connection
+from mcpagent.tools.faults import OpenFailed
+from mcpagent.tools.hidden_text import schema_without_hidden, without_hidden
+from mcpagent.tools.lifeline import Lifeline
+from mcpagent.tools.limits import Gate, ServerLimits
+from mcpagent.tools.listing import Listing
+from mcpagent.tools.metrics import ServerMetrics, ServerWatch
+from mcpagent.tools.servers_config import Isolation
+from mcpagent.tools.transports import Launcher, MemoryLauncher
+
+OnChange = Literal["warn", "refuse"]
+
+_LONG_DESCRIPTION = 4000  # characters; longer ones are worth a look before a model reads them
+
+
+class StartedServer:
+    """A server of the pool. `shared` is its one connection; None where every session has its own.
+
+    `timeout_s` and `max_in_flight` are those of the pool, used where `limits` has none; `on_note` is told
+    what of its tool list was left out, cleaned or changed. With `on_change` "refuse", a process that comes
+    back with other tools is not used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launcher: Launcher,
+        *,
+        isolation: Isolation,
+        limits: ServerLimits,
+        timeout_s: float,
+        max_in_flight: int,
+        repeats: int,
+        on_change: OnChange,
+        on_note: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self.isolation: Isolation = isolation
+        self.limits = limits
+        self.timeout_s = limits.timeout_s or timeout_s
+        self.repeats = repeats  # of a call that is safe to repeat, or that the server never got
+        self.shared: Connection | None = None
+        self.inputs: dict[str, SchemaCheck] = {}
+        self.outputs: dict[str, SchemaCheck] = {}
+        self.watch = ServerWatch()
+        self._launcher = launcher
+        self._gate = Gate(limits.max_in_flight or max_in_flight, calls_per_minute=limits.calls_per_minute)
+        self._breaker = CircuitBreaker()
+        self._on_change: OnChange = on_change
+        self._on_note = on_note
+        self._pinned = ""  # the hash of the first tool list, against which later ones are held
+
+    async def start(self) -> Sequence[ToolSpec]:
+        """Open the server and list its tools; one that every session has its own of is closed again.
+
+        Raises OpenFailed, and UserError where `safe_to_retry` names no tool.
+        """
+        connection = self.connect()
+        if self.isolation == "shared":
+            self.shared = connection
+            listing = await connection.lifeline.open()
+        else:
+            try:
+                listing = await connection.lifeline.open()
+            finally:
+                await connection.lifeline.close()
+        for note in listing.notes:
+            self._on_note(f"server {self.name!r}: {note}")
+        specs = [self._cleaned(to_spec(self.name, tool)) for tool in listing.tools]
+        self._check_safe_to_retry([spec.name for spec in specs])
+        self.inputs = {s.name: SchemaCheck(s.input_schema) for s in specs}
+        self.outputs = {s.name: SchemaCheck(s.output_schema) for s in specs if s.output_schema is not None}
+        return specs
+
+    def connect(self) -> Connection:
+        """A new connection, which opens at its first call; it shares gate and breaker with the others."""
+        # A server object in this process is the same one each time: nothing to compare, and a list of many
+        # tools would cost more than an episode's calls.
+        is_known = bool(self._pinned) and isinstance(self._launcher, MemoryLauncher)
+        lifeline = Lifeline(
+            self.name,
+            self._launcher,
+            breaker=self._breaker,
+            start_timeout_s=self.limits.start_timeout_s,
+            on_listing=None if is_known else self._compare,
+            on_restart=self._count_restart,
+        )
+        return Connection(lifeline, gate=self._gate, breaker=self._breaker)
+
+    def is_safe(self, spec: ToolSpec) -> bool:
+        """True where a second effect of a call does no harm."""
+        hints: ToolAnnotations = spec.annotations
+        return hints.read_only or hints.idempotent or spec.name in self.limits.safe_to_retry
+
+    def metrics(self) -> ServerMetrics:
+        """What its calls came to so far."""
+        return ServerMetrics(
+            server=self.name,
+            in_flight=self._gate.in_flight,
+            most_in_flight=self._gate.most_in_flight,
+            restarts=self.watch.restarts,
+            breaker=self._breaker.state,
+            next_try_s=self._breaker.delay_s,
+            waited_s=self.watch.waited_s,
+            waited_max_s=self.watch.waited_max_s,
+            tools=self.watch.tools(),
+        )
+
+    def _count_restart(self) -> None:
+        self.watch.restarts += 1
+
+    def _compare(self, listing: Listing) -> None:
+        """Hold the tools of a new process against those that the run began with."""
+        current = catalog_hash(to_spec(self.name, tool) for tool in listing.tools)
+        if self._pinned in ("", current):
+            self._pinned = current
+            return
+        text = "it came back with other tools than it had at the start"
+        if self._on_change == "refuse":
+            raise OpenFailed(f"{text} (tools.on_catalog_change is refuse)", permanent=True)
+        self._pinned = current
+        self._on_note(f"server {self.name!r}: {text}; the first ones stay on offer")
+
+    def _cleaned(self, spec: ToolSpec) -> ToolSpec:
+        description, removed = without_hidden(spec.description)
+        schema, removed_inside = schema_without_hidden(spec.input_schema)
+        if removed + removed_inside:
+            self._on_note(
+                f"tool {spec.dotted}: {removed + removed_inside} invisible characters were removed from its "
+                "description or schema; look at what it says before you train on it"
+            )
+            spec = spec.model_copy(update={"description": description, "input_schema": schema})
+        if len(description) > _LONG_DESCRIPTION:
+            self._on_note(f"tool {spec.dotted}: its description has {len(description):,} characters")
+        return spec
+
+    def _check_safe_to_retry(self, tools: Sequence[str]) -> None:
+        for name in self.limits.safe_to_retry:
+            if name not in tools:
+                raise UserError(
+                    f"safe_to_retry names a tool that server {self.name!r} does not have: {name!r}",
+                    where=f"tools.per_server.{self.name}",
+                    remedy=near_match(name, tools),
+                )
