@@ -156,6 +156,20 @@ class RolloutConfig(Section):
     top_k: Count = 0  # 0: off
     max_context_tokens: PositiveInt | None = None  # None: what the model holds
     deterministic: bool | None = None  # None: on CPU yes, else no
+    canary_every: Count = 1  # updates between proofs that the sampler has the trained weights; 0: never
+
+
+class ServerSection(Section):
+    """How one server is called; None is what `tools` says for all."""
+
+    timeout_s: PositiveFloat | None = None  # hard deadline of one call
+    # Of one start; also how long a call waits, in all, for its server to be up again.
+    start_timeout_s: PositiveFloat = 60.0
+    max_in_flight: PositiveInt | None = None  # calls at once; None: 64
+    calls_per_minute: PositiveFloat | None = None  # spaced evenly; None: no limit
+    isolation: Literal["shared", "episode"] | None = None
+    safe_to_retry: StringTuple = ()  # tools that may be repeated although the server does not say so
+    survives_restart: bool = False  # a new process knows what the old one was told
 
 
 class ToolsConfig(Section):
@@ -165,12 +179,16 @@ class ToolsConfig(Section):
     transport: Literal["memory", "stdio"] = "memory"  # of the built-in servers
     limited: bool = True  # the small tool set of the built-in servers
     timeout_s: PositiveFloat = 30.0  # hard deadline of one call
-    retry: Count = 2  # repeats of a call that is safe to repeat
+    retry: Count = 3  # repeats of a call that is safe to repeat
     allow_list: StringTuple | None = None  # server.tool or server names; None: everything
     result_limit_chars: PositiveInt = 8000  # longer results are cut in the middle
     isolation: dict[
         str, Literal["shared", "episode"]
     ] = {}  # by server; episode: an instance for each episode
+    per_server: dict[str, ServerSection] = {}
+    on_catalog_change: Literal["warn", "refuse"] = (
+        "warn"  # tools differ from those of the dataset or the start
+    )
 
 
 class DataConfig(Section):

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcpagent.config.schema import ToolsConfig, TrainConfig
+from mcpagent.config.schema import ServerSection, ToolsConfig, TrainConfig
 from mcpagent.env.episode import EpisodeLimits
+from mcpagent.errors import UserError
 from mcpagent.policy.contract import Sampling
 from mcpagent.rollout.agent import AgentSettings
 from mcpagent.tools.io_thread import IOThread
+from mcpagent.tools.limits import ServerLimits
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import ServerConfig, builtin_servers, load_servers
+from mcpagent.tools.servers_config import Isolation, ServerConfig, builtin_servers, load_servers
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,12 @@ def open_tools(
         retry=config.retry,
         result_limit_chars=config.result_limit_chars,
         allow=config.allow_list,
-        isolation=config.isolation,
+        isolation=_isolation(config),
+        per_server={name: _limits(section) for name, section in config.per_server.items()},
         ledger=ledger,
         log_dir=log_dir,
+        on_change=config.on_catalog_change,
+        on_note=on_note,
     )
     with IOThread() as io:
         io.run(pool.__aenter__())
@@ -61,6 +66,26 @@ def open_tools(
             yield Tools(io, pool)
         finally:
             io.run(pool.close())
+
+
+def _isolation(config: ToolsConfig) -> dict[str, Isolation]:
+    """By server. Raises UserError where `tools.isolation` and `tools.per_server` disagree."""
+    chosen: dict[str, Isolation] = dict(config.isolation)
+    for name, section in config.per_server.items():
+        if section.isolation is None:
+            continue
+        if chosen.setdefault(name, section.isolation) != section.isolation:
+            raise UserError(
+                f"server {name!r} is {chosen[name]} in tools.isolation and {section.isolation} in "
+                "tools.per_server",
+                where=f"tools.per_server.{name}.isolation",
+                remedy="Keep one of the two.",
+            )
+    return chosen
+
+
+def _limits(section: ServerSection) -> ServerLimits:
+    return ServerLimits(**section.model_dump(exclude={"isolation"}))
 
 
 def agent_settings(config: TrainConfig, *, max_context: int | None) -> AgentSettings:

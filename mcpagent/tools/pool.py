@@ -64,7 +64,7 @@ class ToolPool:
         self._max_in_flight = max_in_flight
         self._per_server: dict[str, ServerLimits] = dict(per_server or {})
         self._log_dir = log_dir
-        self._on_change: OnChange = on_change
+        self.on_change: OnChange = on_change
         self._on_note = on_note
         self._temporary_logs: tempfile.TemporaryDirectory[str] | None = None
         self._servers: dict[str, StartedServer] = {}
@@ -154,7 +154,7 @@ class ToolPool:
             timeout_s=config.timeout_s or self._timeout_s,
             max_in_flight=self._max_in_flight,
             repeats=self._retry,
-            on_change=self._on_change,
+            on_change=self.on_change,
             on_note=self._on_note,
         )
 

@@ -71,6 +71,7 @@ class Stage:
             "concurrency": self.concurrency,
             "tools": config.tools.model_dump(mode="json"),
             "catalog_hash": self.tools.pool.catalog_hash,
+            "renamed_tools": dict(self.tools.pool.renamed),
         }
 
 
@@ -124,7 +125,7 @@ def open_tasks(config: TrainConfig, data: Path | None = None) -> TaskFile:
 
 def catalog_note(tasks: Sequence[Task], pool: ToolPool) -> str | None:
     """How the servers' tools differ from those that the dataset was made for; None where they agree or the
-    dataset does not say."""
+    dataset does not say. Raises UserError where the pool refuses such a change."""
     pinned = next(
         (task.extra_info["catalog_hash"] for task in tasks if "catalog_hash" in task.extra_info), None
     )
@@ -137,11 +138,15 @@ def catalog_note(tasks: Sequence[Task], pool: ToolPool) -> str | None:
         *([f"gone: {_some(gone)}"] if gone else []),
         *([f"in no task's offer: {_some(new)}"] if new else []),
     ]
-    return (
+    note = (
         f"the tools have changed since the dataset was made (catalog {str(pinned)[:12]} then, "
         f"{pool.catalog_hash[:12]} now); "
         + ("; ".join(changes) if changes else "their names are the same, descriptions or schemas differ")
     )
+    if pool.on_change == "refuse":
+        remedy = "Make the dataset anew, or accept it: --set tools.on_catalog_change=warn"
+        raise UserError(note, where="tools.on_catalog_change", remedy=remedy)
+    return note
 
 
 @contextmanager
