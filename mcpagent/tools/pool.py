@@ -20,9 +20,16 @@ from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.limits import ServerLimits
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.server import OnChange, StartedServer
-from mcpagent.tools.servers_config import InProcessServer, Isolation, MemoryServer, ServerConfig, StdioServer
+from mcpagent.tools.servers_config import (
+    HttpServer,
+    InProcessServer,
+    Isolation,
+    MemoryServer,
+    ServerConfig,
+    StdioServer,
+)
 from mcpagent.tools.session import PoolSession
-from mcpagent.tools.transports import Launcher, MemoryLauncher, StdioLauncher
+from mcpagent.tools.transports import HttpLauncher, Launcher, MemoryLauncher, StdioLauncher
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +173,8 @@ class ToolPool:
                     ledger = {LEDGER_ENV: str(self._ledger.absolute())}
                     config = replace(config, env={**config.env, **ledger})
                 return StdioLauncher(config, self._log_path(config.name)), "shared"
+            case HttpServer():
+                return HttpLauncher(config), "shared"
             case InProcessServer():
                 return MemoryLauncher(config.server), "shared"
             case MemoryServer():

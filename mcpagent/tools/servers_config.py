@@ -10,24 +10,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
 
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.servers.names import BUILTIN_NAMES
+from mcpagent.tools.jsonc import parse_jsonc
+from mcpagent.tools.variables import Unresolved, expand, known_variables
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer, Server
 
 Isolation = Literal["shared", "episode"]
 
-_STDIO_KEYS = {"type", "command", "args", "env", "cwd", "disabled", "timeout"}
+_COMMON_KEYS = {"type", "disabled", "enabled", "timeout"}
+_STDIO_KEYS = _COMMON_KEYS | {"command", "args", "env", "envFile", "cwd"}
+_URL_KEYS = ("url", "httpUrl", "serverUrl")  # most clients, Gemini CLI, Windsurf
+_HTTP_KEYS = _COMMON_KEYS | {"headers", *_URL_KEYS}
+_HTTP_TYPES = {"http", "streamable-http", "streamableHttp", "streamable_http"}
 # A child inherits neither where to find this package nor where to record its calls.
 _BUILTIN_ENV = ("PYTHONPATH", LEDGER_ENV)
-_HTTP_KEYS = {"url", "headers"}
-# `${VAR}`, `${VAR:-default}`, and the prefixed forms of VS Code (`${env:VAR}`, `${input:id}`).
-_VARIABLE = re.compile(r"\$\{(?:(?P<kind>env|input):)?(?P<name>[A-Za-z_][\w.-]*?)(?::-(?P<default>[^}]*))?\}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
+_HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,17 @@ class StdioServer:
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold keys: never printed
     cwd: str | None = None
+    timeout_s: float | None = None
+    isolation: Isolation | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpServer:
+    """A server reached over streamable HTTP. `timeout_s` and `isolation` as for a `StdioServer`."""
+
+    name: str
+    url: str = field(repr=False)  # its query may hold keys, as `headers` do: never printed
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float | None = None
     isolation: Isolation | None = None
 
@@ -66,14 +83,14 @@ class InProcessServer:
     isolation: Isolation | None = None
 
 
-ServerConfig = StdioServer | MemoryServer | InProcessServer
+ServerConfig = StdioServer | HttpServer | MemoryServer | InProcessServer
 
 
 @dataclass(frozen=True)
 class ServersFile:
     """What an `mcp.json` asks for; `notes` say what was skipped and why."""
 
-    servers: tuple[StdioServer, ...]
+    servers: tuple[StdioServer | HttpServer, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -100,7 +117,7 @@ def builtin_servers(
 
 
 def load_servers(path: Path) -> ServersFile:
-    """Read an `mcp.json`: `mcpServers`, or `servers` as VS Code writes it.
+    """Read an `mcp.json`: `mcpServers`, or `servers` as VS Code writes it; comments are allowed.
 
     Raises UserError with file and line for bad JSON, an unset variable, or an entry that cannot be run.
     """
@@ -108,29 +125,22 @@ def load_servers(path: Path) -> ServersFile:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read it: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise UserError("it is not UTF-8 text", where=str(path)) from error
     try:
-        document = json.loads(text)
+        document = parse_jsonc(text)
     except json.JSONDecodeError as error:
         raise UserError(
-            f"not valid JSON: {error.msg} at column {error.colno}",
-            where=f"{path}:{error.lineno}",
-            remedy="Comments and trailing commas are not JSON.",
+            f"not valid JSON: {error.msg} at column {error.colno}", where=f"{path}:{error.lineno}"
         ) from error
-    reader = _Reader(path=path, text=text, environment=_environment())
-    return reader.read(document)
-
-
-def _environment() -> dict[str, str]:
-    """`.env` of the working directory; the real environment wins."""
-    from_file = {k: v for k, v in dotenv_values(Path.cwd() / ".env").items() if v is not None}
-    return from_file | dict(os.environ)
+    return _Reader(path=path, text=text, variables=known_variables(path)).read(document)
 
 
 @dataclass(frozen=True)
 class _Reader:
     path: Path
     text: str
-    environment: Mapping[str, str]
+    variables: Mapping[str, str]
     notes: list[str] = field(default_factory=list)
 
     def read(self, document: object) -> ServersFile:
@@ -148,27 +158,57 @@ class _Reader:
             )
         return ServersFile(servers=servers, notes=tuple(self.notes))
 
-    def _server(self, name: str, entry: object) -> StdioServer | None:
+    def _server(self, name: str, entry: object) -> StdioServer | HttpServer | None:
         if not isinstance(entry, dict):
             raise self._error(name, f"must be an object, not {type(entry).__name__}")
-        if entry.get("disabled") is True:
+        if entry.get("disabled") is True or entry.get("enabled") is False:
             self.notes.append(f"server {name!r} is disabled")
             return None
-        if "url" in entry or entry.get("type", "stdio") != "stdio":
+        is_http = self._is_http(name, entry)
+        for key in sorted(entry.keys() - (_HTTP_KEYS if is_http else _STDIO_KEYS)):
+            self.notes.append(f"server {name!r}: unknown key {key!r} is ignored")
+        return self._http(name, entry) if is_http else self._stdio(name, entry)
+
+    def _is_http(self, name: str, entry: dict[str, Any]) -> bool:
+        """By `type`, else by what there is."""
+        kind = entry.get("type")
+        if kind is None:
+            if "command" in entry and any(key in entry for key in _URL_KEYS):
+                raise self._error(name, "has both a command and a url", remedy='Say which: "type": "stdio".')
+            return any(key in entry for key in _URL_KEYS)
+        if kind == "sse":
             raise self._error(
                 name,
-                "is reached over HTTP; streamable HTTP is not supported yet by this version",
-                remedy='Run it over stdio, or set "disabled": true.',
+                "speaks the SSE transport of 2024, which MCP has replaced",
+                remedy='Most servers offer streamable HTTP too: "type": "http", often with /mcp in place of '
+                '/sse. Or set "disabled": true.',
             )
-        for key in sorted(entry.keys() - _STDIO_KEYS - _HTTP_KEYS):
-            self.notes.append(f"server {name!r}: unknown key {key!r} is ignored")
+        if kind not in {"stdio", *_HTTP_TYPES}:
+            raise self._error(name, f"type must be 'stdio' or 'http', not {kind!r}")
+        return kind != "stdio"
+
+    def _stdio(self, name: str, entry: dict[str, Any]) -> StdioServer:
         return StdioServer(
             name=name,
             command=self._text(name, "command", entry.get("command")),
             args=self._texts(name, "args", entry.get("args", [])),
-            env=self._env(name, entry.get("env", {})),
+            env=self._env_file(name, entry.get("envFile")) | self._map(name, "env", entry.get("env", {})),
             cwd=None if entry.get("cwd") is None else self._text(name, "cwd", entry["cwd"]),
             timeout_s=self._timeout(name, entry.get("timeout")),
+        )
+
+    def _http(self, name: str, entry: dict[str, Any]) -> HttpServer:
+        url = self._text(name, "url", next((entry[key] for key in _URL_KEYS if key in entry), None))
+        if not _is_web_address(url):
+            raise self._error(name, "url must be of the form http://host/path or https://host/path")
+        headers = self._map(name, "headers", entry.get("headers", {}))
+        for key, value in headers.items():
+            if not (_HEADER_NAME.fullmatch(key) and _HEADER_VALUE.fullmatch(value)):
+                raise self._error(
+                    name, f"headers.{key} holds what no HTTP header can (its value is not shown)"
+                )
+        return HttpServer(
+            name=name, url=url, headers=headers, timeout_s=self._timeout(name, entry.get("timeout"))
         )
 
     def _texts(self, name: str, key: str, value: object) -> tuple[str, ...]:
@@ -176,41 +216,30 @@ class _Reader:
             raise self._error(name, f"{key} must be a list of strings")
         return tuple(self._text(name, f"{key}[{i}]", item) for i, item in enumerate(value))
 
-    def _env(self, name: str, value: object) -> dict[str, str]:
+    def _map(self, name: str, key: str, value: object) -> dict[str, str]:
         if not isinstance(value, dict):
-            raise self._error(name, "env must be an object of strings")
-        return {str(k): self._text(name, f"env.{k}", v) for k, v in value.items()}
+            raise self._error(name, f"{key} must be an object of strings")
+        # VS Code unsets a variable by null.
+        return {str(k): self._text(name, f"{key}.{k}", v) for k, v in value.items() if v is not None}
+
+    def _env_file(self, name: str, value: object) -> dict[str, str]:
+        """The variables of the file that VS Code's `envFile` names; it wants the file to be there."""
+        if value is None:
+            return {}
+        path = Path(self._text(name, "envFile", value))
+        if not path.is_file():
+            raise self._error(name, f"envFile names no file: {path}")
+        return {key: text for key, text in dotenv_values(path).items() if text is not None}
 
     def _text(self, name: str, key: str, value: object) -> str:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             value = str(value)  # ports and the like are often written without quotes
         if not isinstance(value, str) or (key == "command" and not value):
             raise self._error(name, f"{key} must be a string" + (", and is missing" if value is None else ""))
-        return _VARIABLE.sub(lambda match: self._variable(name, key, match), value)
-
-    def _variable(self, name: str, key: str, match: re.Match[str]) -> str:
-        variable = match["name"]
-        if match["kind"] == "input":
-            raise self._error(
-                name,
-                f"{key} asks for the VS Code input {variable!r}",
-                remedy="Replace it by an environment variable: ${NAME}.",
-            )
-        value = self.environment.get(variable)
-        if value:
-            return value
-        if match["default"] is not None:
-            return match["default"]
-        if value is not None:
-            return value
-        if variable == "workspaceFolder":
-            folder = self.path.resolve().parent
-            return str(folder.parent if folder.name == ".vscode" else folder)
-        raise self._error(
-            name,
-            f"{key} needs the environment variable {variable}, which is not set",
-            remedy=f"export {variable}=...  (or put {variable}=... into .env)",
-        )
+        try:
+            return expand(value, self.variables)
+        except Unresolved as error:
+            raise self._error(name, f"{key} {error.reason}", remedy=error.remedy) from error
 
     def _timeout(self, name: str, value: object) -> float | None:
         """Milliseconds per call, as Claude Code reads it; it ignores values below 1000, and so do we."""
@@ -227,3 +256,11 @@ class _Reader:
         key = self.text.find(json.dumps(name))
         line = self.text.count("\n", 0, max(key, 0)) + 1
         return UserError(f"server {name!r}: {message}", where=f"{self.path}:{line}", remedy=remedy)
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # a port that is no number, a broken IPv6 address
+        return False

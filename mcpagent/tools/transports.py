@@ -1,11 +1,11 @@
-"""How a client of one server is made: a child process over stdio, or an object in this process."""
+"""How a client of one server is made: over stdio, over HTTP, or of an object in this process."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,8 @@ from mcp import Client
 from mcp.server import MCPServer, Server
 from mcp_types.version import LATEST_MODERN_VERSION
 
-from mcpagent.tools.servers_config import StdioServer
+from mcpagent.tools.http import ParamHeaders, http_streams
+from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.stdio import stdio_streams
 
 _LOG_TAIL_BYTES = 1500
@@ -70,3 +71,21 @@ class StdioLauncher:
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
             return log.read().decode("utf-8", "replace").strip()
+
+
+@dataclass(frozen=True)
+class HttpLauncher:
+    """A server elsewhere. Each call has its own exchange, so one that is stuck holds up no other."""
+
+    config: HttpServer
+    has_pipe: bool = False
+    _param_headers: ParamHeaders = field(default_factory=ParamHeaders)
+
+    @asynccontextmanager
+    async def client(self, *, on_eof: Callable[[], None]) -> AsyncGenerator[Client]:
+        streams = http_streams(self.config, on_eof=on_eof, param_headers=self._param_headers)
+        async with Client(streams) as client:
+            yield client
+
+    def log_tail(self) -> str:
+        return ""

@@ -1,0 +1,290 @@
+"""One MCP endpoint over HTTP: a request goes out, its response comes back, whatever the server sends.
+
+Streamable HTTP as of 2025-03-26 and later, with one exchange a request: nothing that happens to one can
+reach another. What cannot be had is a `Refusal`, which becomes the answer to that one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import httpx2
+from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
+from mcp_types import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    RequestId,
+)
+
+from mcpagent.tools.jsonrpc import Malformed, parse
+from mcpagent.tools.wire import MALFORMED_RESULT, NOT_SENT, OVERSIZE_RESULT, RESPONSE_LOST
+
+Reply = JSONRPCResponse | JSONRPCError
+
+_SESSION_HEADER = "mcp-session-id"
+_HEADERS = {
+    "accept": "application/json, text/event-stream",
+    "accept-encoding": "identity",  # a compressed body would be counted only once it is unpacked
+    "content-type": "application/json",
+}
+_REDIRECTS_MAX = 5
+_ERROR_BODY_BYTES = 64 * 1024
+_RESUMES_MAX = 2  # of a stream that broke off, without a new event in between
+_RESUME_DELAY_S = 1.0
+_END_TIMEOUT_S = 2.0
+
+
+class Refusal(Exception):
+    """A request without a response of the server's own: the code and the text of our answer to it."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class HttpEndpoint:
+    """`on_message` gets what the server says besides responses, `on_lost` the end of the session.
+
+    No error text holds a header, or more of the URL than its host: keys are kept in both.
+    """
+
+    def __init__(
+        self,
+        client: httpx2.AsyncClient,
+        url: str,
+        *,
+        max_message_bytes: int,
+        on_message: Callable[[JSONRPCMessage], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._url = httpx2.URL(url)
+        self._max_bytes = max_message_bytes
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._session_id: str | None = None
+        self.version: str | None = None  # of the protocol; in headers that do not name it themselves
+
+    async def request(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Reply:
+        """The response to `message`. Raises Refusal."""
+        if message.method == "initialize":
+            self._session_id = self.version = None
+        try:
+            async with self._exchange("POST", headers, _encoded(message)) as response:
+                reply = await self._reply(message, response)
+                if message.method == "initialize":
+                    self._session_id = response.headers.get(_SESSION_HEADER)
+                return reply
+        except Malformed as error:
+            raise Refusal(MALFORMED_RESULT, f"the response cannot be taken: {error.reason}") from error
+
+    async def notify(self, message: JSONRPCMessage, headers: Mapping[str, str]) -> None:
+        """Send what has no response. Raises Refusal where it cannot even be sent."""
+        async with self._exchange("POST", headers, _encoded(message)):
+            pass
+
+    async def end_session(self) -> None:
+        """Tell a server that keeps sessions that this one is over; it need not hear of it."""
+        if self._session_id is not None:
+            try:
+                async with asyncio.timeout(_END_TIMEOUT_S), self._exchange("DELETE", {}):
+                    pass
+            except (TimeoutError, Refusal):
+                pass
+
+    @asynccontextmanager
+    async def _exchange(
+        self, method: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> AsyncGenerator[httpx2.Response]:
+        """One HTTP request, its response still to be read. Whatever HTTP raises becomes a Refusal."""
+        self.version = headers.get(MCP_PROTOCOL_VERSION_HEADER, self.version)
+        own = {_SESSION_HEADER: self._session_id, MCP_PROTOCOL_VERSION_HEADER: self.version}
+        named = {key: value for key, value in own.items() if value is not None}
+        request = self._client.build_request(
+            method, self._url, headers=_HEADERS | named | dict(headers), content=body
+        )
+        try:
+            response = await self._follow(request)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        except httpx2.SSEError as error:  # the one that is left: the content type has been checked
+            raise self._oversize() from error
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise Refusal(NOT_SENT, f"cannot connect to {self._host()}: {error}") from error
+        except (httpx2.LocalProtocolError, httpx2.ProxyError, httpx2.UnsupportedProtocol) as error:
+            raise Refusal(NOT_SENT, f"cannot send to {self._host()}: {type(error).__name__}") from error
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            text = f"{self._host()} did not answer: {type(error).__name__}"
+            raise Refusal(RESPONSE_LOST, text) from error
+
+    async def _follow(self, request: httpx2.Request) -> httpx2.Response:
+        """Redirects are followed on the same host and scheme, with the same method: the keys are its own."""
+        for _ in range(_REDIRECTS_MAX):
+            response = await self._client.send(request, stream=True, follow_redirects=False)
+            following = response.next_request
+            if (
+                following is None
+                or following.method != request.method
+                or _origin(following.url) != _origin(request.url)
+            ):
+                return response
+            await response.aclose()
+            request = following
+        raise Refusal(INVALID_REQUEST, f"{self._host()} redirects in a circle")
+
+    async def _reply(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
+        if response.status_code >= 400:
+            return await self._error_reply(message, response)
+        if (following := response.next_request) is not None:
+            target = f"{following.url.scheme}://{following.url.host}"
+            text = f"{self._host()} redirects to {target}, which is not followed: it would get the keys"
+            raise Refusal(INVALID_REQUEST, text)
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "application/json":
+            return _as_reply(parse(await self._body(response, self._max_bytes)), message.id)
+        if kind == "text/event-stream":
+            return await self._streamed(message, response)
+        raise Malformed(f"HTTP {response.status_code} with the content type {kind!r}")
+
+    async def _body(self, response: httpx2.Response, max_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        async for part in response.aiter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > max_bytes:
+                raise self._oversize()
+        return b"".join(parts)
+
+    async def _streamed(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
+        """The response among the events; a stream that breaks off is resumed where the server can."""
+        events = _Events(self._max_bytes, message.id, self._on_message)
+        try:
+            reply = await events.reply(response)
+        except httpx2.SSEError:
+            raise
+        except httpx2.HTTPError:
+            reply = None
+        attempts_left = _RESUMES_MAX
+        while reply is None:
+            if events.last_id is None or not attempts_left:
+                raise events.malformed or Refusal(RESPONSE_LOST, "the stream ended without the response")
+            await asyncio.sleep(events.delay_s)
+            seen = events.last_id
+            try:
+                async with self._exchange("GET", {"last-event-id": seen}) as resumed:
+                    if resumed.status_code < 300:
+                        reply = await events.reply(resumed)
+            except Refusal as refusal:
+                if refusal.code == OVERSIZE_RESULT:
+                    raise
+            attempts_left = _RESUMES_MAX if events.last_id != seen else attempts_left - 1
+        return reply
+
+    async def _error_reply(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
+        """What an HTTP error says: the JSON-RPC error in its body, else what its status means for a call."""
+        status = response.status_code
+        if status in (401, 403):
+            raise Refusal(NOT_SENT, f"{self._host()} refuses us (HTTP {status}): {_AUTH_ADVICE}")
+        error = await self._error_in(message, response)
+        told = f": {error.error.message}" if error is not None else ""
+        if self._session_id is not None and (status == 404 or (status == 400 and "session" in told.lower())):
+            self._on_lost()
+            raise Refusal(NOT_SENT, f"the server does not know our session any more (HTTP {status}{told})")
+        if error is not None:
+            return error
+        raise Refusal(*_meaning(status, self._host()))
+
+    async def _error_in(self, message: JSONRPCRequest, response: httpx2.Response) -> JSONRPCError | None:
+        try:
+            parsed = parse(await self._body(response, _ERROR_BODY_BYTES))
+        except (Malformed, Refusal):
+            return None
+        if not isinstance(parsed, JSONRPCError):
+            return None
+        parsed.id = message.id
+        return parsed
+
+    def _oversize(self) -> Refusal:
+        return Refusal(
+            OVERSIZE_RESULT, f"the response is larger than the {self._max_bytes} bytes that are taken"
+        )
+
+    def _host(self) -> str:
+        return f"{self._url.scheme}://{self._url.netloc.decode('ascii').rpartition('@')[2]}"
+
+
+_AUTH_ADVICE = 'look at "headers" of this server, say {"Authorization": "Bearer ${TOKEN}"}'
+
+
+class _Events:
+    """The events of one response, over one stream or several."""
+
+    def __init__(
+        self, max_bytes: int, request_id: RequestId, on_message: Callable[[JSONRPCMessage], None]
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._request_id = request_id
+        self._on_message = on_message
+        self.last_id: str | None = None
+        self.delay_s = _RESUME_DELAY_S
+        self.malformed: Malformed | None = None  # an event that nobody could read: perhaps the response
+
+    async def reply(self, response: httpx2.Response) -> Reply | None:
+        """The response, None where the stream ended before it. Raises Malformed."""
+        async for event in httpx2.EventSource(response, max_event_size=self._max_bytes):
+            self.last_id = event.id or self.last_id
+            if event.retry is not None:
+                self.delay_s = event.retry / 1000
+            if event.event != "message" or not event.data:
+                continue
+            try:
+                message = parse(event.data.encode())
+            except Malformed as error:
+                if error.request_id is not None:
+                    raise
+                self.malformed = error
+                continue
+            if isinstance(message, (JSONRPCResponse, JSONRPCError)):
+                return _as_reply(message, self._request_id)
+            self._on_message(message)
+        return None
+
+
+def _as_reply(message: JSONRPCMessage, request_id: RequestId) -> Reply:
+    """The one response that an exchange has room for, whatever id the server wrote into it."""
+    if not isinstance(message, (JSONRPCResponse, JSONRPCError)):
+        raise Malformed("it is not a response")
+    message.id = request_id
+    return message
+
+
+def _meaning(status: int, host: str) -> tuple[int, str]:
+    """What an HTTP status without a JSON-RPC error means for a call: our code, and words."""
+    if status == 413:
+        return INVALID_PARAMS, f"the request is larger than {host} takes (HTTP 413)"
+    if status == 404:
+        return METHOD_NOT_FOUND, f"{host} has nothing at this path (HTTP 404)"
+    if status in (429, 503):
+        return NOT_SENT, f"{host} takes no call at the moment (HTTP {status})"
+    if status >= 500:
+        return RESPONSE_LOST, f"{host} failed (HTTP {status})"
+    return INVALID_REQUEST, f"{host} refused the request (HTTP {status})"
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+def _encoded(message: JSONRPCMessage) -> bytes:
+    return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
