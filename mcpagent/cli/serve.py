@@ -10,6 +10,7 @@ import typer
 
 from mcpagent.errors import UserError
 from mcpagent.servers.names import UpstreamKind
+from mcpagent.servers.sandbox.kinds import SandboxKind
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -24,11 +25,25 @@ class Transport(StrEnum):
 
 @app.command()
 def serve(
-    name: Annotated[str, typer.Argument(help="polygon, fmp, tavily or slack.")],
+    name: Annotated[str, typer.Argument(help="polygon, fmp, tavily, slack or python.")],
     limited: Annotated[bool, typer.Option("--limited", help="Serve the small tool set.")] = False,
     upstream: Annotated[
-        UpstreamKind, typer.Option(help="embedded answers from the data set that ships with mcpagent.")
+        UpstreamKind,
+        typer.Option(
+            help="embedded: the data set that ships with mcpagent. live: the real service, with your own key "
+            "from the environment or .env."
+        ),
     ] = UpstreamKind.EMBEDDED,
+    allow_send: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A channel that the live slack may write to; repeat it for more. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
+    sandbox: Annotated[
+        SandboxKind, typer.Option(help="Where python runs code; auto takes the first that works here.")
+    ] = SandboxKind.AUTO,
     transport: Annotated[Transport, typer.Option(help="http is streamable HTTP at /mcp.")] = Transport.STDIO,
     host: Annotated[str, typer.Option(help="Address for http.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port for http; 0 takes any free one.")] = 8000,
@@ -39,7 +54,13 @@ def serve(
     """
     from mcpagent.servers.registry import build_server
 
-    server = build_server(name, limited=limited, upstream=upstream)
+    server = build_server(
+        name, limited=limited, upstream=upstream, allow_send=allow_send or (), sandbox=sandbox
+    )
+    if name == "python":
+        from mcpagent.servers.sandbox.choose import choose_sandbox
+
+        typer.echo(f"python: {choose_sandbox(sandbox)}", err=True)
     if transport is Transport.STDIO:
         server.run()
     else:

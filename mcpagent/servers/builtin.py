@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -40,21 +41,33 @@ class Answer(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltinTool:
-    """`run` is an ordinary MCP tool function; its name, docstring and annotations are the tool's contract."""
+    """`run` is an ordinary MCP tool function; its name, docstring and annotations are the tool's contract.
+    `description` is for one whose docstring depends on what answers. A tool that `replaces` what it wrote
+    before does no more when it is called again; any other that writes only adds, and adds again."""
 
     run: Callable[..., Any]
+    description: str | None = None
     in_limited_set: bool = True
     read_only: bool = True
+    replaces: bool = False
 
-    @property
-    def annotations(self) -> ToolAnnotations:
-        """A tool that writes only adds (nothing is overwritten), and adds again when it is called again."""
+    def annotations(self, *, is_live: bool) -> ToolAnnotations:
+        """Only a live upstream reaches the open world."""
         return ToolAnnotations(
             read_only_hint=self.read_only,
-            destructive_hint=False,
-            idempotent_hint=self.read_only,
-            open_world_hint=False,
+            destructive_hint=self.replaces,
+            idempotent_hint=self.read_only or self.replaces,
+            open_world_hint=is_live,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upstream:
+    """Where a server's answers come from. `redact` takes keys out of every text that leaves the server."""
+
+    open: OpenUpstream
+    is_live: bool = False
+    redact: Callable[[str], str] = str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +90,14 @@ class BuiltinServer(MCPServer[Any]):
         self,
         definition: ServerDefinition,
         *,
-        open_upstream: OpenUpstream,
+        upstream: Upstream,
         limited: bool = False,
         ledger: Ledger | None = None,
     ) -> None:
         @asynccontextmanager
         async def lifespan(_: MCPServer[Any]) -> AsyncIterator[Any]:
-            async with open_upstream() as upstream:
-                yield upstream
+            async with upstream.open() as opened:
+                yield opened
 
         super().__init__(
             definition.name,
@@ -94,9 +107,11 @@ class BuiltinServer(MCPServer[Any]):
             lifespan=lifespan,
         )
         self._ledger = ledger
+        self._redact = upstream.redact
         for tool in definition.tools:
             if tool.in_limited_set or not limited:
-                self.add_tool(tool.run, annotations=tool.annotations)
+                annotations = tool.annotations(is_live=upstream.is_live)
+                self.add_tool(tool.run, description=tool.description, annotations=annotations)
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
@@ -108,14 +123,17 @@ class BuiltinServer(MCPServer[Any]):
         try:
             result = await super().call_tool(name, arguments, context)
         except UnexpectedToolError as error:
-            logger.exception("Tool %r raised an unexpected exception", name)
+            logger.error("Tool %r broke down\n%s", name, self._redact(traceback.format_exc()))
             result = _failure(str(error))
         except ToolError as error:
-            result = _failure(_readable(error))
+            result = _failure(self._redact(_readable(error)))
         if isinstance(result, InputRequiredResult):
             return result
         if not result.is_error:
-            text = json.dumps(result.structured_content, ensure_ascii=False)
+            found = json.dumps(result.structured_content, ensure_ascii=False)
+            text = self._redact(found)
+            if text != found:
+                result.structured_content = json.loads(text)
             result.content = [TextContent(type="text", text=text)]
         result.meta = {**(result.meta or {}), NONCE_META_KEY: nonce}
         return result

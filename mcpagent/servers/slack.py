@@ -69,6 +69,19 @@ class Reaction(Answer):
     name: str
 
 
+class SentMessage(Answer):
+    channel: str
+    text: str
+    ts: str
+
+
+class WorkspaceChanges(Answer):
+    """In the order in which they were made."""
+
+    messages: list[SentMessage]
+    reactions: list[Reaction]
+
+
 class Identity(Answer):
     user_id: str
     user: str
@@ -85,6 +98,7 @@ class SlackUpstream(Protocol):
     async def thread(self, channel_id: str, ts: str) -> Thread: ...
     async def react(self, channel_id: str, ts: str, name: str) -> Reaction: ...
     async def identity(self) -> Identity: ...
+    async def changes(self) -> WorkspaceChanges: ...
 
 
 def _upstream(ctx: Context[Any, Any]) -> SlackUpstream:
@@ -137,6 +151,11 @@ async def slack_auth_test(ctx: Context) -> Identity:
     return await _upstream(ctx).identity()
 
 
+async def get_slack_workspace_changes(ctx: Context) -> WorkspaceChanges:
+    """Messages and reactions added in this session."""
+    return await _upstream(ctx).changes()
+
+
 SLACK = ServerDefinition(
     name="slack",
     instructions="Channels, messages, threads and reactions of a Slack workspace.",
@@ -149,5 +168,6 @@ SLACK = ServerDefinition(
         BuiltinTool(run=get_slack_thread_replies, in_limited_set=False),
         BuiltinTool(run=add_slack_reaction, read_only=False, in_limited_set=False),
         BuiltinTool(run=slack_auth_test, in_limited_set=False),
+        BuiltinTool(run=get_slack_workspace_changes, in_limited_set=False),
     ),
 )

@@ -59,6 +59,7 @@ GOOD_CALLS: dict[str, dict[str, dict[str, Any]]] = {
             "reaction": "eyes",
         },
         "slack_auth_test": {},
+        "get_slack_workspace_changes": {},
     },
 }
 

@@ -49,6 +49,7 @@ FIELDS = {
     "get_slack_thread_replies": "messages[user text ts]",
     "add_slack_reaction": "channel ts name",
     "slack_auth_test": "user_id user team",
+    "get_slack_workspace_changes": "messages[channel text ts] reactions[channel ts name]",
 }
 LIMITED = {
     "polygon": "polygon_get_aggs polygon_get_news polygon_get_ticker_details polygon_get_market_status "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.servers.arguments import echo, first
@@ -15,13 +17,31 @@ from mcpagent.servers.slack import (
     Message,
     Reaction,
     Sent,
+    SentMessage,
     Thread,
     User,
     Users,
+    WorkspaceChanges,
 )
 
 _TEAM = "Example Desk"
 _MAX_MESSAGE_CHARS = 40_000  # chat.postMessage refuses longer ones: msg_too_long
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a workspace holds beyond the data set: messages with their channel's id, reactions as channel id,
+    message and name; both in the order in which they came. Nothing is ever edited or removed."""
+
+    messages: tuple[tuple[str, ChatMessage], ...] = ()
+    reactions: tuple[tuple[str, str, str], ...] = ()
+
+    def since(self, earlier: Snapshot) -> Snapshot:
+        """What was added after `earlier`, a snapshot of the same workspace."""
+        return Snapshot(
+            messages=self.messages[len(earlier.messages) :],
+            reactions=self.reactions[len(earlier.reactions) :],
+        )
 
 
 class EmbeddedSlack:
@@ -30,9 +50,12 @@ class EmbeddedSlack:
 
     def __init__(self) -> None:
         self._data = build()
-        self._sent: dict[str, list[ChatMessage]] = {}
-        self._n_sent = 0
-        self._reactions: set[tuple[str, str, str]] = set()
+        self._sent: list[tuple[str, ChatMessage]] = []
+        self._reactions: dict[tuple[str, str, str], None] = {}
+
+    def snapshot(self) -> Snapshot:
+        """The state at this moment; `Snapshot.since` compares two."""
+        return Snapshot(messages=tuple(self._sent), reactions=tuple(self._reactions))
 
     async def channels(self, *, limit: int, cursor: str) -> Channels:
         found, next_cursor = lookup.page(self._data.channels, limit=limit, cursor=cursor)
@@ -46,10 +69,9 @@ class EmbeddedSlack:
             raise ToolError("message is empty.")
         if len(message) > _MAX_MESSAGE_CHARS:
             raise ToolError(f"message is longer than {_MAX_MESSAGE_CHARS} characters.")
-        self._n_sent += 1
-        ts = f"{SERVER_EPOCH_S + self._n_sent}.000100"
+        ts = f"{SERVER_EPOCH_S + len(self._sent) + 1}.000100"
         me = self._data.users[0].id
-        self._sent.setdefault(target.id, []).append(ChatMessage(me, message, ts))
+        self._sent.append((target.id, ChatMessage(me, message, ts)))
         return Sent(channel=target.id, ts=ts)
 
     async def history(self, channel_id: str, *, limit: int) -> History:
@@ -75,12 +97,19 @@ class EmbeddedSlack:
         reaction = (channel.id, parent.ts, emoji)
         if reaction in self._reactions:
             raise ToolError("Already reacted with it.")
-        self._reactions.add(reaction)
+        self._reactions[reaction] = None
         return Reaction(channel=channel.id, ts=parent.ts, name=emoji)
 
     async def identity(self) -> Identity:
         me = self._data.users[0]
         return Identity(user_id=me.id, user=me.name, team=_TEAM)
+
+    async def changes(self) -> WorkspaceChanges:
+        added = self.snapshot().since(Snapshot())
+        return WorkspaceChanges(
+            messages=[SentMessage(channel=c, text=m.text, ts=m.ts) for c, m in added.messages],
+            reactions=[Reaction(channel=c, ts=ts, name=name) for c, ts, name in added.reactions],
+        )
 
     def _channel(self, id_or_name: str) -> Channel:
         found = self._data.channel_by_key.get(id_or_name.strip().removeprefix("#").casefold())
@@ -90,7 +119,7 @@ class EmbeddedSlack:
 
     def _messages(self, channel: Channel) -> list[ChatMessage]:
         """Oldest first."""
-        return [channel.message, *self._sent.get(channel.id, ())]
+        return [channel.message, *(message for id, message in self._sent if id == channel.id)]
 
     def _message(self, channel: Channel, ts: str) -> ChatMessage:
         for message in self._messages(channel):

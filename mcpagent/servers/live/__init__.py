@@ -1,0 +1,1 @@
+"""Upstreams that ask the real web services, with the user's own keys."""

@@ -1,0 +1,206 @@
+"""fmp's answers from the stable endpoints of Financial Modeling Prep."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import BaseModel, Field
+
+from mcpagent.servers.arguments import at_least_one, days, first, unknown_symbol
+from mcpagent.servers.fmp import (
+    ChangePercent,
+    CompanyProfile,
+    DayClose,
+    HistoricalPrices,
+    IncomeStatement,
+    Movers,
+    Period,
+    PreviousClose,
+    Quote,
+    Statement,
+    SymbolMatch,
+    SymbolMatches,
+)
+from mcpagent.servers.live.http import ApiClient, open_api
+from mcpagent.servers.live.patience import Pace
+from mcpagent.servers.live.settings import LiveSettings, Rate
+from mcpagent.servers.news import Article, Articles
+
+BASE_URL = "https://financialmodelingprep.com/stable"
+RATE = Rate(250, 24 * 60 * 60)  # of the free tier
+
+T = TypeVar("T")
+
+
+class _Quote(BaseModel):
+    symbol: str
+    price: float
+    changePercentage: float
+    previousClose: float
+
+
+class _Profile(BaseModel):
+    symbol: str
+    companyName: str
+    sector: str | None = None  # funds have none
+
+
+class _Statement(BaseModel):
+    fiscalYear: str
+    period: str  # FY, or Q1 to Q4
+    revenue: int
+    netIncome: int
+
+
+class _Mover(BaseModel):
+    symbol: str
+    changesPercentage: float  # so spelt here alone
+
+
+class _Match(BaseModel):
+    symbol: str
+    name: str | None = None
+
+
+class _Article(BaseModel):
+    title: str
+    url: str
+    publishedDate: str
+
+
+class _Change(BaseModel):
+    symbol: str
+    day: float = Field(alias="1D")
+
+
+class _Day(BaseModel):
+    date: str
+    price: float  # of the close
+
+
+class LiveFmp:
+    """An `FmpUpstream`. The service answers with a list, an empty one where it knows nothing."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+
+    async def quote(self, symbol: str) -> Quote:
+        found = await self._one("/quote", _Quote, symbol)
+        return Quote(symbol=found.symbol, price=found.price, change_percent=_percent(found.changePercentage))
+
+    async def company_profile(self, symbol: str) -> CompanyProfile:
+        found = await self._one("/profile", _Profile, symbol)
+        if not found.sector:
+            raise ToolError(f"No sector is known of {found.symbol}.")
+        return CompanyProfile(symbol=found.symbol, name=found.companyName, sector=found.sector)
+
+    async def income_statement(self, symbol: str, *, period: Period, limit: int) -> IncomeStatement:
+        name, wanted = _symbol(symbol), at_least_one("limit", limit)
+        found = await self._api.get(
+            "/income-statement", list[_Statement], symbol=name, period=period, limit=wanted
+        )
+        if not found:
+            raise unknown_symbol(symbol)
+        newest_first = sorted(found, key=lambda s: (s.fiscalYear, s.period), reverse=True)
+        return IncomeStatement(symbol=name, statements=[_statement(s) for s in newest_first[:wanted]])
+
+    async def gainers(self, *, limit: int) -> Movers:
+        return await self._movers("/biggest-gainers", limit=limit, sign=-1)
+
+    async def losers(self, *, limit: int) -> Movers:
+        return await self._movers("/biggest-losers", limit=limit, sign=1)
+
+    async def search_ticker(self, query: str, *, limit: int) -> SymbolMatches:
+        """The service searches symbols and names apart; names fill what symbols leave of `limit`."""
+        found = await self._search("/search-symbol", query, limit)
+        if len(found) < limit:
+            found = found | await self._search("/search-name", query, limit)
+        return _matches(found, limit)
+
+    async def search_name(self, query: str, *, limit: int) -> SymbolMatches:
+        return _matches(await self._search("/search-name", query, limit), limit)
+
+    async def stock_news(self, symbol: str, *, limit: int) -> Articles:
+        wanted = at_least_one("limit", limit)
+        found = await self._api.get("/news/stock", list[_Article], symbols=_symbol(symbol), limit=wanted)
+        newest_first = sorted(found, key=lambda a: a.publishedDate, reverse=True)
+        return Articles(
+            articles=[
+                Article(title=a.title, url=a.url, published=a.publishedDate[:10])
+                for a in newest_first[:wanted]
+            ]
+        )
+
+    async def change_percent(self, symbol: str) -> ChangePercent:
+        found = await self._one("/stock-price-change", _Change, symbol)
+        return ChangePercent(symbol=found.symbol, change_percent=_percent(found.day))
+
+    async def previous_close(self, symbol: str) -> PreviousClose:
+        found = await self._one("/quote", _Quote, symbol)
+        return PreviousClose(symbol=found.symbol, previous_close=found.previousClose)
+
+    async def historical_prices(self, symbol: str, *, start: str, end: str) -> HistoricalPrices:
+        name, (first_day, last_day) = _symbol(symbol), days(start, end)
+        found = await self._api.get(
+            "/historical-price-eod/light", list[_Day], symbol=name, **{"from": first_day, "to": last_day}
+        )
+        oldest_first = sorted(found, key=lambda day: day.date)
+        return HistoricalPrices(
+            symbol=name, prices=[DayClose(date=day.date, close=day.price) for day in oldest_first]
+        )
+
+    async def _one(self, path: str, shape: type[T], symbol: str) -> T:
+        found = await self._api.get(path, list[shape], symbol=_symbol(symbol))
+        if not found:
+            raise unknown_symbol(symbol)
+        return found[0]
+
+    async def _movers(self, path: str, *, limit: int, sign: int) -> Movers:
+        found = await self._api.get(path, list[_Mover])
+        ranked = sorted(found, key=lambda mover: sign * mover.changesPercentage)
+        return Movers(
+            tickers=[
+                ChangePercent(symbol=m.symbol, change_percent=_percent(m.changesPercentage))
+                for m in first(ranked, limit)
+            ]
+        )
+
+    async def _search(self, path: str, query: str, limit: int) -> dict[str, str]:
+        wanted = at_least_one("limit", limit)
+        found = await self._api.get(path, list[_Match], query=query.strip(), limit=wanted)
+        return {match.symbol: match.name for match in found if match.name}
+
+
+@asynccontextmanager
+async def open_fmp(settings: LiveSettings, *, pace: Pace) -> AsyncGenerator[LiveFmp]:
+    async with open_api(settings, pace=pace, params={"apikey": settings.key}) as api:
+        yield LiveFmp(api)
+
+
+def _symbol(symbol: str) -> str:
+    name = symbol.strip().upper()
+    if not name or "," in name:  # a comma would ask about several
+        raise unknown_symbol(symbol)
+    return name
+
+
+def _percent(value: float) -> float:
+    """The service gives up to five places; two say what a person would."""
+    return round(value, 2)
+
+
+def _statement(found: _Statement) -> Statement:
+    is_quarter = found.period.startswith("Q")
+    return Statement(
+        fiscal_year=f"{found.fiscalYear}-{found.period}" if is_quarter else found.fiscalYear,
+        revenue=found.revenue,
+        net_income=found.netIncome,
+    )
+
+
+def _matches(found: dict[str, str], limit: int) -> SymbolMatches:
+    pairs = list(found.items())[:limit]
+    return SymbolMatches(results=[SymbolMatch(symbol=symbol, name=name) for symbol, name in pairs])

@@ -1,0 +1,329 @@
+"""slack's answers from a real workspace, by the official SDK.
+
+Sending is off but for the channels that are allowed by name. A real workspace outlives the session: what the
+session changed is what it sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import aiohttp
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from slack_sdk.errors import SlackApiError
+from slack_sdk.web.async_client import AsyncWebClient
+from slack_sdk.web.async_slack_response import AsyncSlackResponse
+
+from mcpagent.config.environment import environment
+from mcpagent.servers.arguments import at_least_one, echo
+from mcpagent.servers.live.patience import Pace, Transient, UpstreamFailed, misshapen, persist, retry_after_s
+from mcpagent.servers.live.settings import LiveSettings, Rate
+from mcpagent.servers.names import live_variable
+from mcpagent.servers.slack import (
+    Channel,
+    Channels,
+    History,
+    Identity,
+    Message,
+    Reaction,
+    Sent,
+    SentMessage,
+    Thread,
+    User,
+    Users,
+    WorkspaceChanges,
+)
+
+BASE_URL = "https://slack.com/api"
+# The documented tiers of the methods, for internal and Marketplace apps; a message a second and channel.
+RATES = {
+    "conversations.list": Rate(20, 60),
+    "users.list": Rate(20, 60),
+    "conversations.history": Rate(50, 60),
+    "conversations.replies": Rate(50, 60),
+    "reactions.add": Rate(50, 60),
+    "chat.postMessage": Rate(1, 1),
+    "auth.test": Rate(100, 60),
+}
+
+# It logs request parameters, and would log them at its default level.
+_LOG = logging.getLogger("slack_sdk.web")
+_LOG.setLevel(logging.WARNING)
+
+_MAX_CHANNELS = 1000  # the documented maxima of `limit`
+_MAX_USERS = 1000
+_MAX_MESSAGES = 999
+_MAX_PAGES = 50
+_TIMEOUT = aiohttp.ClientTimeout(total=15, connect=5)
+_CHANNEL_ID = re.compile(r"[CGD][A-Z0-9]{2,}")
+
+T = TypeVar("T")
+
+# Slack's `error` codes by whose fault they are; one that is in neither table is never the model's.
+_MODELS_FAULT = {
+    "already_reacted": "Already reacted with it.",
+    "bad_timestamp": "There is no such message.",
+    "channel_not_found": "Unknown channel.",
+    "invalid_cursor": "Unknown cursor.",
+    "invalid_name": "Unknown emoji.",
+    "invalid_ts_latest": "There is no such message.",
+    "is_archived": "The channel is archived.",
+    "message_not_found": "There is no such message.",
+    "msg_too_long": "message is too long.",
+    "no_text": "message is empty.",
+    "not_in_channel": "This user is not in the channel.",
+    "thread_not_found": "There is no such message.",
+    "too_many_emoji": "The message has too many reactions.",
+    "too_many_reactions": "The message has too many reactions.",
+}
+_WRITES = {"chat.postMessage", "reactions.add"}
+_PASSING = {"fatal_error", "internal_error", "ratelimited", "request_timeout", "service_unavailable"}
+
+
+class _More(BaseModel):
+    next_cursor: str = ""
+
+
+class _Channel(BaseModel):
+    id: str
+    name: str
+
+
+class _Channels(BaseModel):
+    channels: list[_Channel]
+    response_metadata: _More = _More()
+
+
+class _Message(BaseModel):
+    text: str = ""
+    ts: str
+    user: str = ""
+    bot_id: str = ""  # the author where no user is
+
+
+class _Messages(BaseModel):
+    messages: list[_Message]
+    response_metadata: _More = _More()
+
+
+class _User(BaseModel):
+    id: str
+    name: str
+    deleted: bool = False
+
+
+class _Users(BaseModel):
+    members: list[_User]
+    response_metadata: _More = _More()
+
+
+class _Posted(BaseModel):
+    channel: str
+    ts: str
+
+
+class _Identity(BaseModel):
+    user_id: str
+    user: str
+    team: str
+
+
+class _Done(BaseModel):
+    ok: bool
+
+
+class SlackApi:
+    """Calls of the Web API. Raises `ToolError` or `UpstreamFailed`."""
+
+    def __init__(
+        self, settings: LiveSettings, *, paces: dict[str, Pace], http: aiohttp.ClientSession
+    ) -> None:
+        self._settings = settings
+        self._paces = paces
+        self._client = AsyncWebClient(
+            token=settings.key, base_url=settings.base_url, session=http, logger=_LOG, retry_handlers=[]
+        )
+
+    async def call(self, method: str, shape: type[T], **arguments: Any) -> T:
+        """The answer of a method. One that writes is repeated only where it cannot have been carried out."""
+        given = {
+            name: value for name, value in arguments.items() if value != ""
+        }  # no cursor, on a first page
+        request: dict[str, Any] = {"http_verb": "GET", "params": given}
+        if method in _WRITES:
+            request = {"json": arguments}
+
+        async def attempt() -> Any:
+            try:
+                answer = await self._client.api_call(method, **request)
+            except SlackApiError as error:
+                raise self._refusal(method, error) from None
+            except aiohttp.ClientConnectorError as error:
+                raise Transient(f"the connection failed ({type(error).__name__})") from None
+            # The SDK raises an AttributeError for a body that is no JSON object.
+            except (aiohttp.ClientError, TimeoutError, ValueError, AttributeError) as error:
+                raise self._lost(method, type(error).__name__) from None
+            return answer.data
+
+        document = await persist(attempt, settings=self._settings, pace=self._paces[method])
+        try:
+            return TypeAdapter(shape).validate_python(document)
+        except ValidationError as error:
+            raise misshapen(self._settings, error) from None
+
+    def _refusal(self, method: str, error: SlackApiError) -> Exception:
+        response = error.response
+        if not isinstance(response, AsyncSlackResponse):  # the SDK could not read the body
+            return self._lost(method, "its answer is not JSON")
+        said = response.data if isinstance(response.data, dict) else {}
+        code, status = str(said.get("error", "")), response.status_code
+        if status == 429 or code == "ratelimited":
+            return Transient("its rate limit is reached", retry_after_s=retry_after_s(response.headers))
+        if status >= 500 or code in _PASSING or not code:
+            return self._lost(method, f"it answered {status} {code}".strip(), retry_after_s(response.headers))
+        if code in _MODELS_FAULT:
+            return ToolError(_MODELS_FAULT[code])
+        needed = f", the scope {said['needed']} is missing" if "needed" in said else ""
+        return UpstreamFailed(
+            self._settings, f"refused {method} with {self._settings.key_name} ({code}{needed})"
+        )
+
+    def _lost(self, method: str, why: str, after_s: float | None = None) -> Exception:
+        if method in _WRITES:
+            return UpstreamFailed(self._settings, f"{method} may have been carried out: {why}")
+        return Transient(why, retry_after_s=after_s)
+
+
+class LiveSlack:
+    """A `SlackUpstream`. `allow_send` holds the names or ids of the channels that may be written to."""
+
+    def __init__(self, api: SlackApi, *, allow_send: Collection[str]) -> None:
+        self._api = api
+        self._allow_send = {_plain(name) for name in allow_send}
+        self._known: list[_Channel] = []
+        self._sent: list[SentMessage] = []
+        self._reactions: list[Reaction] = []
+
+    async def channels(self, *, limit: int, cursor: str) -> Channels:
+        page = await self._channels(min(at_least_one("limit", limit), _MAX_CHANNELS), cursor)
+        return Channels(
+            channels=[Channel(id=c.id, name=c.name) for c in page.channels],
+            next_cursor=page.response_metadata.next_cursor,
+        )
+
+    async def send(self, channel: str, message: str) -> Sent:
+        target = await self._writable(channel)
+        if not message.strip():
+            raise ToolError("message is empty.")
+        posted = await self._api.call("chat.postMessage", _Posted, channel=target, text=message)
+        self._sent.append(SentMessage(channel=posted.channel, text=message, ts=posted.ts))
+        return Sent(channel=posted.channel, ts=posted.ts)
+
+    async def history(self, channel_id: str, *, limit: int) -> History:
+        wanted, channel = at_least_one("limit", limit), await self._id(channel_id)
+        found = await self._messages("conversations.history", wanted, channel=channel)
+        return History(messages=found[:wanted])
+
+    async def users(self, *, limit: int, cursor: str) -> Users:
+        wanted = min(at_least_one("limit", limit), _MAX_USERS)
+        page = await self._api.call("users.list", _Users, limit=wanted, cursor=cursor)
+        return Users(
+            users=[User(id=u.id, name=u.name) for u in page.members if not u.deleted],
+            next_cursor=page.response_metadata.next_cursor,
+        )
+
+    async def thread(self, channel_id: str, ts: str) -> Thread:
+        channel = await self._id(channel_id)
+        found = await self._messages("conversations.replies", None, channel=channel, ts=ts.strip())
+        return Thread(messages=found)
+
+    async def react(self, channel_id: str, ts: str, name: str) -> Reaction:
+        target = await self._writable(channel_id)
+        emoji = name.strip().strip(":")
+        if not emoji:
+            raise ToolError("reaction is empty.")
+        await self._api.call("reactions.add", _Done, channel=target, timestamp=ts.strip(), name=emoji)
+        reaction = Reaction(channel=target, ts=ts.strip(), name=emoji)
+        self._reactions.append(reaction)
+        return reaction
+
+    async def identity(self) -> Identity:
+        me = await self._api.call("auth.test", _Identity)
+        return Identity(user_id=me.user_id, user=me.user, team=me.team)
+
+    async def changes(self) -> WorkspaceChanges:
+        return WorkspaceChanges(messages=list(self._sent), reactions=list(self._reactions))
+
+    async def _channels(self, limit: int, cursor: str) -> _Channels:
+        page = {"limit": limit, "cursor": cursor, "exclude_archived": "true"}
+        return await self._api.call("conversations.list", _Channels, **page)
+
+    async def _messages(self, method: str, wanted: int | None, **arguments: str) -> list[Message]:
+        """The messages of as many pages as hold `wanted` of them; None is all, of at most 50 pages."""
+        found: list[Message] = []
+        cursor = ""
+        for _ in range(_MAX_PAGES):
+            limit = min(_MAX_MESSAGES, (wanted or _MAX_MESSAGES + len(found)) - len(found))
+            page = await self._api.call(method, _Messages, limit=limit, cursor=cursor, **arguments)
+            found += [Message(user=m.user or m.bot_id, text=m.text, ts=m.ts) for m in page.messages]
+            cursor = page.response_metadata.next_cursor
+            if not cursor or (wanted is not None and len(found) >= wanted):
+                break
+        return found
+
+    async def _writable(self, id_or_name: str) -> str:
+        """The id of a channel that may be written to. Name and id are looked up, so that neither can stand
+        for another channel."""
+        channel = await self._find(id_or_name)
+        if self._allow_send & {_plain(channel.id), _plain(channel.name)}:
+            return channel.id
+        raise ToolError(f"Writing to {echo(channel.name)} is not allowed here.")
+
+    async def _id(self, id_or_name: str) -> str:
+        wanted = id_or_name.strip()
+        return wanted if _CHANNEL_ID.fullmatch(wanted) else (await self._find(id_or_name)).id
+
+    async def _find(self, id_or_name: str) -> _Channel:
+        wanted = _plain(id_or_name)
+        for is_fresh in (False, True):
+            if is_fresh:
+                self._known = await self._all_channels()
+            for channel in self._known:
+                if wanted in (_plain(channel.id), _plain(channel.name)):
+                    return channel
+        raise ToolError(f"Unknown channel {echo(id_or_name)}.")
+
+    async def _all_channels(self) -> list[_Channel]:
+        found: list[_Channel] = []
+        cursor = ""
+        for _ in range(_MAX_PAGES):
+            page = await self._channels(_MAX_CHANNELS, cursor)
+            found += page.channels
+            cursor = page.response_metadata.next_cursor
+            if not cursor:
+                break
+        return found
+
+
+def allowed_channels(given: Collection[str]) -> tuple[str, ...]:
+    """The channels that may be written to: those of `--allow-send` and of `MCPAGENT_SLACK_ALLOW_SEND`, which
+    separates them by commas."""
+    named = environment().get(live_variable("slack", "ALLOW_SEND"), "").split(",")
+    return tuple(name.strip() for name in (*given, *named) if name.strip())
+
+
+@asynccontextmanager
+async def open_slack(
+    settings: LiveSettings, *, paces: dict[str, Pace], allow_send: Collection[str]
+) -> AsyncGenerator[LiveSlack]:
+    async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
+        yield LiveSlack(SlackApi(settings, paces=paces, http=http), allow_send=allow_send)
+
+
+def _plain(id_or_name: str) -> str:
+    return id_or_name.strip().removeprefix("#").casefold()

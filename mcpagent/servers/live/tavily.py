@@ -1,0 +1,82 @@
+"""tavily's answers from the Tavily API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import BaseModel
+
+from mcpagent.servers.arguments import at_least_one, echo
+from mcpagent.servers.live.http import ApiClient, open_api
+from mcpagent.servers.live.patience import Pace
+from mcpagent.servers.live.settings import LiveSettings, Rate
+from mcpagent.servers.tavily import PageText, SearchResult, SearchResults, ShortAnswer
+
+BASE_URL = "https://api.tavily.com"
+RATE = Rate(100, 60)  # of development keys
+
+_MAX_RESULTS = 20  # the documented maximum
+_NO_ANSWER = "No page answers this query."
+
+
+class _Result(BaseModel):
+    title: str
+    url: str
+    content: str
+
+
+class _Found(BaseModel):
+    answer: str | None = None
+    results: list[_Result]
+
+
+class _PageText(BaseModel):
+    url: str
+    raw_content: str
+
+
+class _Pages(BaseModel):
+    results: list[_PageText]
+
+
+class LiveTavily:
+    """A `TavilyUpstream`."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+
+    async def search(self, query: str, *, max_results: int) -> SearchResults:
+        wanted = at_least_one("max_results", max_results)
+        if not query.strip():  # the service refuses it; the embedded one finds nothing
+            return SearchResults(results=[])
+        found = await self._api.post("/search", _Found, query=query, max_results=min(wanted, _MAX_RESULTS))
+        return SearchResults(
+            results=[
+                SearchResult(title=r.title, url=r.url, content=r.content) for r in found.results[:wanted]
+            ]
+        )
+
+    async def extract(self, url: str) -> PageText:
+        address = url.strip()
+        if not address:
+            raise ToolError("url is empty.")
+        found = await self._api.post("/extract", _Pages, urls=[address], format="text")
+        if not found.results:
+            raise ToolError(f"No page at {echo(url)}.")
+        return PageText(url=found.results[0].url, text=found.results[0].raw_content)
+
+    async def qna(self, query: str) -> ShortAnswer:
+        if not query.strip():
+            raise ToolError(_NO_ANSWER)
+        found = await self._api.post("/search", _Found, query=query, include_answer=True)
+        if not found.answer:
+            raise ToolError(_NO_ANSWER)
+        return ShortAnswer(answer=found.answer)
+
+
+@asynccontextmanager
+async def open_tavily(settings: LiveSettings, *, pace: Pace) -> AsyncGenerator[LiveTavily]:
+    async with open_api(settings, pace=pace, headers={"Authorization": f"Bearer {settings.key}"}) as api:
+        yield LiveTavily(api)

@@ -1,0 +1,1 @@
+from tests.servers.live.world import replay as replay
