@@ -1,0 +1,38 @@
+"""The names of the built-in servers and of their upstreams, without what it takes to build one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+# What templates, samples and the embedded model are made for: adding one makes them stale.
+DATA_SERVERS = ("polygon", "fmp", "tavily", "slack")
+BUILTIN_NAMES = DATA_SERVERS
+
+
+class UpstreamKind(StrEnum):
+    """Where a server's answers come from."""
+
+    EMBEDDED = "embedded"  # the data set that ships with mcpagent
+    LIVE = "live"  # the real web services, with the user's keys
+
+
+# By server with a live upstream: the variables that may hold its key, the first that is set wins.
+KEY_NAMES: dict[str, tuple[str, ...]] = {
+    "polygon": ("MASSIVE_API_KEY", "POLYGON_API_KEY"),
+    "fmp": ("FMP_API_KEY",),
+    "tavily": ("TAVILY_API_KEY",),
+    "slack": ("SLACK_BOT_TOKEN",),
+}
+
+
+def live_variable(server: str, setting: str) -> str:
+    """The environment variable of a setting of a live upstream."""
+    return f"MCPAGENT_{server.upper()}_{setting}"
+
+
+def live_variables(server: str) -> tuple[str, ...]:
+    """Every environment variable that the live upstream of `server` reads."""
+    if server not in KEY_NAMES:
+        return ()
+    settings = ("BASE_URL", "RATE", *(("ALLOW_SEND",) if server == "slack" else ()))
+    return (*KEY_NAMES[server], *(live_variable(server, setting) for setting in settings))
