@@ -81,6 +81,8 @@ class VllmConfig(Section):
     max_model_len: PositiveInt = 4096  # tokens
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
     enforce_eager: bool = False
+    sleep: bool | None = None  # give GPU memory back during updates; None: on a GPU yes
+    servers: StringTuple = ()  # base URLs of running servers; none: an engine in this process
 
 
 class GrpoConfig(Section):
@@ -178,6 +180,7 @@ class ToolsConfig(Section):
     servers: str | None = None  # path of an mcp.json; None: the built-in servers
     transport: Literal["memory", "stdio"] = "memory"  # of the built-in servers
     limited: bool = True  # the small tool set of the built-in servers
+    upstream: Literal["embedded", "live"] = "embedded"  # of the built-in servers; live needs your keys
     timeout_s: PositiveFloat = 30.0  # hard deadline of one call
     retry: Count = 3  # repeats of a call that is safe to repeat
     allow_list: StringTuple | None = None  # server.tool or server names; None: everything
@@ -186,9 +189,8 @@ class ToolsConfig(Section):
         str, Literal["shared", "episode"]
     ] = {}  # by server; episode: an instance for each episode
     per_server: dict[str, ServerSection] = {}
-    on_catalog_change: Literal["warn", "refuse"] = (
-        "warn"  # tools differ from those of the dataset or the start
-    )
+    # Where the tools are not those that the dataset, or the run so far, was made with.
+    on_catalog_change: Literal["warn", "refuse"] = "warn"
 
 
 class DataConfig(Section):

@@ -12,6 +12,7 @@ from mcpagent.env.episode import EpisodeLimits
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import Sampling
 from mcpagent.rollout.agent import AgentSettings
+from mcpagent.servers.names import UpstreamKind
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.limits import ServerLimits
 from mcpagent.tools.pool import ToolPool
@@ -31,7 +32,9 @@ def chosen_servers(
 ) -> Sequence[ServerConfig]:
     """The user's mcp.json, or the built-in servers; `on_note` is told what of the file was skipped."""
     if config.servers is None:
-        return builtin_servers(limited=config.limited, transport=config.transport)
+        return builtin_servers(
+            limited=config.limited, transport=config.transport, upstream=UpstreamKind(config.upstream)
+        )
     loaded = load_servers(Path(config.servers))
     for note in loaded.notes:
         on_note(f"{config.servers}: {note}")

@@ -181,7 +181,9 @@ class ToolPool:
                 # Built-in servers are read only by those who run them in process.
                 from mcpagent.servers.registry import build_server, is_stateful
 
-                server = build_server(config.name, limited=config.limited, ledger=self._ledger)
+                server = build_server(
+                    config.name, limited=config.limited, upstream=config.upstream, ledger=self._ledger
+                )
                 return MemoryLauncher(server), "episode" if is_stateful(config.name) else "shared"
 
     def _log_path(self, server: str) -> Path:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ from dotenv import dotenv_values
 
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
-from mcpagent.servers.names import BUILTIN_NAMES
+from mcpagent.servers.names import BUILTIN_NAMES, UpstreamKind, live_variables
 from mcpagent.tools.jsonc import parse_jsonc
 from mcpagent.tools.variables import Unresolved, expand, known_variables
 
@@ -69,6 +69,7 @@ class MemoryServer:
 
     name: str
     limited: bool = True
+    upstream: UpstreamKind = UpstreamKind.EMBEDDED
     timeout_s: float | None = None
     isolation: Isolation | None = None
 
@@ -95,25 +96,33 @@ class ServersFile:
 
 
 def builtin_servers(
-    *, limited: bool = True, transport: Literal["memory", "stdio"] = "memory"
+    *,
+    limited: bool = True,
+    transport: Literal["memory", "stdio"] = "memory",
+    upstream: UpstreamKind = UpstreamKind.EMBEDDED,
 ) -> tuple[ServerConfig, ...]:
-    """The built-in set, in this process or as real child processes."""
+    """The built-in set, in this process or as real child processes. A live child gets its own key, and no
+    other server's; `.env` it reads itself."""
     if transport == "memory":
-        return tuple(MemoryServer(name=name, limited=limited) for name in BUILTIN_NAMES)
+        return tuple(MemoryServer(name=name, limited=limited, upstream=upstream) for name in BUILTIN_NAMES)
     from mcpagent.servers.registry import is_stateful
 
-    flags = ("--limited",) if limited else ()
-    env = {name: os.environ[name] for name in _BUILTIN_ENV if name in os.environ}
+    is_live = upstream is UpstreamKind.LIVE
+    flags = (*(("--limited",) if limited else ()), *(("--upstream", "live") if is_live else ()))
     return tuple(
         StdioServer(
             name=name,
             command=sys.executable,
             args=("-m", "mcpagent.cli.main", "serve", name, *flags),
-            env=env,
+            env=_environment_of(_BUILTIN_ENV + (live_variables(name) if is_live else ())),
             isolation="episode" if is_stateful(name) else "shared",
         )
         for name in BUILTIN_NAMES
     )
+
+
+def _environment_of(names: Iterable[str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def load_servers(path: Path) -> ServersFile:
