@@ -1,0 +1,240 @@
+"""Thousands of calls through kills, hangs and a blocked interpreter: none is lost, none has two effects."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
+from mcpagent.tools.io_thread import IOThread
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import StdioServer
+from tests.tools.servers import ledgered
+
+SCRIPT = Path(ledgered.__file__)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a ledgered server leaves its traces."""
+
+    folder: Path
+
+    @property
+    def server(self) -> StdioServer:
+        env = {"LEDGER": str(self.folder / "ledger"), "PIDS": str(self.folder / "pids")}
+        return StdioServer(name="store", command=sys.executable, args=(str(SCRIPT),), env=env)
+
+    @property
+    def pids(self) -> list[int]:
+        return [int(line) for line in (self.folder / "pids").read_text().split()]
+
+    @property
+    def effects(self) -> Counter[str]:
+        ledger = self.folder / "ledger"
+        return Counter(ledger.read_text().splitlines() if ledger.exists() else ())
+
+
+async def _one(pool: ToolPool, tool: str, **arguments: object) -> ToolResult:
+    """A call in a session of its own, as an episode would make it."""
+    async with pool.session() as session:
+        return await session.call(ToolCall(id="1", server="store", tool=tool, arguments=arguments))
+
+
+def _assert_nothing_is_left(place: _Place) -> None:
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert [pid for pid in place.pids if _is_running(pid)] == []
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_1500_calls_through_3_kills_lose_nothing_and_repeat_no_effect(tmp_path: Path) -> None:
+    place = _Place(tmp_path)
+    calls = [(("look", "put", "add")[i % 3], f"k{i}") for i in range(1500)]
+    results: dict[str, ToolResult] = {}
+    moved = asyncio.Event()
+
+    async def make(pool: ToolPool, tool: str, key: str) -> None:
+        results[key] = await _one(pool, tool, key=key)
+        moved.set()
+
+    async def kill_at(*counts: int) -> None:
+        for count in counts:
+            while len(results) < count:
+                moved.clear()
+                await moved.wait()
+            os.kill(place.pids[-1], signal.SIGKILL)  # progress past the last kill: this process is alive
+
+    async def run() -> None:
+        async with ToolPool([place.server]) as pool:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(kill_at(200, 600, 1000))
+                for tool, key in calls:
+                    group.create_task(make(pool, tool, key))
+            metrics = pool.metrics()
+        assert metrics.restarts == 3
+        assert metrics.calls == 1500
+        assert metrics.servers[0].in_flight == 0
+        _assert_nothing_is_left(place)
+
+    asyncio.run(run())
+    outcomes = {tool: Counter(results[key].failure for t, key in calls if t == tool) for tool, _ in calls}
+    assert outcomes["look"] == outcomes["put"] == Counter({None: 500})
+    assert set(outcomes["add"]) == {None, FailureKind.UNKNOWN_OUTCOME}
+    assert outcomes["add"].total() == 500
+    effects = place.effects
+    assert all(results[key].content == key for _, key in calls if results[key].failure is None)
+    for tool, key in calls:
+        made = effects[f"{tool} {key}"]
+        if tool == "add":
+            assert made <= 1, key
+        if tool != "look" and results[key].failure is None:
+            assert made >= 1, key
+    assert len(place.pids) == 4
+
+
+def test_hung_calls_cost_only_themselves(tmp_path: Path) -> None:
+    place = _Place(tmp_path)
+
+    async def run() -> None:
+        async with ToolPool([place.server], timeout_s=4.0, max_in_flight=20) as pool:
+            hung = [asyncio.create_task(_one(pool, "hang")) for _ in range(10)]
+            others = await asyncio.gather(*(_one(pool, "look", key=str(i)) for i in range(300)))
+            assert [result.content for result in others] == [str(i) for i in range(300)]
+            lost = await asyncio.gather(*hung)
+            assert {result.failure for result in lost} == {FailureKind.TIMEOUT}
+            assert (await _one(pool, "look", key="after")).content == "after"
+            assert pool.metrics().restarts == 0  # it answered a ping, so nothing was replaced
+        _assert_nothing_is_left(place)
+
+    asyncio.run(run())
+    assert len(place.pids) == 1
+
+
+def test_a_stopped_server_is_replaced_after_a_timeout_of_any_size(tmp_path: Path) -> None:
+    place = _Place(tmp_path)
+
+    async def run() -> None:
+        async with ToolPool([place.server], timeout_s=2.0) as pool:
+            os.kill(place.pids[0], signal.SIGSTOP)
+            stuck = await _one(pool, "look", key="a")  # fits into the pipe, so writing it proves nothing
+            assert stuck.failure is FailureKind.TIMEOUT
+            # Not safe to repeat, so it succeeds only because it was not sent to the stopped process.
+            assert (await _one(pool, "add", key="b")).content == "b"
+            assert pool.metrics().restarts == 1
+        _assert_nothing_is_left(place)
+
+    asyncio.run(run())
+    assert place.effects == {"add b": 1}
+
+
+def test_a_trainer_that_keeps_the_interpreter_to_itself_for_3_seconds_loses_no_call(tmp_path: Path) -> None:
+    place = _Place(tmp_path)
+    block = _computation(seconds=3.0)
+    pool = ToolPool([place.server], timeout_s=1.0)
+    with IOThread() as io:
+        io.run(pool.__aenter__())
+        try:
+            pending: list[asyncio.Task[ToolResult]] = []
+
+            async def begin() -> None:
+                pending.extend(asyncio.create_task(_one(pool, "work", seconds=0.3)) for _ in range(40))
+                while pool.metrics().servers[0].in_flight < 40:
+                    await asyncio.sleep(0)
+
+            async def finish() -> list[ToolResult]:
+                return await asyncio.gather(*pending)
+
+            io.run(begin())
+            blocked_s = block()
+            results = io.run(finish())
+        finally:
+            io.run(pool.close())
+    assert blocked_s > 2.0  # twice the deadline at least
+    assert [result.failure for result in results] == [None] * 40
+
+
+def _computation(*, seconds: float) -> Callable[[], float]:
+    """A computation that holds the interpreter's lock for about so long; it returns how long it took."""
+    trial = 5_000_000
+    begun_s = time.perf_counter()
+    sum(range(trial))
+    count = int(trial * seconds / (time.perf_counter() - begun_s))
+
+    def compute() -> float:
+        begun_s = time.perf_counter()
+        sum(range(count))  # one call in C: no other thread gets a turn
+        return time.perf_counter() - begun_s
+
+    return compute
+
+
+def _rollout_wall_s(place: _Place) -> float:
+    """64 episodes at once, each with 4 calls of half a second, one after the other."""
+
+    async def episode(pool: ToolPool) -> list[FailureKind | None]:
+        async with pool.session() as session:
+            call = ToolCall(id="1", server="store", tool="work", arguments={"seconds": 0.5})
+            return [(await session.call(call)).failure for _ in range(4)]
+
+    async def run() -> float:
+        async with ToolPool([place.server]) as pool:
+            begun_s = time.perf_counter()
+            failures = await asyncio.gather(*(episode(pool) for _ in range(64)))
+            wall_s = time.perf_counter() - begun_s
+            assert failures == [[None] * 4] * 64
+            assert pool.metrics().servers[0].most_in_flight == 64
+            return wall_s
+
+    return asyncio.run(run())
+
+
+def test_64_episodes_of_4_half_second_calls_run_all_at_once(tmp_path: Path) -> None:
+    print(f"64 episodes of 4 calls of 0.5 s: {_rollout_wall_s(_Place(tmp_path)):.2f} s")
+
+
+@pytest.mark.slow
+def test_64_episodes_of_4_half_second_calls_take_less_than_3_5_seconds(tmp_path: Path) -> None:
+    assert _rollout_wall_s(_Place(tmp_path)) < 3.5
+
+
+@pytest.mark.slow
+def test_20000_calls_grow_memory_by_less_than_5_mb(tmp_path: Path) -> None:
+    place = _Place(tmp_path)
+
+    async def calls(pool: ToolPool, count: int) -> None:
+        async def worker(share: range) -> None:
+            for i in share:
+                assert (await _one(pool, "look", key=str(i))).failure is None
+
+        await asyncio.gather(*(worker(range(i, count, 32)) for i in range(32)))
+
+    async def run() -> int:
+        async with ToolPool([place.server]) as pool:
+            await calls(pool, 2000)  # what is made once: caches, buffers, the histogram
+            before = _resident_bytes()
+            await calls(pool, 20_000)
+            return _resident_bytes() - before
+
+    assert asyncio.run(run()) < 5 * 2**20
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
