@@ -12,20 +12,35 @@ not read-only. Failures of the infrastructure are never recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tools import ToolSpec, catalog_hash
+from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.tools.cassette_counts import CassetteCounts
-from mcpagent.tools.cassette_deck import CassetteMode, Deck
+from mcpagent.tools.cassette_deck import Deck
 from mcpagent.tools.cassette_session import CassetteSession
-from mcpagent.tools.cassette_tape import Tape
-from mcpagent.tools.catalog import Catalog
+from mcpagent.tools.cassette_tape import Tape, TapeCatalog
+from mcpagent.tools.catalog import Catalog, near_match
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.servers_config import Isolation
+
+_NAMED = 8  # tools named in one note
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFacts:
+    """What a cassette must know of the live servers, by name: `isolation` (else shared) and `versions`.
+    `repeatable` are dotted names of tools whose second effect does no harm; `stateless` are servers or dotted
+    names of tools that change nothing, though the server does not say so."""
+
+    isolation: Mapping[str, Isolation] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    repeatable: Sequence[str] = ()
+    stateless: Sequence[str] = ()
 
 
 class Cassette:
@@ -41,35 +56,41 @@ class Cassette:
         live: ToolProvider,
         folder: Path,
         *,
-        mode: CassetteMode,
-        isolation: Mapping[str, Isolation],
-        versions: Mapping[str, str] | None = None,
+        mode: Literal["record", "replay"],
+        servers: ServerFacts,
         result_limit_chars: int,
         secrets: Mapping[str, str] | None = None,
         on_note: Callable[[str], None] = lambda _: None,
     ) -> Self:
         """Record from `live`, replay what the tape has. `result_limit_chars` is the limit that `live` cuts
-        to; `on_note` is told of tools that changed since the recording and of servers whose recorded answers
-        may depend on other episodes. Raises UserError for a tape that cannot be read or written."""
+        results to; `secrets` (value -> name) never reach the tape. `on_note` is told of tools that changed
+        since the recording, and of servers whose recorded answers may depend on other episodes.
+
+        Raises UserError for a tape that cannot be read or written, and for a name that no tool has.
+        """
         tools = list(live.tools.values())
+        harmless = _dotted(servers.stateless, tools)
+        catalog = TapeCatalog(tools=tuple(tools), versions=dict(servers.versions), harmless=harmless)
         tape = Tape(folder, writable=True)
-        try:
-            for note in [*_changes(tape, tools), *_contaminations(tools, isolation)]:
-                on_note(note)
-            tape.pin(tools, versions or {})
-        except BaseException:
-            tape.close()
-            raise
         deck = Deck(
             tape=tape,
             mode=mode,
             catalog=Catalog(tools),
-            isolation=isolation,
-            versions=versions or {},
+            isolation=servers.isolation,
+            versions=servers.versions,
             limit_chars=result_limit_chars,
-            secrets=secrets or {},
             counts=CassetteCounts(mode),
+            harmless=frozenset(harmless),
+            repeatable=frozenset(servers.repeatable),
+            secrets=secrets or {},
         )
+        try:
+            for note in [*_changes(tape.catalog, tools), *_contaminations(deck, tools)]:
+                on_note(note)
+            tape.pin(catalog)
+        except BaseException:
+            tape.close()
+            raise
         return cls(deck, live)
 
     @classmethod
@@ -77,8 +98,8 @@ class Cassette:
         cls,
         folder: Path,
         *,
-        allow: Sequence[str] | None = None,
         result_limit_chars: int,
+        allow: Sequence[str] | None = None,
         secrets: Mapping[str, str] | None = None,
     ) -> Self:
         """Strict: the tape is all there is, its tools included. Raises UserError where there is no tape."""
@@ -98,8 +119,9 @@ class Cassette:
             isolation={},
             versions=pinned.versions,
             limit_chars=result_limit_chars,
-            secrets=secrets or {},
             counts=CassetteCounts("strict"),
+            harmless=frozenset(pinned.harmless),
+            secrets=secrets or {},
         )
         return cls(deck, None)
 
@@ -135,24 +157,40 @@ class Cassette:
         self.close()
 
 
-def _changes(tape: Tape, tools: Sequence[ToolSpec]) -> list[str]:
-    pinned = tape.catalog
-    if pinned is None or catalog_hash(pinned.tools) == catalog_hash(tools):
+def _dotted(names: Sequence[str], tools: Sequence[ToolSpec]) -> tuple[str, ...]:
+    """The tools that `names` (each `server` or `server.tool`) stand for. Raises UserError."""
+    known = {name for spec in tools for name in (spec.server, spec.dotted)}
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"tools.cassette_stateless names {name!r}, which no server offers",
+                remedy=near_match(name, known),
+            )
+    return tuple(sorted(spec.dotted for spec in tools if {spec.server, spec.dotted} & set(names)))
+
+
+def _changes(pinned: TapeCatalog | None, tools: Sequence[ToolSpec]) -> list[str]:
+    if pinned is None:
         return []
     then, now = ({spec.dotted: spec for spec in specs} for specs in (pinned.tools, tools))
     differing = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
-    return [f"the tools have changed since the cassette was recorded: {', '.join(differing[:8])}"]
+    if not differing:
+        return []
+    rest = len(differing) - _NAMED
+    names = ", ".join(differing[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return [f"the tools have changed since the cassette was recorded: {names}"]
 
 
-def _contaminations(tools: Sequence[ToolSpec], isolation: Mapping[str, Isolation]) -> list[str]:
-    """A server that episodes share and that may be changed: what one episode was told is on the tape, though
-    another one may have caused it."""
+def _contaminations(deck: Deck, tools: Sequence[ToolSpec]) -> list[str]:
+    """Servers that all episodes share and that may be changed: an answer on the tape may have been caused by
+    another episode than the one that recorded it."""
     writing: dict[str, list[str]] = {}
     for spec in tools:
-        if not spec.annotations.read_only and isolation.get(spec.server, "shared") == "shared":
+        if deck.writes(spec) and deck.isolation.get(spec.server, "shared") == "shared":
             writing.setdefault(spec.server, []).append(spec.name)
     return [
-        f"server {server!r} is shared by all episodes, and {', '.join(names[:4])} may change it: recorded "
-        f"answers can depend on other episodes; tools.isolation.{server}=episode keeps them apart"
+        f"server {server!r} is shared by all episodes, and {', '.join(names[:_NAMED])} may change it, so a "
+        f"recorded answer can depend on other episodes: set tools.isolation.{server}=episode, or name it in "
+        "tools.cassette_stateless if it keeps no state"
         for server, names in writing.items()
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,7 +24,9 @@ CassetteMode = Literal["record", "replay", "strict"]
 @dataclass(kw_only=True)
 class Deck:
     """What all sessions of a run share. A server that `isolation` does not name is shared; one that
-    `versions` does not name has the version "". `secrets` (value -> name) never reach the tape."""
+    `versions` does not name has the version "". `harmless` and `repeatable` are dotted names of tools whose
+    calls change nothing, and of tools whose second effect does no harm, though their server does not say so.
+    `secrets` (value -> name) never reach the tape."""
 
     tape: Tape
     mode: CassetteMode
@@ -32,8 +34,10 @@ class Deck:
     isolation: Mapping[str, Isolation]
     versions: Mapping[str, str]
     limit_chars: int
-    secrets: Mapping[str, str]
     counts: CassetteCounts
+    harmless: Collection[str] = ()
+    repeatable: Collection[str] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict)
     _under_way: dict[str, asyncio.Event] = field(default_factory=dict)
     _schemas: dict[str, str] = field(default_factory=dict)
 
@@ -49,6 +53,17 @@ class Deck:
             arguments=redact(arguments, self.secrets),
             after=history.after,
         )
+
+    def writes(self, spec: ToolSpec) -> bool:
+        """True where a call may change what later calls answer."""
+        return not spec.annotations.read_only and spec.dotted not in self.harmless
+
+    def may_be_repeated(self, spec: ToolSpec) -> bool:
+        """True where making a replayed call on the live server can do no harm. An own instance has not seen
+        it; a shared one may have, from the session that recorded it."""
+        if self.isolation.get(spec.server, "shared") == "episode" or spec.dotted in self.repeatable:
+            return True
+        return spec.annotations.idempotent and not spec.annotations.destructive
 
     async def look_up(self, key: CallKey) -> Answer | Miss:
         """The answer on the tape, or why there is none. Waits while another session asks the same live."""

@@ -37,10 +37,7 @@ class _Made:
     call: ToolCall
     spec: ToolSpec
     purpose: Purpose
-
-    @property
-    def writes(self) -> bool:
-        return not self.spec.annotations.read_only
+    writes: bool
 
 
 @dataclass
@@ -74,7 +71,7 @@ class CassetteSession:
         if spec is None or fault is not None:
             return await self._refuse_unsendable(call, fault, purpose)
         named = call.model_copy(update={"server": spec.server, "tool": spec.name})
-        made = _Made(named, spec, purpose)
+        made = _Made(named, spec, purpose, self._deck.writes(spec))
         server = self._servers.setdefault(spec.server, _Server())
         async with server.writing:
             if made.writes:
@@ -140,7 +137,7 @@ class CassetteSession:
             if server.lost:
                 return server.lost
             for past, _ in server.missing:
-                if not self._may_be_repeated(past):
+                if past.purpose is not Purpose.SETUP and not self._deck.may_be_repeated(past.spec):
                     return _unsafe_text(past)
             while server.missing:
                 past, expected = server.missing[0]
@@ -153,13 +150,6 @@ class CassetteSession:
                 server.lost = ""
                 server.missing.popleft()
         return ""
-
-    def _may_be_repeated(self, past: _Made) -> bool:
-        """An own instance has not seen the call. A shared one may have, from the session that recorded it."""
-        if self._deck.isolation.get(past.spec.server, "shared") == "episode":
-            return True
-        hints = past.spec.annotations
-        return past.purpose is Purpose.SETUP or (hints.idempotent and not hints.destructive)
 
     async def _refuse_unsendable(self, call: ToolCall, fault: str | None, purpose: Purpose) -> ToolResult:
         """No server is reached by it; the live session says so in its own words."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -38,10 +38,12 @@ _SPAN_BITS = 32  # an offset and a length share one integer
 
 
 class TapeCatalog(Record):
-    """The tools of a recording in the order in which they were offered, and the versions of their servers."""
+    """The tools of a recording in the order of their offer, the versions of their servers, and the dotted
+    names of tools that were taken to change nothing though their server does not say so."""
 
-    tape: int = 1  # version of the format
-    versions: dict[str, str]
+    schema_version: int = 1
+    versions: dict[str, str] = {}
+    harmless: tuple[str, ...] = ()
     tools: tuple[ToolSpec, ...]
 
 
@@ -95,9 +97,8 @@ class Tape:
                 f"is no catalog of a cassette: {first}", where=str(path), remedy="delete the file"
             ) from None
 
-    def pin(self, tools: Sequence[ToolSpec], versions: Mapping[str, str]) -> None:
+    def pin(self, catalog: TapeCatalog) -> None:
         """Make this the catalog of the tape."""
-        catalog = TapeCatalog(tools=tuple(tools), versions=dict(versions))
         with self._locked():
             if self.catalog != catalog:
                 write_text(self.folder / CATALOG_NAME, catalog.model_dump_json(indent=1) + "\n")
