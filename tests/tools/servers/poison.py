@@ -1,0 +1,193 @@
+"""A server that writes its own bytes, over stdio or HTTP, so that they may be wrong. Standard library only.
+
+`python poison.py stdio [modern]`, or `python poison.py http [modern] [sse]`, which prints its port.
+Tools: `echo`; `wait`, whose answer comes once `release` is called; `poison`, which answers as `kind` says.
+Over HTTP also `status` (answers with that HTTP status), `hang_up` and `forget` (all sessions).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+OVERSIZE = 50_000_000
+MODERN = "2026-07-28"
+TOOLS = ("echo", "wait", "release", "poison", "status", "hang_up", "forget")
+
+released = threading.Event()
+is_modern = "modern" in sys.argv
+
+
+def poison(kind: str, request_id: int) -> bytes:
+    """A response as no decent server writes it; only `surrogate` and `bytes` can be read by the lenient."""
+    ok = b'{"jsonrpc":"2.0","id":%d,"result":{"resultType":"complete","content":' % request_id
+    ok += b'[{"type":"text","text":"%b"}]}}'
+    structured = ok.replace(b'"content":', b'"structuredContent":{"x":%b},"content":')
+    match kind:
+        case "surrogate":
+            return ok % rb"a\ud800b"
+        case "bytes":
+            return ok % b"a\xff\xfeb"
+        case "digits":
+            return structured % (b"9" * 5000, b"")
+        case "nan":
+            return structured % (b"NaN", b"")
+        case "infinity":
+            return structured % (b"1e999", b"")
+        case "deep":
+            return structured % (b"[" * 300 + b"]" * 300, b"")
+        case "deeper":
+            return structured % (b"[" * 100_000 + b"]" * 100_000, b"")
+        case "oversize":
+            return ok % (b"x" * OVERSIZE)
+        case "oversize, id last":
+            text = b"x" * OVERSIZE
+            return b'{"result":{"content":[{"type":"text","text":"%b"}]},"id":%d,"jsonrpc":"2.0"}' % (
+                text,
+                request_id,
+            )
+        case "cut":
+            return (ok % b"a")[:-20]
+        case "no content":
+            return b'{"jsonrpc":"2.0","id":%d,"result":{"resultType":"complete"}}' % request_id
+        case "unknown content":
+            return (ok % b"a").replace(b'"text","text"', b'"hologram","text"')
+        case "no result":
+            return b'{"jsonrpc":"2.0","id":%d}' % request_id
+        case "a list":
+            return b'{"jsonrpc":"2.0","id":%d,"result":[1]}' % request_id
+        case "another version":
+            return (ok % b"a").replace(b'"2.0"', b'"1.0"')
+        case _:
+            raise ValueError(kind)
+
+
+def respond(request: dict[str, Any]) -> bytes:
+    """The line or the body that answers a request."""
+    params = request.get("params", {})
+    match request["method"]:
+        case "initialize" if not is_modern:
+            result: dict[str, Any] = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+            result["serverInfo"] = {"name": "poison", "version": "1"}
+        case "server/discover" if is_modern:
+            result = {"supportedVersions": [MODERN], "capabilities": {"tools": {}}, "resultType": "complete"}
+            result |= {"ttlMs": 0, "cacheScope": "public"}
+        case "tools/list":
+            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in TOOLS]
+            result = {"tools": tools, "resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
+        case "tools/call" if params["name"] == "poison":
+            return poison(params["arguments"]["kind"], request["id"])
+        case "tools/call":
+            text = call(params["name"], params.get("arguments", {}))
+            result = {"content": [{"type": "text", "text": text}], "resultType": "complete"}
+        case "ping":
+            result = {}
+        case _:
+            error = {"code": -32601, "message": "method not found"}
+            return json.dumps({"jsonrpc": "2.0", "id": request["id"], "error": error}).encode()
+    return json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode()
+
+
+def call(tool: str, arguments: dict[str, Any]) -> str:
+    match tool:
+        case "wait":
+            released.wait()
+            return "waited"
+        case "release":
+            released.set()
+            return "released"
+        case _:
+            return str(arguments.get("text", ""))
+
+
+def serve_stdio() -> None:
+    lock = threading.Lock()
+    print("welcome to the poison server")  # a banner where only messages may be
+
+    def answer(request: dict[str, Any]) -> None:
+        data = respond(request) + b"\n"
+        with lock:
+            while data:
+                data = data[os.write(1, data) :]
+
+    sys.stdout.flush()
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "id" in message:
+            threading.Thread(target=answer, args=(message,), daemon=True).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet
+    sessions: set[str] = set()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if len(body) > 4 * 2**20:
+            return self.reply(413, b"")
+        message = json.loads(body)
+        method = message["method"]
+        is_first = is_modern or method in ("initialize", "server/discover")
+        if not is_first and self.headers.get("mcp-session-id") not in self.sessions:
+            return self.reply(404, b"")
+        if "id" not in message:
+            return self.reply(202, b"")
+        tool = message.get("params", {}).get("name")
+        if tool == "status":
+            return self.reply(message["params"]["arguments"]["code"], b"")
+        if tool == "hang_up":
+            self.close_connection = True
+            return None
+        if tool == "forget":
+            self.sessions.clear()
+        headers = {}
+        if method == "initialize":
+            headers["mcp-session-id"] = secrets.token_hex(8)
+            self.sessions.add(headers["mcp-session-id"])
+        body = respond(message)
+        if "sse" in sys.argv:
+            body = b"event: message\ndata: " + body + b"\n\n"
+        return self.reply(
+            200, body, "text/event-stream" if "sse" in sys.argv else "application/json", headers
+        )
+
+    def do_DELETE(self) -> None:
+        self.sessions.discard(self.headers.get("mcp-session-id", ""))
+        self.reply(200, b"")
+
+    def reply(
+        self, status: int, body: bytes, kind: str = "text/plain", headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        if 300 <= status < 400:
+            self.send_header("location", "http://localhost.invalid/mcp")
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        try:
+            self.wfile.write(body)
+            self.wfile.flush()
+        except OSError:  # the client had enough
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def serve_http() -> None:
+    ThreadingHTTPServer.daemon_threads = True
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print(server.server_port, flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    serve_stdio() if sys.argv[1] == "stdio" else serve_http()

@@ -1,0 +1,114 @@
+"""Poison over real processes and real HTTP, both ways: it costs its own call and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from mcpagent.core.tools import FailureKind, ToolResult
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import HttpServer, StdioServer
+from mcpagent.tools.session import PoolSession
+from tests.tools.support import call
+from tests.tools.wild import http_poison, stdio_poison
+
+TRANSPORTS = [
+    ("stdio",),
+    ("stdio", "modern"),
+    ("http",),
+    ("http", "sse"),
+    ("http", "modern"),
+    ("http", "modern", "sse"),
+]
+REPAIRED = {"surrogate": "a\ufffdb", "bytes": "a\ufffd\ufffdb"}
+REFUSED = {
+    "digits": FailureKind.SCHEMA,
+    "nan": FailureKind.SCHEMA,
+    "infinity": FailureKind.SCHEMA,
+    "deep": FailureKind.SCHEMA,
+    "deeper": FailureKind.SCHEMA,
+    "oversize": FailureKind.OVERSIZE,
+    "oversize, id last": FailureKind.OVERSIZE,
+    "cut": FailureKind.SCHEMA,
+    "no content": FailureKind.SCHEMA,
+    "unknown content": FailureKind.SCHEMA,
+    "no result": FailureKind.SCHEMA,
+    "a list": FailureKind.SCHEMA,
+    "another version": FailureKind.SCHEMA,
+}
+
+
+@contextmanager
+def _server(transport: str, *flags: str) -> Iterator[StdioServer | HttpServer]:
+    if transport == "stdio":
+        yield stdio_poison(*flags)
+    else:
+        with http_poison(*flags) as server:
+            yield server
+
+
+async def _poison(session: PoolSession, tool: str, **arguments: Any) -> ToolResult:
+    return await call(session, tool, server="poison", **arguments)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS, ids="-".join)
+def test_a_poisoned_response_costs_its_own_call_and_no_neighbour(transport: tuple[str, ...]) -> None:
+    async def run(server: StdioServer | HttpServer) -> None:
+        async with ToolPool([server]) as pool, pool.session() as session:
+            neighbour = asyncio.create_task(_poison(session, "wait"))
+            for kind, text in REPAIRED.items():
+                result = await _poison(session, "poison", kind=kind)
+                assert (kind, result.content, result.failure) == (kind, text, None)
+            for kind, failure in REFUSED.items():
+                result = await _poison(session, "poison", kind=kind)
+                assert (kind, result.failure) == (kind, failure), result.content
+                assert (await _poison(session, "echo", text=kind)).content == kind
+            assert not neighbour.done()
+            assert (await _poison(session, "release")).content == "released"
+            assert (await neighbour).content == "waited"
+
+    with _server(*transport) as server:
+        asyncio.run(run(server))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS[1:4], ids="-".join)
+def test_poisoned_arguments_cost_their_own_call_and_no_neighbour(transport: tuple[str, ...]) -> None:
+    poisons = ["\ud800", 10**5000, float("nan"), json.loads("[" * 300 + "]" * 300), b"bytes", {1: 2}]
+
+    async def run(server: StdioServer | HttpServer) -> None:
+        async with ToolPool([server]) as pool, pool.session() as session:
+            neighbour = asyncio.create_task(_poison(session, "wait"))
+            for poison in poisons:
+                result = await _poison(session, "echo", text="x", extra=poison)
+                assert result.failure is FailureKind.INVALID_ARGUMENTS
+                assert (await _poison(session, "echo", text="fine")).content == "fine"
+            assert (await _poison(session, "release")).content == "released"
+            assert (await neighbour).content == "waited"
+
+    with _server(*transport) as server:
+        asyncio.run(run(server))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS[1:4], ids="-".join)
+def test_a_huge_argument_passes_or_costs_its_own_call(transport: tuple[str, ...]) -> None:
+    async def run(server: StdioServer | HttpServer) -> None:
+        pool = ToolPool([server], result_limit_chars=10_000_000)
+        async with pool, pool.session() as session:
+            neighbour = asyncio.create_task(_poison(session, "wait"))
+            huge = await _poison(session, "echo", text="x" * 5_000_000)
+            if transport[0] == "stdio":
+                assert (len(huge.content), huge.failure) == (5_000_000, None)
+            else:
+                # Real HTTP servers take 4 MiB: it is the argument that is wrong, not the server.
+                assert huge.failure is FailureKind.INVALID_ARGUMENTS
+                assert "HTTP 413" in huge.content
+            assert (await _poison(session, "release")).content == "released"
+            assert (await neighbour).content == "waited"
+
+    with _server(*transport) as server:
+        asyncio.run(run(server))
