@@ -18,10 +18,10 @@ ARGS ?=
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-slow lint format bench docs clean
+.PHONY: help install quickstart test test-slow test-servers lint format bench docs clean
 
 help:  ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## Install into .venv; every other target does this first.
 
@@ -40,6 +40,9 @@ test: $(INSTALLED)  ## Run the tests, but for the slow ones.
 
 test-slow: $(INSTALLED)  ## Run what takes long: learning runs, controls, storms, the wheel.
 	$(BIN)/pytest -m slow --timeout 7200 $(ARGS)
+
+test-servers: $(INSTALLED)  ## Run the tests that install MCP servers and clients of others from PyPI and npm.
+	$(BIN)/pytest -m registry --timeout 600 -rs $(ARGS)
 
 lint: $(INSTALLED)  ## Check style, formatting and types.
 	$(BIN)/ruff check .

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.third_party import registries
+from tests.third_party.servers import INSTALL, Desk
+
+
+@pytest.fixture(scope="session")
+def environment(pytestconfig: pytest.Config) -> Iterator[dict[str, str]]:
+    """What `uvx` and `npx` need here, set for the session: an mcp.json refers to it by name."""
+    assert pytestconfig.cache is not None
+    found = registries.environment(pytestconfig.cache.mkdir("third_party"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in found.items():
+            patch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def installed(environment: dict[str, str]) -> Callable[[str], None]:
+    """Install a program, once in a session. Skips the test where its registry cannot be reached."""
+    done: set[str] = set()
+
+    def install(name: str) -> None:
+        if name not in done:
+            registries.install(INSTALL[name])
+            done.add(name)
+
+    return install
+
+
+@pytest.fixture
+def desk(tmp_path: Path, environment: dict[str, str], installed: Callable[[str], None]) -> Iterator[Desk]:
+    desk = Desk(tmp_path, passed=tuple(name for name in environment if name != "PATH"), install=installed)
+    yield desk
+    desk.assert_nothing_runs()

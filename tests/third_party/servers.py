@@ -1,0 +1,133 @@
+"""The servers of others, each as its README says to configure it, and a desk to use them at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from mcpagent.core.tools import ToolCall, ToolResult
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import load_servers
+from mcpagent.tools.session import PoolSession
+
+_NPM = "@modelcontextprotocol/server-"
+
+# How to install each program without leaving anything running.
+INSTALL: dict[str, tuple[str, ...]] = {
+    "time": ("uvx", "mcp-server-time", "--help"),
+    "git": ("uvx", "mcp-server-git", "--help"),
+    "fetch": ("uvx", "mcp-server-fetch", "--help"),
+    "sqlite": ("uvx", "--with", "mcp<2", "mcp-server-sqlite", "--help"),
+    **{
+        name: ("npx", "-y", "-p", f"{_NPM}{name}", "--", "node", "--version")
+        for name in ("everything", "filesystem", "memory")
+    },
+}
+
+
+def readme_entry(name: str, folder: Path) -> dict[str, Any]:
+    """The server's entry of an mcp.json as its README gives it, with `folder` for the paths in it."""
+    match name:
+        case "time":
+            return {"command": "uvx", "args": ["mcp-server-time"]}
+        case "git":
+            return {"command": "uvx", "args": ["mcp-server-git", "--repository", str(folder / "repo")]}
+        case "fetch":
+            return {"command": "uvx", "args": ["mcp-server-fetch"]}
+        case "sqlite":  # its README's `uv --directory CHECKOUT run` without a checkout; it needs mcp 1.x
+            database = str(folder / "test.db")
+            return {
+                "command": "uvx",
+                "args": ["--with", "mcp<2", "mcp-server-sqlite", "--db-path", database],
+            }
+        case "everything":
+            return {"command": "npx", "args": ["-y", f"{_NPM}everything"]}
+        case "filesystem":
+            return {"command": "npx", "args": ["-y", f"{_NPM}filesystem", str(folder / "files")]}
+        case "memory":
+            memory = str(folder / "memory.jsonl")
+            return {"command": "npx", "args": ["-y", f"{_NPM}memory"], "env": {"MEMORY_FILE_PATH": memory}}
+    raise ValueError(name)
+
+
+class Desk:
+    """A folder with a git repository, files and an mcp.json; it knows the processes begun from that."""
+
+    def __init__(self, folder: Path, *, passed: tuple[str, ...], install: Callable[[str], None]) -> None:
+        self.folder = folder
+        self.repo = folder / "repo"
+        self.files = folder / "files"
+        self.servers_file = folder / "mcp.json"
+        self.install = install
+        self._passed = passed
+        self._mark = uuid.uuid4().hex
+        self.repo.mkdir()
+        self.files.mkdir()
+        self.git("init", "-b", "main")
+        self.git("config", "user.name", "A Person")
+        self.git("config", "user.email", "person@example.org")
+
+    def git(self, *arguments: str) -> str:
+        command = ["git", "-C", str(self.repo), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def configure(self, *names: str, **entries: dict[str, Any]) -> Path:
+        """Install the named servers and write an mcp.json with their READMEs' entries, and with `entries`."""
+        for name in names:
+            self.install(name)
+        servers = {**{name: readme_entry(name, self.folder) for name in names}, **entries}
+        for entry in servers.values():
+            if "command" in entry:
+                entry["env"] = {**entry.get("env", {}), **self.environment()}
+        self.servers_file.write_text(json.dumps({"mcpServers": servers}))
+        return self.servers_file
+
+    def environment(self) -> dict[str, str]:
+        """What a server's process needs, by name; what is installed starts without asking a registry."""
+        by_name = {name: f"${{{name}:-}}" for name in self._passed}
+        return {**by_name, "UV_OFFLINE": "1", "npm_config_offline": "true", "TEST_MARK": self._mark}
+
+    @asynccontextmanager
+    async def session(
+        self, *names: str, timeout_s: float = 20.0, **entries: dict[str, Any]
+    ) -> AsyncGenerator[PoolSession]:
+        """The servers, started from their mcp.json. Nothing of them runs afterwards."""
+        loaded = load_servers(self.configure(*names, **entries))
+        async with ToolPool(loaded.servers, timeout_s=timeout_s) as pool, pool.session() as session:
+            yield session
+        self.assert_nothing_runs()
+
+    def assert_nothing_runs(self) -> None:
+        """A server whose wrapper died may take the time to notice that its input ended."""
+        _, left = psutil.wait_procs(self.processes(), timeout=5)
+        assert left == []
+
+    def processes(self) -> list[psutil.Process]:
+        """The living processes of the servers, wherever they moved to: they inherit the mark."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                if process.environ().get("TEST_MARK") == self._mark:
+                    found.append(process)
+        return found
+
+    def serving(self) -> list[psutil.Process]:
+        """The servers themselves, below wrappers such as `uvx` and `npx`."""
+        return [process for process in self.processes() if not process.children()]
+
+    def wrappers(self) -> list[psutil.Process]:
+        """`uvx` and `npx`, as we started them."""
+        ours = {process.pid for process in self.processes()}
+        return [process for process in self.processes() if process.ppid() not in ours]
+
+
+async def call(session: PoolSession, dotted: str, **arguments: Any) -> ToolResult:
+    server, _, tool = dotted.partition(".")
+    return await session.call(ToolCall(id="c1", server=server, tool=tool, arguments=arguments))

@@ -1,0 +1,75 @@
+"""Servers that others wrote are killed at work, and nothing of them is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psutil
+import pytest
+
+from mcpagent.core.tools import FailureKind
+from tests.third_party.servers import INSTALL, Desk, call
+
+pytestmark = pytest.mark.registry
+
+_READ: dict[str, tuple[str, dict[str, Any]]] = {
+    "time": ("get_current_time", {"timezone": "UTC"}),
+    "git": ("git_branch", {"branch_type": "local"}),
+    "fetch": ("fetch", {"url": "http://127.0.0.1:9/"}),
+    "sqlite": ("list_tables", {}),
+    "everything": ("echo", {"message": "hello"}),
+    "filesystem": ("list_allowed_directories", {}),
+    "memory": ("read_graph", {}),
+}
+
+
+@pytest.mark.parametrize("name", INSTALL)
+def test_a_killed_server_is_started_again(desk: Desk, name: str) -> None:
+    tool, arguments = _READ[name]
+    if name == "git":
+        arguments = {**arguments, "repo_path": str(desk.repo)}
+
+    async def run() -> None:
+        async with desk.session(name) as session:
+            before = await call(session, f"{name}.{tool}", **arguments)
+            (server,) = desk.serving()
+            server.kill()
+            after = await call(session, f"{name}.{tool}", **arguments)
+            if name == "sqlite":
+                # No tool of it is declared read-only: a call that may have been sent is not sent again.
+                assert after.failure in {None, FailureKind.UNKNOWN_OUTCOME}, after.content
+                after = await call(session, f"{name}.{tool}", **arguments)
+            assert (after.failure, after.content) == (before.failure, before.content) or name == "time"
+            (successor,) = desk.serving()
+            assert successor.pid != server.pid
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["time", "memory"])
+def test_a_wrapper_that_is_killed_leaves_no_server(desk: Desk, name: str) -> None:
+    """`uvx` and `npx` stay above what they start; the out-of-memory killer may choose either."""
+    tool, arguments = _READ[name]
+
+    async def run() -> None:
+        async with desk.session(name) as session:
+            (wrapper,) = desk.wrappers()
+            wrapper.kill()
+            psutil.wait_procs([wrapper], timeout=5)
+            assert (await call(session, f"{name}.{tool}", **arguments)).failure is None
+
+    asyncio.run(run())
+
+
+def test_a_stopped_server_costs_its_own_call_the_deadline_and_ends_with_the_rest(desk: Desk) -> None:
+    async def run() -> None:
+        async with desk.session("everything", "memory", timeout_s=3) as session:
+            (server,) = (p for p in desk.serving() if any("everything" in word for word in p.cmdline()))
+            server.suspend()
+            stuck = asyncio.create_task(call(session, "everything.echo", message="hello"))
+            assert (await call(session, "memory.read_graph")).failure is None
+            assert not stuck.done()
+            assert (await stuck).failure is FailureKind.TIMEOUT
+
+    asyncio.run(run())
