@@ -1,4 +1,4 @@
-"""The actor of a local run: an `HFPolicy` over the learner's weights, episodes on the I/O thread."""
+"""The actor of a local run: a policy with the learner's weights, episodes on the I/O thread."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.evaluator import evaluate
 from mcpagent.evaluate.summary import summarise
-from mcpagent.models.load import MergedCopy
 from mcpagent.models.tokens import Renderer
-from mcpagent.policy.hf import HFPolicy
+from mcpagent.policy.canary import Canary
 from mcpagent.rollout.agent import AgentSettings
 from mcpagent.rollout.collector import attempts, collect
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.io_thread import IOThread
+from mcpagent.train.sampler import Sampler
 
 
 class LocalActor:
@@ -27,9 +28,9 @@ class LocalActor:
 
     def __init__(
         self,
-        policy: HFPolicy,
+        sampler: Sampler,
         *,
-        merged: MergedCopy | None,
+        canary: Canary,
         renderer: Renderer,
         tools: ToolProvider,
         io: IOThread,
@@ -39,10 +40,11 @@ class LocalActor:
         deterministic: bool,
         seed: int,
         run: RunFolder,
+        version: int = 0,
         ledger: Path | None = None,
         on_episode: Callable[[Trajectory], None] = lambda _: None,
     ) -> None:
-        self._policy, self._merged = policy, merged
+        self._sampler, self._canary, self._version = sampler, canary, version
         self._renderer, self._tools, self._io = renderer, tools, io
         self._settings, self._group_size, self._concurrency = settings, group_size, concurrency
         self._deterministic, self._seed, self._run = deterministic, seed, run
@@ -51,10 +53,10 @@ class LocalActor:
     def collect(self, tasks: Sequence[Task], *, step: int) -> list[Trajectory]:
         """`group_size` attempts at each task, in order."""
         wanted = list(attempts(tasks, per_task=self._group_size, seed=self._seed, label=f"step {step}"))
-        return self._io.run(
+        trajectories = self._io.run(
             collect(
                 wanted,
-                policy=self._policy,
+                policy=self._sampler.policy,
                 tools=self._tools,
                 settings=self._settings,
                 renderer=self._renderer,
@@ -63,17 +65,26 @@ class LocalActor:
                 on_done=self._on_episode,
             )
         )
+        self._sampler.rest()
+        return trajectories
 
     @property
     def ledger_bytes(self) -> int:
         """How much the servers have written to their ledger so far."""
         return _size(self._ledger) if self._ledger is not None else 0
 
-    def sync(self) -> None:
-        """Merge the adapters again and drop every cached key."""
-        if self._merged is not None:
-            self._merged.sync()
-        self._policy.on_weights_changed()
+    def sync(self) -> JsonObject:
+        """Bring the learner's weights to the policy, and prove it; what the proof measured."""
+        self._sampler.push()
+        self._version += 1
+        return self.prove()
+
+    def prove(self) -> JsonObject:
+        """Raises RunError where the policy does not serve the learner's weights."""
+        if not self._canary.is_due(self._version):
+            return {}
+        proof = self._io.run(self._canary.prove(self._sampler.policy, version=self._version))
+        return proof.as_metrics()
 
     def evaluate(self, tasks: Sequence[Task], *, step: int) -> float | None:
         """Greedy success on `tasks`; the summary goes to `eval/step-N.json`."""
@@ -81,7 +92,7 @@ class LocalActor:
         trajectories = self._io.run(
             evaluate(
                 tasks,
-                policy=self._policy,
+                policy=self._sampler.policy,
                 tools=self._tools,
                 settings=greedy,
                 renderer=self._renderer,

@@ -34,8 +34,8 @@ class Actor(Protocol):
         """`group_size` attempts at each task with the current weights."""
         ...
 
-    def sync(self) -> None:
-        """The weights have changed."""
+    def sync(self) -> JsonObject:
+        """The weights have changed. Returns what it measured, for the step's record."""
         ...
 
     def evaluate(self, tasks: Sequence[Task], *, step: int) -> float | None:
@@ -108,7 +108,7 @@ def train_grpo(
             first_optimizer_step=state.optimizer_steps + 1,
             seed=settings.seed + step,
         )
-        actor.sync()
+        synced = actor.sync()
         state.step, state.ledger_bytes = step, actor.ledger_bytes
         state.optimizer_steps += stats.optimizer_steps
         summary = stats.summary()
@@ -119,6 +119,7 @@ def train_grpo(
             "step": step,
             **_episode_metrics(trajectories),
             **summary,
+            **synced,
             "uniform_groups": graded.uniform_groups,
             "trained_samples": len(graded.trajectories),
             "penalty_active": state.penalty_active,

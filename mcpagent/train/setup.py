@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -11,10 +17,12 @@ from accelerate import Accelerator
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolSpec
+from mcpagent.env.offer import offer
 from mcpagent.errors import UserError
 from mcpagent.models.load import (
     LoraShape,
-    MergedCopy,
     attach_lora,
     load_model,
     load_tokenizer,
@@ -22,9 +30,14 @@ from mcpagent.models.load import (
     resolve_dtype,
 )
 from mcpagent.models.tokens import Renderer
-from mcpagent.policy.hf import HFPolicy
+from mcpagent.policy.canary import CANARY_ROWS, Canary
+from mcpagent.policy.vllm import VllmPolicy
+from mcpagent.policy.vllm_choice import choose_backend
+from mcpagent.policy.vllm_engine import VllmSettings, cpu_cache_bytes
+from mcpagent.policy.vllm_servers import VllmServers
 from mcpagent.train.learner import Learner
 from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
+from mcpagent.train.sampler import Sampler, hf_sampler, score_completions, vllm_sampler
 from mcpagent.train.update import UpdateSettings
 
 
@@ -117,20 +130,109 @@ def build_learner(
     )
 
 
-def build_policy(
-    loaded: Loaded, *, model: Any, threads: int, slots: int
-) -> tuple[HFPolicy, MergedCopy | None]:
-    """The sampler over `model`'s weights: the model itself, or a merged copy where it has adapters."""
-    merged = MergedCopy(model) if hasattr(model, "peft_config") else None
-    policy = HFPolicy(
-        merged.model if merged is not None else model,
-        decode=loaded.renderer.decode,
-        stop_ids=loaded.renderer.stop_ids,
-        max_context=loaded.max_context,
-        slots=slots,
-        threads=threads,
+@contextmanager
+def open_sampler(
+    loaded: Loaded,
+    config: TrainConfig,
+    *,
+    model: Any,
+    slots: int,
+    weights: Path | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> Iterator[Sampler]:
+    """What samples with `model`'s weights, on the backend that `rollout.backend` names. `weights` is where a
+    training run hands them to servers; None where they never change. Raises UserError."""
+    is_trained = weights is not None
+    choice = choose_backend(
+        config.rollout.backend,
+        is_lora=hasattr(model, "peft_config"),
+        has_gpu=loaded.device.type == "cuda",
+        has_servers=is_trained and bool(config.vllm.servers),
     )
-    return policy, merged
+    if config.rollout.backend == "auto":
+        on_note(f"sampling with {choice.backend}: {choice.why}")
+    renderer = loaded.renderer
+    common: dict[str, Any] = {
+        "decode": renderer.decode,
+        "stop_ids": renderer.stop_ids,
+        "max_context": loaded.max_context,
+    }
+    with ExitStack() as stack:
+        if choice.backend == "hf":
+            sampler = hf_sampler(model, slots=slots, threads=config.threads, **common)
+        elif is_trained and config.vllm.servers:
+            servers = VllmServers(config.vllm.servers, version=-1, **common)
+            sampler = vllm_sampler(servers, model, folder=weights)
+        else:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="mcpagent-vllm-")))
+            settings = _vllm_settings(loaded, config, model=model, contexts=slots, folder=folder)
+            del common["max_context"]
+            if not is_trained:
+                model.to("cpu")  # vLLM has a copy of its own
+            engine = VllmPolicy(settings, threads=config.threads, version=-1 if is_trained else 0, **common)
+            sampler = (
+                vllm_sampler(engine, model, folder=folder)
+                if is_trained
+                else Sampler(policy=engine, push=lambda: None, close=engine.close)
+            )
+        stack.callback(sampler.close)
+        yield sampler
+
+
+def _vllm_settings(
+    loaded: Loaded, config: TrainConfig, *, model: Any, contexts: int, folder: Path
+) -> VllmSettings:
+    is_lora = hasattr(model, "peft_config")
+    name = config.model.name
+    if (Path(name) / "adapter_config.json").is_file():
+        # The base with this adapter merged is in memory alone; vLLM reads a folder.
+        name = str(folder / "model")
+        (copy.deepcopy(model).unload() if is_lora else model).save_pretrained(name)
+    has_gpu, vllm = loaded.device.type == "cuda", config.vllm
+    dtype = loaded.model.dtype
+    return VllmSettings(
+        model=name,
+        dtype=str(dtype).removeprefix("torch."),
+        max_context=loaded.max_context,
+        contexts=contexts,
+        lora_rank=config.lora.r if is_lora else None,
+        cache_bytes=None
+        if has_gpu
+        else cpu_cache_bytes(
+            loaded.model.config, contexts=contexts, max_context=loaded.max_context, itemsize=dtype.itemsize
+        ),
+        gpu_memory_utilization=vllm.gpu_memory_utilization,
+        enforce_eager=vllm.enforce_eager,
+        trust_remote_code=config.model.trust_remote_code,
+        can_sleep=has_gpu if vllm.sleep is None else vllm.sleep,
+    )
+
+
+def build_canary(
+    loaded: Loaded,
+    config: TrainConfig,
+    *,
+    learner: Learner,
+    tasks: Iterable[Task],
+    catalog: Mapping[str, ToolSpec],
+) -> Canary:
+    """The proof over the prompts of the first tasks."""
+    prompts = [
+        loaded.renderer.prompt_ids(
+            [message.model_dump() for message in task.prompt],
+            offer(catalog, task.offered_tools, task_id=task.id).schemas,
+        )
+        for task in islice(tasks, CANARY_ROWS)
+    ]
+    return Canary(
+        prompts,
+        score=partial(score_completions, learner),
+        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        max_context=loaded.max_context,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        every=config.rollout.canary_every,
+    )
 
 
 def update_settings(config: TrainConfig) -> UpdateSettings:

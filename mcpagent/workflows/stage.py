@@ -16,6 +16,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import Policy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
+from mcpagent.policy.vllm_choice import require_vllm
 from mcpagent.rollout.agent import AgentSettings, ContextRenderer
 from mcpagent.rollout.setup import Tools, agent_settings, open_tools
 from mcpagent.storage.checkpoints import find_checkpoint, model_identity
@@ -178,31 +179,27 @@ def find_model(name: str) -> Path | None:
 
 @contextmanager
 def _open_model(name: str, *, config: TrainConfig, slots: int) -> Iterator[ReadyPolicy]:
-    if config.rollout.backend == "vllm":
-        raise UserError(
-            "this version samples with transformers only; there is no vllm engine in it yet",
-            where="rollout.backend",
-            remedy="--set rollout.backend=hf",
-        )
     checkpoint = find_model(name)
     try:
-        from mcpagent.train.setup import build_policy, is_deterministic, load
+        from mcpagent.train.setup import is_deterministic, load, open_sampler
     except ModuleNotFoundError as error:
         raise UserError(
             f"running a model needs the package {error.name}", remedy='pip install "mcpagent[hf]"'
         ) from None
     model = config.model.model_copy(update={"name": name if checkpoint is None else str(checkpoint)})
-    loaded = load(config.model_copy(update={"model": model}))
+    chosen = config.model_copy(update={"model": model})
+    if config.rollout.backend == "vllm":
+        require_vllm()
+    loaded = load(chosen)
     identity = (
         {"path": name, "revision": getattr(loaded.model.config, "_commit_hash", None)}
         if checkpoint is None
         else model_identity(checkpoint)
     )
     template = str(loaded.tokenizer.chat_template)
-    policy, _ = build_policy(loaded, model=loaded.model, threads=config.threads, slots=slots)
-    try:
+    with open_sampler(loaded, chosen, model=loaded.model, slots=slots) as sampler:
         yield ReadyPolicy(
-            policy=policy,
+            policy=sampler.policy,
             identity={
                 **identity,
                 "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
@@ -214,8 +211,6 @@ def _open_model(name: str, *, config: TrainConfig, slots: int) -> Iterator[Ready
             renderer=loaded.renderer,
             max_context=loaded.max_context,
         )
-    finally:
-        policy.close()
 
 
 def _some(names: Sequence[str]) -> str:

@@ -13,6 +13,8 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.policy.canary import CANARY_ROWS
+from mcpagent.policy.vllm_choice import require_vllm
 from mcpagent.rollout.setup import Tools, agent_settings, open_tools
 from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.run_folder import RunFolder, step_of
@@ -24,10 +26,11 @@ from mcpagent.train.grpo import GrpoSettings, GrpoState, train_grpo
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.setup import (
     as_loaded,
+    build_canary,
     build_learner,
-    build_policy,
     is_deterministic,
     load,
+    open_sampler,
     update_settings,
 )
 from mcpagent.train.sft import SftSettings, SftState, train_sft
@@ -82,12 +85,8 @@ def train(
     `ledger_start` bytes of it are older than this run. `beside` names what a new run folder may already hold.
     Raises UserError before anything is written."""
     watch = watch or Watch()
-    if config.rollout.backend == "vllm":
-        raise UserError(
-            "this version samples with transformers only; there is no vllm engine in it yet",
-            where="rollout.backend",
-            remedy="use --backend hf",
-        )
+    if config.algorithm == "grpo" and config.rollout.backend == "vllm":
+        require_vllm(has_servers=bool(config.vllm.servers))
     folder = run_dir or Path(config.output_dir) / config.name
     with ExitStack() as stack:
         tasks = stack.enter_context(open_tasks(config, find_dataset(config.data.train, split="train")))
@@ -204,25 +203,32 @@ def _run_grpo(
         roll_back(place.ledger, state.ledger_bytes)
     episodes = config.training.batch_size * config.rollout.group_size
     concurrency = min(config.rollout.num_envs, max(episodes, 1))
-    policy, merged = build_policy(
-        loaded, model=learner.model, threads=config.threads, slots=max(concurrency, 1)
-    )
-    actor = LocalActor(
-        policy,
-        merged=merged,
-        renderer=loaded.renderer,
-        tools=tools.pool,
-        io=tools.io,
-        settings=agent_settings(config, max_context=loaded.max_context),
-        group_size=config.rollout.group_size,
-        concurrency=concurrency,
-        deterministic=is_deterministic(config, loaded.device),
-        seed=config.seed,
-        run=run,
-        ledger=place.ledger,
-        on_episode=watch.on_episode,
-    )
-    try:
+    canary = build_canary(loaded, config, learner=learner, tasks=tasks, catalog=tools.pool.tools)
+    with open_sampler(
+        loaded,
+        config,
+        model=learner.model,
+        slots=max(concurrency, CANARY_ROWS),
+        weights=run.path / "weights",
+        on_note=watch.note,
+    ) as sampler:
+        actor = LocalActor(
+            sampler,
+            canary=canary,
+            renderer=loaded.renderer,
+            tools=tools.pool,
+            io=tools.io,
+            settings=agent_settings(config, max_context=loaded.max_context),
+            group_size=config.rollout.group_size,
+            concurrency=concurrency,
+            deterministic=is_deterministic(config, loaded.device),
+            seed=config.seed,
+            run=run,
+            version=state.step,
+            ledger=place.ledger,
+            on_episode=watch.on_episode,
+        )
+        actor.prove()  # before a step is spent on it
         state = train_grpo(
             learner,
             actor,
@@ -245,8 +251,6 @@ def _run_grpo(
             state=state,
             on_step=watch.on_step,
         )
-    finally:
-        policy.close()
     return _outcome(run, state.step, best_step=state.best_step)
 
 
