@@ -165,8 +165,15 @@ class SlackApi:
                 raise self._refusal(method, error) from None
             except aiohttp.ClientConnectorError as error:
                 raise Transient(f"the connection failed ({type(error).__name__})") from None
-            # The SDK raises an AttributeError for a body that is no JSON object.
-            except (aiohttp.ClientError, TimeoutError, ValueError, AttributeError) as error:
+            # The SDK raises an AttributeError for a body that is no JSON object, and a RecursionError for one
+            # that is nested too deeply.
+            except (
+                aiohttp.ClientError,
+                TimeoutError,
+                ValueError,
+                AttributeError,
+                RecursionError,
+            ) as error:
                 raise self._lost(method, type(error).__name__) from None
             return answer.data
 

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+from mcp import Client, MCPError
 from mcp.types import CallToolResult
 
+from mcpagent.servers.builtin import BuiltinServer, Upstream
+from mcpagent.servers.fmp import FMP
+from mcpagent.servers.live import fmp, polygon, slack, tavily
+from mcpagent.servers.live.patience import Pace
+from mcpagent.servers.live.settings import Rate, read_settings
 from mcpagent.servers.names import KEY_NAMES, UpstreamKind, live_variables
+from mcpagent.servers.polygon import POLYGON
 from mcpagent.servers.registry import build_server
+from mcpagent.servers.slack import SLACK
+from mcpagent.servers.tavily import TAVILY
 from tests.servers.calls import with_client
-from tests.servers.live.service import ReplayService
+from tests.servers.live.service import KEYS, ReplayService
 
 REAL = "MCPAGENT_TEST_LIVE"  # set it, and the keys, to run the conformance tests against the real services
+
+_DEFINITIONS = {"polygon": POLYGON, "fmp": FMP, "tavily": TAVILY, "slack": SLACK}
+_OPENED = {"polygon": polygon.open_polygon, "fmp": fmp.open_fmp, "tavily": tavily.open_tavily}
 
 
 @pytest.fixture
@@ -43,3 +57,30 @@ def without_live_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for server in KEY_NAMES:
         for name in live_variables(server):
             monkeypatch.delenv(name, raising=False)
+
+
+def impatient(server: str, *, rate: Rate | None = None, **changes: Any) -> BuiltinServer:
+    """The live server with other patience than users have: no pauses of its own, two attempts."""
+    settings = replace(read_settings(server, base_url=""), **{"backoff_s": 0.0, "attempts": 2, **changes})
+    rate = rate or Rate(1e6, 1)
+    if server == "slack":
+        paces = {method: Pace(rate) for method in slack.RATES}
+        opened = partial(slack.open_slack, settings, paces=paces, allow_send=["general"])
+    else:
+        opened = partial(_OPENED[server], settings, pace=Pace(rate))
+    upstream = Upstream(open=opened, is_live=True, redact=settings.redact)
+    return BuiltinServer(_DEFINITIONS[server], upstream=upstream)
+
+
+def failure(server: BuiltinServer, tool: str, /, **arguments: Any) -> MCPError:
+    """The protocol error in which a call ends."""
+
+    async def work(client: Client) -> MCPError:
+        with pytest.raises(MCPError) as raised:
+            await client.call_tool(tool, arguments)
+        return raised.value
+
+    error: MCPError = with_client(server, work)
+    for key in KEYS.values():
+        assert key not in error.error.message
+    return error
