@@ -74,11 +74,12 @@ async def _generate(
     distractors: int | None,
 ) -> GeneratedData:
     from mcpagent.cli.chosen_servers import chosen_servers
+    from mcpagent.servers.names import DATA_SERVERS
     from mcpagent.synth.rules import generate_dataset
     from mcpagent.tools.pool import ToolPool
 
     done: dict[str, int] = {}
-    async with ToolPool(chosen_servers(servers, console=console)) as pool:
+    async with ToolPool(chosen_servers(servers, console=console, builtin=DATA_SERVERS)) as pool:
         with console.progress("Tasks", total=sum(counts.values())) as advance:
 
             def on_progress(split: str, kept: int, _: int) -> None:

@@ -120,12 +120,12 @@ def idle(config: TrainConfig) -> dict[str, str]:
         if not config.grpo.adaptive_kl:
             reasons["grpo.target_kl"] = "grpo.adaptive_kl is false"
     if config.rollout.backend == "hf":
-        for name in ("max_model_len", "gpu_memory_utilization", "enforce_eager"):
+        for name in ("max_model_len", "gpu_memory_utilization", "enforce_eager", "sleep", "servers"):
             reasons[f"vllm.{name}"] = "rollout.backend is hf"
     if config.finetune.mode == "full":
         for name in ("r", "alpha", "dropout", "target_modules"):
             reasons[f"lora.{name}"] = "finetune.mode is full"
     if config.tools.servers is not None:
-        for name in ("transport", "limited"):
+        for name in ("builtin", "transport", "limited", "upstream", "sandbox"):
             reasons[f"tools.{name}"] = "it is for the built-in servers, and tools.servers names others"
     return reasons

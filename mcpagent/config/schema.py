@@ -178,9 +178,12 @@ class ToolsConfig(Section):
     """The MCP servers and how they are called."""
 
     servers: str | None = None  # path of an mcp.json; None: the built-in servers
+    # Which of them; the embedded model is made for these four, so that python is to be added by name.
+    builtin: StringTuple = ("polygon", "fmp", "tavily", "slack")
     transport: Literal["memory", "stdio"] = "memory"  # of the built-in servers
     limited: bool = True  # the small tool set of the built-in servers
     upstream: Literal["embedded", "live"] = "embedded"  # of the built-in servers; live needs your keys
+    sandbox: Literal["auto", "bubblewrap", "namespaces", "monty"] = "auto"  # of the built-in python
     timeout_s: PositiveFloat = 30.0  # hard deadline of one call
     retry: Count = 3  # repeats of a call that is safe to repeat
     allow_list: StringTuple | None = None  # server.tool or server names; None: everything

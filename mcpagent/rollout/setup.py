@@ -13,6 +13,7 @@ from mcpagent.errors import UserError
 from mcpagent.policy.contract import Sampling
 from mcpagent.rollout.agent import AgentSettings
 from mcpagent.servers.names import UpstreamKind
+from mcpagent.servers.sandbox.kinds import SandboxKind
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.limits import ServerLimits
 from mcpagent.tools.pool import ToolPool
@@ -33,7 +34,11 @@ def chosen_servers(
     """The user's mcp.json, or the built-in servers; `on_note` is told what of the file was skipped."""
     if config.servers is None:
         return builtin_servers(
-            limited=config.limited, transport=config.transport, upstream=UpstreamKind(config.upstream)
+            config.builtin,
+            limited=config.limited,
+            transport=config.transport,
+            upstream=UpstreamKind(config.upstream),
+            sandbox=SandboxKind(config.sandbox),
         )
     loaded = load_servers(Path(config.servers))
     for note in loaded.notes:

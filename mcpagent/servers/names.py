@@ -6,7 +6,7 @@ from enum import StrEnum
 
 # What templates, samples and the embedded model are made for: adding one makes them stale.
 DATA_SERVERS = ("polygon", "fmp", "tavily", "slack")
-BUILTIN_NAMES = DATA_SERVERS
+BUILTIN_NAMES = (*DATA_SERVERS, "python")
 
 
 class UpstreamKind(StrEnum):

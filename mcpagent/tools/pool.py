@@ -182,7 +182,11 @@ class ToolPool:
                 from mcpagent.servers.registry import build_server, is_stateful
 
                 server = build_server(
-                    config.name, limited=config.limited, upstream=config.upstream, ledger=self._ledger
+                    config.name,
+                    limited=config.limited,
+                    upstream=config.upstream,
+                    sandbox=config.sandbox,
+                    ledger=self._ledger,
                 )
                 return MemoryLauncher(server), "episode" if is_stateful(config.name) else "shared"
 

@@ -16,7 +16,8 @@ from dotenv import dotenv_values
 
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
-from mcpagent.servers.names import BUILTIN_NAMES, UpstreamKind, live_variables
+from mcpagent.servers.names import DATA_SERVERS, UpstreamKind, live_variables
+from mcpagent.servers.sandbox.kinds import SandboxKind
 from mcpagent.tools.jsonc import parse_jsonc
 from mcpagent.tools.variables import Unresolved, expand, known_variables
 
@@ -70,6 +71,7 @@ class MemoryServer:
     name: str
     limited: bool = True
     upstream: UpstreamKind = UpstreamKind.EMBEDDED
+    sandbox: SandboxKind = SandboxKind.AUTO
     timeout_s: float | None = None
     isolation: Isolation | None = None
 
@@ -96,15 +98,19 @@ class ServersFile:
 
 
 def builtin_servers(
+    names: Iterable[str] = DATA_SERVERS,
     *,
     limited: bool = True,
     transport: Literal["memory", "stdio"] = "memory",
     upstream: UpstreamKind = UpstreamKind.EMBEDDED,
+    sandbox: SandboxKind = SandboxKind.AUTO,
 ) -> tuple[ServerConfig, ...]:
-    """The built-in set, in this process or as real child processes. A live child gets its own key, and no
-    other server's; `.env` it reads itself."""
+    """These built-in servers, in this process or as real child processes. A live child gets its own key, and
+    no other server's; `.env` it reads itself. `sandbox` is where python runs code."""
     if transport == "memory":
-        return tuple(MemoryServer(name=name, limited=limited, upstream=upstream) for name in BUILTIN_NAMES)
+        return tuple(
+            MemoryServer(name=name, limited=limited, upstream=upstream, sandbox=sandbox) for name in names
+        )
     from mcpagent.servers.registry import is_stateful
 
     is_live = upstream is UpstreamKind.LIVE
@@ -113,12 +119,16 @@ def builtin_servers(
         StdioServer(
             name=name,
             command=sys.executable,
-            args=("-m", "mcpagent.cli.main", "serve", name, *flags),
+            args=("-m", "mcpagent.cli.main", "serve", name, *flags, *_sandbox_flags(name, sandbox)),
             env=_environment_of(_BUILTIN_ENV + (live_variables(name) if is_live else ())),
             isolation="episode" if is_stateful(name) else "shared",
         )
-        for name in BUILTIN_NAMES
+        for name in names
     )
+
+
+def _sandbox_flags(name: str, sandbox: SandboxKind) -> tuple[str, ...]:
+    return ("--sandbox", sandbox) if name == "python" else ()
 
 
 def _environment_of(names: Iterable[str]) -> dict[str, str]:

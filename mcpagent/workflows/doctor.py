@@ -13,6 +13,7 @@ from typing import Literal
 from mcpagent.core.metrics import CheckResult, CheckStatus
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
+from mcpagent.servers.names import BUILTIN_NAMES
 from mcpagent.storage.jsonl import find_dataset
 from mcpagent.synth.validate import validate_dataset
 from mcpagent.tools.pool import ToolPool
@@ -60,7 +61,7 @@ class _Started:
 
 
 def _check_servers(path: Path | None) -> _Started:
-    configs: Sequence[ServerConfig] = builtin_servers(limited=False, transport="stdio")
+    configs: Sequence[ServerConfig] = builtin_servers(BUILTIN_NAMES, limited=False, transport="stdio")
     checks: list[CheckResult] = []
     if path is not None:
         try:

@@ -61,6 +61,14 @@ GOOD_CALLS: dict[str, dict[str, dict[str, Any]]] = {
         "slack_auth_test": {},
         "get_slack_workspace_changes": {},
     },
+    "python": {
+        "execute_python": {"code": "print('seen')\n6 * 7"},
+        "process_mcp_data": {"data": [{"close": 2.5}], "code": "data[0]['close']"},
+        "store_execution_result": {"key": "close", "value": 2.5},
+        "get_execution_context": {},
+        "analyze_financial_data": {"prices": [100, 110, 99]},
+        "create_data_pipeline": {"data": [1], "steps": [{"operation": "apply", "expression": "data[0]"}]},
+    },
 }
 
 

@@ -50,6 +50,13 @@ FIELDS = {
     "add_slack_reaction": "channel ts name",
     "slack_auth_test": "user_id user team",
     "get_slack_workspace_changes": "messages[channel text ts] reactions[channel ts name]",
+    "execute_python": "result output",
+    "process_mcp_data": "result output",
+    "store_execution_result": "key n_stored",
+    "get_execution_context": "language version sandbox stored",
+    "analyze_financial_data": "n_prices total_return mean_return best_return worst_return annual_volatility "
+    "max_drawdown",
+    "create_data_pipeline": "steps[operation count] result",
 }
 LIMITED = {
     "polygon": "polygon_get_aggs polygon_get_news polygon_get_ticker_details polygon_get_market_status "
@@ -59,8 +66,10 @@ LIMITED = {
     "fmp_get_previous_close",
     "tavily": "tavily_search tavily_extract tavily_qna_search",
     "slack": "list_slack_channels send_slack_message get_slack_channel_history",
+    "python": "execute_python process_mcp_data store_execution_result get_execution_context",
 }
-WRITING = {"send_slack_message", "add_slack_reaction"}
+WRITING = {"send_slack_message", "add_slack_reaction", "store_execution_result"}
+REPLACING = {"store_execution_result"}
 
 
 def list_tools(server: str, *, limited: bool = False) -> dict[str, Tool]:
@@ -107,8 +116,8 @@ def test_tools_are_described_in_one_short_sentence_and_annotated_honestly(server
         assert tool.description and tool.description.count(".") == 1 and len(tool.description) <= 60
         assert tool.annotations is not None
         assert tool.annotations.read_only_hint is (name not in WRITING)
-        assert tool.annotations.idempotent_hint is (name not in WRITING)
-        assert tool.annotations.destructive_hint is False
+        assert tool.annotations.idempotent_hint is (name not in WRITING or name in REPLACING)
+        assert tool.annotations.destructive_hint is (name in REPLACING)
         assert "ctx" not in tool.input_schema["properties"]
 
 
@@ -217,5 +226,5 @@ def test_an_unknown_server_is_a_user_error_that_names_the_near_match() -> None:
     assert raised.value.remedy == "did you mean 'polygon'?"
 
 
-def test_only_slack_is_stateful() -> None:
-    assert [name for name in BUILTIN_NAMES if is_stateful(name)] == ["slack"]
+def test_slack_and_python_are_stateful() -> None:
+    assert [name for name in BUILTIN_NAMES if is_stateful(name)] == ["slack", "python"]

@@ -43,7 +43,8 @@ class Choice:
 
     def __str__(self) -> str:
         reasons = f" ({'; '.join(self.passed_over)})" if self.passed_over else ""
-        return f"code runs in the {self.sandbox.name} sandbox, {self.sandbox.language}{reasons}"
+        sandbox = self.sandbox
+        return f"code runs in the {sandbox.name} sandbox: {sandbox.language} {sandbox.version}{reasons}"
 
 
 @cache

@@ -24,7 +24,8 @@ class Limits:
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How the code ended. `error` is None where it ran to its end, else one sentence for the model; `line` is
-    the line of the code that it names. `output` is what was printed, `value` the last expression's value."""
+    the line of the code where that happened. `output` is what was printed, `value` is that of the last
+    expression."""
 
     output: str = ""
     value: JsonValue = None
@@ -42,12 +43,12 @@ class Sandbox(Protocol):
 
     @property
     def language(self) -> str:
-        """What it runs, for the model: "Python 3.11", or the name of a subset."""
+        """What it runs, for the model: "Python", or the name of a subset of it."""
         ...
 
     @property
-    def is_subset(self) -> bool:
-        """True where ordinary Python code may fail for want of a feature."""
+    def version(self) -> str:
+        """Of the language."""
         ...
 
     async def run(self, code: str, names: Mapping[str, JsonValue]) -> Outcome:

@@ -66,8 +66,7 @@ def _sandbox(name: str, *, command: list[str], build_root: bool, limits: Limits)
         cpu_s=limits.cpu_s,
         report_bytes=limits.result_bytes,
     )
-    language = f"Python {sys.version_info.major}.{sys.version_info.minor}"
-    return ProcessSandbox(name, language=language, command=command, settings=settings, limits=limits)
+    return ProcessSandbox(name, command=command, settings=settings, limits=limits)
 
 
 def _interpreter() -> str:

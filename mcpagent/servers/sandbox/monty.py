@@ -18,7 +18,6 @@ try:
 except ImportError:
     pydantic_monty = None
 
-_FILE = "main.py"  # Monty's name for the code
 _GRACE_S = 2.0  # after which a worker that does not stop by itself is killed
 
 
@@ -27,12 +26,12 @@ class MontySandbox:
     once. Raises SandboxUnavailable where the package is missing."""
 
     name = "monty"
-    is_subset = True
+    language = "Monty, a subset of Python"
 
     def __init__(self, limits: Limits) -> None:
         if pydantic_monty is None:
             raise SandboxUnavailable("pydantic-monty is not installed (pip install 'mcpagent[servers]')")
-        self.language = f"Monty {pydantic_monty.__version__}, a subset of Python"
+        self.version = pydantic_monty.__version__
         self._limits = limits
         # Its asynchronous form was seen to abort the process as the interpreter ends.
         at_once = 2 * (os.cpu_count() or 1)
@@ -50,7 +49,6 @@ class MontySandbox:
             with (
                 pydantic_monty.Monty(max_processes=1, request_timeout=limits.wall_s + _GRACE_S) as pool,
                 pool.checkout(
-                    script_name=_FILE,
                     limits={
                         "max_feed_duration_secs": limits.cpu_s,
                         "max_total_sleep_secs": limits.wall_s - limits.cpu_s,
@@ -61,10 +59,9 @@ class MontySandbox:
                 value = session.feed_run(clean_text(code), inputs=dict(names), print_callback=printed)
                 return self._finished(value, output=printed.output)
         except (pydantic_monty.MontyRuntimeError, pydantic_monty.MontySyntaxError) as error:
-            lines = [frame.line for frame in error.traceback() if frame.filename == _FILE]
-            return self._failed(
-                error.display("type-msg"), output=printed.output, line=max(lines[-1:], default=None)
-            )
+            frames = error.traceback()
+            line = frames[-1].line if frames else None
+            return self._failed(error.display("type-msg"), output=printed.output, line=line)
         except pydantic_monty.MontyCrashedError as error:
             return self._failed(f"The interpreter ended: {error}", output=printed.output)
         except (pydantic_monty.MontyConversionError, ValueError, RecursionError) as error:
@@ -79,6 +76,5 @@ class MontySandbox:
         return Outcome(output=clean_text(output), value=shown)
 
     def _failed(self, error: str, *, output: str, line: int | None = None) -> Outcome:
-        place = "" if line is None else f" (line {line})"
-        text = f"{error}{place} [{self.language}]"
+        text = f"{error} [{self.language}]"
         return Outcome(error=clean_text(text), output=clean_text(output[:2000]), line=line)

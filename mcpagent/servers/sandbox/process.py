@@ -9,6 +9,7 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,13 +37,11 @@ class ProcessSandbox:
     """`command` starts the jail, with `settings` in its request. At most two calls a core run at once, the
     others wait their turn without using up their time."""
 
-    is_subset = False
+    language = "Python"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
 
-    def __init__(
-        self, name: str, *, language: str, command: Sequence[str], settings: JailSettings, limits: Limits
-    ) -> None:
+    def __init__(self, name: str, *, command: Sequence[str], settings: JailSettings, limits: Limits) -> None:
         self.name = name
-        self.language = language
         self._command = tuple(command)
         self._settings = settings
         self._limits = limits

@@ -32,7 +32,7 @@ def execute(code: str, *, names: dict[str, Any], report: int, report_bytes: int)
             text = json.dumps({"error": f"The result has more than {report_bytes} bytes.", "line": None})
     except BaseException as error:  # noqa: BLE001 - boundary: whatever the model's code raises is an answer
         module.__dict__.clear()  # after a MemoryError, room to say so
-        text = json.dumps(_described(error, code))
+        text = json.dumps(_described(error))
     try:
         sys.stdout.flush()
     finally:
@@ -58,7 +58,7 @@ def _run(code: str, names: dict[str, Any]) -> Any:
     return jsonable(eval(compile(_ast.Expression(last.value), FILE, "eval"), names))
 
 
-def _described(error: BaseException, code: str) -> dict[str, Any]:
+def _described(error: BaseException) -> dict[str, Any]:
     if isinstance(error, SystemExit) and not error.code:
         return {"value": None}
     line = error.lineno if isinstance(error, SyntaxError) and error.filename == FILE else None
@@ -68,11 +68,7 @@ def _described(error: BaseException, code: str) -> dict[str, Any]:
             line = trace.tb_lineno
         trace = trace.tb_next
     name, message = type(error).__name__, error.msg if isinstance(error, SyntaxError) else str(error)
-    described = f"{name}: {message[:2000]}" if message else name
-    lines = code.splitlines()
-    if line is not None and 0 < line <= len(lines):
-        described += f" (line {line}: {lines[line - 1].strip()[:200]})"
-    return {"error": described, "line": line}
+    return {"error": f"{name}: {message[:2000]}" if message else name, "line": line}
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
