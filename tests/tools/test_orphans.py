@@ -1,0 +1,89 @@
+"""Nothing outlives a pool, nor a trainer that was killed: not even what ignores every request to end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from mcpagent.tools.pool import ToolPool
+from tests.tools.support import call
+from tests.tools.wild import FAMILIES, SCRIPTS, family, living, stubborn, wait_for_end
+
+
+def test_no_process_of_any_server_outlives_a_trainer_that_was_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.tools.servers.trainer", str(tmp_path)]
+    assert SCRIPTS.parents[2] == Path.cwd()
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == b"up\n"
+        everybody = {child.pid for child in psutil.Process(trainer.pid).children(recursive=True)}
+        servers = set().union(*(family(tmp_path, *traits) for traits in FAMILIES))
+        assert servers <= everybody == living(everybody)
+        trainer.kill()
+    assert wait_for_end(everybody) == set()
+
+
+def test_a_pool_ends_whole_families_of_servers_and_its_watchdog(tmp_path: Path) -> None:
+    async def run() -> set[int]:
+        async with ToolPool([stubborn(tmp_path, *traits) for traits in FAMILIES]):
+            return {child.pid for child in psutil.Process().children(recursive=True)}
+
+    everybody = asyncio.run(run())
+    assert len(everybody) == 8  # the four servers, their three children, the watchdog
+    assert living(everybody) == set()
+
+
+def test_a_server_that_is_told_to_end_in_the_middle_of_its_start_is_gone(tmp_path: Path) -> None:
+    """A cancelled start must not leave the process that it had just made."""
+
+    async def run() -> None:
+        starting = asyncio.create_task(ToolPool([stubborn(tmp_path, "deaf", "child")]).__aenter__())
+        while not (tmp_path / "deaf-child").exists():
+            await asyncio.sleep(0.005)
+        starting.cancel()
+        await asyncio.wait({starting})
+
+    asyncio.run(run())
+    assert wait_for_end(family(tmp_path, "deaf", "child")) == set()
+
+
+def test_a_dead_server_is_noticed_while_its_child_still_holds_its_output(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with ToolPool([stubborn(tmp_path, "child")]) as pool, pool.session() as session:
+            server = next(p for p in psutil.Process().children() if "stubborn.py" in " ".join(p.cmdline()))
+            waiting = asyncio.create_task(call(session, "wait", server="child"))
+            assert (await call(session, "echo", server="child", text="up")).content == "up"
+            os.kill(server.pid, signal.SIGKILL)
+            async with asyncio.timeout(20):
+                assert (await waiting).is_error
+            async with pool.session() as other:
+                assert (await call(other, "echo", server="child", text="back")).content == "back"
+
+    asyncio.run(run())
+
+
+def test_a_watchdog_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with ToolPool([stubborn(tmp_path)]) as pool, pool.session() as session:
+            _watchdog().kill()
+            async with ToolPool([stubborn(tmp_path, "deaf")]):
+                assert (await call(session, "echo", server="plain", text="up")).content == "up"
+                assert _watchdog().is_running()
+            assert living(family(tmp_path, "deaf")) == set()
+
+    asyncio.run(run())
+
+
+def _watchdog() -> psutil.Process:
+    (found,) = (
+        process
+        for process in psutil.Process().children()
+        if process.status() != psutil.STATUS_ZOMBIE and "process_trees.py" in " ".join(process.cmdline())
+    )
+    return found
