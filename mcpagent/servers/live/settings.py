@@ -15,7 +15,8 @@ from mcpagent.servers.names import KEY_NAMES, live_variable
 
 HIDDEN = "[key]"  # what stands where a key stood
 
-_KEY = re.compile(r"[!#-\[\]-~]+")  # ASCII that JSON writes as it is, so that a key is found in it
+# ASCII that JSON writes as it is, so that a key is found in it, and long enough not to be found by chance.
+_KEY = re.compile(r"[!#-\[\]-~]{8,}")
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,10 @@ class LiveSettings:
 
     def redact(self, text: str) -> str:
         """`text` without the key, in any form in which a service or a library may repeat it."""
-        for form in (self.key, quote(self.key, safe=""), quote_plus(self.key), _base64(self.key)):
-            text = text.replace(form, HIDDEN)
-        return text
+        encoded = base64.b64encode(self.key.encode()).decode()
+        plain = "|".join(re.escape(form) for form in (self.key, encoded))
+        in_urls = "|".join(re.escape(form) for form in (quote(self.key, safe=""), quote_plus(self.key)))
+        return re.sub(f"{plain}|(?i:{in_urls})", HIDDEN, text)
 
 
 def read_settings(service: str, *, base_url: str) -> LiveSettings:
@@ -74,7 +76,7 @@ def _key(service: str, known: Mapping[str, str]) -> tuple[str, str]:
     for name in names:
         key = known.get(name, "").strip()
         if key and not _KEY.fullmatch(key):
-            raise UserError(f"{name} holds characters that no key has", where=service, remedy="Copy it anew.")
+            raise UserError(f"{name} holds what can be no key", where=service, remedy="Copy it anew.")
         if key:
             return name, key
     raise UserError(
@@ -106,7 +108,3 @@ def _rate(name: str, known: Mapping[str, str]) -> Rate | None:
             f"{text!r} is no rate", where=name, remedy=f"{name}=100/60 is 100 calls in 60 seconds"
         )
     return rate
-
-
-def _base64(key: str) -> str:
-    return base64.b64encode(key.encode()).decode()
