@@ -25,7 +25,7 @@ from mcpagent.tools.cassette_deck import Deck
 from mcpagent.tools.cassette_session import CassetteSession
 from mcpagent.tools.cassette_tape import Tape, TapeCatalog
 from mcpagent.tools.catalog import Catalog, near_match
-from mcpagent.tools.contract import ToolProvider
+from mcpagent.tools.contract import OnChange, PinnedTools, ToolProvider
 from mcpagent.tools.servers_config import Isolation
 
 _NAMED = 8  # tools named in one note
@@ -44,16 +44,17 @@ class ServerFacts:
 
 
 class Cassette:
-    """The tools of a run with their answers on a tape. Close it, or use it as a context manager."""
+    """A `PinnedTools` with its answers on a tape. Close it, or use it as a context manager."""
 
-    def __init__(self, deck: Deck, live: ToolProvider | None) -> None:
+    def __init__(self, deck: Deck, live: ToolProvider | None, *, on_change: OnChange = "warn") -> None:
+        self.on_change: OnChange = on_change
         self._deck = deck
         self._live = live
 
     @classmethod
     def around(
         cls,
-        live: ToolProvider,
+        live: PinnedTools,
         folder: Path,
         *,
         mode: Literal["record", "replay"],
@@ -91,7 +92,7 @@ class Cassette:
         except BaseException:
             tape.close()
             raise
-        return cls(deck, live)
+        return cls(deck, live, on_change=live.on_change)
 
     @classmethod
     def alone(
@@ -100,6 +101,7 @@ class Cassette:
         *,
         result_limit_chars: int,
         allow: Sequence[str] | None = None,
+        on_change: OnChange = "warn",
         secrets: Mapping[str, str] | None = None,
     ) -> Self:
         """Strict: the tape is all there is, its tools included. Raises UserError where there is no tape."""
@@ -123,7 +125,7 @@ class Cassette:
             harmless=frozenset(pinned.harmless),
             secrets=secrets or {},
         )
-        return cls(deck, None)
+        return cls(deck, None, on_change=on_change)
 
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
@@ -134,6 +136,11 @@ class Cassette:
     def catalog_hash(self) -> str:
         """As that of a `ToolPool`."""
         return self._deck.catalog.hash
+
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """As those of a `ToolPool`."""
+        return {name: spec.dotted for name, spec in self.tools.items() if name != spec.name}
 
     def session(self) -> CassetteSession:
         """A new, single-use session."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mcpagent.core.tools import NONCE_META_KEY as NONCE_META_KEY
 from mcpagent.core.tools import PURPOSE_META_KEY as PURPOSE_META_KEY
@@ -34,6 +34,9 @@ class ToolSession(Protocol):
         ...
 
 
+OnChange = Literal["warn", "refuse"]
+
+
 class ToolProvider(Protocol):
     """A started set of servers."""
 
@@ -44,4 +47,23 @@ class ToolProvider(Protocol):
 
     def session(self) -> ToolSession:
         """A new, single-use session; nothing is opened before the first call needs it."""
+        ...
+
+
+class PinnedTools(ToolProvider, Protocol):
+    """A provider whose catalog can be held against that of a dataset."""
+
+    @property
+    def catalog_hash(self) -> str:
+        """SHA-256 over the offered tools (`core.tools.catalog_hash`)."""
+        ...
+
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """`server.tool` by the name that the model sees, for the tools whose own name is not unique."""
+        ...
+
+    @property
+    def on_change(self) -> OnChange:
+        """What it means that the tools are not those of the dataset."""
         ...

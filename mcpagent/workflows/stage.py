@@ -23,7 +23,7 @@ from mcpagent.storage.checkpoints import find_checkpoint, model_identity
 from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.provenance import provenance
 from mcpagent.storage.task_file import TaskFile
-from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.contract import PinnedTools
 
 SCRIPTED = ("gold", "empty", "over-eager")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -124,7 +124,7 @@ def open_tasks(config: TrainConfig, data: Path | None = None) -> TaskFile:
     return tasks
 
 
-def catalog_note(tasks: Sequence[Task], pool: ToolPool) -> str | None:
+def catalog_note(tasks: Sequence[Task], pool: PinnedTools) -> str | None:
     """How the servers' tools differ from those that the dataset was made for; None where they agree or the
     dataset does not say. Raises UserError where the pool refuses such a change."""
     pinned = next(
