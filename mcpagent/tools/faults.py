@@ -59,10 +59,16 @@ def classify(error: BaseException) -> CallFailed | CallLost:
             return CallFailed(FailureKind.SCHEMA, f"the call broke down: {flat(error)}")
 
 
-def flat(error: BaseException) -> str:
-    """One line for an error, also for the nested groups in which anyio wraps one."""
+def innermost(error: BaseException) -> BaseException:
+    """The error within the nested groups in which anyio wraps one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def flat(error: BaseException) -> str:
+    """One line for an error."""
+    error = innermost(error)
     first_line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 

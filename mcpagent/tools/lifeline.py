@@ -19,7 +19,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type
 from mcpagent.core.tools import FailureKind
 from mcpagent.tools.breaker import CircuitBreaker
 from mcpagent.tools.deadline import settled
-from mcpagent.tools.faults import CallFailed, CallLost, OpenFailed, classify, flat
+from mcpagent.tools.faults import CallFailed, CallLost, OpenFailed, classify, flat, innermost
 from mcpagent.tools.limits import START_TIMEOUT_S
 from mcpagent.tools.listing import Listing, read_listing
 from mcpagent.tools.transports import Launcher
@@ -250,13 +250,15 @@ class Lifeline:
             live.ping = None
 
     def _open_error(self, error: Exception) -> OpenFailed:
-        if isinstance(error, OpenFailed):
-            return error
-        if isinstance(error, FileNotFoundError):
-            return OpenFailed(f"no such command or folder: {error.filename}", permanent=True)
-        if isinstance(error, PermissionError):
-            return OpenFailed(f"not allowed to run: {error.filename}", permanent=True)
-        return OpenFailed(self._with_log(flat(error)))
+        match innermost(error):
+            case OpenFailed() as known:
+                return known
+            case FileNotFoundError(filename=missing):
+                return OpenFailed(f"no such command or folder: {missing}", permanent=True)
+            case PermissionError(filename=forbidden):
+                return OpenFailed(f"not allowed to run: {forbidden}", permanent=True)
+            case inner:
+                return OpenFailed(self._with_log(flat(inner)))
 
     def _with_log(self, text: str) -> str:
         tail = self._launcher.log_tail()
