@@ -1,6 +1,7 @@
 """A server that writes its own bytes, over stdio or HTTP, so that they may be wrong. Standard library only.
 
-`python poison.py stdio [modern]`, or `python poison.py http [modern] [sse]`, which prints its port.
+`python poison.py stdio [modern]`, or `python poison.py http [modern] [sse] [resume] [auth]`, which prints its
+port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bearer token "right".
 Tools: `echo`; `wait`, whose answer comes once `release` is called; `poison`, which answers as `kind` says.
 Over HTTP also `status` (answers with that HTTP status), `hang_up` and `forget` (all sessions).
 """
@@ -126,9 +127,12 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet
     sessions: set[str] = set()
+    left: dict[str, bytes] = {}  # what is had by resuming
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
+        if "auth" in sys.argv and self.headers.get("authorization") != "Bearer right":
+            return self.reply(401, b"")
         if len(body) > 4 * 2**20:
             return self.reply(413, b"")
         message = json.loads(body)
@@ -183,7 +187,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve_http() -> None:
-    ThreadingHTTPServer.daemon_threads = True
+    ThreadingHTTPServer.request_queue_size = 256  # of connections that knock at once
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     print(server.server_port, flush=True)
     server.serve_forever()

@@ -1,0 +1,216 @@
+"""Streamable HTTP against real servers: what happens to one exchange stays with it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from mcp import Client, MCPError
+from mcp.types import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    TextContent,
+)
+
+from mcpagent.core.tools import FailureKind
+from mcpagent.errors import UserError
+from mcpagent.tools.http import ParamHeaders, http_streams
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import HttpServer
+from mcpagent.tools.wire import NOT_SENT, RESPONSE_LOST
+from tests.tools.support import call
+from tests.tools.wild import SCRIPTS, http_poison
+
+STATUS_CODES = {
+    302: INVALID_REQUEST,
+    401: NOT_SENT,
+    403: NOT_SENT,
+    413: INVALID_PARAMS,
+    418: INVALID_REQUEST,
+    429: NOT_SENT,
+    500: RESPONSE_LOST,
+    502: RESPONSE_LOST,
+    503: NOT_SENT,
+}
+
+
+@contextmanager
+def _web(*arguments: str) -> Iterator[HttpServer]:
+    """The SDK's own server."""
+    command = [sys.executable, str(SCRIPTS / "web.py"), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield HttpServer(name="web", url=f"http://127.0.0.1:{int(process.stdout.readline())}/mcp")
+        finally:
+            process.kill()
+
+
+@asynccontextmanager
+async def _client(server: HttpServer, *, mode: str = "auto") -> AsyncIterator[Client]:
+    streams = http_streams(server, on_eof=lambda: None, param_headers=ParamHeaders())
+    async with Client(streams, mode=mode) as client:
+        yield client
+
+
+async def _say(client: Client, tool: str, **arguments: Any) -> str:
+    params = CallToolRequestParams(name=tool, arguments=arguments)
+    result = await client.session.send_request(CallToolRequest(params=params), CallToolResult)
+    (block,) = result.content
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+async def _code(client: Client, tool: str, **arguments: Any) -> int:
+    with pytest.raises(MCPError) as error:
+        await _say(client, tool, **arguments)
+    return error.value.code
+
+
+@pytest.mark.parametrize("flags", [(), ("modern",)], ids=["legacy", "modern"])
+def test_an_http_error_says_whether_the_call_was_made_and_costs_no_neighbour(flags: tuple[str, ...]) -> None:
+    async def run(server: HttpServer) -> None:
+        async with _client(server) as client:
+            neighbour = asyncio.create_task(_say(client, "wait"))
+            codes = {status: await _code(client, "status", code=status) for status in STATUS_CODES}
+            assert codes == STATUS_CODES
+            assert await _code(client, "hang_up") == RESPONSE_LOST
+            assert await _say(client, "echo", text="fine") == "fine"
+            assert not neighbour.done()
+            assert await _say(client, "release") == "released"
+            assert await neighbour == "waited"
+
+    with http_poison(*flags) as server:
+        asyncio.run(run(server))
+
+
+def test_a_lost_exchange_leaves_the_pool_its_connection() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server]) as pool, pool.session() as session, pool.session() as other:
+            neighbour = asyncio.create_task(call(other, "wait", server="poison"))
+            lost = await call(session, "hang_up", server="poison")
+            assert lost.failure is FailureKind.UNKNOWN_OUTCOME
+            assert (await call(other, "release", server="poison")).content == "released"
+            assert (await neighbour).content == "waited"
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_a_call_past_its_deadline_costs_no_neighbour() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([replace(server, timeout_s=2.0)]) as pool, pool.session() as session:
+            waiting = asyncio.create_task(call(session, "wait", server="poison"))
+            while not waiting.done():
+                assert (await call(session, "echo", server="poison", text="fine")).content == "fine"
+            assert (await waiting).failure is FailureKind.TIMEOUT
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_more_calls_than_an_http_client_has_connections_are_all_answered() -> None:
+    async def run(server: HttpServer) -> None:
+        async with _client(server) as client:
+            waiting = [asyncio.create_task(_say(client, "wait")) for _ in range(150)]
+            assert await _say(client, "release") == "released"
+            assert set(await asyncio.gather(*waiting)) == {"waited"}
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_a_session_that_the_server_forgot_is_opened_again() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server]) as pool:
+            async with pool.session() as first:
+                assert (await call(first, "forget", server="poison")).failure is None
+            async with pool.session() as second:
+                assert (await call(second, "echo", server="poison", text="back")).content == "back"
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_a_stream_that_ends_early_is_resumed() -> None:
+    async def run(server: HttpServer) -> None:
+        async with _client(server) as client:
+            assert await _say(client, "echo", text="from the second stream") == "from the second stream"
+
+    with http_poison("sse", "resume") as server:
+        asyncio.run(run(server))
+
+
+def test_headers_of_the_configuration_are_sent_and_a_refusal_shows_no_secret() -> None:
+    async def run(server: HttpServer) -> str:
+        async with ToolPool([server]) as pool, pool.session() as session:
+            return (await call(session, "echo", server="poison", text="in")).content
+
+    with http_poison("auth") as server:
+        right = replace(server, headers={"Authorization": "Bearer right"})
+        assert asyncio.run(run(right)) == "in"
+        url = server.url.replace("//", "//user:s3cret@") + "?key=s3cret"
+        wrong = replace(server, url=url, headers={"Authorization": "Bearer s3cret"})
+        with pytest.raises(UserError, match=r"refuses us \(HTTP 401\)") as error:
+            asyncio.run(run(wrong))
+        assert "s3cret" not in str(error.value)
+
+
+def test_a_server_that_is_down_or_elsewhere_is_a_clear_start_error() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server]):
+            pass
+
+    with http_poison() as server:
+        pass
+    with pytest.raises(UserError, match=f"cannot connect to {server.url.removesuffix('/mcp')}"):
+        asyncio.run(run(server))
+    with _web() as web, pytest.raises(UserError, match=r"nothing at this path \(HTTP 404\)"):
+        asyncio.run(run(replace(web, url=web.url.replace("/mcp", "/elsewhere"))))
+
+
+def test_a_server_that_was_restarted_between_calls_answers_again() -> None:
+    async def run() -> None:
+        with _web() as server:
+            port = server.url.removesuffix("/mcp").rpartition(":")[2]
+            pool = ToolPool([server])
+            await pool.__aenter__()
+        try:
+            async with pool.session() as session:
+                down = await call(session, "echo", server="web", text="anyone?")
+                assert down.failure is FailureKind.CRASHED  # never sent, so its outcome is no secret
+            with _web(port):
+                async with pool.session() as session:
+                    assert (await call(session, "echo", server="web", text="back")).content == "back"
+        finally:
+            await pool.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("isolation", ["shared", "episode"])
+def test_an_argument_that_the_protocol_wants_in_a_header_gets_there(isolation: Any) -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server]) as pool, pool.session() as session:
+            assert (await call(session, "where", server="web", region="eu")).content == "in eu"
+
+    with _web() as server:
+        asyncio.run(run(replace(server, isolation=isolation)))
+
+
+def test_a_header_that_is_not_known_yet_is_learnt_from_the_tool_list() -> None:
+    async def run(server: HttpServer) -> None:
+        async with _client(server) as client:
+            assert await _say(client, "where", region="eu") == "in eu"
+
+    with _web() as server:
+        asyncio.run(run(server))
