@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.sampling import Chosen, ConfigFiles, Json, MaxTasks, Seed, Servers, Settings
+from mcpagent.cli.sampling import (
+    Cassette,
+    CassetteMode,
+    Chosen,
+    ConfigFiles,
+    Json,
+    MaxTasks,
+    Seed,
+    Servers,
+    Settings,
+)
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
@@ -29,6 +39,8 @@ def check(
         typer.Option(help="Tasks: .jsonl or .json, also .gz and .zst. Default: a small sample set."),
     ] = None,
     servers: Servers = None,
+    cassette: Cassette = None,
+    cassette_mode: CassetteMode = None,
     max_tasks: MaxTasks = None,
     seed: Seed = None,
     config: ConfigFiles = None,
@@ -46,7 +58,15 @@ def check(
     from mcpagent.workflows.env_check import env_check
 
     console = Console(is_json=as_json)
-    chosen = Chosen(files=config, settings=settings, servers=servers, max_tasks=max_tasks, seed=seed)
+    chosen = Chosen(
+        files=config,
+        settings=settings,
+        servers=servers,
+        cassette=cassette,
+        cassette_mode=cassette_mode,
+        max_tasks=max_tasks,
+        seed=seed,
+    )
     outcome = env_check(chosen.config(console), data=data, console=console)
     if as_json:
         console.print_json(outcome.as_json())

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.sampling import Chosen, ConfigFiles, Data, Json, MaxTasks, Samples, Seed, Servers, Settings
+from mcpagent.cli.sampling import (
+    Cassette,
+    CassetteMode,
+    Chosen,
+    ConfigFiles,
+    Data,
+    Json,
+    MaxTasks,
+    Samples,
+    Seed,
+    Servers,
+    Settings,
+)
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
@@ -36,6 +48,8 @@ def checkpoint(
     temperature: _Temperature = None,
     seed: Seed = None,
     servers: Servers = None,
+    cassette: Cassette = None,
+    cassette_mode: CassetteMode = None,
     max_tasks: MaxTasks = None,
     out: _Out = None,
     config: ConfigFiles = None,
@@ -55,6 +69,8 @@ def checkpoint(
         files=config,
         settings=settings,
         servers=servers,
+        cassette=cassette,
+        cassette_mode=cassette_mode,
         max_tasks=max_tasks,
         seed=seed,
         temperature=temperature,
@@ -71,6 +87,8 @@ def model(
     temperature: _Temperature = None,
     seed: Seed = None,
     servers: Servers = None,
+    cassette: Cassette = None,
+    cassette_mode: CassetteMode = None,
     max_tasks: MaxTasks = None,
     out: _Out = None,
     config: ConfigFiles = None,
@@ -85,6 +103,8 @@ def model(
         files=config,
         settings=settings,
         servers=servers,
+        cassette=cassette,
+        cassette_mode=cassette_mode,
         max_tasks=max_tasks,
         seed=seed,
         temperature=temperature,

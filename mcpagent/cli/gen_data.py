@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcpagent.cli.sampling import Cassette, CassetteMode, Chosen
+
 if TYPE_CHECKING:
+    from mcpagent.config.schema import ToolsConfig
     from mcpagent.console import Console
+    from mcpagent.core.records import JsonObject
     from mcpagent.synth.rules import GeneratedData
     from mcpagent.synth.templates import TemplateSet
 
@@ -26,6 +29,8 @@ def gen_data(
     servers: Annotated[
         Path | None, typer.Option(help="An mcp.json with the servers to use. Default: the built-in ones.")
     ] = None,
+    cassette: Cassette = None,
+    cassette_mode: CassetteMode = None,
     train: Annotated[int, typer.Option(min=0, help="Tasks for training.")] = 800,
     validation: Annotated[int, typer.Option(min=0, help="Tasks for validation.")] = 100,
     heldout: Annotated[int, typer.Option(min=0, help="Tasks held out for the final evaluation.")] = 240,
@@ -55,45 +60,52 @@ def gen_data(
     check_output(out, overwrite=overwrite)
     chosen = load_templates(templates or resource_path("templates/tasks"))
     counts = {"train": train, "validation": validation, "heldout": heldout}
-    data = asyncio.run(_generate(chosen, servers, console, counts=counts, seed=seed, distractors=distractors))
+    tools = Chosen(servers=servers, cassette=cassette, cassette_mode=cassette_mode).config(console).tools
+    data, taped = _generate(chosen, tools, console, counts=counts, seed=seed, distractors=distractors)
     paths = write_splits(data, out, overwrite=overwrite)
     document = _document(data, paths, chosen, seed=seed, seconds=time.perf_counter() - started)
+    if taped is not None:
+        document["cassette"] = taped
     if as_json:
         console.print_json(document)
     else:
         _print(document, console)
 
 
-async def _generate(
+def _generate(
     templates: TemplateSet,
-    servers: Path | None,
+    tools: ToolsConfig,
     console: Console,
     *,
     counts: Mapping[str, int],
     seed: int,
     distractors: int | None,
-) -> GeneratedData:
-    from mcpagent.cli.chosen_servers import chosen_servers
-    from mcpagent.servers.names import DATA_SERVERS
+) -> tuple[GeneratedData, JsonObject | None]:
+    """The tasks, and what the cassette did where there is one."""
+    from mcpagent.rollout.setup import open_tools
     from mcpagent.synth.rules import generate_dataset
-    from mcpagent.tools.pool import ToolPool
 
     done: dict[str, int] = {}
-    async with ToolPool(chosen_servers(servers, console=console, builtin=DATA_SERVERS)) as pool:
-        with console.progress("Tasks", total=sum(counts.values())) as advance:
+    with (
+        open_tools(tools, on_note=console.note) as opened,
+        console.progress("Tasks", total=sum(counts.values())) as advance,
+    ):
 
-            def on_progress(split: str, kept: int, _: int) -> None:
-                advance(kept - done.get(split, 0), note=split)
-                done[split] = kept
+        def on_progress(split: str, kept: int, _: int) -> None:
+            advance(kept - done.get(split, 0), note=split)
+            done[split] = kept
 
-            return await generate_dataset(
-                pool,
+        data = opened.io.run(
+            generate_dataset(
+                opened.pool,
                 templates,
                 counts=counts,
                 seed=seed,
                 distractors=distractors,
                 on_progress=on_progress,
             )
+        )
+        return data, None if opened.cassette is None else opened.cassette.take_counts()
 
 
 def _document(

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.sampling import Chosen, ConfigFiles, Data, Json, MaxTasks, Samples, Seed, Servers, Settings
+from mcpagent.cli.sampling import (
+    Cassette,
+    CassetteMode,
+    Chosen,
+    ConfigFiles,
+    Data,
+    Json,
+    MaxTasks,
+    Samples,
+    Seed,
+    Servers,
+    Settings,
+)
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
@@ -39,6 +51,8 @@ def rollout(
         float | None, typer.Option(min=0.0, help="0 is greedy. Default: rollout.temperature, which is 1.")
     ] = None,
     servers: Servers = None,
+    cassette: Cassette = None,
+    cassette_mode: CassetteMode = None,
     max_tasks: MaxTasks = None,
     config: ConfigFiles = None,
     settings: Settings = None,
@@ -58,6 +72,8 @@ def rollout(
         files=config,
         settings=settings,
         servers=servers,
+        cassette=cassette,
+        cassette_mode=cassette_mode,
         max_tasks=max_tasks,
         seed=seed,
         temperature=temperature,

@@ -23,6 +23,19 @@ Data = Annotated[Path | None, typer.Option("--data", help="Tasks: .jsonl or .jso
 Servers = Annotated[
     Path | None, typer.Option("--servers", help="An mcp.json; without it, the built-in servers.")
 ]
+Cassette = Annotated[
+    Path | None,
+    typer.Option("--cassette", help="A folder that tool calls are recorded in and replayed from."),
+]
+CassetteMode = Annotated[
+    str | None,
+    typer.Option(
+        "--cassette-mode",
+        metavar="record|replay|strict|off",
+        help="record calls every tool; replay, the default, only those without a recorded answer; strict "
+        "none: no server is started.",
+    ),
+]
 MaxTasks = Annotated[int | None, typer.Option("--max-tasks", min=1, help="The first so many tasks only.")]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same episodes.")]
@@ -37,6 +50,8 @@ class Chosen:
     files: Sequence[Path] | None = None
     settings: Sequence[str] | None = None
     servers: Path | None = None
+    cassette: Path | None = None
+    cassette_mode: str | None = None
     max_tasks: int | None = None
     seed: int | None = None
     temperature: float | None = None
@@ -59,6 +74,7 @@ class Chosen:
         options = {
             # A JSON text is a YAML text too, whatever characters the path holds.
             "tools.servers": None if self.servers is None else json.dumps(str(self.servers)),
+            **cassette_settings(self.cassette, self.cassette_mode),
             "data.max_tasks": self.max_tasks,
             "seed": self.seed,
             "rollout.temperature": self.temperature,
@@ -68,6 +84,14 @@ class Chosen:
         for note in loaded.notes:
             console.note(note)
         return loaded.config
+
+
+def cassette_settings(path: Path | None, mode: str | None) -> dict[str, str | None]:
+    """What `--cassette` and `--cassette-mode` set; None where they were not given."""
+    return {
+        "tools.cassette": None if path is None else json.dumps(str(path)),
+        "tools.cassette_mode": None if mode is None else json.dumps(mode),
+    }
 
 
 def _config_of_run(policy: str) -> Path | None:

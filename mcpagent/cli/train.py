@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mcpagent.cli.sampling import Cassette, CassetteMode, cassette_settings
 from mcpagent.config.loader import LoadedConfig, load_train_config
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
@@ -31,6 +32,8 @@ def train(
     mode: Annotated[str | None, typer.Option(help="lora or full.")] = None,
     backend: Annotated[str | None, typer.Option(help="auto or hf: what samples the episodes.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
+    cassette: Cassette = None,
+    cassette_mode: CassetteMode = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved plan; load no model, write nothing.")
@@ -38,7 +41,13 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Train a policy: GRPO on real episodes, or supervised on gold demonstrations."""
-    options = {"algorithm": algo, "finetune.mode": mode, "rollout.backend": backend, "device": device}
+    options = {
+        "algorithm": algo,
+        "finetune.mode": mode,
+        "rollout.backend": backend,
+        "device": device,
+        **cassette_settings(cassette, cassette_mode),
+    }
     overrides = [*(set_ or ()), *(f"{key}={value}" for key, value in options.items() if value is not None)]
     loaded = load_train_config(config or (), overrides)
     console = Console(is_json=as_json)

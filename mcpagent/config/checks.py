@@ -47,6 +47,13 @@ def _common(config: TrainConfig) -> Iterator[Finding]:
             "finetune.mode lora trains none; use adamw, or finetune.mode full",
         )
 
+    if config.tools.cassette is None and config.tools.cassette_mode in ("record", "strict"):
+        yield Finding(
+            ("tools.cassette_mode", "tools.cassette"),
+            f"tools.cassette_mode is {config.tools.cassette_mode}, but tools.cassette names no folder; "
+            "set it, or leave the mode out",
+        )
+
 
 def _sampling(config: TrainConfig) -> Iterator[Finding]:
     rollout = config.rollout

@@ -47,6 +47,10 @@ def _target_modules(value: Any) -> Any:
     raise ValueError("it must be all-linear or a list of module names")
 
 
+def _cassette_mode(value: Any) -> Any:
+    return "off" if value is False else value  # YAML reads a bare off as false
+
+
 class ModelConfig(Section):
     """Which model. `embedded` is the small one that mcpagent builds itself, for machines without a hub."""
 
@@ -194,6 +198,12 @@ class ToolsConfig(Section):
     per_server: dict[str, ServerSection] = {}
     # Where the tools are not those that the dataset, or the run so far, was made with.
     on_catalog_change: Literal["warn", "refuse"] = "warn"
+    cassette: str | None = None  # folder in which answers of tools are recorded; None: every call is live
+    # replay: what is recorded is replayed, the rest is called and recorded; strict: no server is started.
+    cassette_mode: Annotated[
+        Literal["record", "replay", "strict", "off"], BeforeValidator(_cassette_mode)
+    ] = "replay"
+    cassette_stateless: StringTuple = ()  # server or server.tool: changes nothing, though it does not say so
 
 
 class DataConfig(Section):

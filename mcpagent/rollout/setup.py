@@ -12,8 +12,11 @@ from mcpagent.env.episode import EpisodeLimits
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import Sampling
 from mcpagent.rollout.agent import AgentSettings
+from mcpagent.rollout.cassettes import recording, strict_cassette
 from mcpagent.servers.names import UpstreamKind
 from mcpagent.servers.sandbox.kinds import SandboxKind
+from mcpagent.tools.cassette import Cassette
+from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.limits import ServerLimits
 from mcpagent.tools.pool import ToolPool
@@ -22,10 +25,12 @@ from mcpagent.tools.servers_config import Isolation, ServerConfig, builtin_serve
 
 @dataclass(frozen=True)
 class Tools:
-    """A started pool and the thread that it lives on."""
+    """What episodes call, and the thread that it lives on. `pool` are the started servers, or the `cassette`
+    around or instead of them where there is one."""
 
     io: IOThread
-    pool: ToolPool
+    pool: PinnedTools
+    cassette: Cassette | None = None
 
 
 def chosen_servers(
@@ -54,14 +59,19 @@ def open_tools(
     log_dir: Path | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Tools]:
-    """Start the servers; stop them at the end, whatever happens."""
+    """Start the servers; stop them at the end, whatever happens. A strict cassette starts none."""
+    if (strict := strict_cassette(config)) is not None:
+        with strict, IOThread() as io:
+            yield Tools(io, strict, strict)
+        return
+    servers, isolation = chosen_servers(config, on_note=on_note), _isolation(config)
     pool = ToolPool(
-        chosen_servers(config, on_note=on_note),
+        servers,
         timeout_s=config.timeout_s,
         retry=config.retry,
         result_limit_chars=config.result_limit_chars,
         allow=config.allow_list,
-        isolation=_isolation(config),
+        isolation=isolation,
         per_server={name: _limits(section) for name, section in config.per_server.items()},
         ledger=ledger,
         log_dir=log_dir,
@@ -71,7 +81,8 @@ def open_tools(
     with IOThread() as io:
         io.run(pool.__aenter__())
         try:
-            yield Tools(io, pool)
+            with recording(config, pool, servers, isolation=isolation, on_note=on_note) as cassette:
+                yield Tools(io, cassette or pool, cassette)
         finally:
             io.run(pool.close())
 
