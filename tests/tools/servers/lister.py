@@ -1,0 +1,39 @@
+"""A server whose tool list is the JSON in PAGES, page after page; a call answers with the name of its tool."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def _result(method: str, params: dict[str, Any], pages: list[Any]) -> dict[str, Any]:
+    match method:
+        case "initialize":
+            info = {"name": "lister", "version": "1"}
+            return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+        case "tools/list":
+            number = int(params.get("cursor", 0))
+            page = {} if pages[number] is None else {"tools": pages[number]}
+            return {**page, "nextCursor": str(number + 1)} if number + 1 < len(pages) else page
+        case "tools/call":
+            return {"content": [{"type": "text", "text": params["name"]}]}
+    raise ValueError(method)
+
+
+def main() -> None:
+    pages = json.loads(os.environ["PAGES"])
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "id" not in message:
+            continue
+        try:
+            answer = {"result": _result(message["method"], message.get("params") or {}, pages)}
+        except ValueError:
+            answer = {"error": {"code": -32601, "message": "no such method"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
