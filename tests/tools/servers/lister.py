@@ -1,4 +1,4 @@
-"""A server whose tool list is the JSON in PAGES, page after page; a call answers with the name of its tool."""
+"""A server whose tool list is the JSON in PAGES, page after page; a call answers with its tool's name."""
 
 from __future__ import annotations
 
