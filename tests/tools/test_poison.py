@@ -30,6 +30,7 @@ REFUSED = {
     "digits": FailureKind.SCHEMA,
     "nan": FailureKind.SCHEMA,
     "infinity": FailureKind.SCHEMA,
+    "infinity in meta": FailureKind.SCHEMA,
     "deep": FailureKind.SCHEMA,
     "deeper": FailureKind.SCHEMA,
     "oversize": FailureKind.OVERSIZE,

@@ -40,6 +40,8 @@ def poison(kind: str, request_id: int) -> bytes:
             return structured % (b"NaN", b"")
         case "infinity":
             return structured % (b"1e999", b"")
+        case "infinity in meta":
+            return structured.replace(b"structuredContent", b"_meta") % (b"1e999", b"")
         case "deep":
             return structured % (b"[" * 300 + b"]" * 300, b"")
         case "deeper":
