@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from pydantic import JsonValue
 
-from mcpagent.servers.sandbox.contract import Limits, Outcome, SandboxBroken, SandboxUnavailable
+from mcpagent.servers.sandbox.contract import AT_ONCE, Limits, Outcome, SandboxBroken, SandboxUnavailable
 from mcpagent.servers.sandbox.jail.values import jsonable
 from mcpagent.servers.text import clean_text
 
@@ -22,8 +21,8 @@ _GRACE_S = 2.0  # after which a worker that does not stop by itself is killed
 
 
 class MontySandbox:
-    """Each call gets a worker process of its own, which starts in a few ms; at most two calls a core run at
-    once. Raises SandboxUnavailable where the package is missing."""
+    """Each call gets a worker process of its own, which starts in a few ms. Raises SandboxUnavailable where
+    the package is missing."""
 
     name = "monty"
     language = "Monty, a subset of Python"
@@ -34,8 +33,7 @@ class MontySandbox:
         self.version = pydantic_monty.__version__
         self._limits = limits
         # Its asynchronous form was seen to abort the process as the interpreter ends.
-        at_once = 2 * (os.cpu_count() or 1)
-        self._threads = ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="sandbox-monty")
+        self._threads = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="sandbox-monty")
 
     async def run(self, code: str, names: Mapping[str, JsonValue]) -> Outcome:
         return await asyncio.wrap_future(self._threads.submit(self.run_blocking, code, names))

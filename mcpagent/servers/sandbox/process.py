@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from pydantic import JsonValue
 
-from mcpagent.servers.sandbox.contract import Limits, Outcome, SandboxBroken
+from mcpagent.servers.sandbox.contract import AT_ONCE, Limits, Outcome, SandboxBroken
 from mcpagent.servers.sandbox.jail.main import READY
 from mcpagent.servers.sandbox.jail.settings import JailSettings
 from mcpagent.servers.sandbox.jail.values import jsonable
@@ -30,12 +30,10 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 _SETUP_S = 20.0  # until the code starts; on a loaded machine a process may wait for long
 _CHUNK_BYTES = 65536
 _ERROR_OUTPUT_CHARS = 2000  # how much of the output goes with an error
-_AT_ONCE = 2 * (os.cpu_count() or 1)
 
 
 class ProcessSandbox:
-    """`command` starts the jail, with `settings` in its request. At most two calls a core run at once, the
-    others wait their turn without using up their time."""
+    """`command` starts the jail, with `settings` in its request."""
 
     language = "Python"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -46,7 +44,7 @@ class ProcessSandbox:
         self._settings = settings
         self._limits = limits
         # Threads, not asyncio's subprocesses: one sandbox serves clients on several event loops.
-        self._threads = ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix=f"sandbox-{name}")
+        self._threads = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix=f"sandbox-{name}")
 
     async def run(self, code: str, names: Mapping[str, JsonValue]) -> Outcome:
         call = self._call(code, names)
@@ -177,7 +175,7 @@ class _Call:
 
 def _unreported(exit_code: int, limits: Limits) -> str:
     if exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return f"Killed: more than {limits.cpu_s} s of CPU time, or out of memory."
+        return f"Killed: it used more than {limits.cpu_s} s of CPU time, ran out of memory, or killed itself."
     if exit_code > 128:
         return f"Crashed with signal {exit_code - 128}."
     return f"The process ended by itself with exit code {exit_code}."

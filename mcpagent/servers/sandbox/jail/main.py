@@ -13,7 +13,7 @@ import resource
 import sys
 
 from mcpagent.servers.sandbox.jail import landlock, seccomp, syscalls
-from mcpagent.servers.sandbox.jail.execute import execute, stop_at_cpu_limit
+from mcpagent.servers.sandbox.jail.execute import execute, give_way_after, stop_at_cpu_limit
 from mcpagent.servers.sandbox.jail.root import build_root, enter_namespaces
 from mcpagent.servers.sandbox.jail.settings import JailSettings
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 READY = b"ready\n"
+_SHORT_S = 0.25  # CPU time after which a call is no longer a short one
 
 
 def main() -> NoReturn:
@@ -62,6 +63,7 @@ def _lock_in(settings: JailSettings) -> int:
 
 
 def _limit_resources(settings: JailSettings) -> None:
+    give_way_after(_SHORT_S)
     stop_at_cpu_limit(settings.cpu_s)
     for limit, soft, hard in (
         (resource.RLIMIT_CPU, settings.cpu_s, settings.cpu_s + 1),
