@@ -150,8 +150,10 @@ class _Stdin(asyncio.Protocol):
             self._pipe.close()
 
     def close(self) -> None:
-        if self._pipe is not None:
-            self._pipe.abort()
+        """At once, dropping what was not written."""
+        pipe = self._pipe
+        if pipe is not None and (not pipe.is_closing() or pipe.get_write_buffer_size()):
+            pipe.abort()  # one that closes with nothing left to write would report its loss twice
 
     async def aclose(self) -> None:
         """The pipe itself is closed by the transport."""

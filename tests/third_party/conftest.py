@@ -34,7 +34,14 @@ def installed(environment: dict[str, str]) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, environment: dict[str, str], installed: Callable[[str], None]) -> Iterator[Desk]:
+def desk(
+    tmp_path: Path,
+    environment: dict[str, str],
+    installed: Callable[[str], None],
+    caplog: pytest.LogCaptureFixture,
+) -> Iterator[Desk]:
     desk = Desk(tmp_path, passed=tuple(name for name in environment if name != "PATH"), install=installed)
     yield desk
     desk.assert_nothing_runs()
+    # asyncio logs what a callback of a transport raised, and nobody else hears of it.
+    assert [record.getMessage() for record in caplog.get_records("call") if record.name == "asyncio"] == []

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from mcpagent.core.tools import ToolCall, ToolResult
+from mcpagent.tools.contract import ToolSession
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import load_servers
 from mcpagent.tools.session import PoolSession
@@ -95,14 +96,18 @@ class Desk:
         return {**by_name, "UV_OFFLINE": "1", "npm_config_offline": "true", "TEST_MARK": self._mark}
 
     @asynccontextmanager
-    async def session(
-        self, *names: str, timeout_s: float = 20.0, **entries: dict[str, Any]
-    ) -> AsyncGenerator[PoolSession]:
+    async def pool(self, *names: str, timeout_s: float = 20.0, **entries: Any) -> AsyncGenerator[ToolPool]:
         """The servers, started from their mcp.json. Nothing of them runs afterwards."""
         loaded = load_servers(self.configure(*names, **entries))
-        async with ToolPool(loaded.servers, timeout_s=timeout_s) as pool, pool.session() as session:
-            yield session
+        async with ToolPool(loaded.servers, timeout_s=timeout_s) as pool:
+            yield pool
         self.assert_nothing_runs()
+
+    @asynccontextmanager
+    async def session(self, *names: str, **entries: Any) -> AsyncGenerator[PoolSession]:
+        """One session of them."""
+        async with self.pool(*names, **entries) as pool, pool.session() as session:
+            yield session
 
     def assert_nothing_runs(self) -> None:
         """A server whose wrapper died may take the time to notice that its input ended."""
@@ -128,6 +133,6 @@ class Desk:
         return [process for process in self.processes() if process.ppid() not in ours]
 
 
-async def call(session: PoolSession, dotted: str, **arguments: Any) -> ToolResult:
+async def call(session: ToolSession, dotted: str, **arguments: Any) -> ToolResult:
     server, _, tool = dotted.partition(".")
     return await session.call(ToolCall(id="c1", server=server, tool=tool, arguments=arguments))
