@@ -121,6 +121,40 @@ def test_the_servers_agree_about_every_company() -> None:
         assert details[ticker]["name"] in pages[ticker]["text"]
 
 
+def test_every_figure_on_a_page_is_what_the_other_tools_say() -> None:
+    companies = {c.ticker: c for c in build().companies}
+    news = gather("polygon", {t: ("polygon_get_news", {"ticker": t, "limit": 10}) for t in companies})
+    profiles = gather("fmp", {t: ("fmp_get_company_profile", {"symbol": t}) for t in companies})
+    articles = {a["url"]: (t, a) for t in companies for a in news[t]["articles"]}
+    assert len(articles) == len(build().pages)
+    pages = gather("tavily", {url: ("tavily_extract", {"url": url}) for url in articles})
+    for url, (ticker, article) in articles.items():
+        text = pages[url]["text"]
+        assert profiles[ticker]["name"] in text
+        figures = re.findall(r"\d[\d.,-]*\d", text)
+        is_outlook = article["title"] == f"{ticker} outlook"
+        # The outlook names the target and nothing else; a piece of news, the day on which it was published.
+        assert figures == [str(companies[ticker].target) if is_outlook else article["published"]]
+        if not is_outlook:
+            assert text.startswith(f"{article['title']}.")
+
+
+def test_the_quarters_of_every_company_add_up_to_its_years() -> None:
+    tickers = [c.ticker for c in build().companies]
+    asked = {"limit": 12}
+    years = gather("fmp", {t: ("fmp_get_income_statement", {"symbol": t, **asked}) for t in tickers})
+    quarters = gather(
+        "fmp", {t: ("fmp_get_income_statement", {"symbol": t, "period": "quarter", **asked}) for t in tickers}
+    )
+    for ticker in tickers:
+        for year in years[ticker]["statements"]:
+            name = year["fiscal_year"]
+            parts = [q for q in quarters[ticker]["statements"] if q["fiscal_year"].startswith(f"{name}-Q")]
+            assert len(parts) == 4
+            for field in ("revenue", "net_income"):
+                assert sum(part[field] for part in parts) == year[field]
+
+
 def test_searching_for_a_target_finds_that_company_alone_and_qna_says_it() -> None:
     companies = build().companies
     found = gather(
