@@ -49,18 +49,23 @@ class IsolationVerdict(Record):
 
 
 async def probe_isolation(
-    config: ServerConfig, *, allow_writes: bool = False, timeout_s: float = 10.0
+    config: ServerConfig,
+    *,
+    allow: Sequence[str] | None = None,
+    allow_writes: bool = False,
+    timeout_s: float = 10.0,
 ) -> IsolationVerdict:
     """Start two instances of a server and see whether one episode's calls show up in another's.
 
     Called are the tools that the server declares read-only, and those that it declares both additive (not
     destructive) and closed (not open-world). `allow_writes` calls every tool; so does a built-in server in
-    memory, whose instances are thrown away. Raises UserError where the server does not start.
+    memory, whose instances are thrown away. `allow` as for a ToolPool: what no episode may call does not
+    count. Raises UserError where the server does not start.
     """
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(started_instance(config, timeout_s=timeout_s))
         second = await stack.enter_async_context(started_instance(config, timeout_s=timeout_s))
-        specs = list(first.pool.tools.values())
+        specs = [spec for spec in first.pool.tools.values() if _is_offered(spec, allow)]
         sessions = (first.pool.session(), first.pool.session(), second.pool.session())
         probe = Probe(config.name, Episodes(*sessions))
         writes_freely = allow_writes or isinstance(config, MemoryServer)
@@ -90,6 +95,10 @@ def name_reads(tool: str) -> bool | None:
     if any(_WRITES.fullmatch(word) for word in words):
         return False
     return True if any(_READS.fullmatch(word) for word in words) else None
+
+
+def _is_offered(spec: ToolSpec, allow: Sequence[str] | None) -> bool:
+    return allow is None or not {spec.dotted, spec.name, spec.server}.isdisjoint(allow)
 
 
 def _forbidden(specs: Sequence[ToolSpec]) -> dict[str, str]:

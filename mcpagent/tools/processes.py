@@ -40,24 +40,40 @@ def marked(mark: str) -> list[Process]:
     return [process for process in found if process is not None]
 
 
-def leaves(processes: Iterable[Process]) -> list[Process]:
-    """Those that are nobody's parent: the server itself, below wrappers such as `npx` and `uvx`."""
-    processes = list(processes)
-    parents = {process.parent for process in processes}
-    return [process for process in processes if process.pid not in parents]
+def readers_of(process: Process, among: Iterable[Process]) -> list[Process]:
+    """Those that have the same stdin as a process, itself included: below a wrapper such as `npx` or `uvx`,
+    the server. Without /proc: every one of them."""
+    try:
+        pipe = _stdin(process.pid)
+        return [other for other in among if _stdin(other.pid) == pipe]
+    except OSError:
+        return list(among)
+
+
+def stop(processes: Iterable[Process]) -> None:
+    """SIGSTOP: they are there, and do nothing."""
+    _send(signal.SIGSTOP, processes)
 
 
 def kill(processes: Iterable[Process]) -> None:
     """SIGKILL; one that is gone already is no error."""
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+    _send(signal.SIGKILL, processes)
 
 
 def open_files() -> int:
     """How many file descriptors this process has open."""
     folder = _PROC / "self" / "fd" if _PROC.exists() else Path("/dev/fd")
     return len(os.listdir(folder))  # noqa: PTH208 - counts names only; the listing's own descriptor is in each
+
+
+def _send(number: signal.Signals, processes: Iterable[Process]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def _stdin(pid: int) -> str:
+    return str((_PROC / str(pid) / "fd" / "0").readlink())
 
 
 def _carries(entry: Path, wanted: bytes) -> bool:
