@@ -1,0 +1,64 @@
+"""A python server for each sandbox that this machine has, with limits that a test can wait for."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from functools import cache
+from typing import Any
+
+import pytest
+from mcp import Client
+from mcp.types import CallToolResult
+
+from mcpagent.errors import UserError
+from mcpagent.servers.builtin import BuiltinServer, Upstream
+from mcpagent.servers.python import open_sessions, python_definition
+from mcpagent.servers.sandbox.choose import choose_sandbox
+from mcpagent.servers.sandbox.contract import Limits, Sandbox
+from mcpagent.servers.sandbox.kinds import SandboxKind
+from tests.servers.calls import text_of
+
+LIMITS = Limits(wall_s=3.0, cpu_s=1)
+
+
+@cache
+def _reason(kind: SandboxKind) -> str | None:
+    """Why this machine does not have it."""
+    try:
+        choose_sandbox(kind, LIMITS)
+    except UserError as error:
+        return error.message
+    return None
+
+
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.skipif(bool(reason := _reason(kind)), reason=str(reason)))
+    for kind in (SandboxKind.BUBBLEWRAP, SandboxKind.NAMESPACES, SandboxKind.MONTY)
+]
+FULL_PYTHON = KINDS[:2]
+
+
+def sandbox_of(kind: SandboxKind) -> Sandbox:
+    return choose_sandbox(kind, LIMITS).sandbox
+
+
+@cache
+def server_of(kind: SandboxKind) -> BuiltinServer:
+    sandbox = sandbox_of(kind)
+    return BuiltinServer(python_definition(sandbox), upstream=Upstream(open=open_sessions(sandbox)))
+
+
+async def execute(client: Client, code: str) -> CallToolResult:
+    return await client.call_tool("execute_python", {"code": code})
+
+
+async def result_of(client: Client, code: str) -> Any:
+    """What code that must not fail gives."""
+    done = await execute(client, code)
+    assert not done.is_error, text_of(done)
+    return done.structured_content["result"]
+
+
+async def clients(stack: AsyncExitStack, kind: SandboxKind, count: int) -> list[Client]:
+    """As many episodes of one server."""
+    return [await stack.enter_async_context(Client(server_of(kind))) for _ in range(count)]
