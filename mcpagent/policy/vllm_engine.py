@@ -58,6 +58,7 @@ class VllmEngine:
         with _state_of_this_process():
             self._llm = _start(settings)
         self._llm.set_weight_version("0")
+        self._devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         self._numbers = itertools.count()
         self._open: dict[str, tuple[CompletionRequest, int]] = {}  # by request id, with the adapter's version
         self._request_of: dict[str, str] = {}  # by episode
@@ -98,7 +99,11 @@ class VllmEngine:
 
     def step(self) -> list[Finished]:
         """One token for every turn, or a part of a prompt; returns the turns that end."""
-        return [self._finished(out) for out in self._llm.step() if out.finished]
+        # vLLM fills its noise from the global generator before each request's own overwrites it, and that
+        # generator is the trainer's.
+        with torch.random.fork_rng(devices=self._devices):
+            outputs = self._llm.step()
+        return [self._finished(out) for out in outputs if out.finished]
 
     def release(self, episode_id: str) -> list[Finished]:
         """End the turn that is still being sampled, if any; it has no tokens then. Between turns an episode

@@ -30,7 +30,7 @@ from mcpagent.models.load import (
     resolve_dtype,
 )
 from mcpagent.models.tokens import Renderer
-from mcpagent.policy.canary import CANARY_ROWS, Canary
+from mcpagent.policy.canary import CANARY_ROWS, MAX_TEMPERATURE, Canary
 from mcpagent.policy.vllm import VllmPolicy
 from mcpagent.policy.vllm_choice import choose_backend
 from mcpagent.policy.vllm_engine import VllmSettings, cpu_cache_bytes
@@ -151,6 +151,12 @@ def open_sampler(
     )
     if config.rollout.backend == "auto":
         on_note(f"sampling with {choice.backend}: {choice.why}")
+    if choice.backend == "vllm" and config.rollout.temperature > MAX_TEMPERATURE:
+        raise UserError(
+            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes {MAX_TEMPERATURE} at most",
+            where="rollout.temperature",
+            remedy="lower it, or use --backend hf",
+        )
     renderer = loaded.renderer
     common: dict[str, Any] = {
         "decode": renderer.decode,

@@ -1,0 +1,162 @@
+"""All weights replaced, one test for each way in which that goes wrong silently. Every trap is sprung first,
+by the plain call that vLLM offers: the canary must see it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from mcpagent.core.trajectory import Completion
+from mcpagent.errors import RunError
+from mcpagent.policy.canary import Canary
+from mcpagent.policy.vllm import VllmPolicy
+from tests.vllm.world import (
+    PARITY,
+    ask,
+    logprobs,
+    prompts,
+    requests,
+    serving,
+    tiny_model,
+    train_a_little,
+    worst,
+)
+
+
+@pytest.fixture
+def model() -> Any:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmPolicy]:
+    """Over the weights of `tiny_model()` at first; `policy` gives it the test's own."""
+    with serving(tiny_model(), tmp_path_factory.mktemp("model"), version=-1) as policy:
+        yield policy
+
+
+@pytest.fixture
+def policy(engine: VllmPolicy, model: Any) -> VllmPolicy:
+    engine.load_weights(model.state_dict().items())
+    return engine
+
+
+def canary(model: Any) -> Canary:
+    def score(
+        contexts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], temperature: float
+    ) -> list[float]:
+        return [
+            value
+            for context, token_ids in zip(contexts, completions, strict=True)
+            for value in logprobs(
+                model,
+                requests([context], temperature=temperature)[0],
+                Completion(text="", token_ids=tuple(token_ids)),
+            )
+        ]
+
+    return Canary(prompts(4), score=score, dtype="float32", max_context=256)
+
+
+def prove(model: Any, policy: Any) -> float:
+    return asyncio.run(canary(model).prove(policy, version=policy.version)).difference
+
+
+def reload_plainly(policy: VllmPolicy, model: Any) -> None:
+    """The tensors of the model's checkpoint, which has no head of its own where it is tied, the way vLLM's
+    documentation loads them."""
+    names = dict(model.named_parameters())  # without the second name of a tied tensor
+    weights = {"weights_iterator": [(name, model.state_dict()[name]) for name in names]}
+    engine = policy._thread.engine
+    policy._thread.call(lambda: engine._llm.collective_rpc("reload_weights", kwargs=weights))
+
+
+def test_new_weights_with_a_tied_head_are_served_whole(policy: VllmPolicy, model: Any) -> None:
+    asked = requests(prompts(8), temperature=0.8)
+    train_a_little(model, seed=1)
+    policy.load_weights(model.state_dict().items())
+    assert worst(model, asked, ask(policy, asked)) < PARITY
+    assert prove(model, policy) < 1e-5
+
+
+def test_a_tied_head_that_kept_its_old_weights_is_caught(policy: VllmPolicy, model: Any) -> None:
+    train_a_little(model, seed=2)
+    reload_plainly(policy, model)
+    policy._thread.call(policy._thread.engine._llm.reset_prefix_cache)  # so that the head alone is stale
+    with pytest.raises(RunError, match="does not serve the weights"):
+        prove(model, policy)
+
+
+def test_keys_of_old_weights_in_the_prefix_cache_are_caught(policy: VllmPolicy, model: Any) -> None:
+    from mcpagent.policy.vllm_worker import repack_heads
+
+    prove(model, policy)  # its prompts are in the cache now
+    train_a_little(model, seed=3)
+    reload_plainly(policy, model)
+    policy._thread.call(lambda: policy._thread.engine._llm.apply_model(repack_heads))
+    with pytest.raises(RunError, match="does not serve the weights"):
+        prove(model, policy)
+    policy._thread.call(policy._thread.engine._llm.reset_prefix_cache)
+    assert prove(model, policy) < 1e-5
+
+
+def test_weights_that_were_never_sent_are_caught_with_both_numbers(policy: VllmPolicy, model: Any) -> None:
+    train_a_little(model, seed=4)
+    with pytest.raises(RunError, match=r"mean logprob is -\d+\.\d+, the trainer's -\d+\.\d+ nats"):
+        prove(model, policy)
+
+
+def test_a_turn_in_flight_goes_on_with_the_new_weights_and_says_which_tokens_are_whose(
+    policy: VllmPolicy, model: Any
+) -> None:
+    old = tiny_model()
+    asked = requests(prompts(6), max_new_tokens=150, temperature=0.7)
+    first = policy.version
+
+    async def run() -> list[Completion]:
+        async with asyncio.timeout(120):
+            turns = asyncio.create_task(policy.complete(asked))
+            await asyncio.sleep(0)
+            for seed in (5, 6):
+                before = sum(engine_tokens(policy))
+                while sum(engine_tokens(policy)) < before + 60:
+                    await asyncio.sleep(0.01)
+                train_a_little(model, seed=seed)
+                states.append(weights_of(model))
+                await asyncio.to_thread(policy.load_weights, states[-1])
+            return await turns
+
+    states = [weights_of(old)]
+    got = asyncio.run(run())
+    long = [(r, c) for r, c in zip(asked, got, strict=True) if len(c.policy_versions) == 3]
+    assert long
+    for request, completion in zip(asked, got, strict=True):
+        spans = completion.policy_versions
+        assert (spans[0].start, spans[-1].end) == (0, len(completion.token_ids))
+        assert all(a.end == b.start for a, b in pairwise(spans))
+        for span in spans:
+            # Each token as the weights of its span see the whole context: no key of older ones is left.
+            old.load_state_dict(dict(states[span.version - first]))
+            expected = logprobs(old, request, completion)[span.start : span.end]
+            assert completion.logprobs[span.start : span.end] == pytest.approx(expected, abs=PARITY)
+
+
+def weights_of(model: Any) -> list[tuple[str, torch.Tensor]]:
+    return [(name, value.clone()) for name, value in model.state_dict().items()]
+
+
+def engine_tokens(policy: VllmPolicy) -> list[int]:
+    """How many tokens each running turn has."""
+    states = policy._thread.engine._llm.output_processor.request_states
+    return [state.detokenizer.num_output_tokens() for state in list(states.values())]
+
+
+def test_sleeping_and_waking_changes_nothing(policy: VllmPolicy, model: Any) -> None:
+    policy.sleep()
+    policy.wake()
+    assert prove(model, policy) < 1e-5
