@@ -42,6 +42,7 @@ class LocalActor:
         run: RunFolder,
         version: int = 0,
         ledger: Path | None = None,
+        tool_metrics: Callable[[], JsonObject] = dict,
         on_episode: Callable[[Trajectory], None] = lambda _: None,
     ) -> None:
         self._sampler, self._canary, self._version = sampler, canary, version
@@ -49,6 +50,7 @@ class LocalActor:
         self._settings, self._group_size, self._concurrency = settings, group_size, concurrency
         self._deterministic, self._seed, self._run = deterministic, seed, run
         self._ledger, self._on_episode = ledger, on_episode
+        self._tool_metrics = tool_metrics
 
     def collect(self, tasks: Sequence[Task], *, step: int) -> list[Trajectory]:
         """`group_size` attempts at each task, in order."""
@@ -72,6 +74,10 @@ class LocalActor:
     def ledger_bytes(self) -> int:
         """How much the servers have written to their ledger so far."""
         return _size(self._ledger) if self._ledger is not None else 0
+
+    def tool_metrics(self) -> JsonObject:
+        """What the tools have counted since this was last asked."""
+        return self._tool_metrics()
 
     def sync(self) -> JsonObject:
         """Bring the learner's weights to the policy, and prove it; what the proof measured."""

@@ -34,6 +34,10 @@ class Actor(Protocol):
         """`group_size` attempts at each task with the current weights."""
         ...
 
+    def tool_metrics(self) -> JsonObject:
+        """What happened to tool calls since this was last asked, besides what the trajectories say."""
+        ...
+
     def sync(self) -> JsonObject:
         """The weights have changed. Returns what it measured, for the step's record."""
         ...
@@ -132,6 +136,7 @@ def train_grpo(
             record["validation_success"] = success
             if success is not None and (state.best_success is None or success > state.best_success):
                 state.best_success, state.best_step = success, step
+        record |= actor.tool_metrics()
         record["cpu_s"] = time.process_time() - started
         state.cpu_s += record["cpu_s"]
         record["rss_mb"] = resident_mib(trimmed=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from accelerate import Accelerator
 from mcpagent.core.records import JsonObject
 from mcpagent.models.load import save_model
 from mcpagent.storage.atomic import atomic_dir
-from mcpagent.train.batching import MicroBatch
+from mcpagent.train.batching import padded_batches
 from mcpagent.train.checkpoint import load_trainer_state, load_weights, save_trainer_state
 from mcpagent.train.optim import Schedule
-from mcpagent.train.scoring import TokenScorer
+from mcpagent.train.packing import packed_batches
+from mcpagent.train.samples import TrainSample
+from mcpagent.train.scoring import Batch, TokenScorer, why_not_packed
 
 
 class Learner:
@@ -35,26 +38,38 @@ class Learner:
         self.model, self.tokenizer, self.accelerator = model, tokenizer, accelerator
         self._optimizers, self._schedule, self._gradient_clip = optimizers, schedule, gradient_clip
         self._reference = TokenScorer(reference) if reference is not None else None
+        self.why_not_packed = why_not_packed(model)
+        if reference is not None and self.why_not_packed is None:
+            self.why_not_packed = why_not_packed(reference)
         self.scorer, *self._prepared = accelerator.prepare(TokenScorer(model), *optimizers)
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def batches(self, samples: Sequence[TrainSample], *, max_tokens: int) -> Iterator[Batch]:
+        """Micro-batches that cover every sample once: packed where the model allows it, else padded."""
+        make = packed_batches if self.why_not_packed is None else padded_batches
+        return iter(make(samples, max_tokens=max_tokens, device=self.device))
+
     def score(
-        self, batch: MicroBatch, *, temperature: float = 1.0, entropy_gradient: bool = False
+        self, batch: Batch, *, temperature: float = 1.0, entropy_gradient: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logprobs and entropies [N] of the batch's loss-bearing tokens, with gradient."""
-        return self.scorer(batch.input_ids, batch.loss_mask, temperature, entropy_gradient=entropy_gradient)
+        return self.scorer(batch, temperature, entropy_gradient=entropy_gradient)
 
     @torch.no_grad()
-    def reference_logprobs(self, batch: MicroBatch, *, temperature: float = 1.0) -> torch.Tensor:
+    def reference_logprobs(self, batch: Batch, *, temperature: float = 1.0) -> torch.Tensor:
         """Logprobs [N] under the frozen reference: a second model, or the base with the adapters off."""
         if self._reference is not None:
-            return self._reference(batch.input_ids, batch.loss_mask, temperature)[0]
+            return self._reference(batch, temperature)[0]
         adapters_off = (
             self.model.disable_adapter() if hasattr(self.model, "disable_adapter") else nullcontext()
         )
         was_training = self.model.training
         self.model.eval()
         with adapters_off:
-            logprobs, _ = TokenScorer(self.model)(batch.input_ids, batch.loss_mask, temperature)
+            logprobs, _ = TokenScorer(self.model)(batch, temperature)
         self.model.train(was_training)
         return logprobs
 

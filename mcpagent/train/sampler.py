@@ -16,7 +16,6 @@ from mcpagent.policy.contract import Policy
 from mcpagent.policy.hf import HFPolicy
 from mcpagent.policy.vllm import VllmPolicy
 from mcpagent.policy.vllm_servers import VllmServers
-from mcpagent.train.batching import micro_batches
 from mcpagent.train.learner import Learner
 from mcpagent.train.samples import sample_from_segments
 
@@ -104,11 +103,10 @@ def score_completions(
         sample_from_segments([(prompt, False), (completion, True)])
         for prompt, completion in zip(prompts, completions, strict=True)
     ]
-    device = next(learner.model.parameters()).device
     was_training = learner.model.training
     learner.model.eval()
     by_row: dict[int, list[float]] = {}
-    for batch in micro_batches(rows, max_tokens=_SCORED_TOKENS, device=device):
+    for batch in learner.batches(rows, max_tokens=_SCORED_TOKENS):
         logprobs, _ = learner.score(batch, temperature=temperature)
         values = iter(logprobs.tolist())
         for row in batch.rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mcpagent.core.trajectory import Trajectory
 
@@ -23,6 +24,11 @@ class TrainSample:
     @property
     def loss_tokens(self) -> int:
         return sum(self.loss_mask_T)
+
+    @cached_property
+    def first_loss(self) -> int:
+        """Index of the first token that carries loss; of the last token where none does."""
+        return self.loss_mask_T.index(True) if any(self.loss_mask_T) else len(self) - 1
 
 
 def sample_from_trajectory(trajectory: Trajectory) -> TrainSample:

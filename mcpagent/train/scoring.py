@@ -7,13 +7,17 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
+from mcpagent.models.attention import NAME, use_own_attention
 from mcpagent.models.load import causal_lm
+from mcpagent.train.batching import PaddedBatch, padded_batches
+from mcpagent.train.logprobs import selected_logprobs
+from mcpagent.train.packing import PackedBatch, pack
+from mcpagent.train.samples import TrainSample
+
+Batch = PackedBatch | PaddedBatch
 
 _MAX_LOGITS = 1 << 25  # elements of one chunk of logits: 128 MB in float32
-_MIN_SHARED = 16  # tokens
 
 
 class TokenScorer(nn.Module):
@@ -28,22 +32,13 @@ class TokenScorer(nn.Module):
         self._max_logits = max_logits
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        loss_mask: torch.Tensor,
-        temperature: float = 1.0,
-        *,
-        entropy_gradient: bool = False,
+        self, batch: Batch, temperature: float = 1.0, *, entropy_gradient: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprobs and entropies [N] (nats, at `temperature`) of the N tokens of [B, T] where `loss_mask` is
-        True, row by row. The first token of a row is never chosen: nothing precedes it. The entropies carry
-        a gradient only if `entropy_gradient`: it costs another pass over the logits."""
+        """Logprobs and entropies [N] (nats, at `temperature`) of the batch's N loss-bearing tokens. The
+        entropies carry a gradient only if `entropy_gradient`: it costs another pass over the logits."""
         inner = causal_lm(self.model)
-        shared = shared_prefix(input_ids, loss_mask) if self._can_share(inner) else 0
-        hidden = _decode(inner.get_decoder(), input_ids, shared)
-        chosen = loss_mask[:, shared + 1 :]
-        hidden_N = hidden[:, :-1][chosen]
-        targets_N = input_ids[:, shared + 1 :][chosen]
+        hidden_N = _hidden(inner.get_decoder(), batch)
+        targets_N = batch.targets_N
         head = inner.get_output_embeddings()
         step = max(1, self._max_logits // head.weight.shape[0])
         if len(targets_N) <= step:
@@ -54,38 +49,54 @@ class TokenScorer(nn.Module):
         ]
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
-    def _can_share(self, inner: Any) -> bool:
-        """Sharing needs a cache of plain keys and values, which gradient checkpointing and recurrent or
-        sliding-window layers do not have; dropout would give every row the same mask on the prefix."""
-        kinds = set(getattr(inner.config, "layer_types", None) or ("full_attention",))
-        if inner.is_gradient_checkpointing or kinds != {"full_attention"}:
-            return False
-        return not any(isinstance(m, nn.Dropout) and m.p > 0 for m in self.model.modules() if m.training)
+
+def why_not_packed(model: Any) -> str | None:
+    """Why samples of `model` cannot be packed into trees; None where they can, and then its attention is
+    ready for it. Layers that mix positions by anything but full attention would mix neighbours."""
+    inner = causal_lm(model)
+    config = inner.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
+    if kinds != {"full_attention"}:
+        return f"it has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}"
+    use_own_attention(inner)
+    if config._attn_implementation != NAME:
+        return f"attn_implementation {config._attn_implementation} knows no packed trees (sdpa does)"
+    return None if _packs_right(model) else "its layers do not follow the tree (checked on a small one)"
 
 
-def shared_prefix(input_ids: torch.Tensor, loss_mask: torch.Tensor) -> int:
-    """Length of the prefix that all rows of [B, T] have in common and that carries no loss: the system prompt
-    of a batch, or the whole prompt of a group. 0 where sharing would save next to nothing."""
-    if input_ids.shape[0] < 2:
-        return 0
-    differs = (input_ids != input_ids[:1]).any(0) | loss_mask.any(0)
-    first = int(differs.int().argmax()) if bool(differs.any()) else input_ids.shape[1]
-    # The position before the first chosen token predicts it, so it stays with the rows.
-    length = first - 1
-    return length if length >= _MIN_SHARED else 0
+@torch.no_grad()
+def _packs_right(model: Any) -> bool:
+    """A small tree scored both ways: what is said of an architecture is less than what it computes."""
+    prompt, forks = tuple(range(3, 23)), ((5, 9, 7), (8, 4))
+    samples = [
+        TrainSample(token_ids_T=prompt + fork, loss_mask_T=(False,) * len(prompt) + (True,) * len(fork))
+        for fork in forks
+    ]
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    (padded,) = padded_batches(samples, max_tokens=1 << 10, device=device)
+    scorer = TokenScorer(model)
+    plain, _ = scorer(padded)
+    packed, _ = scorer(pack(samples, padded.rows, device=device))
+    model.train(was_training)
+    tolerance = 1e-3 if plain.dtype == torch.float64 or model.dtype == torch.float32 else 0.15
+    return bool(torch.allclose(plain, packed, atol=tolerance))
 
 
-def _decode(decoder: nn.Module, input_ids: torch.Tensor, shared: int) -> torch.Tensor:
-    """Hidden states of [B, T] from position `shared` on; the prefix is computed once, with its gradient."""
-    if not shared:
-        return decoder(input_ids=input_ids, use_cache=False).last_hidden_state
-    cache = DynamicCache()
-    decoder(input_ids=input_ids[:1, :shared], past_key_values=cache, use_cache=True)
-    for layer in cache.layers:
-        if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
-            layer.keys = layer.keys.expand(input_ids.shape[0], -1, -1, -1)
-            layer.values = layer.values.expand(input_ids.shape[0], -1, -1, -1)
-    return decoder(input_ids=input_ids[:, shared:], past_key_values=cache, use_cache=True).last_hidden_state
+def _hidden(decoder: nn.Module, batch: Batch) -> torch.Tensor:
+    """The hidden states [N, hidden] that predict the loss-bearing tokens."""
+    if isinstance(batch, PaddedBatch):
+        states = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        return states[:, :-1][batch.loss_mask[:, 1:]]
+    states = decoder(
+        input_ids=batch.input_ids[None],
+        position_ids=batch.position_ids[None],
+        # Transformers takes a mask of four dimensions as it is; the tree says what it would say.
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch.input_ids.device),
+        use_cache=False,
+        tree=batch.tree,
+    ).last_hidden_state
+    return states[0][batch.predictors_N]
 
 
 def _score(
@@ -97,10 +108,5 @@ def _score(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = head(hidden)
     # At least float32: in bfloat16 a sum over the vocabulary loses what the ratio needs.
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    if temperature != 1.0:
-        logits = logits.to(dtype) / temperature
-    logprobs = logits.log_softmax(-1, dtype=dtype)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(1, targets[:, None])[:, 0], entropy
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return selected_logprobs(logits, targets, temperature=temperature, entropy_gradient=entropy_gradient)

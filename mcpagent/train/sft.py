@@ -10,7 +10,6 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.models.tokens import Renderer
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.train.batching import micro_batches
 from mcpagent.train.copying import copy_samples
 from mcpagent.train.learner import Learner
 from mcpagent.train.memory import resident_mib
@@ -56,7 +55,6 @@ def train_sft(
     Everything a step uses is a function of its number, so a resumed run continues exactly.
     """
     order = TaskOrder(len(demonstrations), batch_size=settings.batch_size, seed=settings.seed)
-    device = next(learner.model.parameters()).device
     learner.model.train()
     while state.step < settings.total_steps and not _is_spent(state, settings):
         step = state.step + 1
@@ -70,7 +68,7 @@ def train_sft(
             samples += copy_samples(renderer, count=settings.copy_mix, seed=seed)
         tokens = sum(s.loss_tokens for s in samples)
         total = 0.0
-        for batch in micro_batches(samples, max_tokens=settings.micro_batch_tokens, device=device):
+        for batch in learner.batches(samples, max_tokens=settings.micro_batch_tokens):
             logprobs, _ = learner.score(batch)
             loss = -logprobs.sum() / tokens
             learner.backward(loss)

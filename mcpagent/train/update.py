@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mcpagent.train.batching import MicroBatch, micro_batches
 from mcpagent.train.learner import Learner
 from mcpagent.train.loss import policy_loss, token_weights
 from mcpagent.train.samples import TrainSample
+from mcpagent.train.scoring import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +103,8 @@ def _optimizer_step(
     number: int,
 ) -> None:
     weights = token_weights([s.loss_tokens for s in samples], aggregation=settings.aggregation)
-    device = next(learner.model.parameters()).device
-    for batch in micro_batches(samples, max_tokens=settings.micro_batch_tokens, device=device):
+    device = learner.device
+    for batch in learner.batches(samples, max_tokens=settings.micro_batch_tokens):
         rows = [samples[i] for i in batch.rows]
         old = torch.tensor(
             [p for s in rows for p, own in zip(s.sampler_logprobs_T, s.loss_mask_T, strict=True) if own],
@@ -123,7 +123,7 @@ def _optimizer_step(
 
 def _backward(
     learner: Learner,
-    batch: MicroBatch,
+    batch: Batch,
     old: torch.Tensor,
     advantages_N: torch.Tensor,
     weights_N: torch.Tensor,

@@ -13,14 +13,13 @@ from safetensors.torch import load_file
 
 from mcpagent.errors import RunError
 from mcpagent.models.load import LoraShape, attach_lora, load_model
-from mcpagent.train.batching import micro_batches
 from mcpagent.train.learner import Learner
 from tests.train.world import make_learner, some_samples, tiny_model
 
 
 def train(learner: Learner, steps: range) -> None:
     for step in steps:
-        for batch in micro_batches(some_samples(4, seed=step), max_tokens=100):
+        for batch in learner.batches(some_samples(4, seed=step), max_tokens=100):
             learner.backward(-learner.score(batch)[0].mean())
         learner.step(step)
 

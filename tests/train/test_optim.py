@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mcpagent.train.batching import micro_batches
 from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
 from tests.train.world import make_learner, some_samples, tiny_model
 
@@ -76,7 +75,7 @@ def test_gradients_are_clipped_to_the_limit_and_the_norm_before_it_is_reported()
         learner = make_learner(model, gradient_clip=limit)
         # Plain gradient descent shows the size of the gradient that arrives.
         learner._prepared = [torch.optim.SGD(model.parameters(), lr=1.0)]
-        (batch,) = micro_batches(some_samples(4), max_tokens=8192)
+        (batch,) = learner.batches(some_samples(4), max_tokens=8192)
         learner.backward(-learner.score(batch)[0].mean())
         norm, _ = learner.step(1)
         after = torch.cat([p.detach().flatten() for p in model.parameters()])

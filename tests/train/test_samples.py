@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcpagent.train.batching import micro_batches
+from mcpagent.train.batching import padded_batches
 from mcpagent.train.samples import TrainSample, sample_from_segments, sample_from_trajectory
 from tests.train.world import trajectory
 
@@ -37,14 +37,14 @@ def test_a_demonstration_carries_the_loss_where_the_model_is_to_speak() -> None:
     st.lists(st.integers(1, 30), min_size=1, max_size=20),
     st.integers(1, 120),
 )
-def test_micro_batches_hold_every_sample_once_unaltered_within_the_bound(
+def test_padded_batches_hold_every_sample_once_unaltered_within_the_bound(
     lengths: list[int], max_tokens: int
 ) -> None:
     samples = [
         TrainSample(token_ids_T=tuple(range(1, n + 1)), loss_mask_T=tuple(i % 3 == 0 for i in range(n)))
         for n in lengths
     ]
-    batches = list(micro_batches(samples, max_tokens=max_tokens))
+    batches = list(padded_batches(samples, max_tokens=max_tokens))
     assert sorted(i for b in batches for i in b.rows) == list(range(len(samples)))
     for batch in batches:
         assert batch.input_ids.numel() <= max_tokens or len(batch.rows) == 1

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from mcpagent.models.load import LoraShape, attach_lora
-from mcpagent.train.batching import micro_batches
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.update import UpdateSettings, UpdateStats, update_policy
 from tests.train.world import full_logprobs, make_learner, on_policy, some_samples, tiny_model
@@ -206,7 +205,7 @@ def test_a_reference_without_a_model_of_its_own_is_the_base_with_its_adapters_of
         layer.self_attn.attention_dropout = 0.5  # of the base itself, where adapters off would not help
     learner = make_learner(adapted)
     adapted.train()
-    (batch,) = micro_batches(samples, max_tokens=8192)
+    (batch,) = learner.batches(samples, max_tokens=8192)
     wanted = torch.cat([expected[i] for i in batch.rows])
     assert torch.allclose(learner.reference_logprobs(batch), wanted, atol=1e-5)
     assert adapted.training
