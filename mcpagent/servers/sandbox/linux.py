@@ -38,7 +38,9 @@ def bubblewrap(limits: Limits) -> ProcessSandbox:
     program = shutil.which("bwrap")
     if program is None:
         raise SandboxUnavailable("bubblewrap (bwrap) is not installed")
-    command = [program, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"]
+    # Not --unshare-all: that does without a user namespace where there can be none.
+    command = [program, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
     command += ["--hostname", "sandbox", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
     command += ["--setenv", "PYTHONHASHSEED", "0"]
     for path in _read_only():

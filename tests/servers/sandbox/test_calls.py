@@ -1,0 +1,179 @@
+"""What ordinary code gives, on every backend."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from contextlib import AsyncExitStack
+from typing import Any
+
+import psutil
+import pytest
+from mcp import Client
+
+from mcpagent.servers.sandbox.contract import AT_ONCE
+from mcpagent.servers.sandbox.kinds import SandboxKind
+from tests.servers.calls import text_of
+from tests.servers.sandbox.boxes import (
+    FULL_PYTHON,
+    KINDS,
+    LIMITS,
+    clients,
+    execute,
+    result_of,
+    sandbox_of,
+    server_of,
+)
+
+
+def run(kind: SandboxKind, code: str) -> Any:
+    async def main() -> Any:
+        async with Client(server_of(kind)) as client:
+            return await execute(client, code)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("code", "result", "output"),
+    [
+        ("6 * 7", 42, ""),
+        ("x = 6 * 7", None, ""),
+        ("", None, ""),
+        ("print('seen')\n'last'", "last", "seen\n"),
+        ("def f(n):\n    return 1 if n < 2 else n * f(n - 1)\nf(20)", math.factorial(20), ""),
+        ("import json\njson.loads('[1, {\"a\": null}]')", [1, {"a": None}], ""),
+        ("(1, [2.5, True])", [1, [2.5, True]], ""),
+        ("{1: 'a', 'b': (2,)}", {"1": "a", "b": [2]}, ""),
+        # What JSON has no word for is its repr.
+        ("float('nan'), float('inf')", ["nan", "inf"], ""),
+        ("2 ** 70, b'x'", ["1180591620717411303424", "b'x'"], ""),
+        ("'\\ud800'", "\ufffd", ""),
+        ("'é\\U0001f600'", "é\U0001f600", ""),
+    ],
+)
+def test_the_last_expression_is_the_result(kind: SandboxKind, code: str, result: Any, output: str) -> None:
+    done = run(kind, code)
+    assert done.structured_content == {"result": result, "output": output}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = 1\n1 / 0", "ZeroDivisionError: division by zero{} (line 2: 1 / 0)"),
+        ("def f():\n    return {}['k']\n\nf()", "KeyError: "),
+        ("raise ValueError('a reason')", "ValueError: a reason{} (line 1: raise ValueError('a reason'))"),
+        ("x = (", "SyntaxError: "),
+        ("10 ** 5000", "4300 digits"),
+        ("'x' * 10**6", "The result has more than 256000 bytes."),
+    ],
+)
+def test_an_error_names_itself_and_its_line(kind: SandboxKind, code: str, message: str) -> None:
+    done = run(kind, code)
+    assert done.is_error
+    # Where a subset of Python runs, the error may come of that, and says so.
+    note = " [Monty, a subset of Python]" if kind is SandboxKind.MONTY else ""
+    assert message.format(note) in text_of(done)
+    assert note in text_of(done)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_printed_before_an_error_is_shown(kind: SandboxKind) -> None:
+    assert text_of(run(kind, "print('so far')\n1 / 0")).endswith("\nPrinted before:\nso far\n")
+
+
+@pytest.mark.parametrize("kind", FULL_PYTHON)
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [
+        ("open('f', 'w').write('kept')\nopen('f').read()", "kept"),
+        ("import tempfile\ntempfile.TemporaryFile(dir='.').write(b'ab')", 2),
+        ("import sqlite3\nsqlite3.connect('d').execute('select 1').fetchone()", [1]),
+        ("import asyncio\nasyncio.run(asyncio.sleep(0, 'slept'))", "slept"),
+        ("import concurrent.futures as c\nlist(c.ThreadPoolExecutor(2).map(abs, [-1, -2]))", [1, 2]),
+        ("from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\nrepr(A(1))", "A(x=1)"),
+        ("import statistics, decimal, zoneinfo\nstatistics.median([3, 1, 2])", 2),
+        ("__name__", "__main__"),
+        ("list({'a', 'b', 'c', 'd', 'e'}) == list({'a', 'b', 'c', 'd', 'e'})", True),
+        ("import socket\nsocket.gethostname()", "sandbox"),
+        ("import os\nos.listdir('.'), dict(os.environ), os.getuid()", [[], {}, 1000]),
+        ("import sys\nsys.exit()", None),
+        ("import sys\nsys.stderr.write('both\\n')", 5),
+    ],
+)
+def test_ordinary_python_works(kind: SandboxKind, code: str, result: Any) -> None:
+    done = run(kind, code)
+    assert not done.is_error, text_of(done)
+    assert done.structured_content["result"] == result
+
+
+@pytest.mark.parametrize("kind", FULL_PYTHON)
+def test_the_order_of_a_set_is_the_same_in_every_call(kind: SandboxKind) -> None:
+    async def main() -> None:
+        async with Client(server_of(kind)) as client:
+            first, second = [await result_of(client, "list({'a', 'b', 'c', 'd', 'e', 'f'})") for _ in "12"]
+            assert first == second
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_32_calls_at_once_the_last_have_their_whole_time(kind: SandboxKind) -> None:
+    """More calls that sleep until they are stopped than can run at once, then some that would be stopped
+    themselves if waiting for their turn used up their time."""
+    sleepers = AT_ONCE + 4
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            episodes = await clients(stack, kind, max(32, sleepers + 4))
+            forever = f"import time\nfor _ in range(100): time.sleep({LIMITS.wall_s})"
+            slow = [asyncio.create_task(execute(client, forever)) for client in episodes[:sleepers]]
+            quick = [asyncio.create_task(result_of(client, "'done'")) for client in episodes[sleepers:]]
+            assert await asyncio.gather(*quick) == ["done"] * len(quick)
+            assert all(done.is_error for done in await asyncio.gather(*slow))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", FULL_PYTHON)
+def test_the_process_of_a_cancelled_call_is_killed(kind: SandboxKind) -> None:
+    async def main() -> None:
+        call = asyncio.create_task(sandbox_of(kind).run("import time\ntime.sleep(60)", {}))
+        async with asyncio.timeout(20):
+            while not (children := psutil.Process().children(recursive=True)):
+                await asyncio.sleep(0.001)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        # Much sooner than at its own limit.
+        _, alive = psutil.wait_procs(children, timeout=LIMITS.wall_s / 2)
+        assert alive == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_server_serves_several_event_loops_in_a_process_with_threads(kind: SandboxKind) -> None:
+    """As in a trainer: the pool's thread and others, torch loaded, and children made meanwhile."""
+    import torch
+
+    results: list[Any] = []
+
+    def episode(number: int) -> None:
+        async def main() -> None:
+            async with Client(server_of(kind)) as client:
+                results.append([await result_of(client, f"{number} + {step}") for step in range(5)])
+
+        asyncio.run(main())
+
+    threads = [threading.Thread(target=episode, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    product = torch.eye(64) @ torch.eye(64)
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [[number + step for step in range(5)] for number in range(4)]
+    assert product.trace() == 64

@@ -1,0 +1,73 @@
+"""Which sandbox is taken, and that none is taken in the place of another."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from mcpagent.errors import UserError
+from mcpagent.servers.sandbox.choose import choose_sandbox
+from mcpagent.servers.sandbox.contract import Limits
+from mcpagent.servers.sandbox.kinds import SandboxKind
+from tests.servers.sandbox.boxes import FULL_PYTHON, KINDS
+
+# Other limits than any other test's: a choice is made once for each process.
+OWN = Limits(wall_s=2.5)
+CHOOSE = (
+    "import sys\n"
+    "from mcpagent.errors import UserError\n"
+    "from mcpagent.servers.sandbox.choose import choose_sandbox\n"
+    "from mcpagent.servers.sandbox.kinds import SandboxKind\n"
+    "try:\n    print(choose_sandbox(SandboxKind(sys.argv[1])))\n"
+    "except UserError as error:\n    print(error)\n"
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sandbox_asked_for_by_name_is_the_one_used(kind: SandboxKind) -> None:
+    choice = choose_sandbox(kind)
+    assert choice.sandbox.name == kind
+    assert choice.passed_over == ()
+
+
+def test_auto_says_why_a_better_one_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # so that no bwrap is found
+    choice = choose_sandbox(SandboxKind.AUTO, OWN)
+    assert choice.sandbox.name in ("namespaces", "monty")
+    assert choice.passed_over[0] == "bubblewrap: bubblewrap (bwrap) is not installed"
+    assert "bwrap" in str(choice)
+
+
+def test_one_asked_for_by_name_is_never_replaced_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"bubblewrap: bubblewrap \(bwrap\) is not installed") as raised:
+        choose_sandbox(SandboxKind.BUBBLEWRAP, OWN)
+    assert raised.value.where == "--sandbox"
+
+
+@pytest.mark.skipif(not FULL_PYTHON or shutil.which("unshare") is None, reason="needs unshare(1)")
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("auto", "code runs in the monty sandbox"),
+        ("namespaces", "--sandbox: no sandbox to run code in: namespaces: the sandbox did not start"),
+        ("bubblewrap", "--sandbox: no sandbox to run code in: bubblewrap: "),
+    ],
+)
+def test_where_the_kernel_forbids_namespaces_the_choice_falls_to_monty_and_says_why(
+    kind: str, expected: str
+) -> None:
+    """As in a container: a real kernel that refuses, by the limit of a surrounding user namespace."""
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces || exit 99; exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", CHOOSE, kind], capture_output=True, text=True, env=os.environ
+    )
+    if done.returncode:
+        pytest.skip(f"no user namespace to forbid them in: {done.stderr.strip()}")
+    assert done.stdout.startswith(expected)
+    assert "unshare: No space left on device" in done.stdout or kind == "bubblewrap"
