@@ -23,6 +23,7 @@ from typing import NamedTuple
 GRACE_S = 1.0  # between the end of its input and SIGTERM, and between SIGTERM and SIGKILL
 _POLL_S = 0.05
 _PARENT_POLL_S = 1.0
+_LOOK_EVERY_S = 5.0  # it reads the whole process table, in some milliseconds
 _PROC = Path("/proc")
 _HAS_PROC = (_PROC / "self" / "stat").exists()
 
@@ -41,15 +42,11 @@ class Tree:
 
     def __init__(self, leader: int) -> None:
         self.leader = leader
-        self._strays: set[tuple[int, str]] = set()
+        self.strays: set[tuple[int, str]] = set()  # by id and birth
 
     def look(self) -> None:
         """Note the descendants, as long as the leader lives: a browser, say, gets a group of its own."""
-        processes = list(_processes())
-        family = {self.leader}
-        while grown := {p.pid for p in processes if p.parent in family} - family:
-            family |= grown
-        self._strays |= {(p.pid, p.birth) for p in processes if p.pid in family and p.group != self.leader}
+        look([self])
 
     def signal(self, number: int) -> None:
         """Send a signal to every process of it that is left."""
@@ -68,19 +65,28 @@ class Tree:
         return any(p.group == self.leader for p in _processes()) or bool(self._living_strays())
 
     def _living_strays(self) -> set[tuple[int, str]]:
-        return self._strays & {(p.pid, p.birth) for p in _processes()} if self._strays else set()
+        return self.strays & {(p.pid, p.birth) for p in _processes()} if self.strays else set()
+
+
+def look(trees: list[Tree]) -> None:
+    """`Tree.look` for all of them, at the cost of one."""
+    processes = list(_processes())
+    for tree in trees:
+        family = {tree.leader}
+        while grown := {p.pid for p in processes if p.parent in family} - family:
+            family |= grown
+        tree.strays |= {(p.pid, p.birth) for p in processes if p.pid in family and p.group != tree.leader}
 
 
 def end_trees(trees: list[Tree]) -> None:
     """Give them time to see the end of their input, then SIGTERM, then SIGKILL: about 2 s at most."""
-    for tree in trees:
-        tree.look()
+    look(trees)
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline_s = time.monotonic() + GRACE_S
         while (trees := [tree for tree in trees if tree.is_alive()]) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
+        look(trees)
         for tree in trees:
-            tree.look()
             tree.signal(number)
 
 
@@ -115,8 +121,9 @@ def _watch(parent: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # sent to a whole job when its trainer is asked to stop
-    groups: set[int] = set()
+    trees: dict[int, Tree] = {}
     rest = b""
+    looked_s = time.monotonic()
     while True:
         if select.select([0], [], [], _PARENT_POLL_S)[0]:
             data = os.read(0, 65536)
@@ -124,11 +131,17 @@ def _watch(parent: int) -> None:
                 break
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                change = groups.add if line.startswith(b"+") else groups.discard
-                change(int(line[1:]))
+                group = int(line[1:])
+                if line.startswith(b"+"):
+                    trees[group] = Tree(group)
+                else:
+                    trees.pop(group, None)
         elif os.getppid() != parent:
             break
-    end_trees([Tree(group) for group in groups])
+        if time.monotonic() - looked_s > _LOOK_EVERY_S:
+            look(list(trees.values()))  # a server may end with us before it is asked for its descendants
+            looked_s = time.monotonic()
+    end_trees(list(trees.values()))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,15 @@ def test_a_pool_ends_whole_families_of_servers_and_its_watchdog(tmp_path: Path) 
     assert living(everybody) == set()
 
 
+def test_a_daemon_goes_with_its_server_that_ends_at_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with ToolPool([stubborn(tmp_path, "daemon")]):
+            pass
+
+    asyncio.run(run())
+    assert living(family(tmp_path, "daemon")) == set()
+
+
 def test_a_server_that_is_told_to_end_in_the_middle_of_its_start_is_gone(tmp_path: Path) -> None:
     """A cancelled start must not leave the process that it had just made."""
 

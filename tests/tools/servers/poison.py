@@ -2,8 +2,9 @@
 
 `python poison.py stdio [modern]`, or `python poison.py http [modern] [sse] [resume] [auth]`, which prints its
 port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bearer token "right".
-Tools: `echo`; `wait`, whose answer comes once `release` is called; `poison`, which answers as `kind` says.
-Over HTTP also `status` (answers with that HTTP status), `hang_up` and `forget` (all sessions).
+Tools: `echo`; `wait`, whose answer comes once `release` is called, which waits for `after` of them first;
+`poison`, which answers as `kind` says. Over HTTP also `status` (answers with that HTTP status), `hang_up`
+and `forget` (all sessions).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ MODERN = "2026-07-28"
 TOOLS = ("echo", "wait", "release", "poison", "status", "hang_up", "forget")
 
 released = threading.Event()
+waiting = threading.Semaphore(0)
 is_modern = "modern" in sys.argv
 
 
@@ -99,9 +101,12 @@ def respond(request: dict[str, Any]) -> bytes:
 def call(tool: str, arguments: dict[str, Any]) -> str:
     match tool:
         case "wait":
+            waiting.release()
             released.wait()
             return "waited"
         case "release":
+            for _ in range(arguments.get("after", 0)):
+                waiting.acquire()
             released.set()
             return "released"
         case _:
