@@ -166,11 +166,13 @@ def _evaluate(
 
 
 def _print(outcome: EvalOutcome, console: Console) -> None:
-    from mcpagent.cli.metric_table import print_metrics
+    from mcpagent.cli.metric_table import print_cassette, print_metrics
 
     print_metrics(outcome.result, console)
     reasons = outcome.result.stop_reasons.items()
     console.say("ended by  " + ", ".join(f"{name} {n}" for name, n in reasons))
+    if outcome.result.cassette is not None:
+        print_cassette(outcome.result.cassette, console)
     if outcome.path is not None:
         console.say(f"written   {outcome.path} and {outcome.trajectories}")
         console.say(f"next      mcpagent eval compare {outcome.path} OTHER.json")

@@ -105,7 +105,7 @@ def _generate(
                 on_progress=on_progress,
             )
         )
-        return data, None if opened.cassette is None else opened.cassette.take_counts()
+        return data, opened.take_cassette_counts()
 
 
 def _document(

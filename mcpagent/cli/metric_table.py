@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mcpagent.console import Console
 from mcpagent.core.metrics import Metric
+from mcpagent.core.records import JsonObject
 from mcpagent.evaluate.summary import RATES, EvalSummary
 
 COLUMNS = ("", "value", "95 % interval", "tasks")
@@ -31,6 +32,14 @@ def print_metrics(summary: EvalSummary, console: Console) -> None:
     console.table(f"{summary.n_episodes} episodes of {summary.n_tasks} tasks", COLUMNS, rows)
     if summary.unscored:
         console.say(f"{summary.unscored} episodes are unscored (infrastructure failed): no metric has them")
+
+
+def print_cassette(counts: JsonObject, console: Console) -> None:
+    """One line on what a cassette did (`Cassette.take_counts`)."""
+    parts = [f"{counts[name]} {name}" for name in ("replayed", "live", "recorded")]
+    parts += [f"{counts[name]} {name}" for name in ("restored", "refused", "volatile") if counts[name]]
+    parts += [f"{count} missed ({reason.replace('_', ' ')})" for reason, count in counts["misses"].items()]
+    console.say(f"cassette  {counts['mode']}: {', '.join(parts)}")
 
 
 def metric_row(name: str, metric: Metric, *, is_rate: bool, signed: bool = False) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def rollout(
 
 
 def _print(outcome: RolloutOutcome, console: Console) -> None:
-    from mcpagent.cli.metric_table import print_metrics
+    from mcpagent.cli.metric_table import print_cassette, print_metrics
 
     summary = outcome.summary
     print_metrics(summary, console)
@@ -103,4 +103,6 @@ def _print(outcome: RolloutOutcome, console: Console) -> None:
         f"calls     {count.results.total()} answered by servers, "
         f"{count.stamped.total()} of them with the stamp of a built-in one"
     )
+    if outcome.cassette is not None:
+        print_cassette(outcome.cassette, console)
     console.say(f"written   {outcome.path}" + (f" and {outcome.tokens}" if outcome.tokens else ""))

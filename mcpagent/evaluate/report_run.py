@@ -53,17 +53,22 @@ class TaskPair:
 
 @dataclass
 class NonceCount:
-    """By server: results that came from it, and how many of them carry the nonce that it stamps."""
+    """By server: results that came from it, how many of them carry the nonce that it stamps, and results that
+    a cassette replayed, for which no server was asked."""
 
     trajectories: int = 0
     results: Counter[str] = field(default_factory=Counter)
     stamped: Counter[str] = field(default_factory=Counter)
+    replayed: Counter[str] = field(default_factory=Counter)
 
     def add(self, trajectory: Trajectory) -> None:
         self.trajectories += 1
         for result in trajectory.tool_results:
             # Refused by the environment itself, or lost on the way: no server answered.
             if result.failure in _NOT_SENT or (result.failure and result.failure.is_infrastructure):
+                continue
+            if result.from_cassette:
+                self.replayed[result.server] += 1
                 continue
             self.results[result.server] += 1
             self.stamped[result.server] += NONCE_META_KEY in result.meta

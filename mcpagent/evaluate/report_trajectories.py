@@ -115,12 +115,13 @@ def _call_html(call: ToolCall, result: ToolResult | None) -> str:
     facts = [f"{1000 * result.latency_s:.1f} ms"]
     if result.failure is not None:
         facts.insert(0, result.failure.value.replace("_", " "))
-    if result.from_cassette:
-        facts.append("from cassette")
     if result.truncated_chars:
         facts.append(f"{result.truncated_chars:,} characters cut for the model")
     nonce = result.meta.get(NONCE_META_KEY)
-    facts.append("no nonce" if nonce is None else f"nonce {nonce}")
+    if result.from_cassette:
+        facts.append("from cassette")  # no server was asked, so that there is no nonce
+    else:
+        facts.append("no nonce" if nonce is None else f"nonce {nonce}")
     style = ' class="error"' if result.is_error else ""
     return f'{head}<pre{style}>{_text(result.content)}</pre><p class="note">{escape(" · ".join(facts))}</p>'
 

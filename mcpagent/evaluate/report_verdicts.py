@@ -158,17 +158,25 @@ def _unscored(run: RunView) -> Verdict:
 
 
 def _over_mcp(run: RunView) -> Verdict:
-    rule = "Every result of a server that stamps its results carries the server's nonce in its _meta."
+    rule = (
+        "Every result of a server that stamps its results carries the server's nonce in its _meta. Results "
+        "that a cassette replayed are no evidence."
+    )
     name = "Every tool result came over MCP"
     nonces = run.nonces
     stamping = {server for server, count in nonces.stamped.items() if count}
     silent = sorted(nonces.results.keys() - stamping)
+    replayed = nonces.replayed.total()
+    if replayed and not nonces.results:
+        return Verdict(name, "not measured", f"all {replayed:,} results were replayed from a cassette", rule)
     if not nonces.results:
         return Verdict(name, "not measured", "no stored trajectory holds a tool result", rule)
     if not stamping:
         return Verdict(name, "not measured", f"no server stamps its results ({', '.join(silent)})", rule)
     results, stamped = sum(nonces.results[s] for s in stamping), nonces.stamped.total()
     evidence = f"{stamped:,} of {results:,} results stamped, in {nonces.trajectories:,} stored trajectories"
+    if replayed:
+        evidence += f"; {replayed:,} more replayed from a cassette"
     if silent:
         evidence += f"; without stamps: {', '.join(silent)}"
     return Verdict(name, _outcome(stamped == results), evidence, rule)

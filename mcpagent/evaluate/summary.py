@@ -52,15 +52,17 @@ class EvalSummary(Record):
     stop_reasons: dict[str, int]
     tasks: dict[str, TaskOutcome]
 
-    def with_provenance(self, provenance: JsonObject) -> EvalResult:
+    def with_provenance(self, provenance: JsonObject, *, cassette: JsonObject | None = None) -> EvalResult:
         """The document that `eval --json` prints and that `eval/*.json` holds."""
-        return EvalResult(**dict(self), provenance=provenance)
+        return EvalResult(**dict(self), provenance=provenance, cassette=cassette)
 
 
 class EvalResult(EvalSummary):
-    """An `EvalSummary` that says what was evaluated, on which data, and how."""
+    """An `EvalSummary` that says what was evaluated, on which data, and how. `cassette` is what one did,
+    where tools were recorded or replayed."""
 
     provenance: JsonObject
+    cassette: JsonObject | None = None
 
 
 Measure = Callable[[Trajectory], float | None]

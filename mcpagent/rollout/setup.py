@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcpagent.config.schema import ServerSection, ToolsConfig, TrainConfig
+from mcpagent.core.records import JsonObject
 from mcpagent.env.episode import EpisodeLimits
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import Sampling
@@ -31,6 +32,15 @@ class Tools:
     io: IOThread
     pool: PinnedTools
     cassette: Cassette | None = None
+
+    def take_cassette_counts(self) -> JsonObject | None:
+        """What the cassette did since this was last asked; None where there is none."""
+        return None if self.cassette is None else self.cassette.take_counts()
+
+    def take_metrics(self) -> JsonObject:
+        """What the record of a training step says of the tools."""
+        counts = self.take_cassette_counts()
+        return {} if counts is None else {"cassette": counts}
 
 
 def chosen_servers(

@@ -76,7 +76,8 @@ def evaluate_model(
                 )
             )
         provenance = stage.provenance(samples=samples)
-    result = summarise(trajectories).with_provenance(provenance)
+        cassette = stage.tools.take_cassette_counts()
+    result = summarise(trajectories).with_provenance(provenance, cassette=cassette)
     stored = None
     if out is not None:
         stored = write_trajectories(out.with_suffix(""), trajectories)

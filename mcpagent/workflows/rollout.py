@@ -23,13 +23,15 @@ from mcpagent.workflows.stage import open_stage
 @dataclass(frozen=True, kw_only=True)
 class RolloutOutcome:
     """What was collected and where it lies. `tokens` is None for a policy that works on text. `nonces` counts
-    the results that servers gave, and those that carry the stamp of a built-in server."""
+    the results that servers gave, and those that carry the stamp of a built-in server. `cassette` is what one
+    did, where there was one."""
 
     path: Path
     tokens: Path | None
     summary: EvalSummary
     nonces: NonceCount
     provenance: JsonObject
+    cassette: JsonObject | None = None
 
     def as_json(self) -> JsonObject:
         summary = self.summary.model_dump(mode="json", exclude={"tasks"})
@@ -41,7 +43,9 @@ class RolloutOutcome:
                 "from_servers": self.nonces.results.total(),
                 "with_nonce": self.nonces.stamped.total(),
                 "by_server": dict(sorted(self.nonces.results.items())),
+                "replayed": self.nonces.replayed.total(),
             },
+            **({} if self.cassette is None else {"cassette": self.cassette}),
             "provenance": self.provenance,
         }
 
@@ -75,6 +79,7 @@ def rollout(
                 )
             )
         provenance = stage.provenance(samples=samples)
+        cassette = stage.tools.take_cassette_counts()
     path = write_trajectories(out, trajectories)
     return RolloutOutcome(
         path=path,
@@ -82,6 +87,7 @@ def rollout(
         summary=summarise(trajectories),
         nonces=count_nonces(trajectories),
         provenance=provenance,
+        cassette=cassette,
     )
 
 

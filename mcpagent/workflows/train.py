@@ -226,6 +226,7 @@ def _run_grpo(
             run=run,
             version=state.step,
             ledger=place.ledger,
+            tool_metrics=tools.take_metrics,
             on_episode=watch.on_episode,
         )
         actor.prove()  # before a step is spent on it

@@ -99,6 +99,9 @@ def test_one_step_that_loses_many_episodes_is_a_surge_even_if_the_whole_is_small
     assert _verdict(_run(calm, evaluations=lossy), name).outcome == "fail"
 
 
+_REPLAYED = {"from_cassette": True}
+
+
 def _count(*trajectories: Trajectory) -> NonceCount:
     nonces = NonceCount()
     for entry in trajectories:
@@ -112,6 +115,14 @@ def test_every_result_of_a_stamping_server_needs_its_nonce() -> None:
     forged = trajectory("b", turns=[turn(0, "", calls=[call(0)], results=[result(0, nonce=None)])])
     assert _verdict(_run([{}], nonces=_count(stamped, lost_call(1))), name).outcome == "pass"
     assert _verdict(_run([{}], nonces=_count(stamped, forged)), name).outcome == "fail"
+    # What a cassette replayed proves nothing, and does not spoil what the others prove.
+    again = turn(0, "", calls=[call(0)], results=[result(0, nonce=None).model_copy(update=_REPLAYED)])
+    replayed = trajectory("c", turns=[again])
+    verdict = _verdict(_run([{}], nonces=_count(stamped, replayed)), name)
+    assert (verdict.outcome, "1 more replayed from a cassette" in verdict.evidence) == ("pass", True)
+    assert _verdict(_run([{}], nonces=_count(forged, replayed, stamped)), name).outcome == "fail"
+    verdict = _verdict(_run([{}], nonces=_count(replayed)), name)
+    assert (verdict.outcome, "all 1 results were replayed" in verdict.evidence) == ("not measured", True)
     # A third-party server never stamps: that proves nothing either way, and is said.
     verdict = _verdict(_run([{}], nonces=_count(forged)), name)
     assert (verdict.outcome, "polygon" in verdict.evidence) == ("not measured", True)

@@ -1,0 +1,129 @@
+"""A cassette in a configuration: what is started, what it is told, and what a run says of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcpagent.config.loader import load_train_config
+from mcpagent.config.schema import ToolsConfig
+from mcpagent.core.tools import ToolCall, ToolResult
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.rollout.setup import open_tools
+from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.workflows.rollout import RolloutOutcome, rollout
+from tests.tools.support import ECHO_SCRIPT
+
+TRAIN = Path(__file__).parents[2] / "data" / "samples" / "train.jsonl"
+
+
+def tools(*overrides: str) -> ToolsConfig:
+    return load_train_config([], overrides, for_training=False).config.tools
+
+
+def one_call(config: ToolsConfig, server: str, tool: str, **arguments: Any) -> tuple[ToolResult, list[str]]:
+    notes: list[str] = []
+    with open_tools(config, on_note=notes.append) as opened:
+        session = opened.pool.session()
+        wanted = ToolCall(id="1", server=server, tool=tool, arguments=arguments)
+        result = opened.io.run(session.call(wanted))
+        opened.io.run(session.close())
+    return result, notes
+
+
+def stdio_servers(path: Path, **entry: Any) -> Path:
+    server = {"command": sys.executable, "args": [str(ECHO_SCRIPT)], **entry}
+    path.write_text(json.dumps({"mcpServers": {"echo": server}}))
+    return path
+
+
+def played(tmp_path: Path, mode: str, *, data: Path = TRAIN) -> tuple[RolloutOutcome, list[Trajectory]]:
+    overrides = (f"tools.cassette={tmp_path / 'tape'}", f"tools.cassette_mode={mode}")
+    config = load_train_config([], overrides, for_training=False).config
+    outcome = rollout(config, policy="gold", out=tmp_path / mode, data=data)
+    return outcome, list(read_trajectories(outcome.path))
+
+
+def test_a_rollout_replays_without_servers_and_scores_the_same(tmp_path: Path) -> None:
+    recorded, first = played(tmp_path, "record")
+    replayed, second = played(tmp_path, "strict")
+    assert [(t.task_id, t.reward, t.final_answer) for t in first] == [
+        (t.task_id, t.reward, t.final_answer) for t in second
+    ]
+    assert replayed.summary.metrics["task_success"].value == 1.0
+    calls = sum(len(t.tool_results) + len(t.state_results) for t in first)
+    document = replayed.as_json()
+    assert document["cassette"]["hit_rate"] == 1.0
+    assert document["cassette"]["calls_saved"] == document["cassette"]["replayed"] == calls
+    # No server was asked, and no evidence is claimed that one was.
+    assert document["tool_calls"]["from_servers"] == document["tool_calls"]["with_nonce"] == 0
+    assert document["tool_calls"]["replayed"] == sum(len(t.tool_results) for t in second)
+    assert all(r.from_cassette and not r.meta for t in second for r in (*t.tool_results, *t.state_results))
+    assert recorded.as_json()["tool_calls"]["replayed"] == 0
+    assert document["provenance"]["catalog_hash"] == recorded.provenance["catalog_hash"]
+
+
+def test_what_a_strict_cassette_lacks_leaves_its_episode_unscored(tmp_path: Path) -> None:
+    lines = TRAIN.read_text().splitlines(keepends=True)
+    (tmp_path / "half.jsonl").write_text("".join(lines[::2]))
+    played(tmp_path, "record", data=tmp_path / "half.jsonl")
+    outcome, trajectories = played(tmp_path, "strict")
+    unscored = [t for t in trajectories if t.reward is None]
+    assert 0 < len(unscored) == outcome.summary.unscored < len(trajectories)
+    assert all("has no answer to" in t.errors[0] for t in unscored)
+    assert outcome.cassette is not None
+    assert sum(outcome.cassette["misses"].values()) >= len(unscored)
+    assert outcome.summary.metrics["task_success"].value == 1.0, "of the episodes that could be played"
+
+
+def test_strict_needs_neither_the_servers_file_nor_its_variables(tmp_path: Path) -> None:
+    servers = stdio_servers(tmp_path / "mcp.json", env={"SERVICE_TOKEN": "tok-0123456789"})
+    shared = (f"tools.servers={servers}", f"tools.cassette={tmp_path / 'tape'}")
+    live, notes = one_call(tools(*shared), "echo", "variable", name="SERVICE_TOKEN")
+    assert live.content == "tok-0123456789"
+    assert any("tools.cassette_stateless" in note for note in notes), "echo is shared, and can be written to"
+    servers.unlink()
+    replayed, _ = one_call(
+        tools(*shared, "tools.cassette_mode=strict"), "echo", "variable", name="SERVICE_TOKEN"
+    )
+    assert (replayed.from_cassette, replayed.content) == (True, "[SERVICE_TOKEN]")
+    tape = b"".join(path.read_bytes() for path in (tmp_path / "tape").iterdir())
+    assert b"tok-0123456789" not in tape
+
+
+def test_another_command_is_another_version_of_a_server(tmp_path: Path) -> None:
+    servers = stdio_servers(tmp_path / "mcp.json")
+    config = tools(f"tools.servers={servers}", f"tools.cassette={tmp_path / 'tape'}")
+    assert not one_call(config, "echo", "echo", text="x")[0].from_cassette
+    assert one_call(config, "echo", "echo", text="x")[0].from_cassette
+    stdio_servers(servers, args=["-u", str(ECHO_SCRIPT)])
+    with open_tools(config) as opened:
+        session = opened.pool.session()
+        wanted = ToolCall(id="1", server="echo", tool="echo", arguments={"text": "x"})
+        assert not opened.io.run(session.call(wanted)).from_cassette
+        counts = opened.take_cassette_counts()
+        opened.io.run(session.close())
+    assert counts is not None and counts["misses"] == {"version_changed": 1}
+
+
+def test_a_cassette_that_is_off_is_neither_read_nor_written(tmp_path: Path) -> None:
+    # YAML reads a bare off as false.
+    config = tools(f"tools.cassette={tmp_path / 'tape'}", "tools.cassette_mode=off")
+    assert config.cassette_mode == "off"
+    assert not one_call(config, "slack", "list_slack_channels", limit=1)[0].from_cassette
+    assert not (tmp_path / "tape").exists()
+
+
+def test_a_mode_without_a_place_and_a_tape_that_is_missing_are_the_users_to_mend(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tools\.cassette names no folder"):
+        tools("tools.cassette_mode=strict")
+    with (
+        pytest.raises(UserError, match="there is no cassette"),
+        open_tools(tools(f"tools.cassette={tmp_path / 'none'}", "tools.cassette_mode=strict")),
+    ):
+        pass
