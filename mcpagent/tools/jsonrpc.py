@@ -72,6 +72,8 @@ def parse(data: bytes) -> JSONRPCMessage:
         raise Malformed(f"its _meta holds {fault}", _as_id(request_id))
     if type(result) is dict and type(request_id) is int and message.get("jsonrpc") == "2.0":
         return JSONRPCResponse(jsonrpc="2.0", id=request_id, result=result)
+    if "error" in message and "method" not in message:
+        message.setdefault("id", None)  # some leave it out where the standard wants null
     try:
         return jsonrpc_message_adapter.validate_python(message, by_name=False)
     except ValidationError as error:

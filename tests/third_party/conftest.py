@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.third_party import registries
-from tests.third_party.servers import INSTALL, Desk
+from tests.third_party.servers import INSTALL, INSTALL_OTHERS, Desk
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def installed(environment: dict[str, str]) -> Callable[[str], None]:
 
     def install(name: str) -> None:
         if name not in done:
-            registries.install(INSTALL[name])
+            registries.install({**INSTALL, **INSTALL_OTHERS}[name])
             done.add(name)
 
     return install

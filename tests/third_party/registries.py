@@ -50,11 +50,12 @@ def environment(cache: Path) -> dict[str, str]:
 
 def install(command: Sequence[str]) -> None:
     """Run a command that installs what it runs. Skips the test where the registry cannot be reached."""
+    output = ""
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, timeout=110)
         if done.returncode == 0:
             return
-    output = done.stdout + done.stderr
+        output = done.stdout + done.stderr
     if unreachable := _UNREACHABLE.search(output):
         pytest.skip(f"{command[0]} cannot reach its registry: {unreachable.group()}")
     pytest.fail(f"{' '.join(command)} failed:\n{output}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
+import threading
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,11 @@ INSTALL: dict[str, tuple[str, ...]] = {
         name: ("npx", "-y", "-p", f"{_NPM}{name}", "--", "node", "--version")
         for name in ("everything", "filesystem", "memory")
     },
+}
+INSPECTOR = ("npx", "-y", "@modelcontextprotocol/inspector@2.12.0", "--cli")  # unpinned, npm may choose 0.15
+INSTALL_OTHERS: dict[str, tuple[str, ...]] = {
+    "fastmcp": ("uvx", "fastmcp", "--help"),
+    "inspector": (*INSPECTOR, "--help"),
 }
 
 
@@ -91,17 +99,45 @@ class Desk:
         return self.servers_file
 
     def environment(self) -> dict[str, str]:
-        """What a server's process needs, by name; what is installed starts without asking a registry."""
-        by_name = {name: f"${{{name}:-}}" for name in self._passed}
-        return {**by_name, "UV_OFFLINE": "1", "npm_config_offline": "true", "TEST_MARK": self._mark}
+        """What a server's process needs, by name."""
+        return {**{name: f"${{{name}:-}}" for name in self._passed}, **self._own_environment()}
+
+    def start(self, command: Sequence[str], *, ready: str) -> str:
+        """Run a server in the background; the line of its output in which `ready` says that it serves."""
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **self._own_environment()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if ready in line:
+                # Read on, so that it never waits for a reader.
+                threading.Thread(target=_drain, args=(process,), daemon=True).start()
+                return line
+        raise AssertionError("".join(said))
+
+    def stop(self) -> None:
+        """Kill whatever was begun here."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.assert_nothing_runs()
+
+    def _own_environment(self) -> dict[str, str]:
+        """What is installed starts without asking a registry; the mark is for `processes`."""
+        return {"UV_OFFLINE": "1", "npm_config_offline": "true", "TEST_MARK": self._mark}
 
     @asynccontextmanager
     async def pool(self, *names: str, timeout_s: float = 20.0, **entries: Any) -> AsyncGenerator[ToolPool]:
-        """The servers, started from their mcp.json. Nothing of them runs afterwards."""
+        """The servers, from their mcp.json. The test ends with an error if one of them still runs then."""
         loaded = load_servers(self.configure(*names, **entries))
         async with ToolPool(loaded.servers, timeout_s=timeout_s) as pool:
             yield pool
-        self.assert_nothing_runs()
 
     @asynccontextmanager
     async def session(self, *names: str, **entries: Any) -> AsyncGenerator[PoolSession]:
@@ -136,3 +172,16 @@ class Desk:
 async def call(session: ToolSession, dotted: str, **arguments: Any) -> ToolResult:
     server, _, tool = dotted.partition(".")
     return await session.call(ToolCall(id="c1", server=server, tool=tool, arguments=arguments))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def _drain(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    with process.stdout as output:
+        for _ in output:
+            pass
+    process.wait()

@@ -29,6 +29,7 @@ def test_a_response_is_read_as_it_was_written(number: int, result: dict[str, Any
     ("line", "kind"),
     [
         (b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"?"}}', JSONRPCError),
+        (b'{"jsonrpc":"2.0","error":{"code":-32000,"message":"no session"}}', JSONRPCError),
         (b'{"jsonrpc":"2.0","method":"notifications/message","params":{}}', JSONRPCNotification),
         (b'{"jsonrpc":"2.0","id":"a","method":"ping"}\r', JSONRPCRequest),
     ],
