@@ -49,6 +49,18 @@ def test_one_asked_for_by_name_is_never_replaced_by_another(monkeypatch: pytest.
     assert raised.value.where == "--sandbox"
 
 
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1)")
+def test_where_there_are_namespaces_their_sandbox_works() -> None:
+    """The other tests of a backend are skipped where it does not work; this one says if it should."""
+    options = ["--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork"]
+    if subprocess.run(["unshare", *options, "true"], capture_output=True).returncode:
+        pytest.skip("this machine forbids them")
+    try:
+        choose_sandbox(SandboxKind.NAMESPACES, OWN)
+    except UserError as error:
+        assert "this kernel has no Landlock" in error.message
+
+
 @pytest.mark.skipif(not FULL_PYTHON or shutil.which("unshare") is None, reason="needs unshare(1)")
 @pytest.mark.parametrize(
     ("kind", "expected"),

@@ -40,7 +40,6 @@ def enter_namespaces(parent: int) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os._exit(code if code >= 0 else 128 - code)
     syscalls.die_with_parent(signal.SIGKILL)
-    os.setsid()
     syscalls.set_hostname("sandbox")
 
 
