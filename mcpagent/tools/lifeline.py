@@ -241,7 +241,10 @@ class Lifeline:
         ping = self.keep(asyncio.create_task(live.client.session.send_request(PingRequest(), EmptyResult)))
         try:
             if not await settled(ping, timeout_s):
-                live.fault = f"a call timed out, and then it did not answer a ping within {timeout_s:g} s"
+                live.fault = (
+                    f"a call timed out, and then it did not answer a ping within {timeout_s:g} s; if it "
+                    f"takes one call at a time, lower tools.per_server.{self.name}.max_in_flight"
+                )
                 live.leave.set()
             elif ping.cancelled() or ((error := ping.exception()) is not None and _means_gone(error)):
                 live.leave.set()

@@ -178,6 +178,20 @@ def test_an_episode_that_wrote_to_a_server_does_not_go_on_with_a_blank_one(tmp_p
     asyncio.run(run())
 
 
+def test_an_episodes_own_instance_that_died_is_replaced_only_while_it_was_read_from(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with ToolPool([_server(tmp_path)], isolation={"crasher": "episode"}) as pool:
+            for first, kind in (("look", None), ("change", FailureKind.CRASHED)):
+                async with pool.session() as session:
+                    before = ToolCall(id="1", server="crasher", tool=first, arguments={})
+                    assert (await session.call(before)).failure is None
+                    (tmp_path / "die-once").touch()
+                    after = await session.call(ToolCall(id="2", server="crasher", tool="look", arguments={}))
+                    assert after.failure is kind
+
+    asyncio.run(run())
+
+
 def test_a_server_that_keeps_its_state_elsewhere_may_be_declared_so(tmp_path: Path) -> None:
     limits = {"crasher": ServerLimits(survives_restart=True)}
 
