@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from mcpagent.servers.live.patience import Pace, Transient, UpstreamFailed, misshapen, persist, retry_after_s
 from mcpagent.servers.live.settings import LiveSettings
 from mcpagent.servers.names import live_variable
+from mcpagent.servers.text import clean_values
 
 # They log whole URLs, and the key of fmp is in its URL.
 for _name in ("httpx", "httpcore"):
@@ -50,11 +51,11 @@ class ApiClient:
 
     async def get(self, path: str, shape: type[T], **params: str | int) -> T:
         """The answer of a GET, parsed as `shape`."""
-        return await self._ask("GET", path, shape, params=params)
+        return await self._ask("GET", path, shape, params=clean_values(params))
 
     async def post(self, path: str, shape: type[T], **body: Any) -> T:
         """The answer of a POST that only reads, so that it is repeated as a GET is."""
-        return await self._ask("POST", path, shape, body=body)
+        return await self._ask("POST", path, shape, body=clean_values(body))
 
     async def _ask(
         self,

@@ -101,7 +101,7 @@ class _LastTrade(BaseModel):
 
 
 class LivePolygon:
-    """A `PolygonUpstream`."""
+    """A `PolygonUpstream`. The service has no word for an unknown ticker in bars and news: they are empty."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api

@@ -38,6 +38,7 @@ from mcpagent.servers.slack import (
     Users,
     WorkspaceChanges,
 )
+from mcpagent.servers.text import clean_values
 
 BASE_URL = "https://slack.com/api"
 # The documented tiers of the methods, for internal and Marketplace apps; a message a second and channel.
@@ -151,12 +152,10 @@ class SlackApi:
 
     async def call(self, method: str, shape: type[T], **arguments: Any) -> T:
         """The answer of a method. One that writes is repeated only where it cannot have been carried out."""
-        given = {
-            name: value for name, value in arguments.items() if value != ""
-        }  # no cursor, on a first page
-        request: dict[str, Any] = {"http_verb": "GET", "params": given}
-        if method in _WRITES:
-            request = {"json": arguments}
+        # An empty argument is one that is not given: the cursor of a first page.
+        given = {name: value for name, value in clean_values(arguments).items() if value != ""}
+        is_write = method in _WRITES
+        request: dict[str, Any] = {"json": given} if is_write else {"http_verb": "GET", "params": given}
 
         async def attempt() -> Any:
             try:

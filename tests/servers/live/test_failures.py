@@ -132,6 +132,24 @@ def test_a_call_that_cannot_be_right_costs_no_request(
 
 
 @pytest.mark.parametrize(
+    ("server", "tool", "arguments"),
+    [
+        ("polygon", "polygon_search_tickers", {"query": "a\ud800b"}),
+        ("fmp", "fmp_get_quote", {"symbol": "\udfff"}),
+        ("tavily", "tavily_extract", {"url": "https://pages.example/\ud800"}),
+        ("slack", "send_slack_message", {"channel": "general", "message": "a\ud800b"}),
+        ("slack", "get_slack_channel_history", {"channel_id": "\ud800"}),
+    ],
+)
+def test_text_that_utf_8_does_not_have_breaks_nothing(
+    server: str, tool: str, arguments: dict[str, Any], replay: ReplayService
+) -> None:
+    result = live_call(server, tool, **arguments)
+    asked = [str(a.json if a.body else a.query) for a in replay.asked]
+    assert any("\ufffd" in text for text in asked) or text_of(result) == "Unknown channel \ufffd."
+
+
+@pytest.mark.parametrize(
     ("path", "reply", "parts"),
     [
         (

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -17,9 +18,12 @@ import pytest
 import zstandard
 
 from mcpagent.core.tasks import Task
+from mcpagent.servers.builtin import BuiltinServer, Upstream
+from mcpagent.servers.fmp import FMP
+from mcpagent.servers.live.settings import read_settings
 from mcpagent.storage.trajectories import read_trajectories
 from tests.env.world import make_task
-from tests.servers.calls import text_of
+from tests.servers.calls import text_of, with_client
 from tests.servers.live.service import KEYS, ReplayService, Reply, shape
 from tests.servers.live.test_conformance import CASES
 from tests.servers.live.world import live_call
@@ -195,3 +199,19 @@ def test_a_key_in_an_answer_is_hidden_in_text_and_structure_alike(replay: Replay
     result = live_call("tavily", "tavily_search", query="pumps")
     assert result.structured_content == {"results": [{**found, "content": "[key] it is"}]}
     assert "[key] it is" in text_of(result)
+
+
+def test_an_exception_that_nobody_foresaw_is_logged_without_the_key(
+    replay: ReplayService, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        async def quote(self, symbol: str) -> None:
+            raise RuntimeError(f"unexpected: apikey={KEYS['FMP_API_KEY']}")
+
+    redact = read_settings("fmp", base_url="").redact
+    server = BuiltinServer(FMP, upstream=Upstream(open=lambda: nullcontext(Broken()), redact=redact))
+    result = with_client(server, lambda client: client.call_tool("fmp_get_quote", {"symbol": "EXMP"}))
+    assert result.is_error and not holds_a_key(text_of(result).encode())
+    (record,) = [record for record in caplog.records if "broke down" in record.getMessage()]
+    assert "RuntimeError: unexpected: apikey=[key]" in record.getMessage()
+    assert not any(holds_a_key(f"{r.getMessage()} {r.exc_text}".encode()) for r in caplog.records)
