@@ -149,6 +149,8 @@ def _run_sft(
             on_done=watch.on_episode,
         )
     )
+    if (counts := tools.take_cassette_counts()) is not None:
+        watch.note(f"cassette of the demonstrations: {counts}")
     if loaded is None:
         watch.note(f"training the embedded tokenizer for catalog {tools.pool.catalog_hash[:12]}")
         model, tokenizer = embedded_model(demonstrations, by_id, catalog=tools.pool.tools, seed=config.seed)

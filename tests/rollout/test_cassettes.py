@@ -15,8 +15,10 @@ from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.rollout.setup import open_tools
+from mcpagent.storage.jsonl import read_tasks, write_jsonl
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.workflows.rollout import RolloutOutcome, rollout
+from mcpagent.workflows.train import train
 from tests.tools.support import ECHO_SCRIPT
 
 TRAIN = Path(__file__).parents[2] / "data" / "samples" / "train.jsonl"
@@ -100,7 +102,6 @@ def test_another_command_is_another_version_of_a_server(tmp_path: Path) -> None:
     servers = stdio_servers(tmp_path / "mcp.json")
     config = tools(f"tools.servers={servers}", f"tools.cassette={tmp_path / 'tape'}")
     assert not one_call(config, "echo", "echo", text="x")[0].from_cassette
-    assert one_call(config, "echo", "echo", text="x")[0].from_cassette
     stdio_servers(servers, args=["-u", str(ECHO_SCRIPT)])
     with open_tools(config) as opened:
         session = opened.pool.session()
@@ -127,3 +128,33 @@ def test_a_mode_without_a_place_and_a_tape_that_is_missing_are_the_users_to_mend
         open_tools(tools(f"tools.cassette={tmp_path / 'none'}", "tools.cassette_mode=strict")),
     ):
         pass
+
+
+def test_a_training_step_says_what_its_cassette_did(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    stateful = [task for task in read_tasks(TRAIN) if task.truth.state]
+    write_jsonl(tmp_path / "tasks.jsonl", stateful[:1])
+
+    def step(name: str) -> dict[str, Any]:
+        config = load_train_config(
+            [],
+            [
+                f"model.name={tiny_checkpoint}",
+                f"data.train={tmp_path / 'tasks.jsonl'}",
+                f"tools.cassette={tmp_path / 'tape'}",
+                "training.batch_size=1",
+                "training.max_steps=1",
+                "training.eval_every=0",
+                "rollout.group_size=2",
+                "rollout.max_new_tokens=4",
+                "device=cpu",
+            ],
+        ).config
+        outcome = train(config, run_dir=tmp_path / name)
+        return outcome.metrics["cassette"]
+
+    # The untrained model calls nothing; the environment reads the end state of both episodes, once live.
+    first = step("first")
+    assert (first["live"], first["replayed"]) == (first["misses"]["never_made"], first["live"])
+    assert first["live"] > 0
+    second = step("second")
+    assert (second["hit_rate"], second["live"], second["calls_saved"]) == (1.0, 0, 2 * first["live"])
