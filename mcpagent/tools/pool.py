@@ -16,10 +16,11 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.tools.catalog import Catalog, near_match
+from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.limits import ServerLimits
 from mcpagent.tools.metrics import PoolMetrics
-from mcpagent.tools.server import OnChange, StartedServer
+from mcpagent.tools.server import StartedServer
 from mcpagent.tools.servers_config import (
     HttpServer,
     InProcessServer,

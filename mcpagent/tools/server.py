@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
 from mcpagent.tools.breaker import CircuitBreaker
 from mcpagent.tools.catalog import SchemaCheck, near_match, to_spec
 from mcpagent.tools.connection import Connection
+from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.hidden_text import schema_without_hidden, without_hidden
 from mcpagent.tools.lifeline import Lifeline
@@ -18,8 +18,6 @@ from mcpagent.tools.listing import Listing
 from mcpagent.tools.metrics import ServerMetrics, ServerWatch
 from mcpagent.tools.servers_config import Isolation
 from mcpagent.tools.transports import Launcher, MemoryLauncher
-
-OnChange = Literal["warn", "refuse"]
 
 _LONG_DESCRIPTION = 4000  # characters; longer ones are worth a look before a model reads them
 

@@ -8,10 +8,10 @@ import pytest
 
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
 from mcpagent.tools.breaker import BreakerState, CircuitBreaker
+from mcpagent.tools.contract import OnChange
 from mcpagent.tools.limits import ServerLimits
 from mcpagent.tools.metrics import ServerMetrics
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.server import OnChange
 from mcpagent.tools.servers_config import StdioServer
 from tests.tools.servers import crasher
 
