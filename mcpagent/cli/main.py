@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("mcpagent.cli.train", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
     "eval": ("mcpagent.cli.evaluate", "Evaluate a checkpoint or a model on a dataset."),
     "report": ("mcpagent.cli.report", "Write the self-contained HTML report of a run."),
+    "smoke": ("mcpagent.cli.smoke", "Prove that what samples is what is trained, on a backend."),
 }
 
 # What the extras of pyproject.toml bring, by the name that is imported.

@@ -161,7 +161,8 @@ class VllmServers:
             "seed": request.seed,
             "stop_token_ids": self._stop_ids,
             "ignore_eos": True,
-            "logprobs": 0,
+            "logprobs": 0,  # of the sampled token alone
+            "return_tokens_as_token_ids": True,  # not their text, which some ids do not have
             "return_token_ids": True,
         }
 

