@@ -52,7 +52,7 @@ def install(command: Sequence[str]) -> None:
     """Run a command that installs what it runs. Skips the test where the registry cannot be reached."""
     output = ""
     for _ in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=250)
         if done.returncode == 0:
             return
         output = done.stdout + done.stderr

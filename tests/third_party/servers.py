@@ -100,13 +100,13 @@ class Desk:
 
     def environment(self) -> dict[str, str]:
         """What a server's process needs, by name."""
-        return {**{name: f"${{{name}:-}}" for name in self._passed}, **self._own_environment()}
+        return {**{name: f"${{{name}:-}}" for name in self._passed}, **self.own_environment()}
 
     def start(self, command: Sequence[str], *, ready: str) -> str:
         """Run a server in the background; the line of its output in which `ready` says that it serves."""
         process = subprocess.Popen(
             command,
-            env={**os.environ, **self._own_environment()},
+            env={**os.environ, **self.own_environment()},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -128,7 +128,7 @@ class Desk:
                 process.kill()
         self.assert_nothing_runs()
 
-    def _own_environment(self) -> dict[str, str]:
+    def own_environment(self) -> dict[str, str]:
         """What is installed starts without asking a registry; the mark is for `processes`."""
         return {"UV_OFFLINE": "1", "npm_config_offline": "true", "TEST_MARK": self._mark}
 
