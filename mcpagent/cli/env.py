@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -21,9 +22,15 @@ from mcpagent.cli.sampling import (
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
+    from mcpagent.core.metrics import CheckResult
+    from mcpagent.tools.chaos import ChaosResult, Seen
+    from mcpagent.workflows.chaos import ChaosOutcome
     from mcpagent.workflows.env_check import EnvCheckOutcome
+    from mcpagent.workflows.isolation import ServerIsolation
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Check the environment.")
+Outcome = TypeVar("Outcome", "EnvCheckOutcome", "ChaosOutcome")
+
 _SHOWN = 20  # failing tasks listed on a terminal; --json has all
 
 
@@ -39,6 +46,12 @@ def check(
         typer.Option(help="Tasks: .jsonl or .json, also .gz and .zst. Default: a small sample set."),
     ] = None,
     servers: Servers = None,
+    chaos: Annotated[
+        bool, typer.Option("--chaos", help="Injure the servers instead, and see what episodes would see.")
+    ] = False,
+    allow_writes: Annotated[
+        bool, typer.Option("--allow-writes", help="The isolation probe may call every tool.")
+    ] = False,
     cassette: Cassette = None,
     cassette_mode: CassetteMode = None,
     max_tasks: MaxTasks = None,
@@ -47,12 +60,21 @@ def check(
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Check that the environment tells right from wrong; exits 1 where it does not.
+    """Check that the environment tells right from wrong and keeps episodes apart.
 
-    The gold plan must score 1.0 on every task, silence must fail every task but those where no call is right,
+    Exits 1 where it does not. The gold plan must score 1.0 on every task, silence must fail every task but those where no call is right,
     and a policy that always calls must fail those. MCPToolEnv must have the methods that SkyRL calls.
 
+    Two instances of each server are started, and it is seen whether one episode's calls show up in another's.
+    Only tools that the server declares read-only, or additive and closed, are called for it, with a text that
+    can be found again; --allow-writes calls every tool.
+
+    With --chaos, every server that runs as a process is killed, stopped, hung and garbled, without one of its
+    tools being called; exits 1 where one does not recover or leaves something behind.
+
     Example: mcpagent env check --data data/processed/train.jsonl
+
+    Example: mcpagent env check --chaos --servers mcp.json
     """
     from mcpagent.console import Console
     from mcpagent.workflows.env_check import env_check
@@ -67,24 +89,99 @@ def check(
         max_tasks=max_tasks,
         seed=seed,
     )
-    outcome = env_check(chosen.config(console), data=data, console=console)
-    if as_json:
+    if chaos:
+        from mcpagent.workflows.chaos import check_chaos
+
+        injured = check_chaos(chosen.config(console), console=console)
+        _finish(injured, console, _print_chaos)
+    else:
+        outcome = env_check(chosen.config(console), data=data, allow_writes=allow_writes, console=console)
+        _finish(outcome, console, _print)
+
+
+def _finish(outcome: Outcome, console: Console, show: Callable[[Outcome, Console], None]) -> None:
+    if console.is_json:
         console.print_json(outcome.as_json())
     else:
-        _print(outcome, console)
+        show(outcome, console)
     if not outcome.passed:
         raise typer.Exit(1)
 
 
 def _print(outcome: EnvCheckOutcome, console: Console) -> None:
-    console.say(f"{outcome.n_tasks} tasks from {outcome.source}")
+    if outcome.source is not None:
+        console.say(f"{outcome.n_tasks} tasks from {outcome.source}")
     for result in outcome.checks:
-        console.say(f"{result.status.value:<5} {result.name}: {result.detail}")
-        if result.remedy is not None:
-            console.say(f"      {result.remedy}")
+        _print_check(result, console)
+    if outcome.isolation:
+        _print_isolation(outcome.isolation, console)
     if outcome.failing:
         console.say("failing tasks:")
     for task_id, names in list(outcome.failing.items())[:_SHOWN]:
         console.say(f"  {task_id}: {'; '.join(names)}")
     if len(outcome.failing) > _SHOWN:
         console.say(f"  and {len(outcome.failing) - _SHOWN} more (--json lists all)")
+
+
+def _print_check(result: CheckResult, console: Console) -> None:
+    console.say(f"{result.status.value:<5} {result.name}: {result.detail}")
+    if result.remedy is not None:
+        console.say(f"      {result.remedy}")
+
+
+def _print_isolation(servers: Sequence[ServerIsolation], console: Console) -> None:
+    for server in servers:
+        _print_check(server.check, console)
+        verdict = server.verdict
+        if verdict is None:
+            continue
+        if verdict.writes:
+            console.say(f"      the probe wrote {verdict.probe_text!r} with {', '.join(verdict.writes)}")
+        tools_by_reason: dict[str, list[str]] = {}
+        for tool, reason in verdict.not_tried.items():
+            tools_by_reason.setdefault(reason, []).append(tool)
+        for reason, tools in tools_by_reason.items():
+            console.say(f"      not judged: {', '.join(tools)}: {reason}")
+    rows = [
+        (v.server, v.recommended, v.state.value, v.basis.value, server.forecast)
+        for server in servers
+        if (v := server.verdict) is not None
+    ]
+    columns = ["Server", "Recommended", "State", "Basis", "An instance for every episode"]
+    console.table("Isolation", columns, rows, is_text=True)
+
+
+def _print_chaos(outcome: ChaosOutcome, console: Console) -> None:
+    columns = ["Fault", "Status", "A read sees", "A write sees", "Recovered", "Leaked"]
+    for server in dict.fromkeys(result.server for result in outcome.results):
+        mine = [result for result in outcome.results if result.server == server]
+        rows = [
+            (
+                r.fault.value,
+                r.status.value,
+                _seen(r.read),
+                _seen(r.write),
+                "-" if r.recovery_s is None else f"{r.recovery_s:.1f} s",
+                _leaked(r),
+            )
+            for r in mine
+        ]
+        console.table(server, columns, rows, is_text=True)
+        for result in mine:
+            for line in (*([result.detail] if result.detail else []), *result.notes):
+                console.say(f"{result.status.value:<5} {result.fault.value}: {line}")
+
+
+def _seen(seen: Seen | None) -> str:
+    if seen is None:
+        return "-"
+    kind = "answer" if seen.failure is None else seen.failure.value
+    return kind if seen.is_scored else f"unscored: {kind}"
+
+
+def _leaked(result: ChaosResult) -> str:
+    leaks = result.leaks
+    if leaks is None:
+        return "-"
+    counts = {"processes": len(leaks.processes), "tasks": len(leaks.tasks), "files": leaks.files}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "nothing"

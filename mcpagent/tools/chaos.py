@@ -47,7 +47,7 @@ class ChaosFault(StrEnum):
     OVERSIZE = "oversize"  # an answer is larger than is taken
     GARBAGE = "garbage"  # noise on stdout, then an answer that is no JSON
     SLOW_START = "slow_start"  # killed, and its next start takes 3 s longer
-    DRIFT = "schema_drift"  # killed, and back with other descriptions and arguments
+    DRIFT = "drift"  # killed, and back with other descriptions and arguments
 
 
 class Seen(Record):

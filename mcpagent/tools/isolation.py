@@ -81,7 +81,7 @@ async def probe_isolation(
             recommended=_recommended(specs, probe, state, basis),
             state=state,
             basis=basis,
-            evidence=tuple(probe.evidence) or (_nothing_seen(probe),),
+            evidence=_evidence(probe, state),
             probe_text=probe.text,
             writes=tuple(probe.wrote),
             not_tried={**forbidden, **probe.not_tried},
@@ -110,7 +110,7 @@ def _forbidden(specs: Sequence[ToolSpec]) -> dict[str, str]:
         if hints.read_only:
             continue
         if not hints.model_fields_set:
-            reasons[spec.name] = "it has no annotations, so it may do anything"
+            reasons[spec.name] = "without annotations it may do anything"
         elif hints.destructive:
             reasons[spec.name] = "it may destroy"
         elif hints.open_world:
@@ -147,6 +147,12 @@ def _recommended(specs: Sequence[ToolSpec], probe: Probe, state: State, basis: B
                 name_reads(spec.name) for spec in _open_questions(specs, probe)
             )
             return "shared" if only_reads else "episode"
+
+
+def _evidence(probe: Probe, state: State) -> tuple[str, ...]:
+    """What decided comes first."""
+    seen = sorted(probe.evidence, key=lambda evidence: evidence[0] is not state)
+    return tuple(text for _, text in seen) or (_nothing_seen(probe),)
 
 
 def _nothing_seen(probe: Probe) -> str:

@@ -64,7 +64,7 @@ class Probe:
         self._episodes = episodes
         self.text = f"mcpagent-probe-{secrets.token_hex(4)}"  # what every write carries
         self.states: set[State] = set()
-        self.evidence: list[str] = []
+        self.evidence: list[tuple[State, str]] = []
         self.looked: list[str] = []
         self.wrote: list[str] = []
         self.not_tried: dict[str, str] = {}
@@ -124,7 +124,7 @@ class Probe:
             elif first == fresh[tool]:
                 self._saw(State.INSTANCE, f"{tool} {_STARTS_OVER}")
             else:
-                self.not_tried[tool] = "its answers differ from call to call, so they prove nothing"
+                self.not_tried[tool] = "the answers differ from call to call"
         return steady
 
     async def _write(self, writers: Sequence[ToolSpec], *, known: Mapping[str, Any]) -> dict[str, _Written]:
@@ -183,4 +183,4 @@ class Probe:
 
     def _saw(self, state: State, evidence: str) -> None:
         self.states.add(state)
-        self.evidence.append(evidence)
+        self.evidence.append((state, evidence))

@@ -1,4 +1,4 @@
-"""Does the environment tell right from wrong on a dataset? Three policies whose outcome is known play it."""
+"""Does the environment tell right from wrong on a dataset, and do its servers keep episodes apart?"""
 
 from __future__ import annotations
 
@@ -22,24 +22,36 @@ from mcpagent.rollout.setup import Tools, agent_settings, open_tools
 from mcpagent.storage.jsonl import read_tasks
 from mcpagent.synth.rules import generate_dataset
 from mcpagent.synth.templates import load_templates
+from mcpagent.workflows.isolation import ServerIsolation, check_isolation
 from mcpagent.workflows.stage import catalog_note, open_tasks
 
 _SAMPLES = "data/samples"
 _GENERATED = {"train": 12, "validation": 4, "heldout": 8}  # as many as the samples of the repository
 
+_NO_TASKS = CheckResult(
+    name="the environment tells right from wrong",
+    status=CheckStatus.SKIP,
+    detail="there are no tasks for these servers",
+    remedy="mcpagent env check --servers FILE --data TASKS",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvCheckOutcome:
-    """`failing` has, for each task that breaks a claim, the names of the checks."""
+    """`failing` has, for each task that breaks a claim, the names of the checks; `source` is None where no
+    tasks were played; `cassette` is what one did."""
 
     checks: tuple[CheckResult, ...]
     failing: dict[str, tuple[str, ...]]
     n_tasks: int
-    source: str
+    source: str | None
+    isolation: tuple[ServerIsolation, ...] = ()
+    cassette: JsonObject | None = None
 
     @property
     def passed(self) -> bool:
-        return all(check.status is not CheckStatus.FAIL for check in self.checks)
+        checks = (*self.checks, *(server.check for server in self.isolation))
+        return all(check.status is not CheckStatus.FAIL for check in checks)
 
     def as_json(self) -> JsonObject:
         return {
@@ -48,17 +60,35 @@ class EnvCheckOutcome:
             "failing_tasks": {task_id: list(names) for task_id, names in self.failing.items()},
             "n_tasks": self.n_tasks,
             "tasks_from": self.source,
+            "isolation": [server.as_json() for server in self.isolation],
+            **({} if self.cassette is None else {"cassette": self.cassette}),
         }
 
 
 def env_check(
-    config: TrainConfig, *, data: Path | None = None, console: Console | None = None
+    config: TrainConfig,
+    *,
+    data: Path | None = None,
+    allow_writes: bool = False,
+    console: Console | None = None,
 ) -> EnvCheckOutcome:
-    """Check SkyRL's signatures, and on every task that the gold plan scores 1.0, that silence fails where a
-    call is due, and that calling fails where none is right. Without `data`: the sample tasks of the
-    repository, or where mcpagent was installed without it, a few generated ones. Raises UserError."""
+    """Check SkyRL's signatures, which isolation each server needs, and on every task that the gold plan
+    scores 1.0, that silence fails where a call is due, and that calling fails where none is right.
+
+    Without `data`: the sample tasks of the repository, or where mcpagent was installed without it, a few
+    generated ones; none where the servers are the user's own. `allow_writes`: see `probe_isolation`. Raises
+    UserError.
+    """
     console = console or Console()
     given = _tasks_of(config, data) if data is not None else None
+    # Where a cassette answers, the servers are not what episodes meet.
+    isolation = (
+        () if _plays_cassette(config) else check_isolation(config, allow_writes=allow_writes, console=console)
+    )
+    if given is None and config.tools.servers is not None:
+        return EnvCheckOutcome(
+            checks=(check_signatures(), _NO_TASKS), failing={}, n_tasks=0, source=None, isolation=isolation
+        )
     with open_tools(config.tools, on_note=console.note) as tools:
         tasks, source = (given, str(data)) if given is not None else _sample_tasks(config, tools)
         note = catalog_note(tasks, tools.pool)
@@ -75,12 +105,19 @@ def env_check(
                 "empty": play(EmptyPolicy(), tasks),
                 "over_eager": play(OverEagerPolicy(), abstaining),
             }
+            cassette = tools.take_cassette_counts()
     return EnvCheckOutcome(
         checks=(check_signatures(), *check_environment(tasks, **runs)),
         failing=_failing(tasks, runs),
         n_tasks=len(tasks),
         source=source,
+        isolation=isolation,
+        cassette=cassette,
     )
+
+
+def _plays_cassette(config: TrainConfig) -> bool:
+    return config.tools.cassette is not None and config.tools.cassette_mode != "off"
 
 
 def _tasks_of(config: TrainConfig, data: Path) -> list[Task]:

@@ -109,7 +109,7 @@ def _judge(name: str, verdict: IsolationVerdict, configured: Isolation, *, episo
             name=name,
             status=CheckStatus.WARN,
             detail=f"{configured} is configured, {verdict.recommended} is recommended: {because}",
-            remedy=f"--set tools.isolation.{verdict.server}={verdict.recommended}",
+            remedy=f"--set tools.isolation.{verdict.server}={verdict.recommended}{_or_look(verdict)}",
         )
     if configured == "episode" and (short := _shortage(verdict.cost, episodes=episodes)) is not None:
         return CheckResult(
@@ -129,6 +129,12 @@ def _because(verdict: IsolationVerdict) -> str:
             return "it declares tools that write and were not tried, or refused the probe"
         case Basis.NAMES:
             return "a hint from the names of its tools alone, which have no annotations and were not called"
+
+
+def _or_look(verdict: IsolationVerdict) -> str:
+    if verdict.basis is Basis.OBSERVED:
+        return ""
+    return ", or see what its tools do: mcpagent env check --servers FILE --allow-writes"
 
 
 def _shortage(cost: InstanceCost, *, episodes: int) -> str | None:

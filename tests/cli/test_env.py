@@ -3,8 +3,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from mcpagent.tools.chaos import ChaosFault
 from tests.cli.running import mcpagent, refused
 from tests.env.world import make_task
+from tests.tools.servers.files import servers_file
 from tests.workflows.world import TRAIN, dataset, samples, with_id
 
 
@@ -37,3 +41,56 @@ def test_a_missing_dataset_or_server_file_is_one_message(tmp_path: Path) -> None
     assert "nowhere.json: cannot read it" in refused(
         mcpagent("env", "check", "--servers", "nowhere.json", cwd=tmp_path)
     )
+
+
+def test_servers_that_share_what_episodes_write_are_named_with_what_to_set(tmp_path: Path) -> None:
+    servers = servers_file(tmp_path, notes=("notes", "kept"))
+    done = mcpagent("env", "check", "--servers", servers)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "warn  isolation of notes: shared is configured, episode is recommended: after add_note"
+        in done.stdout
+    )
+    assert "      --set tools.isolation.notes=episode" in done.stdout
+    assert "      not judged: tick: the answers differ from call to call" in done.stdout
+    assert "skip  the environment tells right from wrong" in done.stdout
+
+
+def test_a_tool_that_may_do_harm_is_called_only_when_writes_are_allowed(tmp_path: Path) -> None:
+    servers, wiped = servers_file(tmp_path, notes=("notes", "nowhere")), tmp_path / "wiped"
+    document = json.loads(servers.read_text())
+    document["mcpServers"]["notes"]["env"] = {"WIPED": str(wiped)}
+    servers.write_text(json.dumps(document))
+    assert mcpagent("env", "check", "--servers", servers).returncode == 0
+    assert not wiped.exists()
+    done = mcpagent("env", "check", "--servers", servers, "--allow-writes", "--json")
+    assert done.returncode == 0, done.stderr
+    assert wiped.exists()
+    (notes,) = json.loads(done.stdout)["isolation"]
+    assert (notes["recommended"], notes["state"], notes["basis"]) == ("shared", "none", "observed")
+
+
+def test_chaos_exits_1_and_names_the_server_that_does_not_start_again(tmp_path: Path) -> None:
+    servers = servers_file(tmp_path, frail=("frail", "once", str(tmp_path / "log")))
+    done = mcpagent("env", "check", "--chaos", "--servers", servers, "--json")
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    assert document["passed"] is False
+    assert [(result["server"], result["fault"]) for result in document["chaos"]] == [
+        ("frail", fault.value) for fault in ChaosFault
+    ]
+    sound, *others = document["chaos"]
+    assert sound["status"] == "pass" and sound["leaks"] == {"processes": [], "tasks": [], "files": 0}
+    assert all(other["status"] == "fail" for other in others)
+    assert all("the licence is spent" in other["detail"] for other in others)
+
+
+@pytest.mark.slow
+def test_chaos_shows_each_fault_and_what_an_episode_saw_of_it(tmp_path: Path) -> None:
+    servers = servers_file(tmp_path, frail=("frail", "sound", str(tmp_path / "log")))
+    done = mcpagent("env", "check", "--chaos", "--servers", servers)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "│" in line]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    assert [row[0] for row in rows if row[0]] == [fault.value for fault in ChaosFault]
+    assert {row[1] for row in rows if row[0]} == {"pass"}

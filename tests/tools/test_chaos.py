@@ -12,15 +12,17 @@ from mcpagent.core.metrics import CheckStatus
 from mcpagent.core.tools import FailureKind
 from mcpagent.tools.chaos import ChaosFault, ChaosLimits, ChaosResult, Seen, chaos
 from mcpagent.tools.servers_config import StdioServer
+from tests.house import ROOT
 from tests.tools.servers import frail
 from tests.tools.support import stdio_echo
 
 QUICK = ChaosLimits(call_s=1.0, recovery_s=15.0)
-SCRIPT = str(Path(frail.__file__))
+MODULE = "tests.tools.servers.frail"
 
 
 def _frail(mode: str, log: Path) -> StdioServer:
-    return StdioServer(name="frail", command=sys.executable, args=("-I", "-S", SCRIPT, mode, str(log)))
+    arguments = ("-S", "-m", MODULE, mode, str(log))
+    return StdioServer(name="frail", command=sys.executable, args=arguments, cwd=str(ROOT))
 
 
 def _chaos(
@@ -113,8 +115,8 @@ def test_a_server_that_does_not_start_is_reported_once(tmp_path: Path) -> None:
 
 def test_a_server_below_a_wrapper_is_what_the_fault_strikes(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command = f"{sys.executable} -I -S {SCRIPT} sound {log}; true"  # `; true`: the shell stays, as npx does
-    wrapped = StdioServer(name="wrapped", command="/bin/sh", args=("-c", command))
+    command = f"{sys.executable} -S -m {MODULE} sound {log}; true"  # `; true`: the shell stays, as npx does
+    wrapped = StdioServer(name="wrapped", command="/bin/sh", args=("-c", command), cwd=str(ROOT))
     results = _chaos(wrapped, [ChaosFault.KILL, ChaosFault.STOP])
     assert {fault: (r.status, r.restarts) for fault, r in results.items()} == {
         ChaosFault.KILL: (CheckStatus.PASS, 1),

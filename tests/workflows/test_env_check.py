@@ -16,6 +16,7 @@ from mcpagent.core.metrics import CheckStatus
 from mcpagent.errors import UserError
 from mcpagent.workflows.env_check import env_check
 from tests.env.world import make_task
+from tests.tools.servers.files import servers_file
 from tests.workflows.world import TRAIN, config, dataset, samples, with_id
 
 GOLD, EMPTY, ABSTAIN = (
@@ -63,13 +64,60 @@ def test_the_number_of_tasks_can_be_limited() -> None:
 
 
 def test_tasks_for_servers_that_do_not_run_are_refused(tmp_path: Path) -> None:
-    script = Path(__file__).parents[1] / "tools" / "servers" / "echo.py"
-    servers = tmp_path / "mcp.json"
-    servers.write_text(
-        json.dumps({"mcpServers": {"echo": {"command": sys.executable, "args": [str(script)]}}})
-    )
+    servers = servers_file(tmp_path, notes=("notes", "nowhere"))
     with pytest.raises(UserError, match="which no running server has"):
-        env_check(config(f"tools.servers={servers}"))
+        env_check(config(f"tools.servers={servers}"), data=TRAIN)
+
+
+def test_servers_without_tasks_are_checked_for_isolation_alone(tmp_path: Path) -> None:
+    servers = servers_file(
+        tmp_path,
+        forgetful=("notes", "nowhere"),
+        private=("notes", "kept"),
+        common=("notes", "kept", str(tmp_path / "notes.txt")),
+        broken=("no_such_module",),
+    )
+    outcome = env_check(config(f"tools.servers={servers}", "rollout.num_envs=10"))
+    assert (outcome.n_tasks, outcome.source, outcome.passed) == (0, None, False)
+    assert outcome.checks[-1].status is CheckStatus.SKIP
+    checks = {server.check.name.removeprefix("isolation of "): server.check for server in outcome.isolation}
+    assert {name: check.status for name, check in checks.items()} == {
+        "forgetful": CheckStatus.PASS,
+        "private": CheckStatus.WARN,
+        "common": CheckStatus.WARN,
+        "broken": CheckStatus.FAIL,
+    }
+    assert checks["private"].remedy == "--set tools.isolation.private=episode"
+    assert checks["common"].detail.startswith(
+        "no isolation helps: after add_note, list_notes in another inst"
+    )
+    assert "No module named" in checks["broken"].detail
+    document = outcome.as_json()["isolation"][1]
+    # Ten times what one instance holds, in GB with one digit.
+    total_gb = 10 * document["cost"]["rss_bytes"] / 1e9
+    assert document["forecast"].startswith("10 x ") and f"= {total_gb:.1f} GB" in document["forecast"]
+
+
+def test_the_recommended_isolation_is_what_the_remedy_sets(tmp_path: Path) -> None:
+    servers = servers_file(tmp_path, private=("notes", "kept"))
+    outcome = env_check(config(f"tools.servers={servers}", "tools.isolation.private=episode"))
+    (server,) = outcome.isolation
+    assert (server.configured, server.check.status, outcome.passed) == ("episode", CheckStatus.PASS, True)
+
+
+def test_instances_that_do_not_fit_into_the_memory_are_a_warning(tmp_path: Path) -> None:
+    servers = servers_file(tmp_path, private=("notes", "kept"))
+    settings = (f"tools.servers={servers}", "tools.isolation.private=episode", "rollout.num_envs=1000000")
+    (server,) = env_check(config(*settings)).isolation
+    assert server.check.status is CheckStatus.WARN
+    assert "1000000 instances need " in server.check.detail
+    assert server.check.remedy == "--set rollout.num_envs=N"
+
+
+def test_the_built_in_servers_are_isolated_as_recommended() -> None:
+    isolation = env_check(config("data.max_tasks=1")).isolation
+    assert {server.check.status for server in isolation} == {CheckStatus.PASS}
+    assert all(server.forecast.endswith(" ms an episode") for server in isolation)
 
 
 def test_an_installation_without_the_repository_generates_its_tasks(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An MCP server on the standard library alone, so that it starts in a moment: `python frail.py MODE FILE`.
+"""A server to injure: `python -m tests.tools.servers.frail MODE FILE`.
 
 FILE gets the id of its process and every method that it is asked. MODE: `sound`; `once` does not start again;
 `litter` starts a process that outlives it.
@@ -6,20 +6,14 @@ FILE gets the id of its process and every method that it is asked. MODE: `sound`
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.tools.servers.plain import PlainTool, serve
+
 LITTER = "import time; time.sleep(600)"
-TOOLS = [
-    {
-        "name": "wipe",
-        "description": "Delete everything.",
-        "inputSchema": {"type": "object", "properties": {}},
-    }
-]
 
 
 def main(mode: str, file: Path) -> None:
@@ -34,31 +28,10 @@ def main(mode: str, file: Path) -> None:
         )
     with file.open("a") as log:
         print("pid", os.getpid(), file=log, flush=True)
-        for line in sys.stdin:
-            request = json.loads(line)
-            print("method", request["method"], file=log, flush=True)
-            if "id" in request:
-                print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **_answer(request)}), flush=True)
-
-
-def _answer(request: dict[str, object]) -> dict[str, object]:
-    match request["method"]:
-        case "initialize":
-            info = {"name": "frail", "version": "1"}
-            capabilities = {"tools": {}}
-            return {
-                "result": {
-                    "protocolVersion": "2025-06-18",
-                    "capabilities": capabilities,
-                    "serverInfo": info,
-                }
-            }
-        case "tools/list":
-            return {"result": {"tools": TOOLS}}
-        case "ping":
-            return {"result": {}}
-        case other:
-            return {"error": {"code": -32601, "message": f"no method {other}"}}
+        serve(
+            [PlainTool("wipe_everything", lambda: "wiped")],
+            on_request=lambda method: print("method", method, file=log, flush=True),
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Servers that keep notes in different places; `python notes.py MODE [FILE]` serves one over stdio.
+"""Servers that keep notes in different places: `python -m tests.tools.servers.notes MODE [FILE]`.
 
 MODE: `nowhere` forgets them, `kept` has them in this process or in FILE, which all instances share, `silent`
-is the same with no tool that only reads, `bare` the same without annotations.
+is the same with no tool that only reads, `bare` the same without annotations. With the variable WIPED there
+are two more tools, which must not be called unasked and leave that file.
 """
 
 from __future__ import annotations
@@ -11,76 +12,60 @@ import os
 import sys
 from pathlib import Path
 
-from mcp.server import MCPServer
-from mcp.types import ToolAnnotations
-
-READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-ADDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
-DESTROYS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
-MAILS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
+from tests.tools.servers.plain import ADDS, DESTROYS, MAILS, READS, PlainTool, serve
 
 
 class Notes:
     def __init__(self, file: Path | None) -> None:
-        self.file = file
-        self.kept: list[str] = []
+        self._file = file
+        self._kept: list[str] = []
 
     def add(self, note: str) -> None:
-        self.kept.append(note)
-        if self.file is not None:
-            with self.file.open("a") as file:
+        self._kept.append(note)
+        if self._file is not None:
+            with self._file.open("a") as file:
                 file.write(note + "\n")
 
-    def all(self) -> list[str]:
-        if self.file is None:
-            return self.kept
-        return self.file.read_text().splitlines() if self.file.exists() else []
+    def all(self) -> str:
+        if self._file is None:
+            return "\n".join(self._kept)
+        return self._file.read_text() if self._file.exists() else ""
 
 
-def build(mode: str, file: Path | None = None) -> MCPServer[object]:
+def tools(mode: str, file: Path | None = None) -> list[PlainTool]:
     notes = Notes(file)
     ticks = itertools.count()
-    server = MCPServer("notes", log_level="ERROR")
 
     def add_note(note: str) -> str:
         if mode != "nowhere":
             notes.add(note)
         return f"noted: {note}"
 
-    def list_notes() -> list[str]:
+    def append_note(note: str) -> str:
+        notes.add(note)
         return notes.all()
 
-    def find_note(text: str) -> bool:
-        return any(text in note for note in notes.all())
-
-    def tick() -> str:
-        """Another answer at every call, and in every process."""
-        return f"{os.getpid()}.{next(ticks)}"
-
-    def append_note(note: str) -> list[str]:
-        notes.add(note)
-        return list(notes.all())
-
-    def wipe_notes() -> str:
+    def spoil(**_: str) -> str:
         Path(os.environ["WIPED"]).touch()
-        return "wiped"
-
-    def mail_notes(to: str) -> str:
-        Path(os.environ["WIPED"]).touch()
-        return f"mailed to {to}"
+        return "done"
 
     if mode == "silent":
-        server.add_tool(append_note, annotations=ADDS)
-        return server
-    is_bare = mode == "bare"
-    server.add_tool(add_note, annotations=None if is_bare else ADDS)
-    for reader in (list_notes, find_note, tick):
-        server.add_tool(reader, annotations=None if is_bare else READS)
+        return [PlainTool("append_note", append_note, ("note",), ADDS)]
+    adds, reads = ({}, {}) if mode == "bare" else (ADDS, READS)
+    offered = [
+        PlainTool("add_note", add_note, ("note",), adds),
+        PlainTool("list_notes", notes.all, (), reads),
+        PlainTool("find_note", lambda text: str(text in notes.all()), ("text",), reads),
+        # Another answer at every call, and in every process.
+        PlainTool("tick", lambda: f"{os.getpid()}.{next(ticks)}", (), reads),
+    ]
     if "WIPED" in os.environ:
-        server.add_tool(wipe_notes, annotations=DESTROYS)
-        server.add_tool(mail_notes, annotations=MAILS)
-    return server
+        offered += [
+            PlainTool("wipe_notes", spoil, (), DESTROYS),
+            PlainTool("mail_notes", spoil, ("to",), MAILS),
+        ]
+    return offered
 
 
 if __name__ == "__main__":
-    build(sys.argv[1], *map(Path, sys.argv[2:])).run()
+    serve(tools(sys.argv[1], *map(Path, sys.argv[2:])))
