@@ -62,8 +62,9 @@ def check(
 ) -> None:
     """Check that the environment tells right from wrong and keeps episodes apart.
 
-    Exits 1 where it does not. The gold plan must score 1.0 on every task, silence must fail every task but those where no call is right,
-    and a policy that always calls must fail those. MCPToolEnv must have the methods that SkyRL calls.
+    Exits 1 where it does not. The gold plan must score 1.0 on every task, silence must fail every task but
+    those where no call is right, and a policy that always calls must fail those. MCPToolEnv must have the
+    methods that SkyRL calls.
 
     Two instances of each server are started, and it is seen whether one episode's calls show up in another's.
     Only tools that the server declares read-only, or additive and closed, are called for it, with a text that
