@@ -7,6 +7,7 @@ or surrogate with every call in flight, and whose children may outlive a trainer
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -72,9 +73,9 @@ async def stdio_streams(
                 await _stop(process, tree)
         finally:  # also where even this was cancelled
             tree.signal(signal.SIGKILL)
-            process.poll()
             stdin.close()
             stdout.close()
+            _reap(process)
             watchdog().forget(process.pid)
 
 
@@ -102,6 +103,14 @@ async def _stop(process: subprocess.Popen[bytes], tree: Tree) -> None:
     if tree.is_alive():
         tree.signal(signal.SIGTERM)
         await _until(lambda: not tree.is_alive(), _LEFTOVER_GRACE_S)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILL_GRACE_S)  # it is dead, or a moment from it
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 async def _until(condition: Callable[[], bool], timeout_s: float) -> bool:

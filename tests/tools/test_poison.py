@@ -14,6 +14,7 @@ from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.session import PoolSession
+from tests.tools.servers.poison import TOOLS
 from tests.tools.support import call
 from tests.tools.wild import http_poison, stdio_poison
 
@@ -112,4 +113,15 @@ def test_a_huge_argument_passes_or_costs_its_own_call(transport: tuple[str, ...]
             assert (await neighbour).content == "waited"
 
     with _server(*transport) as server:
+        asyncio.run(run(server))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS, ids="-".join)
+def test_a_malformed_tool_costs_the_list_no_other(transport: tuple[str, ...]) -> None:
+    async def run(server: StdioServer | HttpServer) -> None:
+        async with ToolPool([server]) as pool, pool.session() as session:
+            assert set(pool.tools) == set(TOOLS)
+            assert (await _poison(session, "echo", text="fine")).content == "fine"
+
+    with _server(*transport, "badlist") as server:
         asyncio.run(run(server))

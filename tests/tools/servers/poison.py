@@ -1,7 +1,8 @@
 """A server that writes its own bytes, over stdio or HTTP, so that they may be wrong. Standard library only.
 
 `python poison.py stdio [modern]`, or `python poison.py http [modern] [sse] [resume] [auth]`, which prints its
-port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bearer token "right".
+port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bearer token "right". `badlist`
+puts what are no tools between the tools.
 Tools: `echo`; `wait`, whose answer comes once `release` is called, which waits for `after` of them first;
 `poison`, which answers as `kind` says. Over HTTP also `status` (answers with that HTTP status), `hang_up`
 and `forget` (all sessions).
@@ -83,7 +84,14 @@ def respond(request: dict[str, Any]) -> bytes:
             result = {"supportedVersions": [MODERN], "capabilities": {"tools": {}}, "resultType": "complete"}
             result |= {"ttlMs": 0, "cacheScope": "public"}
         case "tools/list":
-            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in TOOLS]
+            tools: list[Any] = [{"name": name, "inputSchema": {"type": "object"}} for name in TOOLS]
+            if "badlist" in sys.argv:
+                tools[1:1] = [
+                    {"name": "no schema"},
+                    {"name": "bad schema", "inputSchema": 7},
+                    "no tool",
+                    None,
+                ]
             result = {"tools": tools, "resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
         case "tools/call" if params["name"] == "poison":
             return poison(params["arguments"]["kind"], request["id"])
