@@ -30,7 +30,7 @@ def train(
     ] = None,
     algo: Annotated[str | None, typer.Option(help="grpo or sft.")] = None,
     mode: Annotated[str | None, typer.Option(help="lora or full.")] = None,
-    backend: Annotated[str | None, typer.Option(help="auto or hf: what samples the episodes.")] = None,
+    backend: Annotated[str | None, typer.Option(help="auto, hf or vllm: what samples the episodes.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
     cassette: Cassette = None,
     cassette_mode: CassetteMode = None,

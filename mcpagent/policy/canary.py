@@ -27,8 +27,8 @@ from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 TOLERANCE = {"float32": 3e-4, "float16": 0.02, "bfloat16": 0.05}
 _HEAT, MAX_TEMPERATURE = 2.0, 2.0  # vLLM takes no more
 CANARY_ROWS = 4
-_NEW_TOKENS = 8
-_PROMPT_TOKENS = 128  # the last ones: they end where a turn begins
+_NEW_TOKENS = 4
+_PROMPT_TOKENS = 72  # the last ones: they end where a turn begins
 
 # Prompts and their completions at a temperature -> the trainer's logprobs, in the order of the tokens.
 Scorer = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], float], Sequence[float]]
