@@ -99,6 +99,7 @@ def train(
             "seed": config.seed,
             "data": {"train": str(tasks.path), "tasks": len(tasks), "sha256": tasks.sha256},
             "catalog_hash": tools.pool.catalog_hash,
+            "renamed_tools": dict(tools.pool.renamed),
         }
         changed = catalog_note(tasks, tools.pool)
         if changed is not None:
