@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from mcp import Client
+from mcp.client import Transport
 from mcp.server import MCPServer, Server
-from mcp_types.version import LATEST_MODERN_VERSION
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from mcpagent.tools.http import ParamHeaders, http_streams
 from mcpagent.tools.servers_config import HttpServer, StdioServer
@@ -51,6 +52,29 @@ class MemoryLauncher:
         return ""
 
 
+class _Negotiation:
+    """Makes clients of one server, and remembers that it speaks an older protocol.
+
+    Whether it does is found out by a request of the newest protocol, to which some servers do not answer at
+    all. That costs 10 s, once.
+    """
+
+    def __init__(self) -> None:
+        self._mode = "auto"
+
+    @asynccontextmanager
+    async def client(self, streams: Transport) -> AsyncGenerator[Client]:
+        async with AsyncExitStack() as stack:
+            try:
+                client = await stack.enter_async_context(Client(streams, mode=self._mode))
+            except BaseException:
+                self._mode = "auto"
+                raise
+            if client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
+                self._mode = "legacy"
+            yield client
+
+
 @dataclass(frozen=True)
 class StdioLauncher:
     """A child process whose stderr goes to `log_path`: an unread stderr pipe would block the server."""
@@ -58,11 +82,13 @@ class StdioLauncher:
     config: StdioServer
     log_path: Path
     has_pipe: bool = True
+    _negotiation: _Negotiation = field(default_factory=_Negotiation)
 
     @asynccontextmanager
     async def client(self, *, on_eof: Callable[[], None]) -> AsyncGenerator[Client]:
         with self.log_path.open("ab") as log:
-            async with Client(stdio_streams(self.config, log_file=log, on_eof=on_eof)) as client:
+            streams = stdio_streams(self.config, log_file=log, on_eof=on_eof)
+            async with self._negotiation.client(streams) as client:
                 yield client
 
     def log_tail(self) -> str:
@@ -79,12 +105,13 @@ class HttpLauncher:
 
     config: HttpServer
     has_pipe: bool = False
+    _negotiation: _Negotiation = field(default_factory=_Negotiation)
     _param_headers: ParamHeaders = field(default_factory=ParamHeaders)
 
     @asynccontextmanager
     async def client(self, *, on_eof: Callable[[], None]) -> AsyncGenerator[Client]:
         streams = http_streams(self.config, on_eof=on_eof, param_headers=self._param_headers)
-        async with Client(streams) as client:
+        async with self._negotiation.client(streams) as client:
             yield client
 
     def log_tail(self) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer, builtin_servers
 from mcpagent.tools.session import PoolSession
 from tests.tools.support import call, memory_echo, stdio_echo
+from tests.tools.wild import stdio_poison
 
 
 async def _pid(session: PoolSession) -> int:
@@ -174,6 +176,17 @@ def test_a_builtin_process_writes_to_the_ledger_of_the_pool(tmp_path: Path) -> N
 
     nonce = asyncio.run(run()).meta[NONCE_META_KEY]
     assert [json.loads(line)["nonce"] for line in ledger.read_text().splitlines()] == [nonce]
+
+
+def test_a_server_is_asked_once_whether_it_speaks_the_newest_protocol() -> None:
+    async def run() -> list[str]:
+        server = stdio_poison()
+        pool = ToolPool([server, replace(server, name="own", isolation="episode")])
+        async with pool, pool.session() as session:
+            return [(await call(session, "probes", server=name)).content for name in ("poison", "own")]
+
+    # The instance of the session is not the one that the pool started with.
+    assert asyncio.run(run()) == ["1", "0"]
 
 
 def test_an_isolated_process_lives_as_long_as_its_session() -> None:

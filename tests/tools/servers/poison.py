@@ -4,8 +4,8 @@
 port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bearer token "right". `badlist`
 puts what are no tools between the tools.
 Tools: `echo`; `wait`, whose answer comes once `release` is called, which waits for `after` of them first;
-`poison`, which answers as `kind` says. Over HTTP also `status` (answers with that HTTP status), `hang_up`
-and `forget` (all sessions).
+`poison`, which answers as `kind` says; `probes` counts what was asked in vain. Over HTTP also `status`
+(answers with that HTTP status), `hang_up` and `forget` (all sessions).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any
 
 OVERSIZE = 50_000_000
 MODERN = "2026-07-28"
-TOOLS = ("echo", "wait", "release", "poison", "status", "hang_up", "forget")
+TOOLS = ("echo", "wait", "release", "poison", "status", "hang_up", "forget", "probes")
 
 released = threading.Event()
 waiting = threading.Semaphore(0)
+probes: list[str] = []
 is_modern = "modern" in sys.argv
 
 
@@ -101,6 +102,7 @@ def respond(request: dict[str, Any]) -> bytes:
         case "ping":
             result = {}
         case _:
+            probes.append(request["method"])
             error = {"code": -32601, "message": "method not found"}
             return json.dumps({"jsonrpc": "2.0", "id": request["id"], "error": error}).encode()
     return json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode()
@@ -117,6 +119,8 @@ def call(tool: str, arguments: dict[str, Any]) -> str:
                 waiting.acquire()
             released.set()
             return "released"
+        case "probes":
+            return str(len(probes))
         case _:
             return str(arguments.get("text", ""))
 
