@@ -28,6 +28,7 @@ from mcpagent.policy.vllm_worker import EXTENSION
 
 _BLOCK = 32  # tokens; vLLM's 128 on CPU is longer than many prompts, which then never share anything
 _MAX_CPU_CACHE = 4 << 30  # bytes
+_CPU_STEP = 8192  # tokens of one step
 _ADAPTERS = 2  # of neighbouring versions in one batch: turns go on with the one that they began with
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has kernels for
 
@@ -218,8 +219,14 @@ def _start(settings: VllmSettings) -> Any:
 
     options: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory_utilization}
     if current_platform.is_cpu():
-        # Compilation costs a start more than it saves here.
-        options = {"kv_cache_memory_bytes": settings.cache_bytes, "block_size": _BLOCK, "enforce_eager": True}
+        options = {
+            "kv_cache_memory_bytes": settings.cache_bytes,
+            "block_size": _BLOCK,
+            "enforce_eager": True,  # compilation costs a start more than it saves
+            # A row with a seed whose prompt was cut in two ends the engine: generators on CPU have no offset.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(_CPU_STEP, settings.max_context),
+        }
     elif settings.cache_bytes is not None:
         options["kv_cache_memory_bytes"] = settings.cache_bytes
     if settings.lora_rank is not None:

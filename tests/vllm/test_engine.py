@@ -163,3 +163,10 @@ def test_releasing_an_episode_ends_its_turn_and_no_other(policy: VllmPolicy) -> 
 def test_a_second_engine_in_this_process_is_refused(policy: VllmPolicy, model: Any, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"vllm\.servers"), serving(model, tmp_path):
         pass
+
+
+def test_more_prompt_tokens_than_fit_into_one_step_are_sampled_right(model: Any, policy: VllmPolicy) -> None:
+    """vLLM would cut a prompt in two there; a row with a seed and half a prompt ends its engine on CPU."""
+    asked = requests(prompts(90, length=140, seed=7), max_new_tokens=3)
+    assert sum(len(request.token_ids) for request in asked) > 16_000
+    assert worst(model, asked, ask(policy, asked)) < PARITY
