@@ -15,7 +15,7 @@ from mcpagent.config.familiar import (
     PromptsPerUpdate,
     full_spelling,
 )
-from mcpagent.config.schema import Section, TrainConfig
+from mcpagent.config.schema import Section, ServerSection, TrainConfig
 from mcpagent.config.source import Entry, Key, Problem
 from mcpagent.core.validation import shown
 
@@ -30,7 +30,9 @@ def _leaves(model: type[Section], prefix: Key = ()) -> Iterable[Key]:
 
 KNOWN_KEYS: frozenset[Key] = frozenset(_leaves(TrainConfig))
 SECTIONS: frozenset[Key] = frozenset(key[:1] for key in KNOWN_KEYS if len(key) > 1)
-_OPEN_KEYS: frozenset[Key] = frozenset({("tools", "isolation")})  # below them stand the user's own names
+# Below them stand the user's own names.
+_PER_SERVER: Key = ("tools", "per_server")
+_OPEN_KEYS: frozenset[Key] = frozenset({("tools", "isolation"), _PER_SERVER})
 _NAMES = sorted({".".join(key) for key in KNOWN_KEYS} | set(ALIASES))
 
 
@@ -97,6 +99,12 @@ def _take(layer: Layer, entry: Entry, spelled: Key) -> None:
         problem = _unknown(entry, spelled)
         if not any(problem.repeats(known) for known in layer.problems):  # once for a whole section
             layer.problems.append(problem)
+        return
+    if key[:2] == _PER_SERVER and len(key) > 3 and key[3] not in ServerSection.model_fields:
+        known = list(ServerSection.model_fields)
+        near = difflib.get_close_matches(key[3], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        layer.problems.append(Problem(where=entry.where, message=f"unknown key {dotted}; {hint}"))
         return
     try:
         value = CONVERSIONS[dotted](entry.value) if dotted in CONVERSIONS else entry.value

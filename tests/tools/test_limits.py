@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from mcp.server import MCPServer
 
+from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
@@ -129,3 +130,16 @@ def test_the_settings_of_a_run_reach_the_pool() -> None:
     with open_tools(ToolsConfig(per_server={"slack": section})) as tools:
         server = tools.pool._servers["slack"]
         assert (server.timeout_s, server.limits.max_in_flight, server.isolation) == (7.0, 2, "shared")
+
+
+def test_settings_of_a_server_are_keys_of_the_configuration() -> None:
+    keys = ["calls_per_minute=30", "safe_to_retry=[list_slack_channels]"]
+    loaded = load_train_config([], [f"tools.per_server.slack.{key}" for key in keys]).config
+    assert loaded.tools.per_server["slack"] == ServerSection(
+        calls_per_minute=30, safe_to_retry=("list_slack_channels",)
+    )
+
+
+def test_an_unknown_setting_of_a_server_is_refused() -> None:
+    with pytest.raises(UserError, match=r"slack\.timeout; did you mean timeout_s\?"):
+        load_train_config([], ["tools.per_server.slack.timeout=3"])
