@@ -59,7 +59,8 @@ class ProcessSandbox:
         return self._call(code, names).run()
 
     def _call(self, code: str, names: Mapping[str, JsonValue]) -> _Call:
-        request = {"settings": vars(self._settings), "code": code, "names": dict(names)}
+        settings = vars(self._settings) | {"parent": os.getpid()}  # which may have been forked since
+        request = {"settings": settings, "code": code, "names": dict(names)}
         return _Call(command=self._command, request=marshal.dumps(request), limits=self._limits)
 
 
