@@ -1,1 +1,1 @@
-"""The built-in MCP servers: polygon, fmp, tavily and slack."""
+"""The built-in MCP servers: polygon, fmp, tavily, slack and python."""
