@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,16 +50,19 @@ def list_tools(servers: Servers = None, as_json: Json = False) -> None:
     console = Console(is_json=as_json)
     listed = list_servers(chosen_servers(servers, console=console), console=console)
     specs = [spec for server in listed for spec in server.tools]
+    renamed = {spec.dotted: name for name, spec in model_names(specs).items() if name != spec.name}
     if as_json:
         console.print_json(specs)
+        for dotted, name in renamed.items():
+            console.note(f"a model sees {dotted} as {name}")
     else:
         for server in listed:
-            _print_server(server, console)
-    for name, spec in model_names(specs).items():
-        if name != spec.name:
-            console.say(f"{spec.dotted} shares its name with another tool: a model sees {name}")
+            _print_server(server, renamed, console)
+        if renamed:
+            console.say("-> is what a model sees where several tools share a name")
     failed = [server.failure for server in listed if server.failure is not None]
-    console.say(f"{len(specs)} tools of {len(listed) - len(failed)} servers, catalog {catalog_hash(specs)}")
+    console.say(f"{_count(len(specs), 'tool')} of {_count(len(listed) - len(failed), 'server')}")
+    console.say(f"catalog {catalog_hash(specs)}")
     for failure in failed:
         typer.echo(f"error: {failure}", err=True)
     if failed:
@@ -86,7 +90,8 @@ def call_tool(
 
     console = Console(is_json=as_json)
     parsed = _read_arguments(arguments)
-    spec, result = call_tool(tool, parsed, chosen_servers(servers, console=console), timeout_s=timeout)
+    configs = chosen_servers(servers, console=console)
+    spec, result = call_tool(tool, parsed, configs, timeout_s=timeout, console=console)
     if as_json:
         console.print_json(result)
     else:
@@ -141,14 +146,15 @@ def bench_tool(
         raise typer.Exit(1)
 
 
-def _print_server(server: ListedServer, console: Console) -> None:
+def _print_server(server: ListedServer, renamed: Mapping[str, str], console: Console) -> None:
     if server.failure is not None:
         console.say(f"{server.name}: did not start ({server.start_s:.1f} s)\n")
         return
-    console.say(f"{server.name}: {len(server.tools)} tools, started in {server.start_s:.1f} s")
+    console.say(f"{server.name}: {_count(len(server.tools), 'tool')}, started in {server.start_s:.1f} s")
     for spec in server.tools:
         effect = "reads" if spec.annotations.read_only else "writes"
-        console.say(_fitted(f"  {effect:<8}{_signature(spec)}"))
+        seen_as = f" -> {renamed[spec.dotted]}" if spec.dotted in renamed else ""
+        console.say(_fitted(f"  {effect:<8}{_signature(spec)}{seen_as}"))
         summary = _printable(spec.description.strip().partition("\n")[0])
         if summary:
             console.say(_fitted(_INDENT + summary, lines=1))
@@ -157,7 +163,10 @@ def _print_server(server: ListedServer, console: Console) -> None:
 
 def _print_bench(outcome: BenchOutcome, console: Console) -> None:
     def shown(value: float | None, scale: float, unit: str) -> str:
-        return "none" if value is None else f"{value * scale:.3g} {unit}"
+        if value is None:
+            return "none"
+        scaled = value * scale
+        return f"{scaled:,.0f} {unit}" if scaled >= 100 else f"{scaled:.3g} {unit}"
 
     failures = ", ".join(f"{n} {kind}" for kind, n in outcome.failures.most_common())
     of = "" if outcome.calls == outcome.planned else f" of {outcome.planned}"
@@ -182,6 +191,10 @@ def _signature(spec: ToolSpec) -> str:
     names = spec.input_schema.get("properties", {})
     arguments = ", ".join(name if name in required else f"[{name}]" for name in names)
     return _printable(f"{spec.dotted}({arguments})")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _printable(text: str) -> str:

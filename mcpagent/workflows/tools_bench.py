@@ -95,7 +95,9 @@ def bench_tool(
     async def run() -> BenchOutcome:
         started_s = time.perf_counter()
         outcome = BenchOutcome(tool=dotted, concurrency=concurrency, planned=calls)
-        async with open_tool(dotted, configs, timeout_s=timeout_s, max_in_flight=concurrency) as tool:
+        async with open_tool(
+            dotted, configs, timeout_s=timeout_s, max_in_flight=concurrency, console=console
+        ) as tool:
             if not tool.spec.annotations.read_only and not allow_writes:
                 raise UserError(
                     f"{dotted} does not say that it is read-only: {calls} calls may have {calls} effects",

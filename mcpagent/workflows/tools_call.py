@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.errors import UserError
@@ -30,7 +31,12 @@ class OpenTool:
 
 @asynccontextmanager
 async def open_tool(
-    dotted: str, configs: Sequence[ServerConfig], *, timeout_s: float | None = None, max_in_flight: int = 1
+    dotted: str,
+    configs: Sequence[ServerConfig],
+    *,
+    timeout_s: float | None = None,
+    max_in_flight: int = 1,
+    console: Console,
 ) -> AsyncGenerator[OpenTool]:
     """Start the server of `SERVER.TOOL`, and no other; `timeout_s` goes before the server's own deadline.
 
@@ -39,7 +45,8 @@ async def open_tool(
     config, tool = _place(dotted, configs)
     if timeout_s is not None:
         config = replace(config, timeout_s=timeout_s)
-    async with ToolPool([config], max_in_flight=max_in_flight) as pool, pool.session() as session:
+    pool = ToolPool([config], max_in_flight=max_in_flight, on_note=console.note)
+    async with pool, pool.session() as session:
         for spec in pool.tools.values():
             if spec.name == tool:
                 yield OpenTool(spec, session)
@@ -48,12 +55,17 @@ async def open_tool(
 
 
 def call_tool(
-    dotted: str, arguments: JsonObject, configs: Sequence[ServerConfig], *, timeout_s: float | None = None
+    dotted: str,
+    arguments: JsonObject,
+    configs: Sequence[ServerConfig],
+    *,
+    timeout_s: float | None = None,
+    console: Console,
 ) -> tuple[ToolSpec, ToolResult]:
     """Call `SERVER.TOOL` once. A failing call is a result; raises UserError as `open_tool` does."""
 
     async def run() -> tuple[ToolSpec, ToolResult]:
-        async with open_tool(dotted, configs, timeout_s=timeout_s) as tool:
+        async with open_tool(dotted, configs, timeout_s=timeout_s, console=console) as tool:
             return tool.spec, await tool.call(arguments, call_id="cli")
 
     return asyncio.run(run())

@@ -31,7 +31,7 @@ def list_servers(configs: Sequence[ServerConfig], *, console: Console) -> list[L
         with console.progress("starting servers", total=len(configs)) as advance:
 
             async def start(config: ServerConfig) -> ListedServer:
-                listed = await _list(config)
+                listed = await _list(config, console)
                 advance(note=config.name)
                 return listed
 
@@ -40,10 +40,10 @@ def list_servers(configs: Sequence[ServerConfig], *, console: Console) -> list[L
     return asyncio.run(run())
 
 
-async def _list(config: ServerConfig) -> ListedServer:
+async def _list(config: ServerConfig, console: Console) -> ListedServer:
     started_s = time.perf_counter()
     try:
-        async with ToolPool([config]) as pool:
+        async with ToolPool([config], on_note=console.note) as pool:
             start_s = time.perf_counter() - started_s
             return ListedServer(name=config.name, tools=tuple(pool.tools.values()), start_s=start_s)
     except UserError as error:

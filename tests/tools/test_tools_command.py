@@ -68,8 +68,10 @@ def test_a_server_that_does_not_start_hides_no_other_and_exits_1(tmp_path: Path)
 
 
 def test_list_says_how_a_model_sees_tools_that_share_a_name(tmp_path: Path) -> None:
-    done = _run("list", "--servers", _file(tmp_path, one=ECHO, two=ECHO))
-    assert "one.echo shares its name with another tool: a model sees one__echo\n" in done.stdout
+    file = _file(tmp_path, one=ECHO, two=ECHO)
+    done = _run("list", "--servers", file)
+    assert "  reads   one.echo(text) -> one__echo\n" in done.stdout
+    assert "a model sees two.echo as two__echo\n" in _run("list", "--servers", file, "--json").stderr
 
 
 def test_call_prints_the_text_that_a_model_would_see(servers: Path) -> None:
