@@ -28,7 +28,7 @@ START = (
     "start it with: VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m "
     "vllm.entrypoints.openai.api_server --model MODEL --logprobs-mode processed_logprobs --generation-config "
     "vllm --worker-extension-cls mcpagent.policy.vllm_worker.WeightLoading --enable-lora --max-lora-rank 16 "
-    "--max-loras 2 (without the last three for finetune.mode full)"
+    "--max-loras 2 (without the last three for finetune.mode full; with --no-enable-chunked-prefill on a CPU)"
 )
 
 

@@ -55,6 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
         "dtype": "float32",
         "max-model-len": MAX_CONTEXT,
         "max-num-seqs": 16,
+        "max-num-batched-tokens": 4096,
         "block-size": 32,
         "kv-cache-memory-bytes": 64 << 20,
         "logprobs-mode": "processed_logprobs",
@@ -63,7 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
         "max-lora-rank": 8,
         "max-loras": 2,
     }
-    flags = ["--enforce-eager", "--enable-lora", "--disable-log-stats"]
+    flags = ["--enforce-eager", "--no-enable-chunked-prefill", "--enable-lora", "--disable-log-stats"]
     environment = {
         **os.environ,
         "VLLM_SERVER_DEV_MODE": "1",
