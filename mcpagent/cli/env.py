@@ -168,9 +168,12 @@ def _print_chaos(outcome: ChaosOutcome, console: Console) -> None:
             for r in mine
         ]
         console.table(server, columns, rows, is_text=True)
+        faults: dict[tuple[str, str], list[str]] = {}
         for result in mine:
             for line in (*([result.detail] if result.detail else []), *result.notes):
-                console.say(f"{result.status.value:<5} {result.fault.value}: {line}")
+                faults.setdefault((result.status.value, line), []).append(result.fault.value)
+        for (status, line), names in faults.items():
+            console.say(f"{status:<5} {', '.join(names)}: {line}")
 
 
 def _seen(seen: Seen | None) -> str:

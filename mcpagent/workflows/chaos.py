@@ -53,7 +53,7 @@ def check_chaos(config: TrainConfig, *, console: Console | None = None) -> Chaos
                     )
                 else:
                     results += _not_ours(server)
-                    advance(len(ChaosFault))
+                    advance(len(ChaosFault), note=f"{server.name} skipped")
             return results
 
         return ChaosOutcome(tuple(asyncio.run(all_of_them())))
@@ -66,12 +66,16 @@ def _servers(config: TrainConfig, console: Console) -> Sequence[ServerConfig]:
 
 
 def _not_ours(server: ServerConfig) -> list[ChaosResult]:
+    on_process = {ChaosFault.KILL, ChaosFault.STOP, ChaosFault.SLOW_START}
     return [
         ChaosResult(
             server=server.name,
             fault=fault,
             status=CheckStatus.SKIP,
-            detail="a server over HTTP is not ours to kill; run it over stdio to inject this",
+            detail="the process of a server over HTTP is not ours; run it over stdio to inject this"
+            if fault in on_process
+            else "there is no proxy for this over HTTP; run the server over stdio to inject it",
         )
         for fault in ChaosFault
+        if fault is not ChaosFault.NONE
     ]

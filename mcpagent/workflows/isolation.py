@@ -125,6 +125,8 @@ def _because(verdict: IsolationVerdict) -> str:
     match verdict.basis:
         case Basis.OBSERVED:
             return verdict.evidence[0]
+        case Basis.DECLARED if verdict.state is State.NONE:
+            return "it declares all its tools read-only"
         case Basis.DECLARED:
             return "it declares tools that write and were not tried, or refused the probe"
         case Basis.NAMES:

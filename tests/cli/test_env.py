@@ -85,6 +85,15 @@ def test_chaos_exits_1_and_names_the_server_that_does_not_start_again(tmp_path: 
     assert all("the licence is spent" in other["detail"] for other in others)
 
 
+def test_chaos_says_which_faults_a_server_over_http_cannot_be_given(tmp_path: Path) -> None:
+    servers = tmp_path / "mcp.json"
+    servers.write_text(json.dumps({"mcpServers": {"web": {"url": "http://127.0.0.1:1/mcp"}}}))
+    done = mcpagent("env", "check", "--chaos", "--servers", servers)
+    assert done.returncode == 0, done.stderr
+    assert "skip  kill, stop, slow_start: the process of a server over HTTP is not ours" in done.stdout
+    assert "skip  hang, oversize, garbage, drift: there is no proxy for this over HTTP" in done.stdout
+
+
 @pytest.mark.slow
 def test_chaos_shows_each_fault_and_what_an_episode_saw_of_it(tmp_path: Path) -> None:
     servers = servers_file(tmp_path, frail=("frail", "sound", str(tmp_path / "log")))
