@@ -398,6 +398,52 @@ def test_failures_of_the_infrastructure_are_never_recorded(tmp_path: Path) -> No
     assert [line["tool"] for line in recorded(tmp_path)] == ["echo", "refuse"]
 
 
+def test_a_write_that_timed_out_may_have_had_its_effect_so_nothing_after_it_is_recorded(
+    tmp_path: Path,
+) -> None:
+    effects: list[str] = []
+
+    async def put(key: str) -> str:
+        effects.append(key)
+        await asyncio.Event().wait()
+        return "never"
+
+    async def wait() -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    def get(key: str) -> bool:
+        return key in effects
+
+    async def run() -> None:
+        server = scratch((put, None), (get, READS), (wait, READS))
+        async with taped(tmp_path, server, facts=ServerFacts(), timeout_s=0.2) as cassette:
+            session = cassette.session()
+            assert (await call(session, "wait", server="scratch")).failure is FailureKind.TIMEOUT
+            assert (await call(session, "get", server="scratch", key="a")).structured == {"result": False}
+            lost = await call(session, "put", server="scratch", key="a")
+            assert lost.failure is not None and lost.failure.is_infrastructure
+            # On the tape is that "a" is not there; what this session is told is the truth.
+            assert (await call(session, "get", server="scratch", key="a")).structured == {"result": True}
+
+    asyncio.run(run())
+    assert [(line["tool"], line["answer"]["structured"]) for line in recorded(tmp_path)] == [
+        ("get", {"result": False})
+    ]
+
+
+def test_writes_that_a_session_makes_at_once_are_made_one_after_another(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with taped(tmp_path) as cassette:
+            session = cassette.session()
+            at_once = await asyncio.gather(say(session, "a"), say(session, "b"), read(session))
+        again = strict(tmp_path).session()
+        in_order = [await say(again, "a"), await say(again, "b"), await read(again)]
+        assert [seen(result) for result in in_order] == [seen(result) for result in at_once]
+
+    asyncio.run(run())
+
+
 def test_a_strict_miss_names_what_is_missing_and_why(tmp_path: Path) -> None:
     description = "a"
 
