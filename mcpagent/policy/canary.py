@@ -26,8 +26,8 @@ from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 # (measured); the failures above make 0.1 to 3 of it.
 TOLERANCE = {"float32": 3e-4, "float16": 0.02, "bfloat16": 0.05}
 _HEAT, MAX_TEMPERATURE = 2.0, 2.0  # vLLM takes no more
-CANARY_ROWS = 4
-_NEW_TOKENS = 4
+CANARY_PROMPTS, _SAMPLES, _NEW_TOKENS = 2, 4, 2  # few steps: rows of one prompt cost next to nothing
+CANARY_ROWS = CANARY_PROMPTS * _SAMPLES
 _PROMPT_TOKENS = 72  # the last ones: they end where a turn begins
 
 # Prompts and their completions at a temperature -> the trainer's logprobs, in the order of the tokens.
@@ -69,7 +69,7 @@ class Canary:
         every: int = 1,
     ) -> None:
         length = min(_PROMPT_TOKENS, max_context // 2)
-        self._prompts = [tuple(prompt)[-length:] for prompt in prompts[:CANARY_ROWS]]
+        self._prompts = [tuple(p)[-length:] for p in prompts[:CANARY_PROMPTS] for _ in range(_SAMPLES)]
         self._score, self._dtype, self._seed, self._every = score, dtype, seed, every
         self._temperature = min(MAX_TEMPERATURE, _HEAT * (temperature or 1.0))
 

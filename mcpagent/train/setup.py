@@ -30,7 +30,7 @@ from mcpagent.models.load import (
     resolve_dtype,
 )
 from mcpagent.models.tokens import Renderer
-from mcpagent.policy.canary import CANARY_ROWS, MAX_TEMPERATURE, Canary
+from mcpagent.policy.canary import CANARY_PROMPTS, MAX_TEMPERATURE, Canary
 from mcpagent.policy.vllm import VllmPolicy
 from mcpagent.policy.vllm_choice import choose_backend
 from mcpagent.policy.vllm_engine import VllmSettings, cpu_cache_bytes
@@ -228,7 +228,7 @@ def build_canary(
             [message.model_dump() for message in task.prompt],
             offer(catalog, task.offered_tools, task_id=task.id).schemas,
         )
-        for task in islice(tasks, CANARY_ROWS)
+        for task in islice(tasks, CANARY_PROMPTS)
     ]
     return Canary(
         prompts,
