@@ -34,10 +34,24 @@ def marked(mark: str) -> list[Process]:
     Without /proc (macOS) the environment of others cannot be read: there, every descendant of this process.
     """
     if not (_PROC / "self" / "environ").exists():
-        return _descendants(os.getpid(), _from_ps())
+        return descendants(os.getpid())
     wanted = f"{MARK_ENV}={mark}".encode()
     found = (_from_proc(int(entry.name)) for entry in _PROC.iterdir() if _carries(entry, wanted))
     return [process for process in found if process is not None]
+
+
+def descendants(pid: int) -> list[Process]:
+    """The children of a process and theirs, as `ps` lists them; not those whose parent has ended."""
+    by_parent: dict[int, list[Process]] = {}
+    for process in _from_ps():
+        by_parent.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    pending = [pid]
+    while pending:
+        children = by_parent.get(pending.pop(), [])
+        found += children
+        pending += [child.pid for child in children]
+    return found
 
 
 def readers_of(process: Process, among: Iterable[Process]) -> list[Process]:
@@ -107,7 +121,10 @@ def _from_proc(pid: int) -> Process | None:
 
 def _from_ps() -> list[Process]:
     listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,rss=,time=,command="], capture_output=True, text=True, check=True
+        ["ps", "-A", "-ww", "-o", "pid=,ppid=,rss=,time=,command="],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     rows = (line.split(maxsplit=4) for line in listed.stdout.splitlines())
     return [
@@ -130,16 +147,3 @@ def _seconds(clock: str) -> float:
     for part in rest.split(":"):
         total = total * 60 + float(part)
     return total + 86400 * int(days or 0)
-
-
-def _descendants(pid: int, processes: Iterable[Process]) -> list[Process]:
-    by_parent: dict[int, list[Process]] = {}
-    for process in processes:
-        by_parent.setdefault(process.parent, []).append(process)
-    found: list[Process] = []
-    pending = [pid]
-    while pending:
-        children = by_parent.get(pending.pop(), [])
-        found += children
-        pending += [child.pid for child in children]
-    return found
