@@ -25,7 +25,7 @@ def secrets_of(*environments: Mapping[str, str]) -> dict[str, str]:
     for environment in environments:
         for name, value in environment.items():
             if _SECRET_NAME.search(name):
-                found |= {form: name for form in _forms(value) if len(form) >= _SHORTEST}
+                found |= dict.fromkeys(_forms(value), name)
     return found
 
 
@@ -52,6 +52,8 @@ def _redacted(value: Any, replacements: list[tuple[str, str]]) -> Any:
 
 def _forms(value: str) -> Iterator[str]:
     for plain in {value, value.strip().rpartition(" ")[2]}:
+        if len(plain) < _SHORTEST:
+            continue
         yield from (
             plain,
             quote(plain, safe=""),
