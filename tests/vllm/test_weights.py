@@ -76,10 +76,12 @@ def reload_plainly(policy: VllmPolicy, model: Any) -> None:
     policy._thread.call(lambda: engine._llm.collective_rpc("reload_weights", kwargs=weights))
 
 
-def test_new_weights_with_a_tied_head_are_served_whole(policy: VllmPolicy, model: Any) -> None:
+@pytest.mark.parametrize("names", ["both names of the tied tensor", "one name, as in a checkpoint"])
+def test_new_weights_with_a_tied_head_are_served_whole(policy: VllmPolicy, model: Any, names: str) -> None:
     asked = requests(prompts(8), temperature=0.8)
     train_a_little(model, seed=1)
-    policy.load_weights(model.state_dict().items())
+    tensors = model.state_dict() if names.startswith("both") else dict(model.named_parameters())
+    policy.load_weights((name, value.detach()) for name, value in tensors.items())
     assert worst(model, asked, ask(policy, asked)) < PARITY
     assert prove(model, policy) < 1e-5
 
