@@ -1,0 +1,1 @@
+"""How models write tool calls: one module a dialect, each with what reads it and what writes it."""
