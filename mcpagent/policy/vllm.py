@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from mcpagent.core.trajectory import Completion
+from mcpagent.errors import UserError
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import EngineThread
 from mcpagent.policy.vllm_engine import VllmEngine, VllmSettings
@@ -28,7 +29,12 @@ class VllmPolicy:
     ) -> None:
         """`version` is that of the weights in `settings.model`; -1 where the first ones are still to come."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise RuntimeError("vLLM in this process needs a process group of its own; use vllm.servers")
+            raise UserError(
+                "vLLM needs the process group of this process for itself, and there is one already: another "
+                "engine, or a run on several devices",
+                where="rollout.backend",
+                remedy="start vLLM servers and name them in vllm.servers, or use --backend hf",
+            )
 
         def make() -> VllmEngine:
             # The number of OpenMP threads belongs to the calling thread.

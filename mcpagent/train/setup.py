@@ -80,14 +80,17 @@ def load(config: TrainConfig) -> Loaded:
 
 def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig) -> Loaded:
     """A model that is already in memory (the embedded one), as `load` gives it."""
-    held = model.config.get_text_config().max_position_embeddings
-    wanted = config.rollout.max_context_tokens
+    limits = [model.config.get_text_config().max_position_embeddings]
+    if config.rollout.max_context_tokens is not None:
+        limits.append(config.rollout.max_context_tokens)
+    if config.rollout.backend == "vllm":
+        limits.append(config.vllm.max_model_len)
     return Loaded(
         model=model,
         tokenizer=tokenizer,
         renderer=Renderer(tokenizer, name=config.model.name),
         device=next(model.parameters()).device,
-        max_context=held if wanted is None else min(held, wanted),
+        max_context=min(limits),
     )
 
 
