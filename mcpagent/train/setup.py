@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -170,6 +171,7 @@ def open_sampler(
         if choice.backend == "hf":
             sampler = hf_sampler(model, slots=slots, threads=config.threads, **common)
         elif is_trained and config.vllm.servers:
+            stack.callback(shutil.rmtree, weights, ignore_errors=True)
             servers = VllmServers(config.vllm.servers, version=-1, **common)
             sampler = vllm_sampler(servers, model, folder=weights)
         else:
