@@ -162,6 +162,9 @@ class RolloutConfig(Section):
     top_k: Count = 0  # 0: off
     max_context_tokens: PositiveInt | None = None  # None: what the model holds
     deterministic: bool | None = None  # None: on CPU yes, else no
+    # How the model calls tools. auto: as its chat template writes calls; another one is taught in the system
+    # message in the template's place.
+    tool_format: Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "glm", "json", "xml"] = "auto"
     canary_every: Count = 1  # updates between proofs that the sampler has the trained weights; 0: never
 
 

@@ -10,7 +10,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import FinishReason, RewardTerm, StopReason
 from mcpagent.env.calls import CallLimits, CallOutcome, CallRunner, error_content
-from mcpagent.env.offer import offer
+from mcpagent.env.offer import Offer, offer
 from mcpagent.env.parsing import parse_action
 from mcpagent.errors import EpisodeError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
@@ -53,11 +53,18 @@ class StepOutput:
 class Episode:
     """Single use: `start`, then `step` until done (or `finish` from outside), then `grade`, then `close`.
 
-    Infrastructure failures end it and leave it unscored; they are listed in `errors`.
+    `tool_format` is the dialect that actions are read in (`env.dialects.known`). Infrastructure failures end
+    it and leave it unscored; they are listed in `errors`.
     """
 
     def __init__(
-        self, task: Task, tools: ToolProvider, *, limits: EpisodeLimits | None = None, episode_id: str
+        self,
+        task: Task,
+        tools: ToolProvider,
+        *,
+        limits: EpisodeLimits | None = None,
+        episode_id: str,
+        tool_format: str = "auto",
     ) -> None:
         self.task = task
         self.episode_id = episode_id
@@ -68,6 +75,8 @@ class Episode:
         self._limits = limits or EpisodeLimits()
         self._catalog = tools.tools
         self._session = tools.session()
+        self._tool_format = tool_format
+        self._offer: Offer | None = None
         self._runner: CallRunner | None = None
         self._turns: list[RecordedTurn] = []
         self._user_turn = 0
@@ -107,7 +116,7 @@ class Episode:
             max_servers=truth.limits.max_servers,
             deadline_s=None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s,
         )
-        self._runner = CallRunner(self._session, offered, limits)
+        self._offer, self._runner = offered, CallRunner(self._session, offered, limits)
         for server, calls in truth.setup.items():
             for wanted in calls:
                 result = await self._own_call(server, wanted.tool, wanted.arguments, purpose=Purpose.SETUP)
@@ -123,9 +132,14 @@ class Episode:
 
     async def step(self, action: str, *, finish: FinishReason = FinishReason.STOP) -> StepOutput:
         """Carry out what the model wrote; `finish` says what ended its completion."""
-        if self._runner is None or self.done:
+        if self._runner is None or self._offer is None or self.done:
             raise RuntimeError("step needs an episode that was started and is not done")
-        parsed = parse_action(action, first_id=self._runner.made)
+        parsed = parse_action(
+            action,
+            first_id=self._runner.made,
+            tool_format=self._tool_format,
+            schema_of=self._offer.schema_of,
+        )
         if finish is not FinishReason.STOP:
             # A cut completion is no decision: its calls are not made, its broken ones still count.
             length = finish is FinishReason.LENGTH

@@ -52,6 +52,11 @@ class Offer:
     def find(self, name: str) -> OfferedTool | None:
         return self._by_name.get(name)
 
+    def schema_of(self, name: str) -> JsonObject | None:
+        """The input schema of a tool by any of its names; None where it is not offered."""
+        tool = self._by_name.get(name)
+        return None if tool is None else tool.spec.input_schema
+
 
 def offer(catalog: Mapping[str, ToolSpec], names: Sequence[str] | None, *, task_id: str) -> Offer:
     """The tools `names` (`server.tool`; None is the whole catalog) of the live catalog, in that order.

@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 import skyrl_gym
@@ -38,13 +38,15 @@ ENV_ID = "MCPToolEnv"
 
 class EnvConfig(Record):
     """The `env_config` of SkyRL (`environment.skyrl_gym.MCPToolEnv`). `servers` is the path of an `mcp.json`;
-    None runs the built-in servers in this process, `limited` with their small tool sets."""
+    None runs the built-in servers in this process, `limited` with their small tool sets. `tool_format` is the
+    dialect in which the model is told to call tools."""
 
     servers: str | None = None
     limited: bool = True
     tool_timeout_s: float = 30.0
     episode_timeout_s: float | None = None
     max_tool_calls: int = 64
+    tool_format: Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "glm", "json", "xml"] = "auto"
 
 
 def register() -> None:
@@ -79,7 +81,13 @@ class MCPToolEnv(BaseTextEnv):
         self.max_turns = min(task.truth.max_turns, limits.max_turns or task.truth.max_turns)
         messages: list[dict[str, str]] = [message.model_dump() for message in task.prompt]
         self._runtime = _runtime(self._config)
-        self._episode = Episode(task, self._runtime.pool, limits=limits, episode_id=f"{task.id}#skyrl")
+        self._episode = Episode(
+            task,
+            self._runtime.pool,
+            limits=limits,
+            episode_id=f"{task.id}#skyrl",
+            tool_format=self._config.tool_format,
+        )
         try:
             start = self._runtime.io.run(self._episode.start())
         except EpisodeError as error:

@@ -23,32 +23,61 @@ _ANSWER = "mcpagent-answer"  # found again in a rendering: nothing before it spe
 # Non-empty reasoning: plain Qwen3 puts an empty think block on the last assistant message only.
 _LAST: JsonObject = {"role": "assistant", "content": _ANSWER, "reasoning_content": "thought"}
 _DUMMY: tuple[JsonObject, ...] = ({"role": "user", "content": "question"}, _LAST)
-_LONGER_DUMMY: tuple[JsonObject, ...] = (
+_LONGER: tuple[JsonObject, ...] = (
     {"role": "user", "content": "first"},
     {"role": "assistant", "content": "one", "reasoning_content": "more"},
-    {"role": "user", "content": "second"},
-    _LAST,
 )
+# Some templates show a tool's result only after its call. Mistral's wants ids of nine characters.
+_CALL_ID = "mcpcall00"
+_TOOL = "mcpagent_probe"
+
+
+def _calling(name: str, arguments: JsonObject) -> JsonObject:
+    call = {"id": _CALL_ID, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "reasoning_content": "thought", "tool_calls": [call]}
+
+
+_CALLING_DUMMY: tuple[JsonObject, ...] = (_DUMMY[0], _calling(_TOOL, {"x": _ANSWER}))
+# A template is its author's program, and fails in its own ways.
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+
+
+_HERMES_INSTRUCTION = 'Call a tool by writing <tool_call>{"name": ..., "arguments": {...}}</tool_call>.'
 
 
 class Renderer:
     """Renders with one tokenizer and its chat template.
 
+    `tool_format` names the dialect in which the model is told to call tools, and is what a parser of its
+    turns must read. `instruction` teaches that dialect in the system message; None leaves it to the
+    template's `tools`, where it has one, else it is Hermes.
+
     Raises UserError when the tokenizer has no chat template, or when the template's suffix for tool results
     or user messages depends on the history.
     """
 
-    def __init__(self, tokenizer: Any, *, name: str = "model") -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        name: str = "model",
+        tool_format: str = "auto",
+        instruction: str | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
-        self._name = name
+        self.tool_format = tool_format
+        self.name = name
+        self._instruction = instruction
         if not tokenizer.chat_template:
             raise UserError(
                 f"the tokenizer of {name} has no chat template",
                 remedy="use an instruction-tuned model, or set model.tokenizer to one with a chat template",
             )
         self.stop_ids: frozenset[int] = frozenset(self._turn_end_ids())
-        self._control = self._control_pattern()
-        self._native_tools = self._render(_DUMMY, tools=(_PROBE_TOOL,)) != self._render(_DUMMY)
+        self.control_tokens: tuple[str, ...] = self._control_tokens()
+        self._control = re.compile("|".join(map(re.escape, self.control_tokens)) or r"(?!)")
+        self.has_tools = self._render(_DUMMY, tools=(_PROBE_TOOL,)) != self._render(_DUMMY)
+        self._tool_dummy = _CALLING_DUMMY if self._writes_calls() else _DUMMY
         self._suffix = lru_cache(maxsize=8192)(self._compute_suffix)
         self._prompt = lru_cache(maxsize=512)(self._compute_prompt)
         self._refuse_history_dependence()
@@ -68,7 +97,7 @@ class Renderer:
 
     def suffix_text(self, observations: Sequence[JsonObject]) -> str:
         """The suffix as text, for tokenizer training and for people."""
-        return self._suffix_between(_DUMMY, tuple((o["role"], o["content"]) for o in observations))
+        return self._suffix_between(tuple((o["role"], o["content"]) for o in observations))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a sampled turn, special tokens visible, the end-of-turn token dropped."""
@@ -81,90 +110,119 @@ class Renderer:
         """The prompt as text, for tokenizer training and for people."""
         return self._render(*self._with_tools(messages, tools), generation=True)
 
+    def call_text(self, name: str, arguments: JsonObject, tools: Sequence[JsonObject]) -> str | None:
+        """What the template has the model write for a call, without the end of the turn; None where the
+        template writes no calls."""
+        answered = (_DUMMY[0], {"role": "assistant", "content": _ANSWER})
+        called = dict(_calling(name, arguments))
+        del called["reasoning_content"]
+        try:
+            header = self._render(answered, tools).partition(_ANSWER)[0]
+            text = self._render((_DUMMY[0], called), tools)
+        except _TEMPLATE_ERRORS:
+            return None
+        shared = next((i for i, (a, b) in enumerate(zip(header, text, strict=False)) if a != b), len(header))
+        written = text[shared:].partition(self._turn_end_text)[0]
+        return written if name in written else None
+
     def _compute_prompt(self, messages_json: str, tools_json: str) -> tuple[int, ...]:
-        return tuple(self._encode(self.render_text(json.loads(messages_json), json.loads(tools_json))))
+        """Control tokens that a message or a tool's description spells stay text, as in a suffix. A system
+        message is the user's own, and may teach them."""
+        messages, tools = json.loads(messages_json), json.loads(tools_json)
+        veil = _Veil(self._control, messages_json + tools_json)
+        hidden = [m if m["role"] == "system" else veil.over(m) for m in messages]
+        return self._encode_veiled(self.render_text(hidden, [veil.over(tool) for tool in tools]), veil)
 
     def _with_tools(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
     ) -> tuple[Sequence[JsonObject], Sequence[JsonObject]]:
-        if self._native_tools or not tools:
+        if not tools or (self.has_tools and self._instruction is None):
             return messages, tools
         schemas = "\n".join(json.dumps(t) for t in tools)
-        text = (
-            'Call a tool by writing <tool_call>{"name": ..., "arguments": {...}}</tool_call>. '
-            f"Tools:\n{schemas}"
-        )
+        text = f"{self._instruction or _HERMES_INSTRUCTION} Tools:\n{schemas}"
         if messages[0]["role"] == "system":
             head = {"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}
             return [head, *messages[1:]], ()
         return [{"role": "system", "content": text}, *messages], ()
 
     def _compute_suffix(self, observations: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        """A tool result that spells a control token stays text: such a spelling is hidden from the template
-        by a mark, and encoded in two pieces, neither of which is the token."""
-        mark = "mcpagentmark"
-        while any(mark in content for _, content in observations):
-            mark += "x"
-        spelled: list[str] = []
+        veil = _Veil(self._control, *(content for _, content in observations))
+        hidden = tuple((role, veil.over(content)) for role, content in observations)
+        return self._encode_veiled(self._suffix_between(hidden), veil)
 
-        def hide(match: re.Match[str]) -> str:
-            spelled.append(match.group())
-            return f"{mark}{len(spelled) - 1}z"
-
-        hidden = tuple((role, self._control.sub(hide, content)) for role, content in observations)
-        text, *rest = re.split(f"{mark}([0-9]+)z", self._suffix_between(_DUMMY, hidden))
+    def _encode_veiled(self, text: str, veil: _Veil) -> tuple[int, ...]:
+        """What was hidden is encoded in two pieces, neither of which is the control token."""
+        text, *rest = veil.split(text)
         ids: list[int] = []
         for number, following in zip(rest[::2], rest[1::2], strict=True):
-            control = spelled[int(number)]
+            control = veil.spelled[int(number)]
             ids += self._encode(text + control[0])
             text = control[1:] + following
         return (*ids, *self._encode(text))
 
-    def _control_pattern(self) -> re.Pattern[str]:
-        """Control tokens: special ones, and added ones that the template uses (Qwen's <tool_call> is not
+    def _control_tokens(self) -> tuple[str, ...]:
+        """Longest first: special tokens, and added ones that the template uses (Qwen's <tool_call> is not
         special). Added tokens that merely abbreviate text, such as runs of spaces, are none."""
         template = str(self.tokenizer.chat_template)
-        controls = [
+        controls = {
             token.content
             for token in self.tokenizer.added_tokens_decoder.values()
             if len(token.content.strip()) > 1 and (token.special or token.content in template)
-        ]
-        return re.compile("|".join(map(re.escape, sorted(controls, key=len, reverse=True))) or r"(?!)")
+        }
+        return tuple(sorted(controls, key=lambda token: (-len(token), token)))
 
-    def _suffix_between(self, dummy: Sequence[JsonObject], observations: tuple[tuple[str, str], ...]) -> str:
-        """The text between the end of the dummy's last turn and what the model writes next."""
+    def _suffix_between(
+        self, observations: tuple[tuple[str, str], ...], *, history: Sequence[JsonObject] = ()
+    ) -> str:
+        """The text between the end of a dummy's last turn and what the model writes next."""
+        answers = any(role == "tool" for role, _ in observations)
+        dummy = [*history, *(self._tool_dummy if answers else _DUMMY)]
         before = self._after_answer(dummy, generation=False)
-        messages = [*dummy, *({"role": r, "content": c} for r, c in observations)]
-        after = self._after_answer(messages, generation=True)
+        after = self._after_answer([*dummy, *(_message(*o) for o in observations)], generation=True)
         if not after.startswith(before):
             raise self._refusal(
                 f"ends a turn differently when messages follow ({before!r} does not begin {after!r}), so it "
                 "cannot be told what comes after a sampled turn"
+            )
+        if self._turn_end_text not in before:
+            raise self._refusal(
+                f"ends a call with {before!r} and an answer with {self._turn_end_text!r}, so it cannot be "
+                "told what comes after a sampled turn"
             )
         return after[before.index(self._turn_end_text) + len(self._turn_end_text) :]
 
     def _after_answer(self, messages: Sequence[JsonObject], *, generation: bool) -> str:
         try:
             text = self._render(messages, generation=generation)
-        except TemplateError as error:
+        except _TEMPLATE_ERRORS as error:
             raise self._refusal(f"cannot render a {messages[-1]['role']} message: {error}") from error
         _, answer, tail = text.partition(_ANSWER)
         if not answer:
             raise self._refusal("leaves out what the assistant said")
         return tail
 
+    def _writes_calls(self) -> bool:
+        try:
+            return _ANSWER in self._render(_CALLING_DUMMY)
+        except _TEMPLATE_ERRORS:
+            return False
+
     def _refuse_history_dependence(self) -> None:
         for role in ("tool", "user"):
             probe = ((role, "a result"),)
-            suffix = self._suffix_between(_DUMMY, probe)
+            suffix = self._suffix_between(probe)
             if "a result" not in suffix:
                 raise self._refusal(f"leaves out what a {role} message says")
-            if suffix != self._suffix_between(_LONGER_DUMMY, probe):
+            if suffix != self._suffix_between(probe, history=_LONGER):
                 raise self._refusal(f"renders a {role} message differently after a longer history")
+            for told in (_TOOL, _CALL_ID):
+                if told in suffix:
+                    what = "name" if told is _TOOL else "id"
+                    raise self._refusal(f"writes the {what} of the call into the {role} message after it")
 
     def _refusal(self, reason: str) -> UserError:
         return UserError(
-            f"the chat template of {self._name} {reason}",
+            f"the chat template of {self.name} {reason}",
             remedy="use a model whose template appends messages without looking back, or set model.tokenizer "
             "to one with a training variant of this template",
         )
@@ -199,3 +257,36 @@ _PROBE_TOOL: JsonObject = {
         "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
     },
 }
+
+
+class _Veil:
+    """Hides the control tokens that a text spells from the template and the tokenizer, by marks that none of
+    `texts` holds."""
+
+    def __init__(self, control: re.Pattern[str], *texts: str) -> None:
+        self._control = control
+        self._mark = "mcpagentmark"
+        while any(self._mark in text for text in texts):
+            self._mark += "x"
+        self.spelled: list[str] = []
+
+    def over(self, value: Any) -> Any:
+        """The text with marks in place of control tokens; of a JSON value, every text in it."""
+        if isinstance(value, str):
+            return self._control.sub(self._hide, value)
+        if isinstance(value, dict):
+            return {self.over(key): self.over(item) for key, item in value.items()}
+        return [self.over(item) for item in value] if isinstance(value, list) else value
+
+    def split(self, text: str) -> list[str]:
+        """Text, number of a hidden token in `spelled`, text, number, ..., text."""
+        return re.split(f"{self._mark}([0-9]+)z", text)
+
+    def _hide(self, match: re.Match[str]) -> str:
+        self.spelled.append(match.group())
+        return f"{self._mark}{len(self.spelled) - 1}z"
+
+
+def _message(role: str, content: str) -> JsonObject:
+    named = {"name": _TOOL, "tool_call_id": _CALL_ID} if role == "tool" else {}
+    return {"role": role, "content": content, **named}

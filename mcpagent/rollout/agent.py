@@ -17,7 +17,11 @@ from mcpagent.tools.contract import ToolProvider
 
 
 class ContextRenderer(Protocol):
-    """Messages as token ids; `models.tokens.Renderer` for models, absent for policies that work on text."""
+    """Messages as token ids; `models.tokens.Renderer` for models, absent for policies that work on text.
+    `tool_format` is the dialect in which it tells the model to call tools."""
+
+    @property
+    def tool_format(self) -> str: ...
 
     def prompt_ids(self, messages: list[JsonObject], tools: tuple[JsonObject, ...]) -> tuple[int, ...]: ...
 
@@ -60,7 +64,13 @@ async def run_attempt(
     An infrastructure failure gives a trajectory with stop reason FAILED and no reward. UserError (the task
     offers a tool that no server has) and bugs are raised.
     """
-    episode = Episode(attempt.task, tools, limits=settings.limits, episode_id=attempt.episode_id)
+    episode = Episode(
+        attempt.task,
+        tools,
+        limits=settings.limits,
+        episode_id=attempt.episode_id,
+        tool_format="auto" if renderer is None else renderer.tool_format,
+    )
     turns: list[Turn] = []
     prompt: list[JsonObject] = []
     try:

@@ -9,6 +9,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory, Turn
 from mcpagent.env.offer import offer
+from mcpagent.env.tool_format import rewritten
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy
@@ -57,7 +58,8 @@ def samples(
             (renderer.prompt_ids(trajectory.prompt, schemas), False)
         ]
         for turn in trajectory.turns:
-            segments.append((renderer.action_ids(turn.completion.text), True))
+            action = rewritten(turn.completion.text, renderer.tool_format)
+            segments.append((renderer.action_ids(action), True))
             if turn is not trajectory.turns[-1]:
                 segments.append((renderer.suffix_ids(_observations(turn)), False))
         yield sample_from_segments(segments)
@@ -76,7 +78,7 @@ def texts(
         schemas = offer(catalog, task.offered_tools, task_id=task.id).schemas
         text = renderer.render_text(trajectory.prompt, schemas)
         for turn in trajectory.turns:
-            text += turn.completion.text
+            text += rewritten(turn.completion.text, renderer.tool_format)
             text += renderer.suffix_text(_observations(turn)) if turn is not trajectory.turns[-1] else ""
         yield text
 

@@ -21,6 +21,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.env.offer import offer
+from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.models.load import (
     LoraShape,
@@ -89,7 +90,7 @@ def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig) -> Loaded:
     return Loaded(
         model=model,
         tokenizer=tokenizer,
-        renderer=Renderer(tokenizer, name=config.model.name),
+        renderer=open_renderer(tokenizer, name=config.model.name, tool_format=config.rollout.tool_format),
         device=next(model.parameters()).device,
         max_context=min(limits),
     )

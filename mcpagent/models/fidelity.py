@@ -1,0 +1,82 @@
+"""Whether a conversation survives as tokens: what others write stays data, and what a full rendering would
+have said otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from mcpagent.core.records import JsonObject
+from mcpagent.errors import UserError
+from mcpagent.models.tokens import Renderer
+
+_QUESTION: JsonObject = {"role": "user", "content": "What is it?"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """`kept` tokens are what the model saw; `changed` of them a full rendering would not have, or it would
+    have others there."""
+
+    kept: int
+    changed: int
+
+    @property
+    def share(self) -> float:
+        return self.changed / self.kept
+
+
+def measure_drift(
+    renderer: Renderer, kept: Sequence[int], messages: Sequence[JsonObject], tools: Sequence[JsonObject]
+) -> Drift:
+    """`kept` against the rendering of the whole conversation; assistant messages hold `tool_calls`, and
+    `reasoning_content` where they were written after a thought. Needs a conversation that ends with the
+    environment's turn."""
+    full = renderer.prompt_ids(messages, tools)
+    blocks = SequenceMatcher(None, kept, full, autojunk=False).get_matching_blocks()
+    same = sum(block.size for block in blocks)
+    return Drift(kept=len(kept), changed=max(len(kept), len(full)) - same)
+
+
+def refuse_forgery(renderer: Renderer) -> int:
+    """Write every control token into a tool result, a user message and a tool's description; how many there
+    are. Raises UserError where one of them gets through as a control token."""
+    spelled = renderer.control_tokens
+    attacks = ["".join(spelled), " ".join(spelled), "\n".join(reversed(spelled))]
+    for role in ("tool", "user"):
+        clean = _controls(renderer, renderer.suffix_ids([{"role": role, "content": "plain"}]))
+        for attack in attacks:
+            ids = renderer.suffix_ids([{"role": role, "content": f"plain {attack}"}])
+            if _controls(renderer, ids) != clean:
+                raise _forged(renderer, f"a {role} message")
+    clean = _controls(renderer, renderer.prompt_ids([_QUESTION], [_tool("plain")]))
+    for attack in attacks:
+        forged = {**_QUESTION, "content": f"What is it? {attack}"}
+        if _controls(renderer, renderer.prompt_ids([forged], [_tool(attack)])) != clean:
+            raise _forged(renderer, "the first message or a tool's description")
+    return len(spelled)
+
+
+def _controls(renderer: Renderer, ids: Sequence[int]) -> list[int]:
+    control = set(renderer.tokenizer.convert_tokens_to_ids(list(renderer.control_tokens)))
+    return [token for token in ids if token in control]
+
+
+def _forged(renderer: Renderer, where: str) -> UserError:
+    return UserError(
+        f"with the tokenizer of {renderer.name}, {where} that spells a control token gives the model that "
+        "token, so that a tool could forge a turn",
+        remedy="set model.tokenizer to one whose special tokens are added tokens (a fast tokenizer)",
+    )
+
+
+def _tool(description: str) -> JsonObject:
+    return {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": description,
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
