@@ -1,0 +1,1 @@
+"""Language models behind an OpenAI-compatible API: one request, its retries, its cost."""
