@@ -12,6 +12,7 @@ from mcpagent.policy.attention import prepare_attention
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import EngineThread
 from mcpagent.policy.hf_engine import Engine
+from mcpagent.policy.sampling import Sampler, sample_rows
 
 
 class HFPolicy:
@@ -30,7 +31,9 @@ class HFPolicy:
         max_context: int,
         slots: int = 256,
         threads: int = 1,
+        sample: Sampler = sample_rows,
     ) -> None:
+        """`sample` chooses the tokens; a benchmark may force them."""
         model.eval()
         prepare_attention(model)
 
@@ -45,6 +48,7 @@ class HFPolicy:
                 slots=slots,
                 device=model.device,
                 dtype=model.dtype,
+                sample=sample,
             )
 
         self._thread = EngineThread(make, decode=decode)

@@ -21,7 +21,7 @@ from mcpagent.core.trajectory import FinishReason
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import Finished
-from mcpagent.policy.sampling import sample_rows
+from mcpagent.policy.sampling import Sampler, sample_rows
 from mcpagent.policy.slot_cache import SlotCache
 
 _MAX_BLOCK = 1 << 14  # tokens of one forward pass over new context, padding included
@@ -61,8 +61,9 @@ class Engine:
         slots: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        sample: Sampler = sample_rows,
     ) -> None:
-        self._decoder, self._head = decoder, head
+        self._decoder, self._head, self._sample_rows = decoder, head, sample
         self._stop_ids, self._max_context, self._device = stop_ids, max_context, device
         self._rows: list[Row] = []  # by slot: active first, then parked
         self._slot_of: dict[str, int] = {}
@@ -237,7 +238,7 @@ class Engine:
         return out.last_hidden_state
 
     def _sample(self, rows: list[Row], hidden: torch.Tensor, *, first: int = 0) -> list[Finished]:
-        tokens, logprobs = sample_rows(
+        tokens, logprobs = self._sample_rows(
             self._head(hidden),
             [r.uniforms[len(r.sampled)] for r in rows],
             [r.turn.sampling for r in rows],

@@ -6,11 +6,14 @@ depend on which other rows happen to be in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from mcpagent.policy.contract import Sampling
+
+# Logits [n, V], uniform numbers [n] and settings [n] -> tokens [n] and logprobs [n].
+Sampler = Callable[[torch.Tensor, Sequence[float], Sequence[Sampling]], tuple[torch.Tensor, torch.Tensor]]
 
 
 def sample_rows(

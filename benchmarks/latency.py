@@ -1,0 +1,107 @@
+"""Do slow tools slow the sampling down? 64 episodes in flight, real calls to tools that take 0.5 to 5 s.
+
+Episodes follow one another, so that 64 are open until the last has begun; what is counted ends there: sampled
+tokens by second of wall time and by CPU second. The model and the turns are large enough that sampling a turn
+of 64 takes longer than a tool does; with less work than that, no scheduler can keep a processor busy.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.forced import ForcedPolicy, forced_rows
+from benchmarks.w3 import LOOKUP_SERVER
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.models.tokens import Renderer
+from mcpagent.policy.contract import CompletionRequest, Sampling
+from mcpagent.policy.hf import HFPolicy
+from mcpagent.policy.scripted import call_text
+from mcpagent.rollout.agent import AgentSettings
+from mcpagent.rollout.collector import attempts, collect
+from mcpagent.tools.pool import ToolPool
+
+IN_FLIGHT = 64
+_CALLS = 3
+_MAX_CONTEXT = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Sampled tokens by second while all of `IN_FLIGHT` episodes were open."""
+
+    tokens: int
+    wall_s: float
+    cpu_s: float
+
+
+async def measure(
+    model: Any, renderer: Renderer, *, slow: bool, episodes: int = 2 * IN_FLIGHT, filler: int = 160
+) -> Throughput:
+    """`filler` is how many tokens a turn has besides its call."""
+    rng = random.Random(0)
+    tasks = [
+        Task.model_validate(
+            {
+                "prompt": [{"role": "user", "content": f"Look up item-{number}." + " the" * 64}],
+                "reward_spec": {
+                    "ground_truth": {"task_id": f"t{number}", "success": {"must_call_tool": "lookup.wait"}}
+                },
+                "extra_info": {"tools": ["lookup.wait"]},
+            }
+        )
+        for number in range(episodes)
+    ]
+    seconds = {(t.id, turn): rng.uniform(0.5, 5.0) if slow else 0.0 for t in tasks for turn in range(_CALLS)}
+
+    def script(request: CompletionRequest) -> tuple[int, ...]:
+        task_id, _, _ = request.episode_id.partition("#")
+        turn = sum(message["role"] == "tool" for message in request.messages)
+        text = " the" * filler
+        if turn < _CALLS:
+            text += call_text("wait", {"key": task_id, "seconds": seconds[task_id, turn]})
+        return renderer.action_ids(text)
+
+    policy = HFPolicy(
+        model,
+        decode=renderer.decode,
+        stop_ids=renderer.stop_ids,
+        max_context=_MAX_CONTEXT,
+        slots=IN_FLIGHT,
+        sample=forced_rows,
+    )
+    found: list[Throughput] = []
+    done = 0
+
+    def on_done(trajectory: Trajectory) -> None:
+        nonlocal done
+        assert not trajectory.errors, trajectory.errors
+        done += 1
+        if done == episodes - IN_FLIGHT:
+            found.append(
+                Throughput(
+                    tokens=policy.sampled_tokens,
+                    wall_s=time.perf_counter() - wall,
+                    cpu_s=time.process_time() - cpu,
+                )
+            )
+
+    try:
+        async with ToolPool([LOOKUP_SERVER]) as pool:
+            wall, cpu = time.perf_counter(), time.process_time()
+            await collect(
+                list(attempts(tasks, per_task=1, seed=0)),
+                policy=ForcedPolicy(policy, script),
+                tools=pool,
+                settings=AgentSettings(sampling=Sampling(), max_context_tokens=_MAX_CONTEXT),
+                renderer=renderer,
+                concurrency=IN_FLIGHT,
+                deterministic=False,
+                on_done=on_done,
+            )
+    finally:
+        policy.close()
+    return found[0]

@@ -1,0 +1,151 @@
+"""What rollouts cost: ours against the same work by hand, by transformers, and by other tools.
+
+    python -m benchmarks.rollout w3        a group of multi-turn episodes over stdio; the gate
+    python -m benchmarks.rollout generate  the embedded model at batch 96, against `generate` turn by turn
+    python -m benchmarks.rollout latency   tools that take 0.5 to 5 s, against tools that take none
+
+CPU seconds of this process with one thread; ratios are medians over rounds of neighbours, in alternating
+order: on a machine that does other things too, only neighbours can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+import os
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+
+from benchmarks import generation, latency, models, w3
+from mcpagent.models.load import LoraShape, MergedCopy, attach_lora
+from mcpagent.models.tokens import Renderer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", dest="as_json")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("w3")
+    command.add_argument("--rounds", type=int, default=5)
+    command.add_argument("--model", type=Path, help="a model folder; default: the tiny shape, random weights")
+    command.add_argument(
+        "--peers", type=Path, help="a script that runs `w3-floor` and `w3-trl` and prints JSON"
+    )
+    command = commands.add_parser("generate")
+    command.add_argument("--rounds", type=int, default=5)
+    command = commands.add_parser("latency")
+    command.add_argument("--rounds", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result = {"w3": measure_w3, "generate": measure_generation, "latency": measure_latency}[options.command](
+        options
+    )
+    if options.as_json:
+        print(json.dumps(result))
+        return
+    for name, value in result.items():
+        print(f"{name:<34}{value!s:>24}")
+
+
+def measure_w3(options: argparse.Namespace) -> dict[str, Any]:
+    """Medians over rounds; `ratio ...` is ours divided by theirs, round by round."""
+    model, tokenizer = models.tiny(options.model)
+    lora = LoraShape(r=16, alpha=32, dropout=0.0, target_modules="all-linear")
+    adapted = attach_lora(model, lora, seed=0).eval()
+    costs = asyncio.run(_rounds(adapted, Renderer(tokenizer), options.rounds))
+    cpu_s = {name: [cost.cpu_s for cost in own] for name, own in costs.items()}
+    peers: dict[str, float] = {}
+    if options.peers is not None:
+        for name in ("w3-floor", "w3-trl"):
+            line = subprocess.run([options.peers, name], check=True, stdout=subprocess.PIPE, text=True).stdout
+            peers[name] = json.loads(line)["rollout_cpu_s"]
+    return {
+        "work": "w3",
+        **{f"cpu_s {name}": round(statistics.median(values), 3) for name, values in cpu_s.items()},
+        **{
+            f"ratio to {name}": round(_ratio(cpu_s["ours"], values), 3)
+            for name, values in cpu_s.items()
+            if name != "ours"
+        },
+        **{f"cpu_s {name}": value for name, value in peers.items()},
+        "generated tokens": costs["ours"][-1].generated,
+        "prefilled tokens": costs["ours"][-1].prefilled,
+        "prefilled tokens of the floor": costs["floor"][-1].prefilled,
+        "loadavg": round(os.getloadavg()[0], 1),
+    }
+
+
+async def _rounds(adapted: Any, renderer: Renderer, rounds: int) -> dict[str, list[w3.Cost]]:
+    work = w3.Work()
+    merged = MergedCopy(adapted).model
+    costs: dict[str, list[w3.Cost]] = {}
+    async with (
+        w3.ours(adapted, renderer, work) as ours,
+        w3.floor(adapted, renderer, work) as floor,
+        w3.floor(merged, renderer, work) as merged_floor,
+    ):
+        sides = {"ours": ours, "floor": floor, "floor, adapters merged": merged_floor}
+        for number in range(rounds + 1):
+            for name in sorted(sides, reverse=bool(number % 2)):
+                cost = await sides[name]()
+                if number:  # the first round warms up
+                    costs.setdefault(name, []).append(cost)
+    return costs
+
+
+def measure_generation(options: argparse.Namespace) -> dict[str, Any]:
+    """Sampled tokens by CPU second; medians over rounds."""
+    result: dict[str, Any] = {"work": "generate"}
+    for name, ragged in (("turns of one length", False), ("turns of 8 to 56 tokens", True)):
+        turns = generation.draw_turns(ragged=ragged)
+        model, _ = models.embedded()
+        theirs = generation.by_generate(model, turns)
+        ours = generation.by_policy(copy.deepcopy(model), turns)
+        seconds: dict[str, list[float]] = {"ours": [], "generate": []}
+        for number in range(options.rounds + 1):
+            sides = [("ours", ours), ("generate", theirs)]
+            for side, run in sides if number % 2 else sides[::-1]:
+                cpu_s = run()
+                if number:  # the first round warms up
+                    seconds[side].append(cpu_s)
+        for side, values in seconds.items():
+            result[f"{name}, tokens/CPU s, {side}"] = round(turns.tokens / statistics.median(values))
+        result[f"{name}, ours to generate"] = round(_ratio(seconds["generate"], seconds["ours"]), 3)
+    return {**result, "loadavg": round(os.getloadavg()[0], 1)}
+
+
+def measure_latency(options: argparse.Namespace) -> dict[str, Any]:
+    """Tools that take 0.5 to 5 s against tools that take none."""
+    model, tokenizer = models.tiny()
+    renderer = Renderer(tokenizer)
+    found: dict[bool, list[latency.Throughput]] = {False: [], True: []}
+    for _ in range(options.rounds):
+        for slow in (False, True):
+            found[slow].append(asyncio.run(latency.measure(copy.deepcopy(model), renderer, slow=slow)))
+    result: dict[str, Any] = {"work": "latency"}
+    for unit in ("wall_s", "cpu_s"):
+        rates = {slow: [own.tokens / getattr(own, unit) for own in found[slow]] for slow in found}
+        result[f"tokens/{unit}, no latency"] = round(statistics.median(rates[False]))
+        result[f"tokens/{unit}, 0.5 to 5 s"] = round(statistics.median(rates[True]))
+        result[f"share kept, {unit}"] = round(_ratio(rates[True], rates[False]), 3)
+    return {**result, "loadavg": round(os.getloadavg()[0], 1)}
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float:
+    """Median of the quotients of neighbours."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+if __name__ == "__main__":
+    main()
