@@ -57,6 +57,7 @@ class FailureKind(StrEnum):
     CRASHED = "crashed"  # the server or its transport died before the call was sent, or on every safe repeat
     UNKNOWN_OUTCOME = "unknown_outcome"  # sent, then lost: it may have had its effect; never repeated
     OVERSIZE = "oversize"  # the result was too large to take
+    UPSTREAM = "upstream"  # the server says that it, or a service behind it, failed or refuses us
     SCHEMA = "schema"  # the server broke the protocol or its own output schema
     DENIED = "denied"  # the allow-list forbids the tool
     LIMIT = "limit"  # a limit of the episode was reached: the call was not made
@@ -70,6 +71,7 @@ class FailureKind(StrEnum):
             FailureKind.CRASHED,
             FailureKind.UNKNOWN_OUTCOME,
             FailureKind.OVERSIZE,
+            FailureKind.UPSTREAM,
             FailureKind.SCHEMA,
             FailureKind.CASSETTE,
         }

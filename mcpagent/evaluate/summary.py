@@ -10,6 +10,7 @@ from mcpagent.core.metrics import Metric
 from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.trajectory import SCHEMA_VERSION, Trajectory
 from mcpagent.evaluate.intervals import clustered_mean
+from mcpagent.tools.metrics import PoolMetrics
 
 COMPLEXITIES = ("simple", "moderate", "complex")
 
@@ -52,17 +53,24 @@ class EvalSummary(Record):
     stop_reasons: dict[str, int]
     tasks: dict[str, TaskOutcome]
 
-    def with_provenance(self, provenance: JsonObject, *, cassette: JsonObject | None = None) -> EvalResult:
+    def with_provenance(
+        self,
+        provenance: JsonObject,
+        *,
+        cassette: JsonObject | None = None,
+        tool_metrics: PoolMetrics | None = None,
+    ) -> EvalResult:
         """The document that `eval --json` prints and that `eval/*.json` holds."""
-        return EvalResult(**dict(self), provenance=provenance, cassette=cassette)
+        return EvalResult(**dict(self), provenance=provenance, cassette=cassette, tool_metrics=tool_metrics)
 
 
 class EvalResult(EvalSummary):
     """An `EvalSummary` that says what was evaluated, on which data, and how. `cassette` is what one did,
-    where tools were recorded or replayed."""
+    where tools were recorded or replayed; `tool_metrics` what the calls of its servers came to."""
 
     provenance: JsonObject
     cassette: JsonObject | None = None
+    tool_metrics: PoolMetrics | None = None
 
 
 Measure = Callable[[Trajectory], float | None]

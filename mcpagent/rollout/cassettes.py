@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mcpagent import __version__
 from mcpagent.config.environment import environment
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.redact import secrets_of
 from mcpagent.tools.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassette_key import canonical, digest
-from mcpagent.tools.contract import PinnedTools
-from mcpagent.tools.servers_config import HttpServer, Isolation, MemoryServer, ServerConfig, StdioServer
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import HttpServer, ServerConfig, StdioServer
 
 
 def strict_cassette(config: ToolsConfig) -> Cassette | None:
@@ -32,14 +31,12 @@ def strict_cassette(config: ToolsConfig) -> Cassette | None:
 @contextmanager
 def recording(
     config: ToolsConfig,
-    pool: PinnedTools,
+    pool: ToolPool,
     servers: Sequence[ServerConfig],
     *,
-    isolation: dict[str, Isolation],
     on_note: Callable[[str], None],
 ) -> Iterator[Cassette | None]:
-    """The cassette around a started pool of `servers`; None where the configuration has none. `isolation` are
-    the overrides by server."""
+    """The cassette around a started pool of `servers`; None where the configuration has none."""
     if config.cassette is None or config.cassette_mode not in ("record", "replay"):
         yield None
         return
@@ -52,8 +49,8 @@ def recording(
         Path(config.cassette),
         mode=config.cassette_mode,
         servers=ServerFacts(
-            isolation={s.name: isolation.get(s.name) or _own_isolation(s) for s in servers},
-            versions={s.name: _version(s, config) for s in servers},
+            isolation={s.name: pool.isolation(s.name) for s in servers},
+            versions={s.name: _version(s, config, reported=pool.versions.get(s.name, "")) for s in servers},
             repeatable=[
                 f"{name}.{tool}"
                 for name, section in config.per_server.items()
@@ -69,24 +66,17 @@ def recording(
         yield cassette
 
 
-def _own_isolation(server: ServerConfig) -> Isolation:
-    if isinstance(server, MemoryServer):
-        from mcpagent.servers.registry import is_stateful
-
-        return server.isolation or ("episode" if is_stateful(server.name) else "shared")
-    return server.isolation or "shared"
-
-
-def _version(server: ServerConfig, config: ToolsConfig) -> str:
-    """What decides which program answers: of a built-in server this version and its upstream, of another how
-    it is reached, because a package is pinned there (`name@1.2.3`) and a folder or database is named."""
+def _version(server: ServerConfig, config: ToolsConfig, *, reported: str) -> str:
+    """What decides which program answers: the version that the server reports, and of a built-in one its
+    upstream, of another how it is reached: many report the version of a library or none, and a package is
+    pinned there (`name@1.2.3`), a folder or a database named."""
     if config.servers is None:
-        return f"{__version__} {config.upstream}"
+        return f"{reported} {config.upstream}"
     match server:
         case StdioServer():
-            reached = [Path(server.command).name, *server.args]
+            reached = digest(canonical([Path(server.command).name, *server.args]))
         case HttpServer():
-            reached = [server.url]
+            reached = digest(canonical([server.url]))
         case _:
-            return ""
-    return digest(canonical(reached))
+            reached = ""
+    return f"{reported} {reached}".strip()

@@ -38,9 +38,13 @@ class Tools:
         return None if self.cassette is None else self.cassette.take_counts()
 
     def take_metrics(self) -> JsonObject:
-        """What the record of a training step says of the tools."""
+        """What the record of a training step says of the tools: what the cassette did in it, where there is
+        one, and what the servers' calls came to since they were started."""
         counts = self.take_cassette_counts()
-        return {} if counts is None else {"cassette": counts}
+        return {
+            **({} if counts is None else {"cassette": counts}),
+            "tool_metrics": self.pool.metrics().model_dump(mode="json"),
+        }
 
 
 def chosen_servers(
@@ -74,27 +78,40 @@ def open_tools(
         with strict, IOThread() as io:
             yield Tools(io, strict, strict)
         return
-    servers, isolation = chosen_servers(config, on_note=on_note), _isolation(config)
-    pool = ToolPool(
+    servers = chosen_servers(config, on_note=on_note)
+    pool = tool_pool(config, servers, ledger=ledger, log_dir=log_dir, on_note=on_note)
+    with IOThread() as io:
+        io.run(pool.__aenter__())
+        try:
+            with recording(config, pool, servers, on_note=on_note) as cassette:
+                yield Tools(io, cassette or pool, cassette)
+        finally:
+            io.run(pool.close())
+
+
+def tool_pool(
+    config: ToolsConfig,
+    servers: Sequence[ServerConfig],
+    *,
+    ledger: Path | None = None,
+    log_dir: Path | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> ToolPool:
+    """A pool of `servers`, not started yet, with the settings of `config`. Raises UserError where they
+    contradict each other or name no server."""
+    return ToolPool(
         servers,
         timeout_s=config.timeout_s,
         retry=config.retry,
         result_limit_chars=config.result_limit_chars,
         allow=config.allow_list,
-        isolation=isolation,
+        isolation=_isolation(config),
         per_server={name: _limits(section) for name, section in config.per_server.items()},
         ledger=ledger,
         log_dir=log_dir,
         on_change=config.on_catalog_change,
         on_note=on_note,
     )
-    with IOThread() as io:
-        io.run(pool.__aenter__())
-        try:
-            with recording(config, pool, servers, isolation=isolation, on_note=on_note) as cassette:
-                yield Tools(io, cassette or pool, cassette)
-        finally:
-            io.run(pool.close())
 
 
 def _isolation(config: ToolsConfig) -> dict[str, Isolation]:

@@ -17,7 +17,7 @@ class BreakerState(StrEnum):
 
     CLOSED = "closed"  # it is made; after a failure it waits out the backoff
     OPEN = "open"  # it fails at once
-    HALF_OPEN = "half_open"  # it is made, and its outcome decides
+    HALF_OPEN = "half_open"  # it is made, as the only one, and its outcome decides
 
 
 class CircuitBreaker:
@@ -26,8 +26,9 @@ class CircuitBreaker:
     A failure is a start that did not succeed, or a connection that ended by itself. After the n-th in a row
     the next try waits 0.2, 0.4, 0.8 ... 30 s (each less up to a quarter, at random, so that many clients of
     one service do not return at once). From the fifth on the breaker is open: until the next try is due,
-    calls fail at once. Then it is half open: an answer closes it, a failure opens it for longer.
-    `clock` gives seconds.
+    calls fail at once. Then it is half open, for one try: while that is under way, at most for another
+    backoff, it is open for all others. An answer closes it, a failure opens it for longer. `clock` gives
+    seconds.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,6 +36,7 @@ class CircuitBreaker:
         self._failures = 0
         self._next_try_s = 0.0  # by the clock
         self._reason = ""
+        self._is_trying = False  # the one try of the half-open breaker is under way
 
     @property
     def state(self) -> BreakerState:
@@ -52,21 +54,31 @@ class CircuitBreaker:
         """Why a call fails at once; None while it may be made."""
         if self.state is not BreakerState.OPEN:
             return None
-        return (
-            f"the server failed {self._failures} times in a row (last: {self._reason}); "
-            f"the next try is in {self.delay_s:.1f} s"
-        )
+        when = "it is being tried again" if self._is_trying else f"the next try is in {self.delay_s:.1f} s"
+        return f"the server failed {self._failures} times in a row (last: {self._reason}); {when}"
+
+    def begin(self) -> None:
+        """Note that a call or a start is tried. A try whose outcome is never told (its caller was cancelled)
+        holds up the others for one backoff."""
+        if self.state is BreakerState.HALF_OPEN:
+            self._is_trying = True
+            self._back_off()
 
     def failed(self, reason: str, *, is_lasting: bool = False) -> None:
         """Note a failure. Those that arrive while the backoff runs are of the same fault and count once;
         one that `is_lasting` (no such command) opens the breaker."""
-        if self.delay_s > 0:
+        if self.delay_s > 0 and not self._is_trying:
             return
+        self._is_trying = False
         self._reason = reason
         self._failures = max(self._failures + 1, FAILURES_TO_OPEN if is_lasting else 0)
-        backoff_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 16))
-        self._next_try_s = self._clock() + backoff_s * random.uniform(0.75, 1.0)
+        self._back_off()
 
     def answered(self) -> None:
         """Note that the server answered a call."""
         self._failures = 0
+        self._is_trying = False
+
+    def _back_off(self) -> None:
+        backoff_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 16))
+        self._next_try_s = self._clock() + backoff_s * random.uniform(0.75, 1.0)

@@ -25,7 +25,8 @@ from mcpagent.tools.cassette_deck import Deck
 from mcpagent.tools.cassette_session import CassetteSession
 from mcpagent.tools.cassette_tape import Tape, TapeCatalog
 from mcpagent.tools.catalog import Catalog, near_match
-from mcpagent.tools.contract import OnChange, PinnedTools, ToolProvider
+from mcpagent.tools.contract import OnChange, PinnedTools
+from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.servers_config import Isolation
 
 _NAMED = 8  # tools named in one note
@@ -46,7 +47,7 @@ class ServerFacts:
 class Cassette:
     """A `PinnedTools` with its answers on a tape. Close it, or use it as a context manager."""
 
-    def __init__(self, deck: Deck, live: ToolProvider | None, *, on_change: OnChange = "warn") -> None:
+    def __init__(self, deck: Deck, live: PinnedTools | None, *, on_change: OnChange = "warn") -> None:
         self.on_change: OnChange = on_change
         self._deck = deck
         self._live = live
@@ -141,6 +142,15 @@ class Cassette:
     def renamed(self) -> Mapping[str, str]:
         """As those of a `ToolPool`."""
         return {name: spec.dotted for name, spec in self.tools.items() if name != spec.name}
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """As those of a `ToolPool`; none where no server runs."""
+        return {} if self._live is None else self._live.versions
+
+    def metrics(self) -> PoolMetrics:
+        """Of the calls that went to servers; what the tape answered is in the counts."""
+        return PoolMetrics(servers=()) if self._live is None else self._live.metrics()
 
     def session(self) -> CassetteSession:
         """A new, single-use session."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import FailureKind
 from mcpagent.tools.breaker import CircuitBreaker
 from mcpagent.tools.deadline import settled
-from mcpagent.tools.faults import CallFailed, CallLost, classify
+from mcpagent.tools.faults import CallFailed, CallLost, CallThrottled, classify
 from mcpagent.tools.lifeline import Lifeline, Live
 from mcpagent.tools.limits import Gate
+
+_THROTTLED_FIRST_S = 0.2
 
 
 @dataclass
@@ -44,6 +47,7 @@ class Order:
     waited_s: float = 0.0  # for the server and for a slot
     latency_s: float = 0.0  # of the last sending
     sendings: int = 0
+    throttled_s: float = 0.0  # that the server asked to wait, in all; part of `waited_s`
 
 
 class Connection:
@@ -82,6 +86,8 @@ class Connection:
                     order.footprint.generation = live.number
                 try:
                     return await self._send(live, request, order)
+                except CallThrottled as throttled:
+                    await _sit_out(throttled, order)
                 except CallLost as lost:
                     _repeat_or_give_up(lost, order)
 
@@ -93,6 +99,7 @@ class Connection:
         compiles the tool's output schema again for every client, which costs an episode's own instance
         more than its calls; the pool validates with one compiled validator per tool.
         """
+        self._breaker.begin()
         order.sendings += 1
         begun_s = time.perf_counter()
         task = asyncio.create_task(live.client.session.send_request(request, CallToolResult))
@@ -110,7 +117,7 @@ class Connection:
             raise CallLost("the connection was torn down during the call")
         error = task.exception()
         fault = None if error is None else classify(error)
-        if isinstance(fault, CallLost):
+        if isinstance(fault, CallLost) and not isinstance(fault, CallThrottled):
             self._note_loss(live, fault, order)
         else:
             live.is_shaky = False
@@ -125,6 +132,20 @@ class Connection:
         else:
             live.is_shaky = True
             self._breaker.failed(lost.text)
+
+
+async def _sit_out(throttled: CallThrottled, order: Order) -> None:
+    """Wait as long as the server asks, or longer each time where it does not say. Raises CallFailed where
+    that would pass the call's deadline. The slot is kept: another call would fare no better."""
+    own_s = _THROTTLED_FIRST_S + order.throttled_s  # so it at least doubles, whatever the server says
+    wait_s = max(throttled.retry_after_s or 0.0, own_s) * random.uniform(1.0, 1.25)
+    if order.throttled_s + wait_s > order.timeout_s:
+        asked = throttled.retry_after_s
+        text = f"{throttled.text}; it asks to wait {asked:g} s" if asked is not None else throttled.text
+        raise CallFailed(FailureKind.UPSTREAM, f"{text}; the deadline is {order.timeout_s:g} s")
+    order.throttled_s += wait_s
+    order.waited_s += wait_s
+    await asyncio.sleep(wait_s)
 
 
 def _repeat_or_give_up(lost: CallLost, order: Order) -> None:

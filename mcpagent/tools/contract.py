@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from mcpagent.core.tools import NONCE_META_KEY as NONCE_META_KEY
 from mcpagent.core.tools import PURPOSE_META_KEY as PURPOSE_META_KEY
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
+from mcpagent.tools.metrics import PoolMetrics
 
 
 class Purpose(StrEnum):
@@ -51,7 +52,7 @@ class ToolProvider(Protocol):
 
 
 class PinnedTools(ToolProvider, Protocol):
-    """A provider whose catalog can be held against that of a dataset."""
+    """A provider whose catalog can be held against that of a dataset, and whose servers are watched."""
 
     @property
     def catalog_hash(self) -> str:
@@ -61,6 +62,15 @@ class PinnedTools(ToolProvider, Protocol):
     @property
     def renamed(self) -> Mapping[str, str]:
         """`server.tool` by the name that the model sees, for the tools whose own name is not unique."""
+        ...
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """By server, the version that it reports of itself; a server that reports none is not there."""
+        ...
+
+    def metrics(self) -> PoolMetrics:
+        """What the calls of the servers came to since they were started."""
         ...
 
     @property

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import anyio
 from mcp import MCPError
-from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS, REQUEST_TIMEOUT
+from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
 from mcpagent.core.tools import FailureKind
-from mcpagent.tools.wire import MALFORMED_RESULT, NOT_SENT, OVERSIZE_RESULT, RESPONSE_LOST
+from mcpagent.tools.wire import (
+    FORBIDDEN,
+    MALFORMED_RESULT,
+    NOT_SENT,
+    OVERSIZE_RESULT,
+    RESPONSE_LOST,
+    RETRY_AFTER,
+    THROTTLED,
+)
 
 # How the SDK words the end of a connection; its code alone is one that servers use for errors of their own.
 _CLOSED = "Connection closed"
@@ -34,6 +42,15 @@ class CallLost(Exception):
         self.is_doubtful = is_doubtful
 
 
+class CallThrottled(CallLost):
+    """A call that the server did not take because there are too many; it is well. `retry_after_s` is what it
+    asks to wait; None where it does not say."""
+
+    def __init__(self, text: str, retry_after_s: float | None) -> None:
+        super().__init__(text, was_sent=False)
+        self.retry_after_s = retry_after_s
+
+
 class OpenFailed(Exception):
     """A server did not start. `permanent` where another attempt cannot help (no such command)."""
 
@@ -47,7 +64,9 @@ def classify(error: BaseException) -> CallFailed | CallLost:
     """What an exception of the SDK means for the call. The order matters: a ValidationError is a
     ValueError."""
     match error:
-        case MCPError(code=code, message=message):
+        case MCPError(code=code, message=message, data=data):
+            if code == THROTTLED:
+                return CallThrottled(message, data.get(RETRY_AFTER) if isinstance(data, dict) else None)
             return _of_code(code, message)
         case ValidationError():
             return CallFailed(FailureKind.SCHEMA, f"the server sent a malformed result: {flat(error)}")
@@ -89,4 +108,6 @@ def _of_code(code: int, message: str) -> CallFailed | CallLost:
     if code == INVALID_PARAMS:
         unknown = "unknown tool" in message.lower()
         return CallFailed(FailureKind.UNKNOWN_TOOL if unknown else FailureKind.INVALID_ARGUMENTS, message)
+    if code in (INTERNAL_ERROR, FORBIDDEN):
+        return CallFailed(FailureKind.UPSTREAM, message)
     return CallFailed(FailureKind.SCHEMA, f"the server answered with error {code}: {message}")

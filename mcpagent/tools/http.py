@@ -148,7 +148,7 @@ class _Posts:
         try:
             reply = await self._reply(message, headers)
         except Refusal as refusal:
-            reply = error_reply(message.id, refusal.code, refusal.text)
+            reply = error_reply(message.id, refusal.code, refusal.text, refusal.data)
         except Exception as error:
             # A boundary: a call must end, whatever an HTTP library raises.
             log.debug("a POST broke down", exc_info=True)

@@ -23,8 +23,17 @@ from mcp_types import (
     RequestId,
 )
 
+from mcpagent.core.retry_after import retry_after_s
 from mcpagent.tools.jsonrpc import Malformed, parse
-from mcpagent.tools.wire import MALFORMED_RESULT, NOT_SENT, OVERSIZE_RESULT, RESPONSE_LOST
+from mcpagent.tools.wire import (
+    FORBIDDEN,
+    MALFORMED_RESULT,
+    NOT_SENT,
+    OVERSIZE_RESULT,
+    RESPONSE_LOST,
+    RETRY_AFTER,
+    THROTTLED,
+)
 
 Reply = JSONRPCResponse | JSONRPCError
 
@@ -42,12 +51,14 @@ _END_TIMEOUT_S = 2.0
 
 
 class Refusal(Exception):
-    """A request without a response of the server's own: the code and the text of our answer to it."""
+    """A request without a response of the server's own: the code, the text and the data of our answer to
+    it."""
 
-    def __init__(self, code: int, text: str) -> None:
+    def __init__(self, code: int, text: str, data: dict[str, float] | None = None) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
+        self.data = data
 
 
 class HttpEndpoint:
@@ -195,7 +206,7 @@ class HttpEndpoint:
         """What an HTTP error says: the JSON-RPC error in its body, else what its status means for a call."""
         status = response.status_code
         if status in (401, 403):
-            raise Refusal(NOT_SENT, f"{self._host()} refuses us (HTTP {status}): {_AUTH_ADVICE}")
+            raise Refusal(FORBIDDEN, f"{self._host()} refuses us (HTTP {status}): {_AUTH_ADVICE}")
         error = await self._error_in(message, response)
         told = f": {error.error.message}" if error is not None else ""
         if self._session_id is not None and (status == 404 or (status == 400 and "session" in told.lower())):
@@ -203,6 +214,10 @@ class HttpEndpoint:
             raise Refusal(NOT_SENT, f"the server does not know our session any more (HTTP {status}{told})")
         if error is not None:
             return error
+        wait_s = retry_after_s(response.headers)
+        if status == 429 or (status == 503 and wait_s is not None):
+            text = f"{self._host()} takes no more calls for now (HTTP {status})"
+            raise Refusal(THROTTLED, text, None if wait_s is None else {RETRY_AFTER: wait_s})
         raise Refusal(*_meaning(status, self._host()))
 
     async def _error_in(self, message: JSONRPCRequest, response: httpx2.Response) -> JSONRPCError | None:
@@ -275,7 +290,7 @@ def _meaning(status: int, host: str) -> tuple[int, str]:
         return INVALID_PARAMS, f"the request is larger than {host} takes (HTTP 413)"
     if status == 404:
         return METHOD_NOT_FOUND, f"{host} has nothing at this path (HTTP 404)"
-    if status in (429, 503):
+    if status == 503:
         return NOT_SENT, f"{host} takes no call at the moment (HTTP {status})"
     if status >= 500:
         return RESPONSE_LOST, f"{host} failed (HTTP {status})"

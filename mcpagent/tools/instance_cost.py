@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -39,7 +39,9 @@ class StartedInstance:
 
 
 @asynccontextmanager
-async def started_instance(config: ServerConfig, *, timeout_s: float) -> AsyncIterator[StartedInstance]:
+async def started_instance(
+    config: ServerConfig, *, timeout_s: float, on_note: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[StartedInstance]:
     """Run one instance of a server, measured. Raises UserError where it does not start."""
     mark = secrets.token_hex(8)
     if isinstance(config, StdioServer):
@@ -51,6 +53,7 @@ async def started_instance(config: ServerConfig, *, timeout_s: float) -> AsyncIt
         retry=0,
         result_limit_chars=_RESULT_LIMIT_CHARS,
         isolation={config.name: "shared"},
+        on_note=on_note,
     ) as pool:
         start_s = time.perf_counter() - started_s
         if isinstance(config, StdioServer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from enum import StrEnum
 
@@ -54,6 +54,7 @@ async def probe_isolation(
     allow: Sequence[str] | None = None,
     allow_writes: bool = False,
     timeout_s: float = 10.0,
+    on_note: Callable[[str], None] = lambda _: None,
 ) -> IsolationVerdict:
     """Start two instances of a server and see whether one episode's calls show up in another's.
 
@@ -63,7 +64,9 @@ async def probe_isolation(
     count. Raises UserError where the server does not start.
     """
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(started_instance(config, timeout_s=timeout_s))
+        first = await stack.enter_async_context(
+            started_instance(config, timeout_s=timeout_s, on_note=on_note)
+        )
         second = await stack.enter_async_context(started_instance(config, timeout_s=timeout_s))
         specs = [spec for spec in first.pool.tools.values() if _is_offered(spec, allow)]
         sessions = (first.pool.session(), first.pool.session(), second.pool.session())

@@ -92,9 +92,11 @@ def response_id(head: bytes, tail: bytes) -> RequestId | None:
     return None if found is None else json.loads(found[1].decode("utf-8", "replace"))
 
 
-def error_reply(request_id: RequestId, code: int, text: str) -> JSONRPCError:
+def error_reply(
+    request_id: RequestId, code: int, text: str, data: dict[str, Any] | None = None
+) -> JSONRPCError:
     """What the transport answers in place of the server."""
-    return JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=code, message=text))
+    return JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=code, message=text, data=data))
 
 
 def _repaired(data: bytes) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.types import EmptyResult, PingRequest
 from tenacity import AsyncRetrying, retry_if_exception_type
 
@@ -23,6 +23,7 @@ from mcpagent.tools.faults import CallFailed, CallLost, OpenFailed, classify, fl
 from mcpagent.tools.limits import START_TIMEOUT_S
 from mcpagent.tools.listing import Listing, read_listing
 from mcpagent.tools.transports import Launcher
+from mcpagent.tools.wire import FORBIDDEN
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +174,8 @@ class Lifeline:
     async def _open(self) -> Live:
         """Start attempts, each after the breaker's backoff, until one succeeds or the breaker opens."""
         await asyncio.sleep(self._breaker.delay_s)
+        if (refusal := self._breaker.refusal) is not None:  # another connection of the server is the one try
+            raise OpenFailed(refusal)
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(OpenFailed),
             stop=lambda _: self._breaker.refusal is not None,
@@ -183,6 +186,7 @@ class Lifeline:
 
     async def _open_once(self) -> Live:
         ready: asyncio.Future[Live] = asyncio.get_running_loop().create_future()
+        self._breaker.begin()
         owner = asyncio.create_task(self._own(ready), name=f"own {self.name}")
         self._owners.add(owner)
         owner.add_done_callback(self._owners.discard)
@@ -260,6 +264,8 @@ class Lifeline:
                 return OpenFailed(f"no such command or folder: {missing}", permanent=True)
             case PermissionError(filename=forbidden):
                 return OpenFailed(f"not allowed to run: {forbidden}", permanent=True)
+            case MCPError(code=code, message=refused) if code == FORBIDDEN:
+                return OpenFailed(refused, permanent=True)
             case inner:
                 return OpenFailed(self._with_log(flat(inner)))
 

@@ -17,10 +17,12 @@ _METHOD = "tools/list"
 
 @dataclass(frozen=True)
 class Listing:
-    """The tools of one server; `notes` name those that were left out, and why."""
+    """The tools of one server; `notes` name those that were left out, and why. `version` is what the server
+    says of itself; empty where it says nothing."""
 
     tools: tuple[Tool, ...] = ()
     notes: tuple[str, ...] = ()
+    version: str = ""
 
 
 async def read_listing(client: Client) -> Listing:
@@ -42,7 +44,8 @@ async def read_listing(client: Client) -> Listing:
             else:
                 tools[tool.name] = tool
         if cursor is None:
-            return Listing(tuple(tools.values()), tuple(notes))
+            version = client.server_info.version if client.server_info is not None else ""
+            return Listing(tuple(tools.values()), tuple(notes), version)
     raise ValueError(f"its tool list has more than {_PAGES_MAX} pages")
 
 

@@ -96,6 +96,24 @@ class ToolPool:
         """`server.tool` by the name that the model sees, for the tools whose own name is not unique."""
         return {name: spec.dotted for name, spec in self.tools.items() if name != spec.name}
 
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """By server, the version that it reported when it was started; a server that reported none is not
+        there."""
+        return {name: server.version for name, server in self._servers.items() if server.version}
+
+    def isolation(self, name: str) -> Isolation:
+        """How the server keeps episodes apart: as overridden, else as its configuration says, else as is due
+        to its kind. Known before entry."""
+        config = next(config for config in self._configs if config.name == name)
+        chosen = self._isolation.get(name) or config.isolation
+        if chosen is None and isinstance(config, MemoryServer):
+            # Built-in servers are read only by those who run them in process.
+            from mcpagent.servers.registry import is_stateful
+
+            return "episode" if is_stateful(name) else "shared"
+        return chosen or "shared"
+
     def metrics(self) -> PoolMetrics:
         """What the calls came to so far: latencies, failures, restarts. Cheap, and safe at any time."""
         return PoolMetrics(servers=tuple(server.metrics() for server in self._servers.values()))
@@ -141,23 +159,24 @@ class ToolPool:
         started = await asyncio.gather(*(s.start() for s in servers), return_exceptions=True)
         specs: list[ToolSpec] = []
         failures: list[str] = []
-        for server, outcome in zip(servers, started, strict=True):
+        unstarted: list[ServerConfig] = []
+        for config, server, outcome in zip(self._configs, servers, started, strict=True):
             if isinstance(outcome, OpenFailed):
+                unstarted.append(config)
                 failures.append(f"server {server.name!r} did not start: {outcome.text}")
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
                 specs += outcome
         if failures:
-            raise UserError("\n".join(failures), remedy="Run the server's command in a shell to see why.")
+            raise UserError("\n".join(failures), remedy=_start_remedy(unstarted))
         self._catalog = Catalog.of(specs, allow=self._allow)
 
     def _prepare(self, config: ServerConfig) -> StartedServer:
-        launcher, isolation = self._launcher(config)
         return StartedServer(
             config.name,
-            launcher,
-            isolation=self._isolation.get(config.name) or config.isolation or isolation,
+            self._launcher(config),
+            isolation=self.isolation(config.name),
             limits=self._per_server.get(config.name, ServerLimits()),
             timeout_s=config.timeout_s or self._timeout_s,
             max_in_flight=self._max_in_flight,
@@ -166,21 +185,19 @@ class ToolPool:
             on_note=self._on_note,
         )
 
-    def _launcher(self, config: ServerConfig) -> tuple[Launcher, Isolation]:
-        """How to start the server, and its default isolation."""
+    def _launcher(self, config: ServerConfig) -> Launcher:
         match config:
             case StdioServer():
                 if self._ledger is not None:
                     ledger = {LEDGER_ENV: str(self._ledger.absolute())}
                     config = replace(config, env={**config.env, **ledger})
-                return StdioLauncher(config, self._log_path(config.name)), "shared"
+                return StdioLauncher(config, self._log_path(config.name))
             case HttpServer():
-                return HttpLauncher(config), "shared"
+                return HttpLauncher(config)
             case InProcessServer():
-                return MemoryLauncher(config.server), "shared"
+                return MemoryLauncher(config.server)
             case MemoryServer():
-                # Built-in servers are read only by those who run them in process.
-                from mcpagent.servers.registry import build_server, is_stateful
+                from mcpagent.servers.registry import build_server
 
                 server = build_server(
                     config.name,
@@ -189,7 +206,7 @@ class ToolPool:
                     sandbox=config.sandbox,
                     ledger=self._ledger,
                 )
-                return MemoryLauncher(server), "episode" if is_stateful(config.name) else "shared"
+                return MemoryLauncher(server)
 
     def _log_path(self, server: str) -> Path:
         folder = self._log_dir
@@ -199,6 +216,16 @@ class ToolPool:
             folder = Path(self._temporary_logs.name)
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{re.sub(r'[^A-Za-z0-9_-]', '_', server)}.log"
+
+
+def _start_remedy(servers: Sequence[ServerConfig]) -> str:
+    """What to do about servers that did not start."""
+    remedies: list[str] = []
+    if any(isinstance(server, StdioServer) for server in servers):
+        remedies.append("Run the server's command in a shell to see why.")
+    if any(isinstance(server, HttpServer) for server in servers):
+        remedies.append("Check the server's url and headers, and that it runs there.")
+    return " ".join(remedies) or "mcpagent doctor"
 
 
 def _check_names(names: Sequence[str], **overrides: Mapping[str, object]) -> None:

@@ -52,6 +52,7 @@ class StartedServer:
         self.inputs: dict[str, SchemaCheck] = {}
         self.outputs: dict[str, SchemaCheck] = {}
         self.watch = ServerWatch()
+        self.version = ""  # what the server says of itself, when it is started
         self._launcher = launcher
         self._gate = Gate(limits.max_in_flight or max_in_flight, calls_per_minute=limits.calls_per_minute)
         self._breaker = CircuitBreaker()
@@ -73,6 +74,7 @@ class StartedServer:
                 listing = await connection.lifeline.open()
             finally:
                 await connection.lifeline.close()
+        self.version = listing.version
         for note in listing.notes:
             self._on_note(f"server {self.name!r}: {note}")
         specs = [self._cleaned(to_spec(self.name, tool)) for tool in listing.tools]

@@ -57,6 +57,9 @@ class PoolSession:
             raw = await self._connection(server).call(order)
             result = self._result(server, named, raw, latency_s=order.latency_s)
         except CallFailed as failure:
+            if failure.kind is FailureKind.UPSTREAM and server.inputs[spec.name].fault(call.arguments):
+                # Some servers break down over wrong arguments instead of refusing them.
+                failure = CallFailed(FailureKind.INVALID_ARGUMENTS, failure.text)
             result = _failed(named, failure, latency_s=order.latency_s)
         server.watch.note(result, waited_s=order.waited_s, sendings=order.sendings)
         return result

@@ -24,11 +24,6 @@ _LOG_TAIL_BYTES = 1500
 class Launcher(Protocol):
     """Makes a fresh client for each opening of a connection."""
 
-    @property
-    def has_pipe(self) -> bool:
-        """True where a peer that stops reading blocks a write, so that the connection must be replaced."""
-        ...
-
     def client(self, *, on_eof: Callable[[], None]) -> AbstractAsyncContextManager[Client]:
         """A new client; `on_eof` is called as soon as the server has closed its end."""
         ...
@@ -43,7 +38,6 @@ class MemoryLauncher:
     """A server object in this process. No handshake is needed: both ends are this very SDK."""
 
     server: MCPServer[Any] | Server[Any]
-    has_pipe: bool = False
 
     def client(self, *, on_eof: Callable[[], None]) -> AbstractAsyncContextManager[Client]:
         return Client(self.server, mode=LATEST_MODERN_VERSION)
@@ -81,7 +75,6 @@ class StdioLauncher:
 
     config: StdioServer
     log_path: Path
-    has_pipe: bool = True
     _negotiation: _Negotiation = field(default_factory=_Negotiation)
 
     @asynccontextmanager
@@ -104,7 +97,6 @@ class HttpLauncher:
     """A server elsewhere. Each call has its own exchange, so one that is stuck holds up no other."""
 
     config: HttpServer
-    has_pipe: bool = False
     _negotiation: _Negotiation = field(default_factory=_Negotiation)
     _param_headers: ParamHeaders = field(default_factory=ParamHeaders)
 

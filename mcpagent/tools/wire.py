@@ -32,6 +32,9 @@ OVERSIZE_RESULT = -33001  # the response is larger than the transport takes
 MALFORMED_RESULT = -33002  # the response is no valid JSON-RPC
 NOT_SENT = -33003  # the server never got the request: it is safe to repeat
 RESPONSE_LOST = -33004  # the request went out, its response never came: it may have had its effect
+THROTTLED = -33005  # the server takes no more calls for now, and did not take this one
+FORBIDDEN = -33006  # the server refuses our credentials
+RETRY_AFTER = "retry_after_s"  # in the data of THROTTLED, where the server says so: seconds
 _INT_LIMIT = 10**4300  # sys.int_info.default_max_str_digits: json.loads refuses more digits
 
 

@@ -22,6 +22,7 @@ from mcpagent.rollout.setup import Tools, agent_settings, open_tools
 from mcpagent.storage.jsonl import read_tasks
 from mcpagent.synth.rules import generate_dataset
 from mcpagent.synth.templates import load_templates
+from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.workflows.isolation import ServerIsolation, check_isolation
 from mcpagent.workflows.stage import catalog_note, open_tasks
 
@@ -39,13 +40,14 @@ _NO_TASKS = CheckResult(
 @dataclass(frozen=True, kw_only=True)
 class EnvCheckOutcome:
     """`failing` has, for each task that breaks a claim, the names of the checks; `source` is None where no
-    tasks were played; `cassette` is what one did."""
+    tasks were played; `tool_metrics` is what their calls came to, `cassette` what one did."""
 
     checks: tuple[CheckResult, ...]
     failing: dict[str, tuple[str, ...]]
     n_tasks: int
     source: str | None
     isolation: tuple[ServerIsolation, ...] = ()
+    tool_metrics: PoolMetrics | None = None
     cassette: JsonObject | None = None
 
     @property
@@ -61,6 +63,7 @@ class EnvCheckOutcome:
             "n_tasks": self.n_tasks,
             "tasks_from": self.source,
             "isolation": [server.as_json() for server in self.isolation],
+            "tool_metrics": None if self.tool_metrics is None else self.tool_metrics.model_dump(mode="json"),
             **({} if self.cassette is None else {"cassette": self.cassette}),
         }
 
@@ -105,13 +108,14 @@ def env_check(
                 "empty": play(EmptyPolicy(), tasks),
                 "over_eager": play(OverEagerPolicy(), abstaining),
             }
-            cassette = tools.take_cassette_counts()
+            tool_metrics, cassette = tools.pool.metrics(), tools.take_cassette_counts()
     return EnvCheckOutcome(
         checks=(check_signatures(), *check_environment(tasks, **runs)),
         failing=_failing(tasks, runs),
         n_tasks=len(tasks),
         source=source,
         isolation=isolation,
+        tool_metrics=tool_metrics,
         cassette=cassette,
     )
 

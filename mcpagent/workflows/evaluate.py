@@ -77,7 +77,8 @@ def evaluate_model(
             )
         provenance = stage.provenance(samples=samples)
         cassette = stage.tools.take_cassette_counts()
-    result = summarise(trajectories).with_provenance(provenance, cassette=cassette)
+        tool_metrics = stage.tools.pool.metrics()
+    result = summarise(trajectories).with_provenance(provenance, cassette=cassette, tool_metrics=tool_metrics)
     stored = None
     if out is not None:
         stored = write_trajectories(out.with_suffix(""), trajectories)

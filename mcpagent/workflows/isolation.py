@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from mcpagent.config.schema import ToolsConfig, TrainConfig
+from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
 from mcpagent.core.metrics import CheckResult, CheckStatus
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.rollout.setup import chosen_servers
+from mcpagent.rollout.setup import chosen_servers, tool_pool
 from mcpagent.tools.instance_cost import InstanceCost
 from mcpagent.tools.isolation import Basis, IsolationVerdict, probe_isolation
+from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probe import State
-from mcpagent.tools.servers_config import Isolation, MemoryServer, ServerConfig
+from mcpagent.tools.servers_config import Isolation, ServerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +44,15 @@ def check_isolation(
     """Probe every server of `config`, one after the other; see `tools.isolation.probe_isolation`."""
     console = console or Console()
     servers = chosen_servers(config.tools, on_note=console.note)
+    pool = tool_pool(config.tools, servers)  # never started: it says what is configured
     with console.progress("Isolation", total=len(servers)) as advance:
 
         async def probe_all() -> list[ServerIsolation]:
             found: list[ServerIsolation] = []
             for server in servers:
-                found.append(await _check(server, config, allow_writes=allow_writes))
+                found.append(
+                    await _check(server, config, pool, allow_writes=allow_writes, on_note=console.note)
+                )
                 advance(note=server.name)
             return found
 
@@ -65,14 +70,23 @@ def forecast(cost: InstanceCost, *, episodes: int) -> str:
     )
 
 
-async def _check(server: ServerConfig, config: TrainConfig, *, allow_writes: bool) -> ServerIsolation:
+async def _check(
+    server: ServerConfig,
+    config: TrainConfig,
+    pool: ToolPool,
+    *,
+    allow_writes: bool,
+    on_note: Callable[[str], None],
+) -> ServerIsolation:
     name = f"isolation of {server.name}"
     try:
-        verdict = await probe_isolation(server, allow=config.tools.allow_list, allow_writes=allow_writes)
+        verdict = await probe_isolation(
+            server, allow=config.tools.allow_list, allow_writes=allow_writes, on_note=on_note
+        )
     except UserError as error:
         failed = CheckResult(name=name, status=CheckStatus.FAIL, detail=error.message, remedy=error.remedy)
         return ServerIsolation(check=failed)
-    configured = _configured(server, config.tools)
+    configured = pool.isolation(server.name)
     episodes = config.rollout.num_envs
     return ServerIsolation(
         check=_judge(name, verdict, configured, episodes=episodes),
@@ -80,18 +94,6 @@ async def _check(server: ServerConfig, config: TrainConfig, *, allow_writes: boo
         configured=configured,
         forecast=forecast(verdict.cost, episodes=episodes),
     )
-
-
-def _configured(server: ServerConfig, config: ToolsConfig) -> Isolation:
-    section = config.per_server.get(server.name)
-    chosen = config.isolation.get(server.name) or (section.isolation if section is not None else None)
-    if chosen is not None:
-        return chosen
-    if isinstance(server, MemoryServer):
-        from mcpagent.servers.registry import is_stateful
-
-        return "episode" if is_stateful(server.name) else "shared"
-    return server.isolation or "shared"
 
 
 def _judge(name: str, verdict: IsolationVerdict, configured: Isolation, *, episodes: int) -> CheckResult:

@@ -17,20 +17,22 @@ from mcpagent.evaluate.report_run import NonceCount
 from mcpagent.evaluate.summary import EvalSummary, summarise
 from mcpagent.rollout.collector import attempts, collect
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, token_file, write_trajectories
+from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.workflows.stage import open_stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutOutcome:
     """What was collected and where it lies. `tokens` is None for a policy that works on text. `nonces` counts
-    the results that servers gave, and those that carry the stamp of a built-in server. `cassette` is what one
-    did, where there was one."""
+    the results that servers gave, and those that carry the stamp of a built-in server. `tool_metrics` is what
+    the calls came to, `cassette` what one did, where there was one."""
 
     path: Path
     tokens: Path | None
     summary: EvalSummary
     nonces: NonceCount
     provenance: JsonObject
+    tool_metrics: PoolMetrics
     cassette: JsonObject | None = None
 
     def as_json(self) -> JsonObject:
@@ -46,6 +48,7 @@ class RolloutOutcome:
                 "replayed": self.nonces.replayed.total(),
             },
             **({} if self.cassette is None else {"cassette": self.cassette}),
+            "tool_metrics": self.tool_metrics.model_dump(mode="json"),
             "provenance": self.provenance,
         }
 
@@ -79,7 +82,7 @@ def rollout(
                 )
             )
         provenance = stage.provenance(samples=samples)
-        cassette = stage.tools.take_cassette_counts()
+        tool_metrics, cassette = stage.tools.pool.metrics(), stage.tools.take_cassette_counts()
     path = write_trajectories(out, trajectories)
     return RolloutOutcome(
         path=path,
@@ -87,6 +90,7 @@ def rollout(
         summary=summarise(trajectories),
         nonces=count_nonces(trajectories),
         provenance=provenance,
+        tool_metrics=tool_metrics,
         cassette=cassette,
     )
 

@@ -73,6 +73,7 @@ class Stage:
             "tools": config.tools.model_dump(mode="json"),
             "catalog_hash": self.tools.pool.catalog_hash,
             "renamed_tools": dict(self.tools.pool.renamed),
+            "server_versions": dict(self.tools.pool.versions),
         }
 
 

@@ -28,6 +28,7 @@ from mcpagent.train.setup import (
     as_loaded,
     build_canary,
     build_learner,
+    grade_settings,
     is_deterministic,
     load,
     open_sampler,
@@ -100,6 +101,7 @@ def train(
             "data": {"train": str(tasks.path), "tasks": len(tasks), "sha256": tasks.sha256},
             "catalog_hash": tools.pool.catalog_hash,
             "renamed_tools": dict(tools.pool.renamed),
+            "server_versions": dict(tools.pool.versions),
         }
         changed = catalog_note(tasks, tools.pool)
         if changed is not None:
@@ -245,11 +247,10 @@ def _run_grpo(
                 save_every=config.training.save_frequency,
                 eval_every=config.training.eval_every,
                 seed=config.seed,
-                normalize_advantages=config.grpo.normalize_advantages,
                 penalty_after_success=config.reward.penalty_after_success,
+                grading=grade_settings(config),
                 update=update_settings(config),
                 target_kl=config.grpo.target_kl if config.grpo.adaptive_kl else None,
-                control=config.reward.control,
                 max_cpu_s=config.training.max_cpu_s,
             ),
             state=state,

@@ -71,6 +71,31 @@ def test_half_open_an_answer_closes_it_and_a_failure_opens_it_for_longer() -> No
     assert _fail(breaker, clock, 1)[0] <= 0.2  # counted anew
 
 
+def test_half_open_there_is_one_try_at_a_time() -> None:
+    clock = _Clock()
+    breaker = CircuitBreaker(clock=clock)
+    _fail(breaker, clock, 5)
+    clock.now_s += breaker.delay_s
+    breaker.begin()
+    assert breaker.refusal is not None
+    assert breaker.refusal.endswith("it is being tried again")
+    breaker.failed("it died again")
+    assert breaker.refusal.endswith(f"(last: it died again); the next try is in {breaker.delay_s:.1f} s")
+    clock.now_s += breaker.delay_s
+    breaker.begin()
+    breaker.answered()
+    assert (breaker.state, breaker.refusal) == (BreakerState.CLOSED, None)
+
+
+def test_a_try_that_is_never_told_of_holds_up_the_others_for_one_backoff() -> None:
+    clock = _Clock()
+    breaker = CircuitBreaker(clock=clock)
+    clock.now_s += _fail(breaker, clock, 5)[-1]
+    breaker.begin()
+    clock.now_s += breaker.delay_s
+    assert (breaker.state, breaker.refusal) == (BreakerState.HALF_OPEN, None)
+
+
 def test_the_calls_that_one_death_took_along_count_as_one_failure() -> None:
     breaker = CircuitBreaker(clock=_Clock())
     for _ in range(50):

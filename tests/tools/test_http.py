@@ -23,21 +23,22 @@ from mcp.types import (
 
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
+from mcpagent.tools.breaker import FAILURES_TO_OPEN, BreakerState
 from mcpagent.tools.http import ParamHeaders, http_streams
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer
-from mcpagent.tools.wire import NOT_SENT, RESPONSE_LOST
+from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST, THROTTLED
 from tests.tools.support import call
 from tests.tools.wild import SCRIPTS, http_poison
 
 STATUS_CODES = {
     302: INVALID_REQUEST,
     307: INVALID_REQUEST,  # to another host
-    401: NOT_SENT,
-    403: NOT_SENT,
+    401: FORBIDDEN,
+    403: FORBIDDEN,
     413: INVALID_PARAMS,
     418: INVALID_REQUEST,
-    429: NOT_SENT,
+    429: THROTTLED,
     500: RESPONSE_LOST,
     502: RESPONSE_LOST,
     503: NOT_SENT,
@@ -102,6 +103,82 @@ def test_a_lost_exchange_leaves_the_pool_its_connection() -> None:
             assert lost.failure is FailureKind.UNKNOWN_OUTCOME
             assert (await call(other, "release", server="poison")).content == "released"
             assert (await neighbour).content == "waited"
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_too_many_calls_wait_as_long_as_the_server_asks_and_open_no_breaker() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server], retry=0) as pool, pool.session() as session:
+            # `busy` may be called by nobody twice: it says nothing of its effects.
+            results = await asyncio.gather(
+                *(call(session, "busy", server="poison", times=8, retry_after="0.3") for _ in range(4))
+            )
+            assert {result.content for result in results} == {"taken"}
+            (metrics,) = pool.metrics().servers
+            assert metrics.breaker is BreakerState.CLOSED
+            assert metrics.restarts == 0
+            assert metrics.waited_max_s >= 0.3
+            (busy,) = metrics.tools
+            assert (busy.calls, busy.repeats, busy.failures) == (4, 8, {})
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_a_wait_past_the_deadline_is_not_begun() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server], timeout_s=5.0) as pool, pool.session() as session:
+            for _ in range(FAILURES_TO_OPEN):
+                lost = await call(session, "busy", server="poison", times=999, retry_after="3600")
+                assert lost.failure is FailureKind.UPSTREAM
+                assert "takes no more calls for now (HTTP 429); it asks to wait 3600 s" in lost.content
+            (metrics,) = pool.metrics().servers
+            assert (metrics.breaker, metrics.waited_max_s < 5.0) == (BreakerState.CLOSED, True)
+            assert (await call(session, "echo", server="poison", text="fine")).content == "fine"
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_of_our_key_is_said_at_once(status: int) -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server]) as pool, pool.session() as session:
+            refused = await call(session, "status", server="poison", code=status)
+            assert refused.failure is FailureKind.UPSTREAM
+            assert f"refuses us (HTTP {status}): look at " in refused.content
+            (metrics,) = pool.metrics().servers
+            assert (metrics.breaker, metrics.tools[0].repeats) == (BreakerState.CLOSED, 0)
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_a_half_open_breaker_lets_one_call_try() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server], retry=0) as pool, pool.session() as session:
+
+            def breaker() -> BreakerState:
+                return pool.metrics().servers[0].breaker
+
+            while breaker() is BreakerState.CLOSED:
+                await call(session, "status", server="poison", code=503)
+            await asyncio.sleep(pool.metrics().servers[0].next_try_s)
+            trial = asyncio.create_task(call(session, "wait", server="poison"))
+            while pool.metrics().servers[0].in_flight == 0:
+                await asyncio.sleep(0)
+            others = await asyncio.gather(
+                *(call(session, "echo", server="poison", text="me too") for _ in range(20))
+            )
+            assert {result.failure for result in others} == {FailureKind.CRASHED}
+            assert all("it is being tried again" in result.content for result in others)
+            # `release` would be refused too, so the trial is let go from outside.
+            async with _client(server) as outsider:
+                await _say(outsider, "release")
+            assert (await trial).content == "waited"
+            assert (await call(session, "echo", server="poison", text="fine")).content == "fine"
 
     with http_poison() as server:
         asyncio.run(run(server))

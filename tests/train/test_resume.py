@@ -73,9 +73,9 @@ def _run(
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
-    """Everything but times and memory."""
+    """Everything but times and memory; what servers' calls came to is counted from their start on."""
     return [
-        {k: v for k, v in record.items() if not k.endswith("_s") and k != "rss_mb"}
+        {k: v for k, v in record.items() if not k.endswith("_s") and k not in ("rss_mb", "tool_metrics")}
         for record in RunFolder.open(folder).metrics()
     ]
 

@@ -12,7 +12,8 @@ import httpx
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import TypeAdapter, ValidationError
 
-from mcpagent.servers.live.patience import Pace, Transient, UpstreamFailed, misshapen, persist, retry_after_s
+from mcpagent.core.retry_after import retry_after_s
+from mcpagent.servers.live.patience import Pace, Transient, UpstreamFailed, misshapen, persist
 from mcpagent.servers.live.settings import LiveSettings
 from mcpagent.servers.names import live_variable
 from mcpagent.servers.text import clean_values

@@ -8,10 +8,7 @@ and no reward is made of it.
 from __future__ import annotations
 
 import asyncio
-import email.utils
-import math
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -103,21 +100,6 @@ def misshapen(settings: LiveSettings, error: ValidationError) -> UpstreamFailed:
     """An answer that is JSON, but not the documented one; the values in it are not repeated."""
     faults = [f"{'.'.join(map(str, e['loc'])) or 'all'}: {e['msg']}" for e in error.errors()[:_MAX_FAULTS]]
     return UpstreamFailed(settings, f"its answer is not shaped as documented ({'; '.join(faults)})")
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a response asks to wait: RFC 9110 section 10.2.3 allows a number or a date."""
-    text = headers.get("Retry-After", "").strip()
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-        except ValueError:
-            return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 class _Pause:

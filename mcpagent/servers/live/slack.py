@@ -20,8 +20,9 @@ from slack_sdk.web.async_client import AsyncWebClient
 from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
 from mcpagent.config.environment import environment
+from mcpagent.core.retry_after import retry_after_s
 from mcpagent.servers.arguments import at_least_one, echo
-from mcpagent.servers.live.patience import Pace, Transient, UpstreamFailed, misshapen, persist, retry_after_s
+from mcpagent.servers.live.patience import Pace, Transient, UpstreamFailed, misshapen, persist
 from mcpagent.servers.live.settings import LiveSettings, Rate
 from mcpagent.servers.names import live_variable
 from mcpagent.servers.slack import (

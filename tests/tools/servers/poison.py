@@ -5,7 +5,8 @@ port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bear
 puts what are no tools between the tools.
 Tools: `echo`; `wait`, whose answer comes once `release` is called, which waits for `after` of them first;
 `poison`, which answers as `kind` says; `probes` counts what was asked in vain. Over HTTP also `status`
-(answers with that HTTP status), `hang_up` and `forget` (all sessions).
+(answers with that HTTP status), `busy` (HTTP 429 with a Retry-After for the first `times` calls), `hang_up`
+and `forget` (all sessions).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 OVERSIZE = 50_000_000
 MODERN = "2026-07-28"
-TOOLS = ("echo", "wait", "release", "poison", "status", "hang_up", "forget", "probes")
+TOOLS = ("echo", "wait", "release", "poison", "status", "hang_up", "forget", "probes", "busy")
 
 released = threading.Event()
 waiting = threading.Semaphore(0)
@@ -121,6 +122,8 @@ def call(tool: str, arguments: dict[str, Any]) -> str:
             return "released"
         case "probes":
             return str(len(probes))
+        case "busy":
+            return "taken"
         case _:
             return str(arguments.get("text", ""))
 
@@ -147,6 +150,8 @@ class Handler(BaseHTTPRequestHandler):
     wbufsize = -1  # head and body in one packet
     sessions: set[str] = set()
     left: dict[str, bytes] = {}  # what is had by resuming
+    turned_away: list[str] = []
+    lock = threading.Lock()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
@@ -164,6 +169,12 @@ class Handler(BaseHTTPRequestHandler):
         tool = message.get("params", {}).get("name")
         if tool == "status":
             return self.reply(message["params"]["arguments"]["code"], b"")
+        if tool == "busy":
+            wanted = message["params"]["arguments"]
+            with self.lock:
+                self.turned_away.append(tool)
+                if len(self.turned_away) <= wanted["times"]:
+                    return self.reply(429, b"", headers={"retry-after": wanted["retry_after"]})
         if tool == "hang_up":
             self.close_connection = True
             return None
