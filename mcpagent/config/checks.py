@@ -21,7 +21,7 @@ def findings(config: TrainConfig, *, for_training: bool = True) -> list[Finding]
     training run must keep to is left out."""
     found = list(_common(config))
     if for_training and config.algorithm == "grpo":
-        found += [*_sampling(config), *_objective(config), *_batches(config)]
+        found += [*_sampling(config), *_objective(config), *_batches(config), *_endings(config)]
     return found
 
 
@@ -105,6 +105,22 @@ def _objective(config: TrainConfig) -> Iterator[Finding]:
         yield Finding(
             ("grpo.kl_coef", "grpo.adaptive_kl"),
             "grpo.kl_coef is 0, but grpo.adaptive_kl multiplies it, and 0 stays 0; start at 0.01",
+        )
+
+
+def _endings(config: TrainConfig) -> Iterator[Finding]:
+    training, budget = config.training, config.budget
+    if training.patience is not None and not training.eval_every:
+        yield Finding(
+            ("training.patience", "training.eval_every"),
+            f"training.patience is {training.patience}, but training.eval_every is 0, so there is no "
+            "evaluation to wait for; set training.eval_every, or leave the patience out",
+        )
+    if budget.cost_usd is not None and not budget.usd_per_call:
+        yield Finding(
+            ("budget.cost_usd", "budget.usd_per_call"),
+            f"budget.cost_usd is {budget.cost_usd}, but no call has a price; set budget.usd_per_call, for "
+            "example {tavily: 0.008}",
         )
 
 

@@ -45,6 +45,7 @@ ALIASES: dict[str, str] = {
     "training.learning_rate": "optimization.learning_rate",
     "training.gradient_accumulation_steps": "optimization.gradient_accumulation_steps",
     "training.gradient_clip": "optimization.gradient_clip",
+    "training.max_cpu_s": "budget.cpu_s",
     "tools.timeout": "tools.timeout_s",
     "tools.timeout_seconds": "tools.timeout_s",
     "tools.retry_attempts": "tools.retry",

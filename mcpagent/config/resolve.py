@@ -15,7 +15,8 @@ from mcpagent.config.familiar import (
     PromptsPerUpdate,
     full_spelling,
 )
-from mcpagent.config.schema import Section, ServerSection, TrainConfig
+from mcpagent.config.schema import ServerSection, TrainConfig
+from mcpagent.config.section import Section
 from mcpagent.config.source import Entry, Key, Problem
 from mcpagent.core.validation import shown
 
@@ -29,10 +30,10 @@ def _leaves(model: type[Section], prefix: Key = ()) -> Iterable[Key]:
 
 
 KNOWN_KEYS: frozenset[Key] = frozenset(_leaves(TrainConfig))
-SECTIONS: frozenset[Key] = frozenset(key[:1] for key in KNOWN_KEYS if len(key) > 1)
+SECTIONS: frozenset[Key] = frozenset(key[:n] for key in KNOWN_KEYS for n in range(1, len(key)))
 # Below them stand the user's own names.
 _PER_SERVER: Key = ("tools", "per_server")
-_OPEN_KEYS: frozenset[Key] = frozenset({("tools", "isolation"), _PER_SERVER})
+_OPEN_KEYS: frozenset[Key] = frozenset({("tools", "isolation"), _PER_SERVER, ("budget", "usd_per_call")})
 _NAMES = sorted({".".join(key) for key in KNOWN_KEYS} | set(ALIASES))
 
 
@@ -136,7 +137,8 @@ def _unknown(entry: Entry, spelled: Key) -> Problem:
         if part not in SECTIONS:
             break
     else:
-        examples = ", ".join(sorted(".".join(key) for key in KNOWN_KEYS if key[:1] == spelled)[:3])
+        inside = [key for key in KNOWN_KEYS if key[: len(spelled)] == spelled]
+        examples = ", ".join(sorted(map(".".join, inside))[:3])
         message = f"{entry.dotted} is a section with keys such as {examples}, not a value"
         return Problem(where=entry.where, message=message)
     meant = _near_match(".".join(part))
@@ -151,7 +153,7 @@ def _near_match(dotted: str) -> str | None:
     if elsewhere:
         return " or ".join(elsewhere[:2])
     siblings = {known.rpartition(".")[2]: known for known in _NAMES if known.rpartition(".")[0] == section}
-    headings = {} if section else {key[0]: key[0] for key in sorted(SECTIONS)}
+    headings = {} if section else {key[0]: key[0] for key in sorted(SECTIONS) if len(key) == 1}
     anywhere = {known.rpartition(".")[2]: known for known in _NAMES}
     for candidates, cutoff in ((siblings | headings, 0.6), (anywhere, 0.75)):
         close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)

@@ -9,22 +9,18 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-PositiveInt = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-# YAML has lists only; everything else is checked strictly, so that "8" is no number and true no 1.
-StringTuple = Annotated[tuple[str, ...], Field(strict=False)]
-
-
-class Section(BaseModel):
-    """A frozen group of settings; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
+from mcpagent.config.section import (
+    Count,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Share,
+    StringTuple,
+)
+from mcpagent.config.watching import BudgetConfig, HealthConfig, TrackingConfig
 
 _DTYPE_NAMES = {
     "bf16": "bfloat16",
@@ -137,10 +133,13 @@ class TrainingConfig(Section):
     steps_per_epoch: PositiveInt | None = None  # None: as many as the dataset needs to be seen once
     max_steps: PositiveInt | None = None  # None: max_epochs * steps_per_epoch
     save_frequency: PositiveInt = 10  # steps between checkpoints
+    # So many of the latest stay, and besides them the best and the last seen healthy; None: all.
+    keep_checkpoints: PositiveInt | None = 3
     eval_every: Count = 10  # steps between evaluations on data.validation; 0: never
+    patience: PositiveInt | None = None  # evaluations without a better one that end the run; None: no end
+    dynamic_sampling: Count = 0  # rounds of fresh prompts, at most, in place of groups that are uniform
     warmup_steps: Count = 0  # steps of linear learning-rate warm-up
     micro_batch_tokens: PositiveInt = 8192  # tokens of one forward and backward pass
-    max_cpu_s: PositiveFloat | None = None  # CPU seconds of the steps; past them the run ends cleanly
 
     def total_steps(self, *, n_tasks: int) -> int:
         """Steps of the whole run on a dataset of `n_tasks` prompts."""
@@ -266,6 +265,9 @@ class TrainConfig(Section):
     grpo: GrpoConfig = GrpoConfig()
     optimization: OptimizationConfig = OptimizationConfig()
     training: TrainingConfig = TrainingConfig()
+    budget: BudgetConfig = BudgetConfig()
+    health: HealthConfig = HealthConfig()
+    tracking: TrackingConfig = TrackingConfig()
     rollout: RolloutConfig = RolloutConfig()
     tools: ToolsConfig = ToolsConfig()
     data: DataConfig = DataConfig()

@@ -139,14 +139,14 @@ class RunFolder:
         """Write it inside `atomic_dir`."""
         return self.checkpoints / step_name(step)
 
+    def all_checkpoints(self) -> list[Path]:
+        """The complete checkpoints by step. A folder has this name only when it is complete."""
+        found = [path for path in self.checkpoints.glob("step-*") if path.is_dir()]
+        return sorted((path for path in found if step_of(path) is not None), key=lambda p: step_of(p) or 0)
+
     def latest_checkpoint(self) -> Path | None:
-        """The complete checkpoint of the highest step. A folder has this name only when it is complete."""
-        found = {
-            step: path
-            for path in self.checkpoints.glob("step-*")
-            if path.is_dir() and (step := step_of(path)) is not None
-        }
-        return found[max(found)] if found else None
+        """The complete checkpoint of the highest step."""
+        return next(reversed(self.all_checkpoints()), None)
 
     @property
     def _metrics_path(self) -> Path:

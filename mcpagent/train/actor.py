@@ -52,9 +52,17 @@ class LocalActor:
         self._ledger, self._on_episode = ledger, on_episode
         self._tool_metrics = tool_metrics
 
-    def collect(self, tasks: Sequence[Task], *, step: int) -> list[Trajectory]:
+    def collect(
+        self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
+    ) -> list[Trajectory]:
         """`group_size` attempts at each task, in order."""
-        wanted = list(attempts(tasks, per_task=self._group_size, seed=self._seed, label=f"step {step}"))
+        label = f"step {step} round {round_}" if round_ else f"step {step}"
+        wanted = list(attempts(tasks, per_task=self._group_size, seed=self._seed, label=label))
+
+        def on_done(trajectory: Trajectory) -> None:
+            self._on_episode(trajectory)
+            on_episode(trajectory)
+
         trajectories = self._io.run(
             collect(
                 wanted,
@@ -64,7 +72,7 @@ class LocalActor:
                 renderer=self._renderer,
                 concurrency=self._concurrency,
                 deterministic=self._deterministic,
-                on_done=self._on_episode,
+                on_done=on_done,
             )
         )
         self._sampler.rest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -12,14 +12,18 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.rollout.collector import group_trajectories
+from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import write_trajectories
+from mcpagent.train.budget import Budget, BudgetReached, Meter, Spent
+from mcpagent.train.callbacks import Abandoned, Callback, StepReport, uninterrupted
+from mcpagent.train.health import PPOHealthCallback
 from mcpagent.train.learner import Learner
 from mcpagent.train.memory import resident_mib
 from mcpagent.train.order import TaskOrder
-from mcpagent.train.rewards import apply_penalty, grade_groups
-from mcpagent.train.samples import sample_from_trajectory
-from mcpagent.train.update import UpdateSettings, update_policy
+from mcpagent.train.rewards import GradeSettings, apply_penalty, grade_groups
+from mcpagent.train.update import update_policy
+from mcpagent.train.update_settings import UpdateSettings
 
 
 class Actor(Protocol):
@@ -30,12 +34,15 @@ class Actor(Protocol):
         """Size of the servers' call ledger, where one is kept."""
         ...
 
-    def collect(self, tasks: Sequence[Task], *, step: int) -> list[Trajectory]:
-        """`group_size` attempts at each task with the current weights."""
+    def collect(
+        self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
+    ) -> list[Trajectory]:
+        """`group_size` attempts at each task with the current weights; `round_` 1, 2, ... are further tasks
+        of the same step. What `on_episode` raises ends the other episodes and is raised here."""
         ...
 
     def tool_metrics(self) -> JsonObject:
-        """What happened to tool calls since this was last asked, besides what the trajectories say."""
+        """What a step's record says of the tool calls, besides what its trajectories say."""
         ...
 
     def sync(self) -> JsonObject:
@@ -49,18 +56,21 @@ class Actor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GrpoSettings:
-    """What the loop itself needs to know. `eval_every` 0 never evaluates."""
+    """What the loop itself needs to know. `eval_every` 0 never evaluates; `patience` is how many evaluations
+    without a better one end the run; `resample_rounds` how often uniform groups are replaced in a step."""
 
     total_steps: int
     save_every: int
+    keep_checkpoints: int | None = None  # None keeps all
     eval_every: int
+    patience: int | None = None
+    resample_rounds: int = 0
     seed: int
-    normalize_advantages: bool
     penalty_after_success: float
+    grading: GradeSettings
     update: UpdateSettings
     target_kl: float | None = None  # with a value, kl_coef adapts to it
-    control: str = "none"
-    max_cpu_s: float | None = None  # of all steps together; past it the run ends with a checkpoint
+    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass
@@ -73,89 +83,210 @@ class GrpoState:
     kl_coef: float = 0.0
     best_success: float | None = None
     best_step: int | None = None
+    evaluations_since_best: int = 0
+    good_step: int | None = None  # the last checkpoint whose weights were seen healthy, in the step after it
     ledger_bytes: int = 0  # of the servers' call ledger, where one is kept
-    cpu_s: float = 0.0  # of the steps so far
+    spent: Spent = field(default_factory=Spent)
+
+    @classmethod
+    def from_json(cls, saved: JsonObject) -> GrpoState:
+        """What `as_json` gave."""
+        return cls(**{**saved, "spent": Spent(**saved["spent"])})
+
+    def as_json(self) -> JsonObject:
+        return {**vars(self), "spent": dict(vars(self.spent))}
 
 
-def train_grpo(
-    learner: Learner,
-    actor: Actor,
-    *,
-    tasks: Sequence[Task],
-    validation: Sequence[Task],
-    order: TaskOrder,
-    run: RunFolder,
-    settings: GrpoSettings,
-    state: GrpoState,
-    on_step: Callable[[JsonObject], None],
-) -> GrpoState:
-    """Train from `state.step` to `settings.total_steps`, or until the CPU budget is spent. Leaves a
-    checkpoint at the last step."""
-    while state.step < settings.total_steps and not _is_spent(state, settings):
-        step = state.step + 1
-        started = time.process_time()
-        trajectories = actor.collect([tasks[i] for i in order.batch(step)], step=step)
-        collected = time.process_time()
-        state.penalty_active |= _success_rate(trajectories) >= settings.penalty_after_success
-        trajectories = apply_penalty(trajectories, active=state.penalty_active)
-        graded = grade_groups(
-            group_trajectories(trajectories),
-            normalize=settings.normalize_advantages,
-            control=settings.control,
-            seed=settings.seed + step,
+@dataclass(kw_only=True)
+class GrpoRun:
+    """A run in progress: its parts, and how far it is."""
+
+    learner: Learner
+    actor: Actor
+    tasks: Sequence[Task]
+    validation: Sequence[Task]
+    order: TaskOrder
+    folder: RunFolder
+    settings: GrpoSettings
+    state: GrpoState
+    health: PPOHealthCallback | None = None
+    callbacks: Sequence[Callback] = ()
+    on_step: Callable[[StepReport], None] = lambda _: None
+    note: Callable[[str], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self.meter = Meter(self.settings.budget, self.state.spent)
+
+    @property
+    def watchers(self) -> Sequence[Callback]:
+        return self.callbacks if self.health is None else (self.health, *self.callbacks)
+
+
+def train_grpo(run: GrpoRun) -> str:
+    """Train from `state.step` to `settings.total_steps`, or until something ends the run before; returns
+    what.
+
+    Leaves a checkpoint at the last step, also on Ctrl-C, which is raised again. Only what is whole is kept: a
+    step that is cut while its episodes run leaves no trace, and one that updates is finished first.
+    """
+    state, total = run.state, run.settings.total_steps
+    save_if_missing(run)  # the weights from which the run begins are good ones to come back to
+    try:
+        while (reason := _why_ended(run)) is None:
+            trajectories = _collect(run, state.step + 1)
+            with uninterrupted(
+                lambda: run.note(
+                    f"finishing step {state.step + 1} of {total} before it stops; Ctrl-C again drops the step"
+                )
+            ):
+                _learn(run, state.step + 1, trajectories)
+    except BudgetReached as reached:
+        reason = str(reached)
+    except Abandoned:
+        raise
+    except KeyboardInterrupt:
+        save_if_missing(run)
+        raise
+    save_if_missing(run)
+    return reason
+
+
+def save_if_missing(run: GrpoRun) -> None:
+    """A checkpoint of the current step, and the rotation of older ones."""
+    folder = run.folder.checkpoint_dir(run.state.step)
+    if not folder.exists():
+        run.meter.read()
+        run.learner.save(folder, state=run.state.as_json())
+    spare = {step for step in (run.state.best_step, run.state.good_step) if step is not None}
+    rotate(run.folder, keep=run.settings.keep_checkpoints, spare=spare)
+
+
+def _why_ended(run: GrpoRun) -> str | None:
+    state, settings = run.state, run.settings
+    if state.step >= settings.total_steps:
+        return "completed"
+    if settings.patience is not None and state.evaluations_since_best >= settings.patience:
+        return f"no better evaluation in {state.evaluations_since_best} (training.patience)"
+    for watcher in run.watchers:
+        if (reason := watcher.should_stop()) is not None:
+            return reason
+    return run.meter.reached()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Collected:
+    trajectories: list[Trajectory]
+    resampled: int
+    started_cpu_s: float
+    ended_cpu_s: float
+
+
+def _collect(run: GrpoRun, step: int) -> _Collected:
+    """A step's episodes; with `resample_rounds`, groups whose attempts are all alike give way to others."""
+    started = time.process_time()
+    chosen = run.order.batch(step)
+    kept: list[Trajectory] = []
+    wanted, fresh, resampled = len(chosen), chosen, 0
+    for round_ in range(run.settings.resample_rounds + 1):
+        found = run.actor.collect(
+            [run.tasks[i] for i in fresh], step=step, round_=round_, on_episode=run.meter.add
         )
-        stats = update_policy(
-            learner,
-            [sample_from_trajectory(t) for t in graded.trajectories],
-            graded.advantages,
-            settings=_with_kl(settings.update, state),
-            first_optimizer_step=state.optimizer_steps + 1,
-            seed=settings.seed + step,
-        )
-        synced = actor.sync()
-        state.step, state.ledger_bytes = step, actor.ledger_bytes
-        state.optimizer_steps += stats.optimizer_steps
-        summary = stats.summary()
-        _adapt_kl(state, settings, summary.get("kl"))
-        updated = time.process_time()
-        write_trajectories(run.trajectory_stem(step), trajectories)
-        record: JsonObject = {
-            "step": step,
-            **_episode_metrics(trajectories),
-            **summary,
-            **synced,
-            "uniform_groups": graded.uniform_groups,
-            "trained_samples": len(graded.trajectories),
-            "penalty_active": state.penalty_active,
-            "kl_coef": state.kl_coef,
-            "rollout_cpu_s": collected - started,
-            "update_cpu_s": updated - collected,
-        }
-        if settings.eval_every and step % settings.eval_every == 0 and validation:
-            success = actor.evaluate(validation, step=step)
-            record["validation_success"] = success
-            if success is not None and (state.best_success is None or success > state.best_success):
-                state.best_success, state.best_step = success, step
-        record |= actor.tool_metrics()
-        record["cpu_s"] = time.process_time() - started
-        state.cpu_s += record["cpu_s"]
-        record["rss_mb"] = resident_mib(trimmed=True)
-        run.append_metrics({k: v for k, v in record.items() if v is not None})
-        # The checkpoint comes last: a run that stops before it resumes at the checkpoint before this one,
-        # and `truncate_after` drops what this step had already recorded.
-        is_last = step == settings.total_steps or _is_spent(state, settings)
-        if step % settings.save_every == 0 or is_last or state.best_step == step:
-            learner.save(run.checkpoint_dir(step), state=vars(state))
-        on_step(record)
-    return state
+        groups = group_trajectories(apply_penalty(found, active=run.state.penalty_active))
+        is_last = round_ == run.settings.resample_rounds
+        telling = [group for group in groups if not group.is_uniform]
+        missing = wanted - len(telling)
+        fresh = [] if is_last else run.order.fresh(step, round_=round_ + 1, count=missing, taken=chosen)
+        if not fresh:
+            kept += found
+            break
+        kept += [t for group in telling for t in group.trajectories]
+        resampled += len(groups) - len(telling)
+        wanted, chosen = missing, [*chosen, *fresh]
+    return _Collected(
+        trajectories=kept,
+        resampled=resampled,
+        started_cpu_s=started,
+        ended_cpu_s=time.process_time(),
+    )
 
 
-def _is_spent(state: GrpoState, settings: GrpoSettings) -> bool:
-    return settings.max_cpu_s is not None and state.cpu_s >= settings.max_cpu_s
+def _learn(run: GrpoRun, step: int, collected: _Collected) -> None:
+    """The rest of a step: from its episodes to its record and, where it is due, its checkpoint."""
+    state, settings = run.state, run.settings
+    trajectories = collected.trajectories
+    state.penalty_active |= _success_rate(trajectories) >= settings.penalty_after_success
+    trajectories = apply_penalty(trajectories, active=state.penalty_active)
+    graded = grade_groups(
+        group_trajectories(trajectories),
+        settings=settings.grading,
+        seed=settings.seed + step,
+    )
+    stats = update_policy(
+        run.learner,
+        graded,
+        settings=_with_kl(settings.update, state),
+        first_optimizer_step=state.optimizer_steps + 1,
+        seed=settings.seed + step,
+    )
+    run.learner.end_step(step)
+    synced = run.actor.sync()
+    before = state.step
+    state.step, state.ledger_bytes = step, run.actor.ledger_bytes
+    state.optimizer_steps += stats.optimizer_steps
+    summary = stats.summary()
+    _adapt_kl(state, settings, summary.get("kl"))
+    updated = time.process_time()
+    groups = len({t.group_id for t in trajectories})
+    record: JsonObject = {
+        "step": step,
+        **_episode_metrics(trajectories),
+        **summary,
+        **synced,
+        "uniform_groups": graded.uniform_groups,
+        "uniform_share": graded.uniform_groups / groups if groups else None,
+        "resampled_groups": collected.resampled,
+        "trained_samples": len(graded.samples),
+        "penalty_active": state.penalty_active,
+        "kl_coef": state.kl_coef,
+        "rollout_cpu_s": collected.ended_cpu_s - collected.started_cpu_s,
+        "update_cpu_s": updated - collected.ended_cpu_s,
+    }
+    write_trajectories(run.folder.trajectory_stem(step), trajectories)
+    _evaluate(run, record)
+    record |= run.actor.tool_metrics()
+    report = StepReport(step=step, metrics=record, trajectories=trajectories)
+    for watcher in run.watchers:
+        watcher.on_step(report)
+    if (run.health is None or run.health.is_well) and run.folder.checkpoint_dir(before).exists():
+        state.good_step = before
+    state.spent.steps += 1
+    run.meter.read()
+    record["cpu_s"] = time.process_time() - collected.started_cpu_s
+    record["rss_mb"] = resident_mib(trimmed=True)
+    for name in [name for name, value in record.items() if value is None]:
+        del record[name]
+    run.folder.append_metrics(record)
+    # The checkpoint comes last: a run that stops before it resumes at the checkpoint before this one, and
+    # `truncate_after` drops what this step had already recorded.
+    if step % settings.save_every == 0 or state.best_step == step or _why_ended(run) is not None:
+        save_if_missing(run)
+    run.on_step(report)
+
+
+def _evaluate(run: GrpoRun, record: JsonObject) -> None:
+    state, every = run.state, run.settings.eval_every
+    if not every or state.step % every or not run.validation:
+        return
+    success = run.actor.evaluate(run.validation, step=state.step)
+    record["validation_success"] = success
+    if success is not None and (state.best_success is None or success > state.best_success):
+        state.best_success, state.best_step, state.evaluations_since_best = success, state.step, 0
+    else:
+        state.evaluations_since_best += 1
 
 
 def _with_kl(update: UpdateSettings, state: GrpoState) -> UpdateSettings:
-    return replace(update, kl_coef=state.kl_coef)
+    return replace(update, objective=replace(update.objective, kl_coef=state.kl_coef))
 
 
 def _adapt_kl(state: GrpoState, settings: GrpoSettings, kl: float | None) -> None:

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from mcpagent.core.records import JsonObject
 from mcpagent.models.load import save_model
-from mcpagent.storage.atomic import atomic_dir
+from mcpagent.storage.checkpoints import sealed_dir
 from mcpagent.train.batching import padded_batches
 from mcpagent.train.checkpoint import load_trainer_state, load_weights, save_trainer_state
 from mcpagent.train.optim import Schedule
@@ -90,7 +90,7 @@ class Learner:
 
     def save(self, folder: Path, *, state: JsonObject) -> None:
         """A complete checkpoint, or none: it gets its name only when everything is written."""
-        with atomic_dir(folder) as draft:
+        with sealed_dir(folder) as draft:
             save_model(self.model, self.tokenizer, draft)
             save_trainer_state(
                 draft, named=list(self.model.named_parameters()), optimizers=self._optimizers, state=state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 from mcpagent.core.seeds import derive_seed
 
@@ -22,6 +23,13 @@ class TaskOrder:
         first = (step - 1) * self._batch
         places = (divmod(position, self._n) for position in range(first, first + self._batch))
         return [self._epoch(epoch)[place] for epoch, place in places]
+
+    def fresh(self, step: int, *, round_: int, count: int, taken: Collection[int]) -> list[int]:
+        """Up to `count` further tasks for a step that has `taken` some: drawn anew for each step and round,
+        so that nothing is to be saved here either."""
+        rng = random.Random(derive_seed(self._seed, "fresh", step, round_))
+        left = [i for i in range(self._n) if i not in taken]
+        return rng.sample(left, min(count, len(left)))
 
     def _epoch(self, number: int) -> list[int]:
         while len(self._epochs) <= number:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.models.tokens import Renderer
+from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.train.budget import Budget, Meter, Spent
+from mcpagent.train.callbacks import Abandoned, uninterrupted
 from mcpagent.train.copying import copy_samples
 from mcpagent.train.learner import Learner
 from mcpagent.train.memory import resident_mib
@@ -29,7 +32,8 @@ class SftSettings:
     batch_size: int
     micro_batch_tokens: int
     seed: int
-    max_cpu_s: float | None = None  # of all steps together; past it the run ends with a checkpoint
+    keep_checkpoints: int | None = None  # None keeps all
+    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass
@@ -37,7 +41,15 @@ class SftState:
     """What a resumed run must know besides weights, moments and random state."""
 
     step: int = 0
-    cpu_s: float = 0.0  # of the steps so far
+    spent: Spent = field(default_factory=Spent)
+
+    @classmethod
+    def from_json(cls, saved: JsonObject) -> SftState:
+        """What `as_json` gave."""
+        return cls(step=saved["step"], spent=Spent(**saved["spent"]))
+
+    def as_json(self) -> JsonObject:
+        return {"step": self.step, "spent": dict(vars(self.spent))}
 
 
 def train_sft(
@@ -49,15 +61,26 @@ def train_sft(
     settings: SftSettings,
     state: SftState,
     on_step: Callable[[JsonObject], None],
-) -> None:
-    """Minimise the mean negative log-likelihood of the demonstrations' own tokens, a batch a step.
+    note: Callable[[str], None] = lambda _: None,
+) -> str:
+    """Minimise the mean negative log-likelihood of the demonstrations' own tokens, a batch a step; returns
+    what ended the run.
 
-    Everything a step uses is a function of its number, so a resumed run continues exactly.
+    Everything a step uses is a function of its number, so a resumed run continues exactly. Ctrl-C finishes
+    the step, leaves a checkpoint and is raised again.
     """
+    meter = Meter(settings.budget, state.spent)
     order = TaskOrder(len(demonstrations), batch_size=settings.batch_size, seed=settings.seed)
     learner.model.train()
-    while state.step < settings.total_steps and not _is_spent(state, settings):
-        step = state.step + 1
+
+    def save() -> None:
+        folder = run.checkpoint_dir(state.step)
+        if not folder.exists():
+            meter.read()
+            learner.save(folder, state=state.as_json())
+            rotate(run, keep=settings.keep_checkpoints, spare=())
+
+    def step_once(step: int) -> None:
         started = time.process_time()
         seed = derive_seed(settings.seed, "copy", step)
         if step <= settings.copy_steps:
@@ -85,12 +108,21 @@ def train_sft(
             "rss_mb": resident_mib(),
         }
         run.append_metrics(record)
-        state.step, state.cpu_s = step, state.cpu_s + record["cpu_s"]
-        if step % settings.save_every == 0 or step == settings.total_steps or _is_spent(state, settings):
-            learner.save(run.checkpoint_dir(step), state=vars(state))
+        state.step, state.spent.steps = step, state.spent.steps + 1
+        if step % settings.save_every == 0:
+            save()
         on_step(record)
+
+    reason: str | None = None
+    try:
+        while state.step < settings.total_steps and (reason := meter.reached()) is None:
+            with uninterrupted(lambda: note("finishing the step before it stops; Ctrl-C again drops it")):
+                step_once(state.step + 1)
+    except Abandoned:
+        raise
+    except KeyboardInterrupt:
+        save()
+        raise
+    save()
     learner.model.eval()
-
-
-def _is_spent(state: SftState, settings: SftSettings) -> bool:
-    return settings.max_cpu_s is not None and state.cpu_s >= settings.max_cpu_s
+    return reason or "completed"

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from mcpagent.config.schema import TrainConfig
+from mcpagent.config.watching import BudgetConfig, HealthConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder
@@ -47,15 +49,18 @@ def run_controls(job: QuickstartJob, warm_checkpoint: Path) -> list[JsonObject]:
 
 
 def _configs(job: QuickstartJob, warm_checkpoint: Path, budget_s: float) -> dict[str, TrainConfig]:
-    grpo, warm = job.grpo, job.warm
-    capped = grpo.training.model_copy(update={"max_cpu_s": budget_s, "max_steps": 10_000})
+    # A control spends its whole budget, healthy or not.
+    capped: dict[str, Any] = {
+        "budget": BudgetConfig(cpu_s=budget_s),
+        "health": HealthConfig(enabled=False),
+    }
+    grpo, warm = job.grpo.model_copy(update=capped), job.warm.model_copy(update=capped)
+    long = grpo.training.model_copy(update={"max_steps": 10_000})
     per_step_s = _supervised_step_s(job)
-    more = warm.training.model_copy(
-        update={"max_cpu_s": budget_s, "max_steps": max(1, round(budget_s / per_step_s))}
-    )
+    more = warm.training.model_copy(update={"max_steps": max(1, round(budget_s / per_step_s))})
     return {
         "random rewards": grpo.model_copy(
-            update={"training": capped, "reward": grpo.reward.model_copy(update={"control": "random"})}
+            update={"training": long, "reward": grpo.reward.model_copy(update={"control": "random"})}
         ),
         "more demonstrations": warm.model_copy(
             update={
@@ -65,7 +70,7 @@ def _configs(job: QuickstartJob, warm_checkpoint: Path, budget_s: float) -> dict
             }
         ),
         "rejection sampling": grpo.model_copy(
-            update={"training": capped, "reward": grpo.reward.model_copy(update={"control": "rejection"})}
+            update={"training": long, "reward": grpo.reward.model_copy(update={"control": "rejection"})}
         ),
     }
 

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mcpagent.config.loader import dump_config, load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.errors import UserError
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.policy.vllm_choice import require_vllm
 from mcpagent.rollout.setup import Tools, agent_settings, open_tools
 from mcpagent.storage.jsonl import find_dataset
-from mcpagent.storage.run_folder import RunFolder, step_of
+from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.task_file import TaskFile
 from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.actor import LocalActor, roll_back
+from mcpagent.train.budget import Budget
+from mcpagent.train.callbacks import Callback, StepReport
 from mcpagent.train.demonstrations import demonstrate, samples
-from mcpagent.train.grpo import GrpoSettings, GrpoState, train_grpo
+from mcpagent.train.grpo import GrpoRun, GrpoSettings, GrpoState, train_grpo
+from mcpagent.train.health import HealthSettings, PPOHealthCallback
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.setup import (
     as_loaded,
@@ -35,7 +36,9 @@ from mcpagent.train.setup import (
     update_settings,
 )
 from mcpagent.train.sft import SftSettings, SftState, train_sft
+from mcpagent.train.trackers import TrackedRun, Trackers, open_trackers
 from mcpagent.train.warm_start import embedded_model
+from mcpagent.workflows.run_place import RunPlace, open_run
 from mcpagent.workflows.stage import catalog_note, open_tasks
 
 
@@ -57,7 +60,7 @@ class TrainOutcome:
     best_checkpoint: Path
     last_checkpoint: Path
     metrics: JsonObject
-    stop_reason: str = "completed"
+    stop_reason: str
 
     def as_json(self) -> JsonObject:
         return {
@@ -79,12 +82,13 @@ def train(
     ledger_start: int = 0,
     manifest: JsonObject | None = None,
     beside: Collection[str] = (),
+    callbacks: Sequence[Callback] = (),
     watch: Watch | None = None,
 ) -> TrainOutcome:
     """Run `config` to its end. `resume` continues the run folder from its last complete checkpoint, with the
     configuration it was started with. `ledger` is where the built-in servers count the calls they get;
-    `ledger_start` bytes of it are older than this run. `beside` names what a new run folder may already hold.
-    Raises UserError before anything is written."""
+    `ledger_start` bytes of it are older than this run. `beside` names what a new run folder may already hold;
+    `callbacks` watch the steps of GRPO. Raises UserError before anything is written."""
     watch = watch or Watch()
     if config.algorithm == "grpo" and config.rollout.backend == "vllm":
         require_vllm(has_servers=bool(config.vllm.servers))
@@ -106,7 +110,7 @@ def train(
         changed = catalog_note(tasks, tools.pool)
         if changed is not None:
             watch.note(changed)
-        place = _Place(
+        place = RunPlace(
             folder=folder,
             resume=resume,
             manifest=document,
@@ -116,26 +120,14 @@ def train(
         )
         if config.algorithm == "sft":
             return _run_sft(config, tasks, tools, place, watch)
-        return _run_grpo(config, tasks, validation, tools, place, watch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where a run is kept and what it starts from."""
-
-    folder: Path
-    resume: bool
-    manifest: JsonObject
-    beside: Collection[str]
-    ledger: Path | None
-    ledger_start: int
+        return _run_grpo(config, tasks, validation, tools, place, watch, callbacks)
 
 
 def _run_sft(
     config: TrainConfig,
     tasks: TaskFile,
     tools: Tools,
-    place: _Place,
+    place: RunPlace,
     watch: Watch,
 ) -> TrainOutcome:
     # The model is looked at before the run folder is made: a wrong name must leave nothing behind.
@@ -160,29 +152,37 @@ def _run_sft(
         loaded = as_loaded(model, tokenizer, config=config)
     total = config.training.total_steps(n_tasks=len(all_tasks)) + config.sft.copy_steps
     learner = build_learner(loaded, config, total_optimizer_steps=total, decay_share=config.sft.decay_share)
-    run, saved = _open_run(config, place, learner.restore)
-    state = SftState(**saved)
+    run, saved = open_run(config, place, learner.restore)
+    state = SftState.from_json(saved) if saved else SftState()
     # A resumed run has made its demonstrations again: the same tokens, with the nonces of this time's calls.
     write_trajectories(run.trajectories / "demonstrations", demonstrations)
-    train_sft(
-        learner,
-        list(samples(demonstrations, by_id, catalog=tools.pool.tools, renderer=loaded.renderer)),
-        renderer=loaded.renderer,
-        run=run,
-        settings=SftSettings(
-            total_steps=total,
-            copy_steps=config.sft.copy_steps,
-            copy_mix=config.sft.copy_mix,
-            save_every=config.training.save_frequency,
-            batch_size=config.training.batch_size,
-            micro_batch_tokens=config.training.micro_batch_tokens,
-            seed=config.seed,
-            max_cpu_s=config.training.max_cpu_s,
-        ),
-        state=state,
-        on_step=watch.on_step,
-    )
-    return _outcome(run, state.step, best_step=None)
+    with _tracked(config, run, state.step, watch) as trackers:
+
+        def on_step(record: JsonObject) -> None:
+            trackers.log(record["step"], record, ())
+            watch.on_step(record)
+
+        reason = train_sft(
+            learner,
+            list(samples(demonstrations, by_id, catalog=tools.pool.tools, renderer=loaded.renderer)),
+            renderer=loaded.renderer,
+            run=run,
+            settings=SftSettings(
+                total_steps=total,
+                copy_steps=config.sft.copy_steps,
+                copy_mix=config.sft.copy_mix,
+                save_every=config.training.save_frequency,
+                batch_size=config.training.batch_size,
+                micro_batch_tokens=config.training.micro_batch_tokens,
+                seed=config.seed,
+                keep_checkpoints=config.training.keep_checkpoints,
+                budget=Budget(**config.budget.model_dump()),
+            ),
+            state=state,
+            on_step=on_step,
+            note=watch.note,
+        )
+    return _outcome(run, state.step, best_step=None, stop_reason=reason)
 
 
 def _run_grpo(
@@ -190,16 +190,17 @@ def _run_grpo(
     tasks: TaskFile,
     validation: Any,
     tools: Tools,
-    place: _Place,
+    place: RunPlace,
     watch: Watch,
+    callbacks: Sequence[Callback],
 ) -> TrainOutcome:
     loaded = load(config)
     total = config.training.total_steps(n_tasks=len(tasks))
     per_step = config.grpo.epochs_per_batch * config.grpo.minibatches
     learner = build_learner(loaded, config, total_optimizer_steps=total * per_step)
-    run, saved = _open_run(config, place, learner.restore)
+    run, saved = open_run(config, place, learner.restore)
     state = (
-        GrpoState(**saved)
+        GrpoState.from_json(saved)
         if saved
         else GrpoState(kl_coef=config.grpo.kl_coef, ledger_bytes=place.ledger_start)
     )
@@ -209,14 +210,17 @@ def _run_grpo(
     episodes = config.training.batch_size * config.rollout.group_size
     concurrency = min(config.rollout.num_envs, max(episodes, 1))
     canary = build_canary(loaded, config, learner=learner, tasks=tasks, catalog=tools.pool.tools)
-    with open_sampler(
-        loaded,
-        config,
-        model=learner.model,
-        slots=max(concurrency, CANARY_ROWS),
-        weights=run.path / "weights",
-        on_note=watch.note,
-    ) as sampler:
+    with ExitStack() as stack:
+        sampler = stack.enter_context(
+            open_sampler(
+                loaded,
+                config,
+                model=learner.model,
+                slots=max(concurrency, CANARY_ROWS),
+                weights=run.path / "weights",
+                on_note=watch.note,
+            )
+        )
         actor = LocalActor(
             sampler,
             canary=canary,
@@ -235,65 +239,88 @@ def _run_grpo(
             on_episode=watch.on_episode,
         )
         actor.prove()  # before a step is spent on it
-        state = train_grpo(
-            learner,
-            actor,
-            tasks=tasks,
-            validation=validation,
-            order=TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed),
-            run=run,
-            settings=GrpoSettings(
-                total_steps=total,
-                save_every=config.training.save_frequency,
-                eval_every=config.training.eval_every,
-                seed=config.seed,
-                penalty_after_success=config.reward.penalty_after_success,
-                grading=grade_settings(config),
-                update=update_settings(config),
-                target_kl=config.grpo.target_kl if config.grpo.adaptive_kl else None,
-                max_cpu_s=config.training.max_cpu_s,
-            ),
-            state=state,
-            on_step=watch.on_step,
+        health = _health(config, run, watch)
+        trackers = stack.enter_context(_tracked(config, run, state.step, watch))
+
+        def on_step(report: StepReport) -> None:
+            trackers.log(report.step, report.metrics, report.trajectories)
+            watch.on_step(report.metrics)
+
+        reason = train_grpo(
+            GrpoRun(
+                learner=learner,
+                actor=actor,
+                tasks=tasks,
+                validation=validation,
+                order=TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed),
+                folder=run,
+                settings=_grpo_settings(config, total=total),
+                state=state,
+                health=health,
+                callbacks=callbacks,
+                on_step=on_step,
+                note=watch.note,
+            )
         )
-    return _outcome(run, state.step, best_step=state.best_step)
+    is_ill = health is not None and health.should_stop() is not None
+    best = state.best_step if state.best_step is not None else state.good_step if is_ill else None
+    return _outcome(run, state.step, best_step=best, stop_reason=reason)
 
 
-def _open_run(
-    config: TrainConfig, place: _Place, restore: Callable[[Path], JsonObject]
-) -> tuple[RunFolder, JsonObject]:
-    """A new run folder, or the old one rolled back to its last checkpoint with that checkpoint's state."""
-    if not place.resume:
-        run = RunFolder.create(
-            place.folder, config_yaml=dump_config(config), manifest=place.manifest, beside=place.beside
-        )
-        return run, {}
-    run = RunFolder.open(place.folder)
-    _check_same(config, run)
-    checkpoint = run.latest_checkpoint()
-    run.truncate_after((step_of(checkpoint) or 0) if checkpoint else 0)
-    return run, restore(checkpoint) if checkpoint else {}
+def _grpo_settings(config: TrainConfig, *, total: int) -> GrpoSettings:
+    training = config.training
+    return GrpoSettings(
+        total_steps=total,
+        save_every=training.save_frequency,
+        keep_checkpoints=training.keep_checkpoints,
+        eval_every=training.eval_every,
+        patience=training.patience,
+        resample_rounds=training.dynamic_sampling,
+        seed=config.seed,
+        penalty_after_success=config.reward.penalty_after_success,
+        grading=grade_settings(config),
+        update=update_settings(config),
+        target_kl=config.grpo.target_kl if config.grpo.adaptive_kl else None,
+        budget=Budget(**config.budget.model_dump()),
+    )
 
 
-def _check_same(config: TrainConfig, run: RunFolder) -> None:
-    """A run continues as it began; only its length may change."""
-    began = load_train_config([run.config_path]).config.model_dump()
-    now = config.model_dump()
-    longer = {"max_steps", "max_epochs", "steps_per_epoch", "save_frequency", "max_cpu_s"}
-    changed = [
-        f"{section}.{key}" if isinstance(now[section], dict) else section
-        for section in now
-        for key in (now[section] if isinstance(now[section], dict) else [""])
-        if (now[section][key] != began[section][key] if key else now[section] != began[section])
-        and not (section == "training" and key in longer)
-        and section not in {"output_dir", "name"}
-    ]
-    if changed:
-        raise UserError(
-            f"the run was started with other settings of {', '.join(sorted(changed))}",
-            where=str(run.config_path),
-            remedy="resume with that file (--config), or start a new run under another name",
-        )
+def _health(config: TrainConfig, run: RunFolder, watch: Watch) -> PPOHealthCallback | None:
+    """What watches over the run, with all that it saw before a resume."""
+    health = config.health
+    if not health.enabled:
+        return None
+    callback = PPOHealthCallback(
+        HealthSettings(
+            warn=health.warn.model_dump(exclude_none=True),
+            stop=health.stop.model_dump(exclude_none=True),
+            patience=health.patience,
+        ),
+        note=watch.note,
+    )
+    callback.replay(run.metrics())
+    return callback
+
+
+@contextmanager
+def _tracked(config: TrainConfig, run: RunFolder, step: int, watch: Watch) -> Iterator[Trackers]:
+    tracking = config.tracking
+    trackers = open_trackers(
+        tracking.backends,
+        TrackedRun(
+            project=tracking.project,
+            name=tracking.name or config.name,
+            folder=run.logs,
+            config=config.model_dump(mode="json"),
+            is_online=tracking.mode == "online",
+            begins_at=step,
+        ),
+        note=watch.note,
+    )
+    try:
+        yield trackers
+    finally:
+        trackers.close()
 
 
 def _validation(config: TrainConfig) -> Any:
@@ -303,13 +330,14 @@ def _validation(config: TrainConfig) -> Any:
     return open_tasks(config)
 
 
-def _outcome(run: RunFolder, steps: int, *, best_step: int | None) -> TrainOutcome:
+def _outcome(run: RunFolder, steps: int, *, best_step: int | None, stop_reason: str) -> TrainOutcome:
     last = run.checkpoint_dir(steps)
     metrics = run.metrics()
     return TrainOutcome(
         run_dir=run.path,
         steps=steps,
-        best_checkpoint=run.checkpoint_dir(best_step) if best_step else last,
+        best_checkpoint=last if best_step is None else run.checkpoint_dir(best_step),
         last_checkpoint=last,
         metrics=metrics[-1] if metrics else {},
+        stop_reason=stop_reason,
     )

@@ -1,0 +1,256 @@
+"""Where metrics go besides metrics.jsonl: wandb, weave, trackio, tensorboard, each optional and kept at a
+distance. A tracker lives on a thread of its own; one that fails or hangs is reported once and left alone."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import importlib.util
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mcpagent.config.environment import environment
+from mcpagent.core.records import JsonObject
+from mcpagent.core.redact import redact, secrets_of
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.storage.jsonl import write_jsonl
+
+_WAITING_STEPS = 256  # that a slow tracker may be behind before it counts as hanging
+_TAKE_EPISODES = {"weave"}
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """What a tracker is told when it is opened. `config` is redacted; `folder` is where it may write."""
+
+    project: str
+    name: str
+    folder: Path
+    config: JsonObject
+    is_online: bool
+    begins_at: int = 0  # the step that a resumed run goes on from
+
+
+class Tracker(Protocol):
+    """Called from one thread, in the order of the steps."""
+
+    def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
+        """A step: its numbers and its episodes."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come; write what is buffered."""
+        ...
+
+
+class TrackerThread:
+    """Drives a tracker away from the training loop. `open_tracker` runs on the thread too: a login that waits
+    for a network that is not there costs the run nothing."""
+
+    def __init__(
+        self,
+        name: str,
+        open_tracker: Callable[[], Tracker],
+        *,
+        note: Callable[[str], None],
+        deadline_s: float = 30.0,
+    ) -> None:
+        self.name, self._note, self._deadline_s = name, note, deadline_s
+        self._queue: queue.Queue[tuple[int, JsonObject, list[JsonObject]] | None] = queue.Queue(
+            _WAITING_STEPS
+        )
+        self._lock = threading.Lock()
+        self._failed = False
+        self._thread = threading.Thread(
+            target=self._drive, args=(open_tracker,), name=f"mcpagent-{name}", daemon=True
+        )
+        self._thread.start()
+
+    def log(self, step: int, metrics: JsonObject, trajectories: list[JsonObject]) -> None:
+        """Hand over a step; returns at once, and does nothing once the tracker has failed."""
+        if self._failed:
+            return
+        try:
+            self._queue.put_nowait((step, metrics, trajectories))
+        except queue.Full:
+            self._fail(f"it is {_WAITING_STEPS} steps behind")
+
+    def close(self) -> None:
+        """Let it finish what it has, for at most the deadline."""
+        if not self._failed:
+            try:
+                self._queue.put(None, timeout=self._deadline_s)
+            except queue.Full:
+                self._fail(f"it did not finish within {self._deadline_s:g} s")
+                return
+            self._thread.join(self._deadline_s)
+            if self._thread.is_alive():
+                self._fail(f"it did not finish within {self._deadline_s:g} s")
+
+    def _drive(self, open_tracker: Callable[[], Tracker]) -> None:
+        try:
+            tracker = open_tracker()
+            while (item := self._queue.get()) is not None:
+                tracker.log(*item)
+            tracker.close()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - boundary: a tracker is foreign code
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            if self._failed:
+                return
+            self._failed = True
+        first_line = why.strip().partition("\n")[0]
+        self._note(f"tracker {self.name} is off from here on: {first_line} (metrics.jsonl has every step)")
+
+
+class Trackers:
+    """Those of a run, handed only what is free of secrets."""
+
+    def __init__(self, threads: Sequence[TrackerThread], secrets: dict[str, str]) -> None:
+        self._threads, self._secrets = threads, secrets
+
+    def log(self, step: int, metrics: JsonObject, trajectories: Sequence[Trajectory]) -> None:
+        if not self._threads:
+            return
+        numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
+        wanted = trajectories if any(t.name in _TAKE_EPISODES for t in self._threads) else ()
+        episodes = [redact(t.model_dump(mode="json"), self._secrets) for t in wanted]
+        for thread in self._threads:
+            thread.log(step, numbers, episodes if thread.name in _TAKE_EPISODES else [])
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.close()
+
+
+def open_trackers(
+    backends: Sequence[str], run: TrackedRun, *, note: Callable[[str], None], deadline_s: float = 30.0
+) -> Trackers:
+    """Start them. Raises UserError where the package of one is not installed."""
+    secrets = secrets_of(environment())
+    for backend in backends:
+        _require(backend)
+    clean = TrackedRun(**{**vars(run), "config": safe_config(run.config, secrets)})
+    threads = [
+        TrackerThread(name, lambda open_=_OPENERS[name]: open_(clean), note=note, deadline_s=deadline_s)
+        for name in backends
+    ]
+    return Trackers(threads, secrets)
+
+
+def safe_config(config: JsonObject, secrets: dict[str, str]) -> JsonObject:
+    """`config` without the values of secret environment variables and without users in URLs."""
+    return _without_users(redact(config, secrets))
+
+
+def _without_users(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_users(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_users(item) for item in value]
+    return _USER_IN_URL.sub("", value) if isinstance(value, str) else value
+
+
+def _require(backend: str) -> None:
+    if importlib.util.find_spec(backend) is None:
+        raise UserError(
+            f"the tracker {backend} is not installed",
+            where="tracking.backends",
+            remedy=f'python -m pip install {backend}, or all four: python -m pip install "mcpagent[track]"',
+        )
+
+
+class _Wandb:
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            dir=str(run.folder),
+            config=run.config,
+            mode="online" if run.is_online else "offline",
+        )
+
+    def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
+        self._run.log(metrics, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Trackio:
+    def __init__(self, run: TrackedRun) -> None:
+        # Its dashboard reads from here: `trackio show` with the same TRACKIO_DIR.
+        os.environ.setdefault("TRACKIO_DIR", str(run.folder / "trackio"))
+        import trackio
+
+        self._trackio = trackio
+        trackio.init(project=run.project, name=run.name, config=run.config, embed=False)
+
+    def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
+        self._trackio.log(metrics, step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()
+
+
+class _TensorBoard:
+    def __init__(self, run: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Steps after the one that a resumed run goes on from were rolled back: they are hidden.
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.begins_at + 1)
+        self._writer.add_text("config", "\n".join(f"    {k}: {v}" for k, v in run.config.items()))
+
+    def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, global_step=step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Weave:
+    """Episodes as traces. Weave has no offline mode of its own: there the file `weave/step-N.jsonl` holds
+    what would have been sent."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import weave
+
+        self._weave, self._run = weave, run
+        self._client = weave.init(run.project) if run.is_online else None
+
+    def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
+        if self._client is None:
+            folder = self._run.folder / "weave"
+            folder.mkdir(parents=True, exist_ok=True)
+            write_jsonl(folder / f"step-{step:06d}.jsonl", trajectories)
+            return
+        for trajectory in trajectories:
+            call = self._client.create_call(
+                "episode", {"step": step, "task_id": trajectory["task_id"], "prompt": trajectory["prompt"]}
+            )
+            self._client.finish_call(call, output=trajectory)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._weave.finish()
+
+
+_OPENERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "wandb": _Wandb,
+    "weave": _Weave,
+    "trackio": _Trackio,
+    "tensorboard": _TensorBoard,
+}
