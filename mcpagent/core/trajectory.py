@@ -41,6 +41,14 @@ class PolicySpan(Record):
     end: int
 
 
+class TokenUsage(Record):
+    """What a model behind an API used for one step; `cost_usd` is None where no prices are given."""
+
+    input_tokens: int
+    output_tokens: int
+    cost_usd: float | None = None
+
+
 class Completion(Record):
     """One model step. `token_ids` and `logprobs` (nats, of the actual sampling distribution, same length)
     are empty for policies that work on text; they are stored in a binary sidecar, not in the JSON."""
@@ -50,6 +58,7 @@ class Completion(Record):
     token_ids: tuple[int, ...] = Field(default=(), exclude=True)
     logprobs: tuple[float, ...] = Field(default=(), exclude=True)
     policy_versions: tuple[PolicySpan, ...] = ()
+    usage: TokenUsage | None = None  # of a model behind an API, where it says
 
 
 class RewardTerm(Record):

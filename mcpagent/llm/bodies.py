@@ -97,5 +97,5 @@ def _usage(raw: JsonObject, input_key: str, output_key: str) -> Usage | None:
 
 
 def _sampling(request: ChatRequest) -> dict[str, Any]:
-    chosen = {"temperature": request.temperature, "seed": request.seed}
+    chosen = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
     return {name: value for name, value in chosen.items() if value is not None}

@@ -31,6 +31,7 @@ class ChatRequest:
     schema_name: str = "answer"
     tools: tuple[JsonObject, ...] = ()
     temperature: float | None = None
+    top_p: float | None = None
     seed: int | None = None
 
 

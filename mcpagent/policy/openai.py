@@ -1,0 +1,193 @@
+"""`OpenAIPolicy`: a model behind a Chat Completions API, with that API's own tool calling.
+
+The API keeps calls and results as messages with ids; the environment reads calls from text. A native call is
+written here in the form that the environment's parser reads first (Hermes): its arguments are JSON on both
+sides, so nothing is lost, one parser judges every policy, and arguments that are no JSON fail there as any
+broken call does. What goes back to the API is its own message with its own ids, never that text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.trajectory import Completion, FinishReason, TokenUsage
+from mcpagent.errors import EpisodeError
+from mcpagent.llm.budget import Price
+from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Finish
+from mcpagent.policy.contract import CompletionRequest
+from mcpagent.policy.scripted import call_text
+
+_MARKERS = re.compile(r"<(?=/?(?:tool|think|function|parameter|\|))")
+_TOO_LONG = re.compile(r"context.?length|maximum context|context window|too many tokens", re.IGNORECASE)
+_MAX_DEPTH = 50  # the environment's own: it takes no deeper arguments
+_LARGEST_SEED = 2**31 - 1  # what every server takes
+
+
+class OpenAIPolicy:
+    """Asks `client`, whose retries and limits are its own. An episode for which it has no answer raises
+    EpisodeError and is left unscored; what no other request would survive either raises UserError."""
+
+    def __init__(self, client: ChatClient, *, price: Price | None = None) -> None:
+        self._client, self._price = client, price
+        self._conversations: dict[str, _Conversation] = {}
+        self._run = uuid.uuid4().hex  # gateways answer a key only once, also that of an earlier run
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        return list(await asyncio.gather(*(self._answer(request) for request in requests)))
+
+    async def release(self, episode_id: str) -> None:
+        self._conversations.pop(episode_id, None)
+
+    async def _answer(self, request: CompletionRequest) -> Completion:
+        conversation = self._conversations.setdefault(request.episode_id, _Conversation())
+        conversation.catch_up(request.messages)
+        sampling = request.sampling
+        asked = ChatRequest(
+            messages=tuple(conversation.messages),
+            max_output_tokens=sampling.max_new_tokens,
+            tools=tuple(request.tools),
+            temperature=sampling.temperature,
+            top_p=None if sampling.top_p == 1.0 else sampling.top_p,
+            seed=request.seed % _LARGEST_SEED,
+        )
+        key = f"{self._run}-{request.episode_id}-{len(conversation.messages)}"
+        try:
+            reply = await self._client.ask(asked, key=key)
+        except ChatFailed as failure:
+            if failure.reason is FailureReason.BAD_REQUEST and _TOO_LONG.search(failure.text):
+                return Completion(text="", finish_reason=FinishReason.OVERFLOW)
+            raise EpisodeError(f"the model gave no answer ({failure.reason}): {failure.text}") from failure
+        text = conversation.take(reply)
+        return Completion(text=text, finish_reason=_finish(reply), usage=self._usage(reply))
+
+    def _usage(self, reply: ChatReply) -> TokenUsage | None:
+        if reply.usage is None:
+            return None
+        return TokenUsage(
+            input_tokens=reply.usage.input_tokens,
+            output_tokens=reply.usage.output_tokens,
+            cost_usd=None if self._price is None else self._price.of(reply.usage),
+        )
+
+
+@dataclass(eq=False)
+class _Conversation:
+    """One episode as the API holds it. `unanswered` are the ids of the last calls, in the order in which the
+    environment answers them: those that it makes, then those that it cannot read."""
+
+    messages: list[JsonObject] = field(default_factory=list)
+    unanswered: deque[str] = field(default_factory=deque)
+    _seen: int = 0
+
+    def catch_up(self, messages: Sequence[JsonObject]) -> None:
+        """Add what the environment has said since."""
+        # What was sampled is here already, as the API wrote it; the text of it is for the environment.
+        for message in messages[self._seen + 1 if self._seen else 0 :]:
+            if message["role"] != "tool":
+                self.messages.append(dict(message))
+            elif self.unanswered:
+                answered = {"role": "tool", "tool_call_id": self.unanswered.popleft()}
+                self.messages.append({**answered, "content": message["content"]})
+            else:  # the answer to a call that the model wrote as text: the API knows of none
+                content = f"<tool_response>\n{message['content']}\n</tool_response>"
+                self.messages.append({"role": "user", "content": content})
+        self._seen = len(messages)
+
+    def take(self, reply: ChatReply) -> str:
+        """Add the model's message; returns it as the environment reads it."""
+        calls = () if _raw_finish(reply) == "content_filter" else tuple(map(_Call.of, reply.tool_calls))
+        said: JsonObject = {"role": "assistant", "content": reply.text}
+        if calls:
+            said |= {"content": reply.text or None, "tool_calls": [call.as_message() for call in calls]}
+        self.messages.append(said)
+        ordered = sorted(calls, key=lambda call: call.arguments is None)
+        self.unanswered = deque(call.id for call in ordered)
+        if not calls:
+            return reply.text
+        # Beside native calls, text is text.
+        beside = _MARKERS.sub("< ", reply.text).strip()
+        return "\n".join([*([beside] if beside else []), *(call.as_text() for call in calls)])
+
+
+@dataclass(frozen=True)
+class _Call:
+    """`arguments` is None where the model wrote no JSON object; `raw` is what it wrote."""
+
+    id: str
+    name: str
+    arguments: JsonObject | None
+    raw: str
+
+    @classmethod
+    def of(cls, call: Any) -> _Call:
+        """Whatever a server sends."""
+        call = call if isinstance(call, dict) else {}
+        function = call.get("function")
+        function = function if isinstance(function, dict) else {}
+        name, raw = function.get("name"), function.get("arguments")
+        raw = raw if isinstance(raw, str) else json.dumps(raw)
+        name = name if isinstance(name, str) else ""
+        own_id = call.get("id")
+        return cls(
+            id=own_id if isinstance(own_id, str) and own_id else f"call-{uuid.uuid4().hex}",
+            name=name,
+            arguments=_arguments(raw) if name.strip() else None,
+            raw=raw,
+        )
+
+    def as_text(self) -> str:
+        if self.arguments is not None:
+            return call_text(self.name, self.arguments)
+        # No JSON begins with it: what could not be read must not be read as something else.
+        shown = _MARKERS.sub("< ", f"{self.name} {self.raw}")
+        return f"<tool_call>\n!{shown}\n</tool_call>"
+
+    def as_message(self) -> JsonObject:
+        """As it goes back. Servers parse the arguments of their own history, and fail where they cannot."""
+        arguments = "{}" if self.arguments is None else json.dumps(self.arguments)
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name or "unnamed", "arguments": arguments},
+        }
+
+
+def _arguments(raw: str) -> JsonObject | None:
+    """The JSON object that `raw` is, by the environment's rules; None where it is none."""
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(name)
+
+    try:
+        value = json.loads(raw, parse_constant=refuse) if raw.strip() else {}
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    # The call around the arguments is a level of its own.
+    return value if isinstance(value, dict) and not _is_deeper(value, _MAX_DEPTH - 1) else None
+
+
+def _is_deeper(value: object, limit: int) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return False
+    return limit == 0 or any(_is_deeper(item, limit - 1) for item in value)
+
+
+def _raw_finish(reply: ChatReply) -> str | None:
+    return reply.raw["choices"][0].get("finish_reason")
+
+
+def _finish(reply: ChatReply) -> FinishReason:
+    """A cut reply is no decision, whatever calls it holds; a refusal is an answer like any other."""
+    is_cut = reply.finish is Finish.LENGTH or _raw_finish(reply) == "length"
+    return FinishReason.LENGTH if is_cut else FinishReason.STOP
