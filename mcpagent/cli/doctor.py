@@ -26,11 +26,20 @@ def doctor(
     data: Annotated[
         Path | None, typer.Option(help="A dataset to check. Default: train and validation in data/processed.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A hub id or folder: is it safe to train on its template's tokens?")
+    ] = None,
+    tool_format: Annotated[
+        str, typer.Option(help="With --model: auto is what its chat template writes.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Check this machine: Python, packages, device, servers, API keys, hub, data, disk.
 
     Exits 1 if a check fails; each failure comes with the command that mends it. Keys are never shown.
+
+    With --model also whether tokens survive: suffixes that do not depend on the history, calls that read
+    back, control tokens that tools cannot forge, logits that are the head's.
 
     Example: mcpagent doctor --servers mcp.json
     """
@@ -46,7 +55,7 @@ def doctor(
 
     console = Console(is_json=as_json)
     console.note("checking; servers are started and stopped")
-    checks = check_all(servers=servers, data=data)
+    checks = check_all(servers=servers, data=data, model=model, tool_format=tool_format)
     if as_json:
         console.print_json(checks)
     else:

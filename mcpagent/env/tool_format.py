@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mcpagent.core.records import JsonObject
@@ -11,7 +12,7 @@ from mcpagent.env.dialects.known import DIALECTS, TOOL_FORMATS
 from mcpagent.env.parsing import parse_action
 from mcpagent.errors import UserError
 from mcpagent.models.fidelity import refuse_forgery
-from mcpagent.models.tokens import Renderer
+from mcpagent.models.tokens import Renderer, calling_message, tool_message
 
 # A call that is hard to read back: text that looks like a number, quotes, line breaks, every JSON type.
 GOLD_TOOL = ToolSpec(
@@ -79,6 +80,38 @@ def read_back(written: str) -> Dialect | None:
         if calls == [(GOLD_TOOL.name, GOLD_ARGUMENTS)] and not parsed.failures and not parsed.text:
             return dialect
     return None
+
+
+def gold_conversation(
+    renderer: Renderer, tools: Sequence[JsonObject]
+) -> tuple[list[int], list[JsonObject], list[JsonObject]]:
+    """A conversation of three turns, two of them calls, each after a thought where the template knows them:
+    its tokens as an episode keeps them, its messages as an API would hold them, and the tools offered."""
+    offered = [*tools, _SCHEMA]
+    written = None
+    if renderer.instruction is None:
+        written = renderer.call_text(GOLD_TOOL.name, GOLD_ARGUMENTS, offered)
+    if written is None:
+        written = TOOL_FORMATS[renderer.tool_format].write([(GOLD_TOOL.name, GOLD_ARGUMENTS)])
+        calling: JsonObject = {"role": "assistant", "content": written}
+    else:
+        calling = calling_message(GOLD_TOOL.name, GOLD_ARGUMENTS)
+    answer: JsonObject = {"role": "assistant", "content": "It is 5."}
+    messages: list[JsonObject] = [{"role": "user", "content": "What is it worth?"}]
+    kept = list(renderer.prompt_ids(messages, offered))
+    for turn, text, said in (
+        (calling, written, tool_message("5", name=GOLD_TOOL.name)),
+        (calling, written, tool_message("still 5", name=GOLD_TOOL.name)),
+        (answer, "It is 5.", {"role": "user", "content": "Thanks."}),
+    ):
+        thought = ""
+        if renderer.has_reasoning:
+            is_open = renderer.tokenizer.decode(kept).rstrip().endswith("<think>")
+            thought = f"{'' if is_open else '<think>' + chr(10)}I look.\n</think>\n\n"
+            turn = {**turn, "reasoning_content": "I look."}
+        kept += [*renderer.action_ids(thought + text), *renderer.suffix_ids([said])]
+        messages += [turn, said]
+    return kept, messages, offered
 
 
 def rewritten(text: str, tool_format: str) -> str:

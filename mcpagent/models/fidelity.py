@@ -33,7 +33,7 @@ def measure_drift(
     """`kept` against the rendering of the whole conversation; assistant messages hold `tool_calls`, and
     `reasoning_content` where they were written after a thought. Needs a conversation that ends with the
     environment's turn."""
-    full = renderer.prompt_ids(messages, tools)
+    full = renderer.full_ids(messages, tools)
     blocks = SequenceMatcher(None, kept, full, autojunk=False).get_matching_blocks()
     same = sum(block.size for block in blocks)
     return Drift(kept=len(kept), changed=max(len(kept), len(full)) - same)

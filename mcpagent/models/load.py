@@ -50,6 +50,17 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     return _from_pretrained(AutoTokenizer.from_pretrained, name, trust_remote_code=trust_remote_code)
 
 
+def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The transformers configuration of a hub id or folder; of an adapter folder, that of its base."""
+    from transformers import AutoConfig
+
+    if (Path(name) / "adapter_config.json").is_file():
+        from peft import PeftConfig
+
+        name = _from_pretrained(PeftConfig.from_pretrained, name).base_model_name_or_path
+    return _from_pretrained(AutoConfig.from_pretrained, name, trust_remote_code=trust_remote_code)
+
+
 def load_model(
     name: str,
     *,

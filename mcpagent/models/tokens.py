@@ -32,12 +32,21 @@ _CALL_ID = "mcpcall00"
 _TOOL = "mcpagent_probe"
 
 
-def _calling(name: str, arguments: JsonObject) -> JsonObject:
+def calling_message(name: str, arguments: JsonObject) -> JsonObject:
+    """An assistant's call as chat APIs hold it."""
     call = {"id": _CALL_ID, "type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": "", "reasoning_content": "thought", "tool_calls": [call]}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-_CALLING_DUMMY: tuple[JsonObject, ...] = (_DUMMY[0], _calling(_TOOL, {"x": _ANSWER}))
+def tool_message(content: str, *, name: str = _TOOL) -> JsonObject:
+    """The answer to it."""
+    return {"role": "tool", "content": content, "name": name, "tool_call_id": _CALL_ID}
+
+
+_CALLING_DUMMY: tuple[JsonObject, ...] = (
+    _DUMMY[0],
+    {**calling_message(_TOOL, {"x": _ANSWER}), "reasoning_content": "thought"},
+)
 # A template is its author's program, and fails in its own ways.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 
@@ -67,7 +76,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.tool_format = tool_format
         self.name = name
-        self._instruction = instruction
+        self.instruction = instruction
         if not tokenizer.chat_template:
             raise UserError(
                 f"the tokenizer of {name} has no chat template",
@@ -110,15 +119,23 @@ class Renderer:
         """The prompt as text, for tokenizer training and for people."""
         return self._render(*self._with_tools(messages, tools), generation=True)
 
+    def full_ids(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> tuple[int, ...]:
+        """A whole conversation rendered and tokenised anew, as a server does that is sent messages."""
+        return tuple(self._encode(self.render_text(messages, tools)))
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the template shows the thought of the last assistant message."""
+        unthinking = {key: value for key, value in _LAST.items() if key != "reasoning_content"}
+        return self._render(_DUMMY) != self._render((_DUMMY[0], unthinking))
+
     def call_text(self, name: str, arguments: JsonObject, tools: Sequence[JsonObject]) -> str | None:
         """What the template has the model write for a call, without the end of the turn; None where the
         template writes no calls."""
         answered = (_DUMMY[0], {"role": "assistant", "content": _ANSWER})
-        called = dict(_calling(name, arguments))
-        del called["reasoning_content"]
         try:
             header = self._render(answered, tools).partition(_ANSWER)[0]
-            text = self._render((_DUMMY[0], called), tools)
+            text = self._render((_DUMMY[0], calling_message(name, arguments)), tools)
         except _TEMPLATE_ERRORS:
             return None
         shared = next((i for i, (a, b) in enumerate(zip(header, text, strict=False)) if a != b), len(header))
@@ -136,10 +153,10 @@ class Renderer:
     def _with_tools(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
     ) -> tuple[Sequence[JsonObject], Sequence[JsonObject]]:
-        if not tools or (self.has_tools and self._instruction is None):
+        if not tools or (self.has_tools and self.instruction is None):
             return messages, tools
         schemas = "\n".join(json.dumps(t) for t in tools)
-        text = f"{self._instruction or _HERMES_INSTRUCTION} Tools:\n{schemas}"
+        text = f"{self.instruction or _HERMES_INSTRUCTION} Tools:\n{schemas}"
         if messages[0]["role"] == "system":
             head = {"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}
             return [head, *messages[1:]], ()
@@ -288,5 +305,4 @@ class _Veil:
 
 
 def _message(role: str, content: str) -> JsonObject:
-    named = {"name": _TOOL, "tool_call_id": _CALL_ID} if role == "tool" else {}
-    return {"role": role, "content": content, **named}
+    return tool_message(content) if role == "tool" else {"role": role, "content": content}

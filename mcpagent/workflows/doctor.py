@@ -26,15 +26,23 @@ from mcpagent.workflows.doctor_machine import (
     check_packages,
     check_python,
 )
+from mcpagent.workflows.doctor_model import check_model
 
 
 def doctor(
-    *, servers: Path | None = None, data: Path | None = None, outputs: Path = Path("outputs")
+    *,
+    servers: Path | None = None,
+    data: Path | None = None,
+    outputs: Path = Path("outputs"),
+    model: str | None = None,
+    tool_format: str = "auto",
 ) -> list[CheckResult]:
     """Check everything and return the results in a fixed order.
 
     `servers` is an mcp.json (None: the built-in servers, as child processes), `data` a dataset (None: the
-    default ones, where they exist). Raises UserError only where one of the two files does not exist.
+    default ones, where they exist), `model` a hub id or folder whose tokens are to be checked with the tools
+    of the servers, and `tool_format` the dialect it is to call them in. Raises UserError only where one of
+    the two files does not exist.
     """
     for path in (servers, data):
         if path is not None and not path.is_file():
@@ -49,6 +57,7 @@ def doctor(
         check_hub(),
         *_check_data(data, catalog=started.tools, servers=servers),
         check_outputs(outputs),
+        *([] if model is None else check_model(model, tool_format=tool_format, catalog=started.tools or ())),
     ]
 
 
@@ -84,17 +93,20 @@ async def _start_all(configs: Sequence[ServerConfig]) -> list[tuple[CheckResult,
 async def _start(config: ServerConfig) -> tuple[CheckResult, list[ToolSpec] | None]:
     """Start one server and list its tools; it is stopped again. No tools where it does not start."""
     name = f"server {config.name}"
+    notes: list[str] = []
     begun = time.perf_counter()
     try:
-        async with ToolPool([config]) as pool:
+        async with ToolPool([config], on_note=notes.append) as pool:
             seconds = time.perf_counter() - begun
             tools = list(pool.tools.values())
             detail = f"{len(tools)} tools in {seconds:.1f} s, catalog {pool.catalog_hash[:12]}"
+            detail = "; ".join([detail, *notes])
     except UserError as error:
         command = shlex.join([config.command, *config.args]) if isinstance(config, StdioServer) else None
         return _failed(name, error, remedy=command), None
     if not tools:
-        return CheckResult(name=name, status=CheckStatus.WARN, detail=f"no tools, in {seconds:.1f} s"), tools
+        detail = "; ".join([f"no tools, in {seconds:.1f} s", *notes])
+        return CheckResult(name=name, status=CheckStatus.WARN, detail=detail), tools
     return CheckResult(name=name, status=CheckStatus.PASS, detail=detail), tools
 
 
