@@ -67,8 +67,8 @@ def check(
     methods that SkyRL calls.
 
     Two instances of each server are started, and it is seen whether one episode's calls show up in another's.
-    Only tools that the server declares read-only, or additive and closed, are called for it, with a text that
-    can be found again; --allow-writes calls every tool.
+    Only tools that the server declares read-only, or additive and closed, and that need no path are called
+    for it, with a text that can be found again; --allow-writes calls every tool.
 
     With --chaos, every server that runs as a process is killed, stopped, hung and garbled, without one of its
     tools being called; exits 1 where one does not recover or leaves something behind.
@@ -138,6 +138,8 @@ def _print_isolation(servers: Sequence[ServerIsolation], console: Console) -> No
             continue
         if verdict.writes:
             console.say(f"      the probe wrote {verdict.probe_text!r} with {', '.join(verdict.writes)}")
+        if verdict.left:
+            console.say(f"      and left {', '.join(verdict.left)}")
         tools_by_reason: dict[str, list[str]] = {}
         for tool, reason in verdict.not_tried.items():
             tools_by_reason.setdefault(reason, []).append(tool)

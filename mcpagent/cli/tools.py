@@ -61,7 +61,8 @@ def list_tools(servers: Servers = None, as_json: Json = False) -> None:
         if renamed:
             console.say("-> is what a model sees where several tools share a name")
     failed = [server.failure for server in listed if server.failure is not None]
-    console.say(f"{_count(len(specs), 'tool')} of {_count(len(listed) - len(failed), 'server')}")
+    started = f"{len(listed) - len(failed)} of " if failed else ""
+    console.say(f"{_count(len(specs), 'tool')} of {started}{_count(len(listed), 'server')}")
     console.say(f"catalog {catalog_hash(specs)}")
     for failure in failed:
         typer.echo(f"error: {failure}", err=True)

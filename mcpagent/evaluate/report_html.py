@@ -21,6 +21,7 @@ from mcpagent.evaluate.report_tables import (
     facts_table,
     measures_table,
     success_table,
+    tools_table,
 )
 from mcpagent.evaluate.report_trajectories import choose, pair_html
 from mcpagent.evaluate.report_verdicts import Verdict, judge
@@ -37,6 +38,7 @@ def page_html(run: RunView) -> str:
         _results(run),
         _curves(drawn),
         _controls(run),
+        _tools(run),
         _trajectories(run),
         _provenance(run),
     ]
@@ -152,6 +154,18 @@ def _controls(run: RunView) -> str:
         return ""
     hint = "What else was tried with the same budget, evaluated on the same tasks: task success."
     return f'<section><h2>Controls</h2><p class="hint">{hint}</p>{table}</section>'
+
+
+def _tools(run: RunView) -> str:
+    table = tools_table(run.tool_metrics) if run.tool_metrics is not None else ""
+    if not table:
+        return ""
+    hint = (
+        "The calls of servers since these were last started. Of the errors, tool_error and invalid_arguments "
+        "are the model's own; the others leave an episode unscored. Cut: results longer than the limit. "
+        "Repeats: sendings after a call's first, where that is safe. Restarts are those of the whole server."
+    )
+    return f'<section><h2>Tools</h2><p class="hint">{hint}</p>{table}</section>'
 
 
 def _trajectories(run: RunView) -> str:

@@ -21,6 +21,7 @@ from mcpagent.errors import UserError
 from mcpagent.evaluate.summary import EvalResult
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.tools.metrics import PoolMetrics
 
 BEFORE, AFTER = "warm_start", "trained"  # file stems under eval/, each maybe with _sampled
 SAMPLED = "_sampled"
@@ -87,6 +88,7 @@ class RunView:
     controls: list[Control] = field(default_factory=list)
     pairs: list[TaskPair] = field(default_factory=list)
     nonces: NonceCount = field(default_factory=NonceCount)
+    tool_metrics: PoolMetrics | None = None  # of the last step: since the servers were last started
 
     def series(self, key: str) -> list[float | None]:
         """One value a step; None where the step did not report a finite number."""
@@ -108,6 +110,7 @@ def read_run(run_dir: Path) -> RunView:
     config_path = run_dir / "config.yaml"
     config_text = config_path.read_text(encoding="utf-8") if config_path.exists() else ""
     pairs, nonces = _read_trajectories(run_dir / "trajectories")
+    told = next((row["tool_metrics"] for row in reversed(steps) if "tool_metrics" in row), None)
     return RunView(
         path=run_dir,
         steps=steps,
@@ -118,6 +121,7 @@ def read_run(run_dir: Path) -> RunView:
         controls=_read_controls(run_dir / "eval" / "controls.json"),
         pairs=pairs,
         nonces=nonces,
+        tool_metrics=None if told is None else _tool_metrics(told, run_dir / "metrics.jsonl"),
     )
 
 
@@ -152,6 +156,13 @@ def _read_object(path: Path) -> JsonObject:
     if not isinstance(document, dict):
         raise _bad_file(path, "expected a JSON object")
     return document
+
+
+def _tool_metrics(document: Any, path: Path) -> PoolMetrics:
+    try:
+        return PoolMetrics.model_validate(document)
+    except ValidationError as error:
+        raise _bad_file(path, f"tool_metrics cannot be read: {_first(error)}") from error
 
 
 def _parse_yaml(text: str, path: Path) -> JsonObject:

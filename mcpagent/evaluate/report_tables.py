@@ -21,6 +21,7 @@ from mcpagent.evaluate.report_numbers import (
 )
 from mcpagent.evaluate.report_run import AFTER, BEFORE, SAMPLED, Control, RunView
 from mcpagent.evaluate.summary import RATES, EvalResult
+from mcpagent.tools.metrics import PoolMetrics, ToolMetrics
 
 STRIP_PX = 140  # the drawn length of 0..1
 SETTINGS = (("Greedy", ""), ("Sampled", SAMPLED))
@@ -106,6 +107,24 @@ def controls_table(controls: Sequence[Control]) -> str:
     return _table(head, rows) if rows else ""
 
 
+def tools_table(metrics: PoolMetrics) -> str:
+    """What the calls of each tool came to; '' without calls."""
+    rows = [
+        f"<tr><th>{escape(f'{server.server}.{tool.tool}')}</th>"
+        f'<td class="num">{tool.calls:,}</td>'
+        f'<td class="num">{_milliseconds(tool.latency_p50_s)}</td>'
+        f'<td class="num">{_milliseconds(tool.latency_p95_s)}</td>'
+        f"<td>{_errors(tool)}</td>"
+        f'<td class="num">{tool.truncated:,}</td>'
+        f'<td class="num">{tool.repeats:,}</td>'
+        f'<td class="num">{server.restarts:,}</td></tr>'
+        for server in metrics.servers
+        for tool in server.tools
+    ]
+    head = _head("Tool", "*Calls", "*p50 ms", "*p95 ms", "Errors", "*Cut", "*Repeats", "*Restarts")
+    return _table(head, rows) if rows else ""
+
+
 def facts_table(facts: JsonObject) -> str:
     """Nested values flattened to `a.b.c`; '' without facts."""
     rows = [f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in _flatten(facts)]
@@ -125,6 +144,16 @@ def dumbbell_svg(before: Metric | None, after: Metric | None) -> str:
         '<svg width="148" height="28" viewBox="-4 0 148 28" aria-hidden="true">'
         f'<path class="track" d="M0 3V25M70 3V25M140 3V25" stroke-width="1"/>{marks}</svg>'
     )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return number(None if seconds is None else 1000 * seconds, digits=1)
+
+
+def _errors(tool: ToolMetrics) -> str:
+    """By kind, the most frequent first."""
+    kinds = sorted(tool.failures.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count:,} {kind.value}" for kind, count in kinds) or ABSENT
 
 
 def _mark(metric: Metric, y: int, css: str) -> str:

@@ -6,17 +6,19 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from enum import StrEnum
+from pathlib import Path
 
 from mcpagent.core.records import Record
 from mcpagent.core.tools import ToolSpec
 from mcpagent.tools.instance_cost import InstanceCost, started_instance
 from mcpagent.tools.probe import Episodes, Probe, State
-from mcpagent.tools.servers_config import Isolation, MemoryServer, ServerConfig
+from mcpagent.tools.servers_config import Isolation, MemoryServer, ServerConfig, StdioServer
 
 _READS = re.compile(
     "calculate|check|compare|count|crawl|describe|diff|echo|explain|extract|fetch|find|get|inspect|list|log|"
     "lookup|map|ping|query|read|research|retrieve|search|show|status|summarize|validate|view"
 )
+_PLACE = re.compile(r"(?i)path|file|folder|direct|(?:^|_)(?:dir|dest|destination|root|cwd)(?:$|_)")
 _WRITES = re.compile(
     "add|append|apply|archive|assign|book|buy|cancel|checkout|clear|close|commit|create|delete|drop|edit|"
     "execute|import|insert|invite|kill|merge|move|pay|post|publish|push|put|register|remove|rename|replace|"
@@ -34,8 +36,9 @@ class Basis(StrEnum):
 
 
 class IsolationVerdict(Record):
-    """`evidence` is what was seen, `writes` the tools that took a write carrying `probe_text`, `not_tried`
-    why other tools were not called or not compared."""
+    """`evidence` is what was seen, `writes` the tools that took a write carrying `probe_text`, `left` the
+    files and folders of that name that they left where the server runs, `not_tried` why other tools were not
+    called or not compared."""
 
     server: str
     recommended: Isolation
@@ -44,6 +47,7 @@ class IsolationVerdict(Record):
     evidence: tuple[str, ...]
     probe_text: str
     writes: tuple[str, ...]
+    left: tuple[str, ...] = ()
     not_tried: dict[str, str]
     cost: InstanceCost
 
@@ -59,9 +63,10 @@ async def probe_isolation(
     """Start two instances of a server and see whether one episode's calls show up in another's.
 
     Called are the tools that the server declares read-only, and those that it declares both additive (not
-    destructive) and closed (not open-world). `allow_writes` calls every tool; so does a built-in server in
-    memory, whose instances are thrown away. `allow` as for a ToolPool: what no episode may call does not
-    count. Raises UserError where the server does not start.
+    destructive) and closed (not open-world) and that need no path: a relative one is in the folder that the
+    server runs in, which is the user's. `allow_writes` calls every tool; so does a built-in server in memory,
+    whose instances are thrown away. `allow` as for a ToolPool: what no episode may call does not count.
+    Raises UserError where the server does not start.
     """
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(
@@ -87,6 +92,7 @@ async def probe_isolation(
             evidence=_evidence(probe, state),
             probe_text=probe.text,
             writes=tuple(probe.wrote),
+            left=_left(config, probe.text),
             not_tried={**forbidden, **probe.not_tried},
             cost=first.cost,
         )
@@ -118,7 +124,30 @@ def _forbidden(specs: Sequence[ToolSpec]) -> dict[str, str]:
             reasons[spec.name] = "it may destroy"
         elif hints.open_world:
             reasons[spec.name] = "it may act on the world outside the server"
+        elif _needs_a_place(spec.input_schema):
+            reasons[spec.name] = "it writes to a path"
     return reasons
+
+
+def _needs_a_place(schema: object) -> bool:
+    """Whether a property without which there is no call names a file or a folder, at any depth."""
+    match schema:
+        case {"properties": dict(properties), "required": [*required]}:
+            return any(
+                _PLACE.search(str(name)) is not None or _needs_a_place(properties.get(name))
+                for name in required
+            )
+        case {"items": items}:
+            return _needs_a_place(items)
+        case _:
+            return False
+
+
+def _left(config: ServerConfig, text: str) -> tuple[str, ...]:
+    """What a probe that may write has left in the folder of a server of ours, as far as its name tells."""
+    if not isinstance(config, StdioServer):
+        return ()
+    return tuple(sorted(str(path) for path in Path(config.cwd or ".").glob(f"*{text}*")))
 
 
 def _judge(specs: Sequence[ToolSpec], probe: Probe) -> tuple[State, Basis]:

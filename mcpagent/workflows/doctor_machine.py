@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from mcpagent.core.metrics import CheckResult, CheckStatus
+from mcpagent.servers.names import KEY_NAMES
 
 _HUB_TIMEOUT_S = 2.0
 _LITTLE_MEMORY_GB = 2.0  # the peak of `mcpagent quickstart`
@@ -43,14 +44,6 @@ EXTRAS = (
     Extra(name="report", use="quickstart and report need it", missing=CheckStatus.FAIL),
     Extra(name="gym", use="env check and SkyRL need it", missing=CheckStatus.WARN),
     Extra(name="vllm", use="optional: faster rollouts on a GPU", missing=CheckStatus.SKIP),
-)
-
-# The services behind the built-in servers: a check's name, and the variables of which one is enough.
-KEYS = (
-    ("polygon", ("POLYGON_API_KEY", "MASSIVE_API_KEY")),
-    ("fmp", ("FMP_API_KEY",)),
-    ("tavily", ("TAVILY_API_KEY",)),
-    ("slack", ("SLACK_BOT_TOKEN",)),
 )
 
 
@@ -102,7 +95,7 @@ def check_device() -> CheckResult:
 def check_keys() -> list[CheckResult]:
     """Which API keys are set, in the environment or in `.env`; a value is never shown."""
     known = {**dotenv_values(Path.cwd() / ".env"), **os.environ}
-    return [_check_key(service, names, known) for service, names in KEYS]
+    return [_check_key(service, names, known) for service, names in KEY_NAMES.items()]
 
 
 def check_hub() -> CheckResult:

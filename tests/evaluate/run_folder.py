@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tools import FailureKind
+from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.evaluate.summary import summarise
 from mcpagent.storage.trajectories import write_trajectories
+from mcpagent.tools.breaker import BreakerState
+from mcpagent.tools.metrics import PoolMetrics, ServerMetrics, ServerWatch
 from tests.evaluate.records import call, result, trajectory, turn
 
 LEVELS = ("simple", "moderate", "complex")
@@ -84,6 +86,7 @@ def write_run(
     """A whole run; `hook` may change every greedy trajectory after training."""
     folder.mkdir(parents=True)
     lines = [json.dumps(step_row(step)) for step in range(1, 31)]
+    lines[-1] = json.dumps(step_row(30) | {"tool_metrics": tool_metrics().model_dump(mode="json")})
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "config.yaml").write_text("seed: 3\ngrpo:\n  target_kl: 0.1\n")
     manifest = {
@@ -116,6 +119,34 @@ def write_run(
     ]
     (folder / "eval" / "controls.json").write_text(json.dumps(controls))
     return folder
+
+
+def tool_metrics() -> PoolMetrics:
+    """One server with a restart, and two of its tools."""
+    watch = ServerWatch()
+    watch.restarts = 2
+    calls = [("get_aggs", 0.010, None)] * 1199 + [("get_aggs", 3.0, FailureKind.TIMEOUT)]
+    calls += [("get_news", 0.020, FailureKind.TOOL_ERROR)] * 3 + [("get_news", 0.0, FailureKind.CRASHED)]
+    for tool, latency_s, failure in calls:
+        watch.note(
+            ToolResult(
+                call_id="1", server="polygon", tool=tool, content="", latency_s=latency_s, failure=failure
+            ),
+            waited_s=0.0,
+            sendings=1 if latency_s else 0,
+        )
+    server = ServerMetrics(
+        server="polygon",
+        in_flight=0,
+        most_in_flight=8,
+        restarts=watch.restarts,
+        breaker=BreakerState.CLOSED,
+        next_try_s=0.0,
+        waited_s=0.0,
+        waited_max_s=0.0,
+        tools=watch.tools(),
+    )
+    return PoolMetrics(servers=(server,))
 
 
 def write_evaluation(folder: Path, name: str, episodes: list[Trajectory], *, temperature: float) -> None:

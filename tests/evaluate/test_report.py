@@ -91,6 +91,17 @@ def test_trajectories_show_calls_results_terms_and_nonces_before_and_after(page:
     assert page.text.count("✗ failure") > 3
 
 
+def test_what_the_calls_of_each_tool_came_to_is_on_the_page(page: _Page) -> None:
+    # Percentiles are within 2.5 %: 10 ms of 1,200 calls of which one took 3 s, 20 ms of 3.
+    for tool, calls, p50_ms, errors in (
+        ("get_aggs", "1,200", 10.0, "1 timeout"),
+        ("get_news", "4", 20.0, "3 tool_error, 1 crashed"),
+    ):
+        row = re.search(rf"polygon\.{tool}{calls}(\d+\.\d)(\d+\.\d){errors}002", page.text)
+        assert row is not None, tool
+        assert all(float(shown) == pytest.approx(p50_ms, rel=0.03) for shown in row.groups())
+
+
 def test_text_of_a_trajectory_cannot_become_markup(tmp_path: Path) -> None:
     quiet = _Page(write_report(write_run(tmp_path / "quiet", tasks=6)).read_text())
     hostile = write_run(tmp_path / "attacked", tasks=6, hook=_attacked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,21 @@ def test_what_may_destroy_or_leave_the_server_is_called_only_on_demand(tmp_path:
     assert wiped.exists()
     assert (allowed.recommended, allowed.state) == ("shared", State.NONE)
     assert set(allowed.writes) == {"add_note", "wipe_notes", "mail_notes"}
+
+
+def test_a_tool_that_writes_to_a_path_is_called_only_on_demand_and_what_it_leaves_is_named(
+    tmp_path: Path,
+) -> None:
+    server = replace(_notes("filed", PYTHONPATH=str(ROOT)), cwd=str(tmp_path))
+    verdict = _probe(server)
+    assert list(tmp_path.iterdir()) == []
+    assert (verdict.writes, verdict.left) == ((), ())
+    assert verdict.not_tried == {"write_note": "it writes to a path"}
+    allowed = _probe(server, allow_writes=True)
+    assert allowed.writes == ("write_note",)
+    (left,) = tmp_path.iterdir()
+    assert allowed.left == (str(left),)
+    assert left.name == allowed.probe_text
 
 
 def test_what_no_episode_may_call_does_not_count() -> None:

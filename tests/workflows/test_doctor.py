@@ -75,7 +75,7 @@ def test_a_server_that_does_not_start_fails_alone_and_its_command_is_the_remedy(
 
 def test_a_broken_mcp_json_is_a_failed_check_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mcp.json"
-    path.write_text('{"mcpServers": {\n"one": {"command": 3, }}}')
+    path.write_text('{"mcpServers": {\n"one": {"command" 3}}}')
     check = _by_name(doctor(servers=path))["servers"]
     assert check.status is CheckStatus.FAIL
     assert "mcp.json:2" in check.detail

@@ -1,7 +1,8 @@
 """Servers that keep notes in different places: `python -m tests.tools.servers.notes MODE [FILE]`.
 
 MODE: `nowhere` forgets them, `kept` has them in this process or in FILE, which all instances share, `silent`
-is the same with no tool that only reads, `bare` the same without annotations. With the variable WIPED there
+is the same with no tool that only reads, `bare` the same without annotations, `filed` writes each to the path
+that it is given. With the variable WIPED there
 are two more tools, which must not be called unasked and leave that file.
 """
 
@@ -49,6 +50,12 @@ def tools(mode: str, file: Path | None = None) -> list[PlainTool]:
         Path(os.environ["WIPED"]).touch()
         return "done"
 
+    def write_note(path: str) -> str:
+        Path(path).write_text("a note")
+        return "written"
+
+    if mode == "filed":
+        return [PlainTool("write_note", write_note, ("path",), ADDS)]
     if mode == "silent":
         return [PlainTool("append_note", append_note, ("note",), ADDS)]
     adds, reads = ({}, {}) if mode == "bare" else (ADDS, READS)
