@@ -26,11 +26,13 @@ from accelerate import Accelerator
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
 from mcpagent.train.learner import Learner
 from mcpagent.train.memory import resident_mib
 from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
 from mcpagent.train.samples import TrainSample
-from mcpagent.train.update import UpdateSettings, update_policy
+from mcpagent.train.update import update_policy
+from mcpagent.train.update_settings import UpdateSettings
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {
@@ -82,27 +84,24 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Medians over the steps."""
     torch.set_num_threads(1)
     learner = _learner(options)
-    samples = _samples(options)
-    advantages = [(-1.0) ** i for i in range(len(samples))]
+    graded = _graded(_samples(options))
     settings = UpdateSettings(use_reference=False, micro_batch_tokens=options.micro_batch_tokens)
     base = resident_mib(trimmed=True)
     peak = _Peak()
     cpu_s: list[float] = []
     for step in range(options.steps + 1):
         started = time.process_time()
-        update_policy(
-            learner, samples, advantages, settings=settings, first_optimizer_step=step + 1, seed=step
-        )
+        update_policy(learner, graded, settings=settings, first_optimizer_step=step + 1, seed=step)
         cpu_s.append(time.process_time() - started)
     median = statistics.median(cpu_s[1:])
     return {
         "work": "update",
         "shape": options.shape,
-        "samples": len(samples),
+        "samples": len(graded.samples),
         "unique": options.unique,
         "cpu_s": round(median, 3),
         "cpu_s_all": [round(s, 2) for s in cpu_s],
-        "tokens_per_cpu_s": round(sum(map(len, samples)) / median, 1),
+        "tokens_per_cpu_s": round(sum(map(len, graded.samples)) / median, 1),
         "rss_base_mib": round(base),
         "rss_peak_mib": round(peak.stop()),
         "maxrss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
@@ -160,6 +159,13 @@ def _samples(options: argparse.Namespace) -> list[TrainSample]:
                 )
             )
     return samples
+
+
+def _graded(samples: list[TrainSample]) -> Graded:
+    attempts = tuple(GradedAttempt(reward=(-1.0) ** i, sample=s) for i, s in enumerate(samples))
+    return Graded(
+        groups=(GradedGroup(group_id="all", attempts=attempts),), settings=CreditSettings(advantage="given")
+    )
 
 
 class _Peak:

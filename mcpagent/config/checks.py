@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mcpagent.config.schema import TrainConfig
+from mcpagent.config.schema import GrpoConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,39 @@ def _objective(config: TrainConfig) -> Iterator[Finding]:
             f"grpo.kl_coef is {grpo.kl_coef}, but grpo.reference is none, so there is nothing to be near to; "
             "set grpo.kl_coef to 0, or grpo.reference to frozen",
         )
+    if (grpo.kl_placement == "reward") != (grpo.kl_estimator == "k1"):
+        yield Finding(
+            ("grpo.kl_estimator", "grpo.kl_placement"),
+            f"grpo.kl_estimator is {grpo.kl_estimator}, but grpo.kl_placement is {grpo.kl_placement}; k1 "
+            "belongs into the reward (its gradient in the loss is zero on average), k2 and k3 into the loss",
+        )
+    if grpo.kl_placement == "reward" and grpo.reference == "none":
+        yield Finding(
+            ("grpo.kl_placement", "grpo.reference"),
+            "grpo.kl_placement is reward, but grpo.reference is none, so there is nothing to be near to; "
+            "set grpo.reference to frozen or ema, or grpo.kl_placement to loss",
+        )
+    if grpo.loss == "dr_grpo" and grpo.advantage_scale != "none":
+        yield Finding(
+            ("grpo.normalize_advantages", "grpo.loss"),
+            f"grpo.normalize_advantages is {grpo.normalize_advantages}, but grpo.loss dr_grpo is the one "
+            "that leaves the standard deviation out; set it to false, or use another loss",
+        )
+    if grpo.normalize_advantages == "batch" and grpo.advantage not in ("group", "turn"):
+        yield Finding(
+            ("grpo.normalize_advantages", "grpo.advantage"),
+            f"grpo.normalize_advantages is batch, but grpo.advantage is {grpo.advantage}, which is scaled in "
+            "its own way; use true or false",
+        )
+    longest = grpo.max_response_tokens or (
+        config.rollout.max_new_tokens * config.rollout.max_steps_per_episode
+    )
+    if grpo.overlong_buffer_tokens is not None and grpo.overlong_buffer_tokens > longest:
+        yield Finding(
+            ("grpo.overlong_buffer_tokens", "grpo.max_response_tokens"),
+            f"grpo.overlong_buffer_tokens is {grpo.overlong_buffer_tokens}, but an episode has at most "
+            f"{longest} sampled tokens; lower it, or raise grpo.max_response_tokens",
+        )
     if grpo.adaptive_kl and grpo.target_kl is None:
         yield Finding(
             ("grpo.adaptive_kl", "grpo.target_kl"),
@@ -138,10 +171,8 @@ def idle(config: TrainConfig) -> dict[str, str]:
     """Dotted keys that have no effect in this config, and why."""
     reasons: dict[str, str] = {}
     if config.algorithm == "grpo":
-        for name in ("gamma", "lambda_gae", "value_loss_coef"):
-            reasons[f"grpo.{name}"] = "the group advantage has no value head and no discount"
-        if not config.grpo.adaptive_kl:
-            reasons["grpo.target_kl"] = "grpo.adaptive_kl is false"
+        for name, why in _idle_objective(config.grpo):
+            reasons[f"grpo.{name}"] = why
     if config.rollout.backend == "hf":
         for name in ("max_model_len", "gpu_memory_utilization", "enforce_eager", "sleep", "servers"):
             reasons[f"vllm.{name}"] = "rollout.backend is hf"
@@ -152,3 +183,26 @@ def idle(config: TrainConfig) -> dict[str, str]:
         for name in ("builtin", "transport", "limited", "upstream", "sandbox"):
             reasons[f"tools.{name}"] = "it is for the built-in servers, and tools.servers names others"
     return reasons
+
+
+def _idle_objective(grpo: GrpoConfig) -> Iterator[tuple[str, str]]:
+    if grpo.advantage != "gae":
+        why = f"grpo.advantage is {grpo.advantage}, which has no value head and no discount; gae has both"
+        for name in ("gamma", "lambda_gae", "value_loss_coef", "value_clip"):
+            yield name, why
+    if grpo.advantage != "turn":
+        yield "turn_coef", f"grpo.advantage is {grpo.advantage}, not turn"
+    if grpo.advantage == "rloo":
+        yield "normalize_advantages", "the advantage rloo is never divided by a standard deviation"
+    if grpo.loss == "cispo":
+        yield "clip_ratio", "the loss cispo has an upper bound only: grpo.clip_ratio_high"
+    if not grpo.adaptive_kl:
+        yield "target_kl", "grpo.adaptive_kl is false"
+    if grpo.reference != "ema":
+        for name in ("reference_update_every", "reference_decay"):
+            yield name, f"grpo.reference is {grpo.reference}, not ema"
+    if grpo.tis_cap is None:
+        for name in ("tis_level", "tis_beyond"):
+            yield name, "grpo.tis_cap is not set, so that no weights are used"
+    if not grpo.overlong_penalty:
+        yield "overlong_buffer_tokens", "grpo.overlong_penalty is 0"

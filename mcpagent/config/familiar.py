@@ -39,6 +39,8 @@ ALIASES: dict[str, str] = {
     "algorithm.type": "algorithm",
     "lora.enabled": "finetune.mode",
     "grpo.lambda": "grpo.lambda_gae",
+    "kl.placement": "grpo.kl_placement",
+    "kl.estimator": "grpo.kl_estimator",
     "training.minibatch_size": "grpo.minibatches",
     "rollout.minibatch_size": "grpo.minibatches",
     "rollout.batch_size": "training.batch_size",

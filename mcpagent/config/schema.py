@@ -86,30 +86,66 @@ class VllmConfig(Section):
 
 
 class GrpoConfig(Section):
-    """The objective. `gamma`, `lambda_gae` and `value_loss_coef` belong to advantage estimators with a value
-    head; the group advantage has none."""
+    """The objective. `gamma`, `lambda_gae` and the `value_` settings belong to the `gae` advantage, which
+    learns a value head; no other advantage discounts."""
 
-    advantage: Literal["group"] = "group"
-    normalize_advantages: bool = True  # divide by the standard deviation of the group
-    loss: Literal["grpo", "dapo"] = "grpo"  # grpo: mean of sample means; dapo: mean over all tokens
+    # group: against the mean of the group; rloo: against the mean of its others; reinforce++: against the
+    # whole batch, or with _baseline against the group; turn: each turn's own credit beside the outcome.
+    advantage: Literal["group", "rloo", "reinforce++", "reinforce++_baseline", "gae", "turn"] = "group"
+    # Divide by the standard deviation of the group, or of the batch; None: yes, but not for dr_grpo.
+    normalize_advantages: bool | Literal["batch"] | None = None
+    turn_coef: NonNegativeFloat = 0.5  # weight of a turn's own credit where the advantage is turn
+    # grpo: mean of sample means; dr_grpo: sums over a fixed length; dapo: mean over all tokens; gspo: one
+    # ratio a sample; cispo: bounded weights instead of clipped tokens.
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_ratio_high: PositiveFloat | None = None  # None: the same as clip_ratio
+    max_response_tokens: PositiveInt | None = None  # an episode's; None: max_new_tokens x max_steps
+    mask_truncated: bool = False  # attempts that were cut off are not trained on
+    overlong_penalty: NonNegativeFloat = 0.0  # reward lost at max_response_tokens
+    overlong_buffer_tokens: PositiveInt | None = None  # over which it grows; None: a fifth of them
     kl_coef: NonNegativeFloat = 0.01
-    kl_estimator: Literal["k3"] = "k3"
+    kl_placement: Literal["loss", "reward"] = "loss"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1 for the reward, k2 or k3 for the loss
     target_kl: PositiveFloat | None = None  # nats a token; what adaptive_kl steers to
     adaptive_kl: bool = False
-    reference: Literal["frozen", "none"] = "frozen"
+    reference: Literal["frozen", "ema", "none"] = "frozen"  # ema: follows what is trained
+    reference_update_every: PositiveInt = 100  # steps
+    reference_decay: Share = 0.4  # share of the old reference that stays at each of them
+    tis_cap: PositiveFloat | None = None  # of the importance weights against the sampler; None: no weights
+    tis_level: Literal["token", "sequence"] = "token"
+    tis_beyond: Literal["truncate", "mask"] = "truncate"  # mask: a weight past the cap is 0
     entropy_coef: NonNegativeFloat = 0.0
     epochs_per_batch: PositiveInt = 1
     minibatches: PositiveInt = 1  # optimiser steps a batch and epoch, on equal shares of the prompts
-    gamma: Share = 1.0
-    lambda_gae: Share = 1.0
+    gamma: Share | None = None  # discount a turn; None: 0.99
+    lambda_gae: Share | None = None  # None: 0.95
     value_loss_coef: NonNegativeFloat = 0.5
+    value_clip: PositiveFloat | None = 0.2  # how far a value may move from the old one; None: anywhere
 
     @property
     def clip_high(self) -> float:
         """The upper clip range in force."""
         return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
+
+    @property
+    def gae_gamma(self) -> float:
+        """The discount in force where the advantage is gae."""
+        return 0.99 if self.gamma is None else self.gamma
+
+    @property
+    def gae_lambda(self) -> float:
+        """The lambda in force where the advantage is gae."""
+        return 0.95 if self.lambda_gae is None else self.lambda_gae
+
+    @property
+    def advantage_scale(self) -> Literal["group", "batch", "none"]:
+        """What advantages are divided by."""
+        if self.normalize_advantages is None:
+            return "none" if self.loss == "dr_grpo" else "group"
+        if self.normalize_advantages == "batch":
+            return "batch"
+        return "group" if self.normalize_advantages else "none"
 
 
 class OptimizationConfig(Section):

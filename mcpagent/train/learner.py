@@ -9,20 +9,26 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 
 from mcpagent.core.records import JsonObject
 from mcpagent.models.load import save_model
 from mcpagent.storage.checkpoints import sealed_dir
 from mcpagent.train.batching import padded_batches
-from mcpagent.train.checkpoint import load_trainer_state, load_weights, save_trainer_state
+from mcpagent.train.checkpoint import STATE_FOLDER, load_trainer_state, load_weights, save_trainer_state
 from mcpagent.train.optim import Schedule
 from mcpagent.train.packing import packed_batches
+from mcpagent.train.reference import EmaReference
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.scoring import Batch, TokenScorer, why_not_packed
+from mcpagent.train.value import load_value_head, named_parameters, save_value_head
 
 
 class Learner:
-    """One process of the training run. `scorer` is what accelerate wrapped; `model` the model inside it."""
+    """One process of the training run. `scorer` is what accelerate wrapped; `model` the model inside it.
+
+    The reference is a model of its own, or a moving average (`ema`), or the base with the adapters off.
+    """
 
     def __init__(
         self,
@@ -34,14 +40,18 @@ class Learner:
         gradient_clip: float | None,
         accelerator: Accelerator,
         reference: Any = None,
+        ema: EmaReference | None = None,
+        value_head: nn.Linear | None = None,
     ) -> None:
         self.model, self.tokenizer, self.accelerator = model, tokenizer, accelerator
         self._optimizers, self._schedule, self._gradient_clip = optimizers, schedule, gradient_clip
         self._reference = TokenScorer(reference) if reference is not None else None
+        self._ema, self._value_head = ema, value_head
         self.why_not_packed = why_not_packed(model)
         if reference is not None and self.why_not_packed is None:
             self.why_not_packed = why_not_packed(reference)
-        self.scorer, *self._prepared = accelerator.prepare(TokenScorer(model), *optimizers)
+        scorer = TokenScorer(model, value_head=value_head)
+        self.scorer, *self._prepared = accelerator.prepare(scorer, *optimizers)
 
     @property
     def device(self) -> torch.device:
@@ -58,20 +68,54 @@ class Learner:
         """Logprobs and entropies [N] of the batch's loss-bearing tokens, with gradient."""
         return self.scorer(batch, temperature, entropy_gradient=entropy_gradient)
 
+    def score_with_values(
+        self,
+        batch: Batch,
+        value_at: Sequence[int],
+        *,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """As `score`, and the values [K] of the states before those of the N tokens; None without a value
+        head."""
+        if self._value_head is None:
+            return *self.score(batch, temperature=temperature, entropy_gradient=entropy_gradient), None
+        return self.scorer(batch, temperature, entropy_gradient=entropy_gradient, value_at=value_at)
+
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, *, temperature: float = 1.0) -> torch.Tensor:
-        """Logprobs [N] under the frozen reference: a second model, or the base with the adapters off."""
+        """Logprobs [N] under the reference."""
         if self._reference is not None:
             return self._reference(batch, temperature)[0]
-        adapters_off = (
-            self.model.disable_adapter() if hasattr(self.model, "disable_adapter") else nullcontext()
-        )
+        if self._ema is not None:
+            as_reference = self._ema.in_place()
+        elif hasattr(self.model, "disable_adapter"):
+            as_reference = self.model.disable_adapter()
+        else:
+            as_reference = nullcontext()
         was_training = self.model.training
         self.model.eval()
-        with adapters_off:
+        with as_reference:
             logprobs, _ = TokenScorer(self.model)(batch, temperature)
         self.model.train(was_training)
         return logprobs
+
+    @property
+    def processes(self) -> int:
+        """How many take part in the run."""
+        return self.accelerator.num_processes
+
+    def sum_over_processes(self, sums: Sequence[float]) -> list[float]:
+        """Those of this process, added up over all of them."""
+        if self.processes == 1:
+            return list(sums)
+        local = torch.tensor(sums, dtype=torch.float64, device=self.device)
+        return self.accelerator.reduce(local, reduction="sum").tolist()  # type: ignore[union-attr]
+
+    def end_step(self, step: int) -> None:
+        """The training step `step` (1-based) is over: a reference that follows does so now."""
+        if self._ema is not None:
+            self._ema.follow(step)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of one micro-batch."""
@@ -79,7 +123,7 @@ class Learner:
 
     def step(self, number: int) -> tuple[float, float]:
         """Clip, step, clear. Returns the gradient norm before clipping and the learning-rate factor."""
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        parameters = [p for _, p in self._named() if p.requires_grad]
         limit = self._gradient_clip if self._gradient_clip is not None else float("inf")
         norm = self.accelerator.clip_grad_norm_(parameters, limit)
         factor = self._schedule.set(number)
@@ -92,13 +136,21 @@ class Learner:
         """A complete checkpoint, or none: it gets its name only when everything is written."""
         with sealed_dir(folder) as draft:
             save_model(self.model, self.tokenizer, draft)
-            save_trainer_state(
-                draft, named=list(self.model.named_parameters()), optimizers=self._optimizers, state=state
-            )
+            save_trainer_state(draft, named=self._named(), optimizers=self._optimizers, state=state)
+            if self._value_head is not None:
+                save_value_head(self._value_head, draft / STATE_FOLDER)
+            if self._ema is not None:
+                self._ema.save(draft / STATE_FOLDER)
 
     def restore(self, folder: Path) -> JsonObject:
         """Back to the moment of `save`; returns its state."""
         load_weights(self.model, folder)
-        return load_trainer_state(
-            folder, named=list(self.model.named_parameters()), optimizers=self._optimizers
-        )
+        if self._value_head is not None:
+            load_value_head(self._value_head, folder / STATE_FOLDER)
+        if self._ema is not None:
+            self._ema.load(folder / STATE_FOLDER)
+        return load_trainer_state(folder, named=self._named(), optimizers=self._optimizers)
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        """All parameters by name, those of the value head with them."""
+        return [*self.model.named_parameters(), *named_parameters(self._value_head)]

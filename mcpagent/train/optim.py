@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+_NO_MUON = ("embed", "lm_head", "value_head")  # names of matrices that are no linear maps inside the network
+
 
 def build_optimizers(
     named: Iterable[tuple[str, nn.Parameter]],
@@ -29,7 +31,7 @@ def build_optimizers(
     }
     if kind == "adamw":
         return [torch.optim.AdamW([p for _, p in trainable], **adamw)]
-    matrices = [p for n, p in trainable if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+    matrices = [p for n, p in trainable if p.ndim == 2 and not any(part in n for part in _NO_MUON)]
     chosen = {id(p) for p in matrices}
     rest = [p for _, p in trainable if id(p) not in chosen]
     optimizers: list[torch.optim.Optimizer] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from mcpagent.core.trajectory import Trajectory
 
@@ -29,6 +30,17 @@ class TrainSample:
     def first_loss(self) -> int:
         """Index of the first token that carries loss; of the last token where none does."""
         return self.loss_mask_T.index(True) if any(self.loss_mask_T) else len(self) - 1
+
+    @cached_property
+    def turn_tokens_K(self) -> tuple[int, ...]:
+        """How many tokens each of the K sampled turns has: a turn is a run of the mask, since the environment
+        never lets two of them touch."""
+        return tuple(len(list(run)) for sampled, run in groupby(self.loss_mask_T) if sampled)
+
+    @property
+    def sampler_logprobs_N(self) -> list[float]:
+        """Those of the sampled tokens alone."""
+        return [p for p, own in zip(self.sampler_logprobs_T, self.loss_mask_T, strict=True) if own]
 
 
 def sample_from_trajectory(trajectory: Trajectory) -> TrainSample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,18 +27,41 @@ class TokenScorer(nn.Module):
     This is the module that accelerate wraps, so that its forward pass is what data parallelism hooks into.
     """
 
-    def __init__(self, model: Any, *, max_logits: int = _MAX_LOGITS) -> None:
+    def __init__(
+        self, model: Any, *, value_head: nn.Linear | None = None, max_logits: int = _MAX_LOGITS
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.value_head = model, value_head
         self._max_logits = max_logits
 
     def forward(
-        self, batch: Batch, temperature: float = 1.0, *, entropy_gradient: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        batch: Batch,
+        temperature: float = 1.0,
+        *,
+        entropy_gradient: bool = False,
+        value_at: Sequence[int] | None = None,
+    ) -> tuple[torch.Tensor, ...]:
         """Logprobs and entropies [N] (nats, at `temperature`) of the batch's N loss-bearing tokens. The
-        entropies carry a gradient only if `entropy_gradient`: it costs another pass over the logits."""
+        entropies carry a gradient only if `entropy_gradient`: it costs another pass over the logits. With
+        `value_at`, also the values [K] of the states that those of the N tokens were sampled in."""
         inner = causal_lm(self.model)
         hidden_N = _hidden(inner.get_decoder(), batch)
+        if value_at is not None:
+            assert self.value_head is not None
+            states = hidden_N[torch.tensor(value_at, dtype=torch.long, device=hidden_N.device)]
+            values = self.value_head(states.to(self.value_head.weight.dtype))[:, 0]
+            return *self._scores(inner, hidden_N, batch, temperature, entropy_gradient), values
+        return self._scores(inner, hidden_N, batch, temperature, entropy_gradient)
+
+    def _scores(
+        self,
+        inner: Any,
+        hidden_N: torch.Tensor,
+        batch: Batch,
+        temperature: float,
+        entropy_gradient: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         targets_N = batch.targets_N
         head = inner.get_output_embeddings()
         step = max(1, self._max_logits // head.weight.shape[0])

@@ -38,10 +38,15 @@ from mcpagent.policy.vllm import VllmPolicy
 from mcpagent.policy.vllm_choice import choose_backend
 from mcpagent.policy.vllm_engine import VllmSettings, cpu_cache_bytes
 from mcpagent.policy.vllm_servers import VllmServers
+from mcpagent.train.credit import CreditSettings
 from mcpagent.train.learner import Learner
+from mcpagent.train.loss import Objective
 from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
+from mcpagent.train.reference import EmaReference
+from mcpagent.train.rewards import GradeSettings, Overlong
 from mcpagent.train.sampler import Sampler, hf_sampler, score_completions, vllm_sampler
-from mcpagent.train.update import UpdateSettings
+from mcpagent.train.update_settings import SamplerCorrection, UpdateSettings
+from mcpagent.train.value import named_parameters, new_value_head
 
 
 @dataclass(frozen=True)
@@ -104,19 +109,23 @@ def build_learner(
     """Adapters or full weights, optimisers, schedule, reference. Seeds torch, whose own random numbers
     dropout draws; a resumed run then takes over the state of its checkpoint."""
     torch.manual_seed(derive_seed(config.seed, "torch"))
-    model, reference = loaded.model, None
-    wants_reference = config.algorithm == "grpo" and config.grpo.reference == "frozen"
+    model, reference, ema = loaded.model, None, None
+    is_grpo = config.algorithm == "grpo"
     if config.finetune.mode == "lora":
         lora = config.lora
         shape = LoraShape(
             r=lora.r, alpha=lora.alpha, dropout=lora.dropout, target_modules=lora.target_modules
         )
         model = attach_lora(model, shape, seed=derive_seed(config.seed, "lora"))
-    elif wants_reference:
+    elif is_grpo and config.grpo.reference == "frozen":
         reference = copy.deepcopy(model).requires_grad_(False).eval()
+    if is_grpo and config.grpo.reference == "ema":
+        every, decay = config.grpo.reference_update_every, config.grpo.reference_decay
+        ema = EmaReference(model.named_parameters(), every=every, decay=decay)
+    value_head = new_value_head(model) if is_grpo and config.grpo.advantage == "gae" else None
     optimization = config.optimization
     optimizers = build_optimizers(
-        model.named_parameters(),
+        [*model.named_parameters(), *named_parameters(value_head)],
         kind=optimization.optimizer,
         learning_rate=optimization.learning_rate,
         muon_learning_rate=optimization.muon_learning_rate,
@@ -134,6 +143,8 @@ def build_learner(
         gradient_clip=optimization.gradient_clip,
         accelerator=Accelerator(cpu=loaded.device.type == "cpu"),
         reference=reference,
+        ema=ema,
+        value_head=value_head,
     )
 
 
@@ -249,21 +260,60 @@ def build_canary(
     )
 
 
+def grade_settings(config: TrainConfig) -> GradeSettings:
+    """How rewards become credit, from the `grpo` section."""
+    grpo = config.grpo
+    longest = _max_response_tokens(config)
+    return GradeSettings(
+        credit=CreditSettings(
+            advantage=grpo.advantage,
+            scale=grpo.advantage_scale,
+            gamma=grpo.gae_gamma,
+            lambda_=grpo.gae_lambda,
+            turn_coef=grpo.turn_coef,
+        ),
+        overlong=Overlong(
+            penalty=grpo.overlong_penalty,
+            max_tokens=longest,
+            buffer_tokens=grpo.overlong_buffer_tokens or max(1, longest // 5),
+            mask_truncated=grpo.mask_truncated,
+        ),
+        control=config.reward.control,
+    )
+
+
 def update_settings(config: TrainConfig) -> UpdateSettings:
     """The objective, from the `grpo` and `training` sections."""
     grpo = config.grpo
+    in_reward = grpo.kl_placement == "reward"
+    correction = None
+    if grpo.tis_cap is not None:
+        correction = SamplerCorrection(cap=grpo.tis_cap, level=grpo.tis_level, beyond=grpo.tis_beyond)
     return UpdateSettings(
-        aggregation=grpo.loss,
-        clip_low=grpo.clip_ratio,
-        clip_high=grpo.clip_high,
-        kl_coef=grpo.kl_coef,
+        objective=Objective(
+            loss=grpo.loss,
+            clip_low=grpo.clip_ratio,
+            clip_high=grpo.clip_high,
+            kl_coef=grpo.kl_coef,
+            kl_estimator=None if grpo.kl_estimator == "k1" else grpo.kl_estimator,
+        ),
+        max_response_tokens=_max_response_tokens(config),
+        kl_in_reward=in_reward,
         entropy_coef=grpo.entropy_coef,
         use_reference=grpo.reference != "none",
+        value_coef=grpo.value_loss_coef,
+        value_clip=grpo.value_clip,
+        correction=correction,
         epochs=grpo.epochs_per_batch,
         minibatches=grpo.minibatches,
         micro_batch_tokens=config.training.micro_batch_tokens,
         temperature=config.rollout.temperature,
     )
+
+
+def _max_response_tokens(config: TrainConfig) -> int:
+    rollout = config.rollout
+    return config.grpo.max_response_tokens or rollout.max_new_tokens * rollout.max_steps_per_episode
 
 
 def is_deterministic(config: TrainConfig, device: torch.device) -> bool:

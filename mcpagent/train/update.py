@@ -1,90 +1,48 @@
-"""One GRPO update: from graded trajectories to an optimiser step."""
+"""One update: from graded groups to optimiser steps."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 
+from mcpagent.train.credit import Graded
 from mcpagent.train.learner import Learner
-from mcpagent.train.loss import policy_loss, token_weights
-from mcpagent.train.samples import TrainSample
+from mcpagent.train.loss import batch_totals, policy_loss, sampler_weights, token_weights
 from mcpagent.train.scoring import Batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateSettings:
-    """The objective and how its batch is cut. `minibatches` is optimiser steps for each of the `epochs`."""
-
-    aggregation: str = "grpo"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    kl_coef: float = 0.0
-    entropy_coef: float = 0.0
-    use_reference: bool = True
-    epochs: int = 1
-    minibatches: int = 1
-    micro_batch_tokens: int = 8192
-    temperature: float = 1.0
-
-
-@dataclass
-class UpdateStats:
-    """Token-weighted sums over an update; `summary` gives their means. KL and drift are in nats."""
-
-    tokens: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    max_drift: float = 0.0
-    loss: float = 0.0
-    grad_norm: float = 0.0
-    optimizer_steps: int = 0
-
-    def add(self, count: int, **sums: float) -> None:
-        self.tokens += count
-        for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-
-    def summary(self) -> dict[str, float]:
-        """What metrics.jsonl shows; empty when no sample carried a gradient."""
-        if not self.tokens:
-            return {}
-        means = {name: value / self.tokens for name, value in self.sums.items()}
-        steps = max(1, self.optimizer_steps)
-        return {
-            **means,
-            "logprob_drift_max": self.max_drift,
-            "loss": self.loss / steps,
-            "grad_norm": self.grad_norm / steps,
-        }
+from mcpagent.train.update_rows import UpdateRow, sampler_logprobs, update_rows
+from mcpagent.train.update_settings import UpdateSettings
+from mcpagent.train.update_stats import UpdateStats
+from mcpagent.train.value import turn_starts, value_loss
 
 
 def update_policy(
     learner: Learner,
-    samples: Sequence[TrainSample],
-    advantages: Sequence[float],
+    graded: Graded,
     *,
     settings: UpdateSettings,
     first_optimizer_step: int,
     seed: int,
 ) -> UpdateStats:
-    """Optimise on the samples with their advantages; old logprobs are the sampler's.
+    """Optimise on the groups that carry a signal.
 
-    `first_optimizer_step` numbers the steps for the learning-rate schedule; `seed` shuffles minibatches.
+    Old logprobs are the sampler's where one step is taken; the trainer's own, from before the first step,
+    where there are several or the sampler is corrected for. `first_optimizer_step` numbers the steps for the
+    learning-rate schedule; `seed` shuffles groups into minibatches.
     """
     stats = UpdateStats()
+    rows = update_rows(learner, graded, settings, stats)
     learner.model.train()
     for epoch in range(settings.epochs):
-        order = list(range(len(samples)))
+        order = sorted({row.group for row in rows})
         random.Random(f"{seed}/{epoch}").shuffle(order)
-        size = -(-len(order) // settings.minibatches)
-        for start in range(0, len(order), max(1, size)):
-            chosen = order[start : start + size]
+        size = max(1, -(-len(order) // settings.minibatches))
+        for start in range(0, len(order), size):
+            chosen = set(order[start : start + size])
             _optimizer_step(
                 learner,
-                [samples[i] for i in chosen],
-                [advantages[i] for i in chosen],
+                [row for row in rows if row.group in chosen],
                 settings,
                 stats,
                 number=first_optimizer_step + stats.optimizer_steps,
@@ -94,28 +52,21 @@ def update_policy(
 
 
 def _optimizer_step(
-    learner: Learner,
-    samples: Sequence[TrainSample],
-    advantages: Sequence[float],
-    settings: UpdateSettings,
-    stats: UpdateStats,
-    *,
-    number: int,
+    learner: Learner, rows: Sequence[UpdateRow], settings: UpdateSettings, stats: UpdateStats, *, number: int
 ) -> None:
-    weights = token_weights([s.loss_tokens for s in samples], aggregation=settings.aggregation)
-    device = learner.device
+    samples = [row.sample for row in rows]
+    lengths = [s.loss_tokens for s in samples]
+    turns = sum(len(s.turn_tokens_K) for s in samples)
+    n_samples, n_tokens, n_turns = learner.sum_over_processes((*batch_totals(lengths), float(turns)))
+    weights = token_weights(
+        lengths,
+        loss=settings.objective.loss,
+        max_tokens=settings.max_response_tokens,
+        totals=(n_samples, n_tokens),
+    )
     for batch in learner.batches(samples, max_tokens=settings.micro_batch_tokens):
-        rows = [samples[i] for i in batch.rows]
-        old = torch.tensor(
-            [p for s in rows for p, own in zip(s.sampler_logprobs_T, s.loss_mask_T, strict=True) if own],
-            device=device,
-        )
-        spread = torch.tensor([s.loss_tokens for s in rows], device=device)
-        advantages_N = torch.tensor([advantages[i] for i in batch.rows], device=device).repeat_interleave(
-            spread
-        )
-        weights_N = torch.tensor([weights[i] for i in batch.rows], device=device).repeat_interleave(spread)
-        _backward(learner, batch, old, advantages_N, weights_N, settings, stats)
+        own = [rows[i] for i in batch.rows]
+        _backward(learner, batch, own, [weights[i] for i in batch.rows], settings, stats, n_turns=n_turns)
     norm, _ = learner.step(number)
     stats.grad_norm += norm
     stats.optimizer_steps += 1
@@ -124,42 +75,90 @@ def _optimizer_step(
 def _backward(
     learner: Learner,
     batch: Batch,
-    old: torch.Tensor,
-    advantages_N: torch.Tensor,
-    weights_N: torch.Tensor,
+    rows: Sequence[UpdateRow],
+    weights: Sequence[float],
     settings: UpdateSettings,
     stats: UpdateStats,
+    *,
+    n_turns: float,
 ) -> None:
-    reference = (
-        learner.reference_logprobs(batch, temperature=settings.temperature)
-        if settings.use_reference
-        else None
-    )
-    logprobs, entropy = learner.score(
-        batch, temperature=settings.temperature, entropy_gradient=settings.entropy_coef > 0
+    device = learner.device
+    samples = [row.sample for row in rows]
+    lengths = torch.tensor([s.loss_tokens for s in samples], device=device)
+    turn_lengths = torch.tensor([n for s in samples for n in s.turn_tokens_K], device=device)
+    advantages = torch.tensor([a for row in rows for a in row.advantages_K], device=device)
+    weights_N = torch.tensor(weights, device=device).repeat_interleave(lengths)
+    old, reference, corrections = _old(learner, batch, rows, lengths, settings)
+    logprobs, entropy, values = learner.score_with_values(
+        batch,
+        turn_starts(samples),
+        temperature=settings.temperature,
+        entropy_gradient=settings.entropy_coef > 0,
     )
     parts = policy_loss(
         logprobs,
+        objective=settings.objective,
         old_logprobs_N=old,
-        advantages_N=advantages_N,
+        advantages_N=advantages.repeat_interleave(turn_lengths),
+        lengths_B=lengths,
         reference_logprobs_N=reference,
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-        kl_coef=settings.kl_coef,
+        weights_N=corrections,
     )
     loss = (parts.loss_N * weights_N).sum()
     if settings.entropy_coef:
         loss = loss - settings.entropy_coef * (entropy * weights_N).sum()
-    learner.backward(loss)
-    drift = (logprobs.detach() - old).abs()
     stats.loss += float(loss.detach())
-    if not stats.optimizer_steps and len(drift):
+    if values is not None:
+        error = _value_error(values, rows, settings).sum() / n_turns
+        stats.value_loss = (stats.value_loss or 0.0) + float(error.detach())
+        loss = loss + settings.value_coef * error
+    # Gradients are averaged over processes, while the weights are shares of the batch of all of them.
+    learner.backward(loss * learner.processes)
+    if rows[0].before is None:
         # Before the first step the sampler and the trainer have the same weights: what differs is error.
-        stats.max_drift = max(stats.max_drift, float(drift.max()))
+        stats.drift.add(logprobs.detach(), old)
+    stats.max_ratio = max(stats.max_ratio, float(parts.ratio_N.max()))
     stats.add(
         len(old),
         kl=float(parts.kl_N.sum()),
         clip_fraction=float(parts.is_clipped_N.sum()),
         entropy=float(entropy.detach().sum()),
         ratio_mean=float(parts.ratio_N.sum()),
+        **({} if corrections is None else {"correction_mean": float(corrections.sum())}),
     )
+
+
+def _old(
+    learner: Learner, batch: Batch, rows: Sequence[UpdateRow], lengths: torch.Tensor, settings: UpdateSettings
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Old and reference logprobs and the sampler's correction [N] of a micro-batch."""
+    sampler = sampler_logprobs([row.sample for row in rows], learner.device)
+    before = [row.before for row in rows if row.before is not None]
+    if not before:
+        reference = (
+            learner.reference_logprobs(batch, temperature=settings.temperature)
+            if settings.use_reference
+            else None
+        )
+        return sampler, reference, None
+    old = torch.cat([own.logprobs_N for own in before])
+    known = [own.reference_N for own in before if own.reference_N is not None]
+    reference = torch.cat(known) if known else None
+    if settings.correction is None:
+        return old, reference, None
+    correction = settings.correction
+    return (
+        old,
+        reference,
+        sampler_weights(
+            old, sampler, lengths, cap=correction.cap, level=correction.level, beyond=correction.beyond
+        ),
+    )
+
+
+def _value_error(values: torch.Tensor, rows: Sequence[UpdateRow], settings: UpdateSettings) -> torch.Tensor:
+    returns = torch.tensor([r for row in rows for r in row.returns_K], device=values.device)
+    known = [
+        row.before.values_K for row in rows if row.before is not None and row.before.values_K is not None
+    ]
+    return value_loss(values, old_values_K=torch.cat(known), returns_K=returns, clip=settings.value_clip)

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.train.loss import Objective
 from mcpagent.train.samples import TrainSample
-from mcpagent.train.update import UpdateSettings, UpdateStats, update_policy
-from tests.train.world import full_logprobs, make_learner, on_policy, some_samples, tiny_model
+from mcpagent.train.update import update_policy
+from mcpagent.train.update_settings import UpdateSettings
+from mcpagent.train.update_stats import UpdateStats
+from tests.train.world import full_logprobs, given, make_learner, on_policy, some_samples, tiny_model
 
 ADVANTAGES = [1.2, -0.7, 0.4, -0.9]
 
@@ -32,7 +35,9 @@ def gradient_of(
         parameter.register_post_accumulate_grad_hook(
             lambda p, name=name: seen.__setitem__(name, p.grad.detach().clone())
         )
-    stats = update_policy(learner, samples, advantages, settings=settings, first_optimizer_step=1, seed=0)
+    stats = update_policy(
+        learner, given(samples, advantages), settings=settings, first_optimizer_step=1, seed=0
+    )
     return seen, stats
 
 
@@ -80,7 +85,7 @@ def test_the_gradient_is_that_of_the_published_objective_however_the_batch_is_cu
             strict=True,
         )
     )
-    settings = UpdateSettings(kl_coef=0.3, micro_batch_tokens=micro_batch_tokens)
+    settings = UpdateSettings(objective=Objective(kl_coef=0.3), micro_batch_tokens=micro_batch_tokens)
     gradient, stats = gradient_of(model, samples, ADVANTAGES, settings, reference=reference)
     assert 0.0 < stats.summary()["clip_fraction"] < 1.0
     # The sampler's logprobs are float32 (that is what a sampler reports), hence 1e-5 and not 1e-10.
@@ -104,8 +109,7 @@ def test_a_step_makes_good_samples_likelier_and_bad_ones_rarer() -> None:
     learner = make_learner(model, learning_rate=0.003)
     update_policy(
         learner,
-        samples,
-        [1.0, -1.0],
+        given(samples, [1.0, -1.0]),
         settings=UpdateSettings(use_reference=False),
         first_optimizer_step=1,
         seed=0,
@@ -149,17 +153,16 @@ def test_the_entropy_bonus_has_the_gradient_of_the_entropy_itself() -> None:
 
 def test_epochs_and_minibatches_are_optimiser_steps_and_see_every_sample() -> None:
     model = tiny_model()
-    samples = some_samples(5)
+    samples = some_samples(10)
     learner = make_learner(model)
     stats = update_policy(
         learner,
-        samples,
-        [1.0, -1.0, 0.5, -0.5, 0.2],
+        given(samples, [1.0, -1.0, 0.5, -0.5, 0.2] * 2, groups=[0, 1, 2, 3, 4] * 2),
         settings=UpdateSettings(use_reference=False, epochs=2, minibatches=3),
         first_optimizer_step=1,
         seed=0,
     )
-    # ceil(5 / 3) = 2 samples a minibatch: 2 + 2 + 1, twice.
+    # ceil(5 / 3) = 2 groups a minibatch: 2 + 2 + 1, twice.
     assert stats.optimizer_steps == 6
     assert stats.tokens == 2 * sum(s.loss_tokens for s in samples)
 
@@ -169,8 +172,7 @@ def test_which_samples_share_a_minibatch_depends_on_the_seed_alone() -> None:
         model = tiny_model()
         update_policy(
             make_learner(model),
-            on_policy(model, some_samples(6)),
-            [1.0, -1.0, 0.5, -0.5, 0.2, -0.2],
+            given(on_policy(model, some_samples(6)), [1.0, -1.0, 0.5, -0.5, 0.2, -0.2]),
             settings=UpdateSettings(use_reference=False, minibatches=2),
             first_optimizer_step=1,
             seed=seed,
@@ -186,7 +188,7 @@ def test_an_update_without_samples_changes_nothing_and_reports_nothing() -> None
     model = tiny_model()
     before = copy.deepcopy(model.state_dict())
     stats = update_policy(
-        make_learner(model), [], [], settings=UpdateSettings(), first_optimizer_step=1, seed=0
+        make_learner(model), given([], []), settings=UpdateSettings(), first_optimizer_step=1, seed=0
     )
     assert (stats.summary(), stats.optimizer_steps) == ({}, 0)
     assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())

@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.core.trajectory import Completion, RewardTerm, StopReason, Trajectory, Turn
 from mcpagent.models.embedded import train_tokenizer
+from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
 from mcpagent.train.learner import Learner
 from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
+from mcpagent.train.reference import EmaReference
 from mcpagent.train.samples import TrainSample
+from mcpagent.train.value import named_parameters
 
 VOCABULARY = 280
 
@@ -43,9 +47,11 @@ def make_learner(
     learning_rate: float = 0.01,
     gradient_clip: float | None = None,
     reference: Any = None,
+    ema: EmaReference | None = None,
+    value_head: nn.Linear | None = None,
 ) -> Learner:
     optimizers = build_optimizers(
-        model.named_parameters(),
+        [*model.named_parameters(), *named_parameters(value_head)],
         kind=kind,
         learning_rate=learning_rate,
         muon_learning_rate=learning_rate,
@@ -60,6 +66,8 @@ def make_learner(
         gradient_clip=gradient_clip,
         accelerator=Accelerator(cpu=True),
         reference=reference,
+        ema=ema,
+        value_head=value_head,
     )
 
 
@@ -77,6 +85,24 @@ def some_samples(count: int, *, seed: int = 0, prefix: int = 24) -> list[TrainSa
             TrainSample(token_ids_T=tuple(ids), loss_mask_T=tuple(mask), sampler_logprobs_T=tuple(logprobs))
         )
     return samples
+
+
+def given(
+    samples: Sequence[TrainSample], advantages: Sequence[float], *, groups: Sequence[int] | None = None
+) -> Graded:
+    """The samples with these advantages, each a group of its own or in those of `groups`."""
+    places = list(groups or range(len(samples)))
+    attempts = [GradedAttempt(reward=a, sample=s) for s, a in zip(samples, advantages, strict=True)]
+    return Graded(
+        groups=tuple(
+            GradedGroup(
+                group_id=str(place),
+                attempts=tuple(a for a, own in zip(attempts, places, strict=True) if own == place),
+            )
+            for place in sorted(set(places))
+        ),
+        settings=CreditSettings(advantage="given"),
+    )
 
 
 def full_logprobs(model: Any, sample: TrainSample, *, temperature: float = 1.0) -> torch.Tensor:

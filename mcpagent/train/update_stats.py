@@ -1,0 +1,84 @@
+"""What an update reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class Drift:
+    """How far the sampler's logprobs are from the trainer's for the same weights: token-weighted sums. The
+    weights `w` are the ratios of probabilities, trainer over sampler."""
+
+    tokens: int = 0
+    gap: float = 0.0
+    max_gap: float = 0.0
+    weight: float = 0.0
+    weight_squared: float = 0.0
+    max_weight: float = 0.0
+
+    def add(self, trainer_N: torch.Tensor, sampler_N: torch.Tensor) -> None:
+        if not len(trainer_N):
+            return
+        log_ratio = (trainer_N - sampler_N).double()
+        weight = log_ratio.exp()
+        self.tokens += len(log_ratio)
+        self.gap += float(log_ratio.abs().sum())
+        self.max_gap = max(self.max_gap, float(log_ratio.abs().max()))
+        self.weight += float(weight.sum())
+        self.weight_squared += float(weight.square().sum())
+        self.max_weight = max(self.max_weight, float(weight.max()))
+
+    def summary(self) -> dict[str, float]:
+        """`sampler_ess` is the effective sample size of the weights as a share of the tokens (Kish): 1 where
+        sampler and trainer agree."""
+        if not self.tokens:
+            return {}
+        return {
+            "logprob_drift_max": self.max_gap,
+            "logprob_drift_mean": self.gap / self.tokens,
+            "sampler_ratio_mean": self.weight / self.tokens,
+            "sampler_ratio_max": self.max_weight,
+            "sampler_ess": self.weight**2 / (self.tokens * self.weight_squared),
+        }
+
+
+@dataclass
+class UpdateStats:
+    """Token-weighted sums over an update; `summary` gives their means. KL and drift are in nats."""
+
+    tokens: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    drift: Drift = field(default_factory=Drift)
+    max_ratio: float = 0.0
+    loss: float = 0.0
+    value_loss: float | None = None
+    explained_variance: float | None = None  # of the values before the update
+    grad_norm: float = 0.0
+    optimizer_steps: int = 0
+
+    def add(self, count: int, **sums: float) -> None:
+        self.tokens += count
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def summary(self) -> dict[str, float]:
+        """What metrics.jsonl shows; empty when no sample carried a gradient."""
+        if not self.tokens:
+            return {}
+        means = {name: value / self.tokens for name, value in self.sums.items()}
+        steps = max(1, self.optimizer_steps)
+        summary = {
+            **means,
+            "ratio_max": self.max_ratio,
+            **self.drift.summary(),
+            "loss": self.loss / steps,
+            "grad_norm": self.grad_norm / steps,
+        }
+        if self.value_loss is not None:
+            summary["value_loss"] = self.value_loss / steps
+        if self.explained_variance is not None:
+            summary["explained_variance"] = self.explained_variance
+        return summary
