@@ -62,7 +62,7 @@ def gen_data(
     counts = {"train": train, "validation": validation, "heldout": heldout}
     tools = Chosen(servers=servers, cassette=cassette, cassette_mode=cassette_mode).config(console).tools
     data, taped = _generate(chosen, tools, console, counts=counts, seed=seed, distractors=distractors)
-    paths = write_splits(data, out, overwrite=overwrite)
+    paths = write_splits(data.tasks, out, overwrite=overwrite)
     document = _document(data, paths, chosen, seed=seed, seconds=time.perf_counter() - started)
     if taped is not None:
         document["cassette"] = taped

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.storage.jsonl import write_jsonl
 from mcpagent.synth.pools import SPLITS
-from mcpagent.synth.rules import GeneratedData
 
 
 def check_output(folder: Path, *, overwrite: bool) -> None:
@@ -24,23 +25,25 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
         )
 
 
-def write_splits(data: GeneratedData, folder: Path, *, overwrite: bool = False) -> dict[str, Path]:
-    """Write `SPLIT.jsonl` for each split of `data` and return the paths.
+def write_splits(
+    tasks: Mapping[str, Sequence[Task]], folder: Path, *, overwrite: bool = False
+) -> dict[str, Path]:
+    """Write `SPLIT.jsonl` for each split of `tasks` and return the paths.
 
-    Nothing appears in `folder` before every file is complete. With `overwrite`, files of splits that `data`
+    Nothing appears in `folder` before every file is complete. With `overwrite`, files of splits that `tasks`
     lacks are removed: beside splits of another seed they would leak. Raises UserError.
     """
     check_output(folder, overwrite=overwrite)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-") as temporary:
-        for split, tasks in data.tasks.items():
-            write_jsonl(split_path(Path(temporary), split), tasks)
+        for split, members in tasks.items():
+            write_jsonl(split_path(Path(temporary), split), members)
         for split in SPLITS:
-            if split in data.tasks:
+            if split in tasks:
                 split_path(Path(temporary), split).replace(split_path(folder, split))
             else:
                 split_path(folder, split).unlink(missing_ok=True)
-    return {split: split_path(folder, split) for split in data.tasks}
+    return {split: split_path(folder, split) for split in tasks}
 
 
 def split_path(folder: Path, split: str) -> Path:

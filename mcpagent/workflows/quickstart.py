@@ -85,7 +85,7 @@ def _generate(job: QuickstartJob) -> None:
                 on_progress=lambda _split, _kept, _total: advance(),
             )
         )
-        write_splits(data, folder, overwrite=True)
+        write_splits(data.tasks, folder, overwrite=True)
 
 
 def _warm_start(job: QuickstartJob) -> Path:
