@@ -21,6 +21,8 @@ from packaging.utils import canonicalize_name
 from mcpagent.cli.main import COMMANDS
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.resources import resource_path
+from mcpagent.llm.prices import load_prices
+from mcpagent.synth.llm.prompts import load_prompts
 from mcpagent.synth.templates import load_templates
 from tests.house import PACKAGE, ROOT, foreign_imports, modules, own_imports
 
@@ -118,6 +120,10 @@ def test_every_template_loads() -> None:
     for path in files:
         if path.suffix == ".jinja":
             jinja2.Environment().parse(path.read_text(encoding="utf-8"))
+        elif path == ROOT / "templates" / "prompts" / "prices.yaml":
+            assert load_prices(path)
+        elif path.parent == ROOT / "templates" / "prompts":
+            load_prompts(path)
         else:
             # What `load_templates` has not read would ship unchecked.
             assert path.parent == ROOT / "templates" / "tasks" and path.suffix == ".yaml", path

@@ -1,4 +1,4 @@
-"""`mcpagent gen-data`: synthesise tasks from templates."""
+"""`mcpagent gen-data`: synthesise tasks, from templates or with a model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcpagent.cli.gen_data_llm import LLMOptions, run_llm
+from mcpagent.cli.gen_data_options import (
+    AllowWrites,
+    BackendName,
+    BaseUrl,
+    Complexities,
+    Concurrency,
+    Curriculum,
+    Domains,
+    JournalFile,
+    MaxCost,
+    MaxOutputTokens,
+    MaxRequests,
+    MaxTools,
+    MaxTurns,
+    Model,
+    NSamples,
+    PriceIn,
+    PriceOut,
+    PromptsFile,
+    Repairs,
+    RequestTimeout,
+    RetryFailed,
+    Rpm,
+    Votes,
+)
 from mcpagent.cli.sampling import Cassette, CassetteMode, Chosen
 
 if TYPE_CHECKING:
@@ -24,8 +50,20 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def gen_data(
     templates: Annotated[
-        Path | None, typer.Option(help="A folder of task templates. Default: those that ship with mcpagent.")
-    ] = None,
+        str,
+        typer.Option(
+            help="core: the four servers of the embedded model, in its words. full: every class of task, all "
+            "five servers. Or a folder of templates."
+        ),
+    ] = "core",
+    explore: Annotated[
+        bool,
+        typer.Option(
+            "--explore",
+            help="Make tasks from what the servers' read-only tools are seen to do, without templates. This "
+            "is what happens with --servers where no template fits.",
+        ),
+    ] = False,
     servers: Annotated[
         Path | None, typer.Option(help="An mcp.json with the servers to use. Default: the built-in ones.")
     ] = None,
@@ -41,6 +79,32 @@ def gen_data(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("data/processed"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the splits in --out.")] = False,
+    llm: Annotated[
+        bool, typer.Option("--llm", help="Let a model write the tasks; everything below belongs to it.")
+    ] = False,
+    n_samples: NSamples = None,
+    model: Model = None,
+    backend: BackendName = None,
+    base_url: BaseUrl = None,
+    max_tools: MaxTools = None,
+    max_turns: MaxTurns = None,
+    domains: Domains = None,
+    complexities: Complexities = None,
+    curriculum: Curriculum = None,
+    prompts: PromptsFile = None,
+    votes: Votes = 3,
+    repairs: Repairs = 2,
+    allow_writes: AllowWrites = False,
+    concurrency: Concurrency = 8,
+    rpm: Rpm = None,
+    request_timeout: RequestTimeout = 120.0,
+    max_output_tokens: MaxOutputTokens = 4096,
+    max_requests: MaxRequests = None,
+    max_cost: MaxCost = None,
+    price_in: PriceIn = None,
+    price_out: PriceOut = None,
+    journal: JournalFile = None,
+    retry_failed: RetryFailed = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write train.jsonl, validation.jsonl and heldout.jsonl.
@@ -48,20 +112,65 @@ def gen_data(
     Each task is made from what the servers really answer, and its gold plan has run before it is kept. No
     entity of one split occurs in another.
 
+    With --llm a model writes them instead, over any OpenAI-compatible API. What it writes is checked,
+    executed and voted on; the answers are what the tools really said. The numbers of tasks are then
+    proportions. The journal in --out keeps every answer: after a kill the same command goes on.
+
     Example: mcpagent gen-data --train 800 --heldout 240 --seed 1 --out data/processed
+    Example: mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm
     """
-    from mcpagent.config.resources import resource_path
     from mcpagent.console import Console
+    from mcpagent.servers.names import BUILTIN_NAMES
     from mcpagent.synth.output import check_output, write_splits
-    from mcpagent.synth.templates import load_templates
 
     started = time.perf_counter()
     console = Console(is_json=as_json)
     check_output(out, overwrite=overwrite)
-    chosen = load_templates(templates or resource_path("templates/tasks"))
     counts = {"train": train, "validation": validation, "heldout": heldout}
     tools = Chosen(servers=servers, cassette=cassette, cassette_mode=cassette_mode).config(console).tools
-    data, taped = _generate(chosen, tools, console, counts=counts, seed=seed, distractors=distractors)
+    if llm:
+        options = LLMOptions(
+            samples=n_samples,
+            model=model,
+            backend=backend,
+            base_url=base_url,
+            max_tools=max_tools,
+            max_turns=max_turns,
+            domains=domains,
+            complexities=complexities,
+            curriculum=curriculum,
+            prompts=prompts,
+            votes=votes,
+            repairs=repairs,
+            allow_writes=allow_writes,
+            concurrency=concurrency,
+            rpm=rpm,
+            request_timeout=request_timeout,
+            max_output_tokens=max_output_tokens,
+            max_requests=max_requests,
+            max_cost=max_cost,
+            price_in=price_in,
+            price_out=price_out,
+            journal=journal,
+            retry_failed=retry_failed,
+        )
+        run_llm(
+            options,
+            tools,
+            console,
+            counts=counts,
+            seed=seed,
+            distractors=distractors,
+            out=out,
+            overwrite=overwrite,
+        )
+        return
+    chosen = _template_set(templates)
+    if servers is None and (templates == "full" or explore):
+        tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
+    data, taped = _generate(
+        chosen, tools, console, counts=counts, seed=seed, distractors=distractors, explore=explore
+    )
     paths = write_splits(data.tasks, out, overwrite=overwrite)
     document = _document(data, paths, chosen, seed=seed, seconds=time.perf_counter() - started)
     if taped is not None:
@@ -72,6 +181,14 @@ def gen_data(
         _print(document, console)
 
 
+def _template_set(name: str) -> TemplateSet:
+    from mcpagent.config.resources import resource_path
+    from mcpagent.synth.templates import load_templates
+
+    shipped = {"core": "templates/tasks", "full": "templates/full"}
+    return load_templates(resource_path(shipped[name]) if name in shipped else Path(name))
+
+
 def _generate(
     templates: TemplateSet,
     tools: ToolsConfig,
@@ -80,9 +197,11 @@ def _generate(
     counts: Mapping[str, int],
     seed: int,
     distractors: int | None,
+    explore: bool,
 ) -> tuple[GeneratedData, JsonObject | None]:
     """The tasks, and what the cassette did where there is one."""
     from mcpagent.rollout.setup import open_tools
+    from mcpagent.synth.explore import explore_dataset
     from mcpagent.synth.rules import generate_dataset
 
     done: dict[str, int] = {}
@@ -95,16 +214,13 @@ def _generate(
             advance(kept - done.get(split, 0), note=split)
             done[split] = kept
 
-        data = opened.io.run(
-            generate_dataset(
-                opened.pool,
-                templates,
-                counts=counts,
-                seed=seed,
-                distractors=distractors,
-                on_progress=on_progress,
-            )
-        )
+        fitting = templates.for_servers({tool.server for tool in opened.pool.tools.values()})
+        wanted = {"counts": counts, "seed": seed, "distractors": distractors, "on_progress": on_progress}
+        if explore or not fitting.templates:
+            console.note("no templates: the tasks come from what the read-only tools are seen to do")
+            data = opened.io.run(explore_dataset(opened.pool, **wanted))
+        else:
+            data = opened.io.run(generate_dataset(opened.pool, fitting, **wanted))
         return data, opened.take_cassette_counts()
 
 
@@ -117,6 +233,9 @@ def _document(
     return {
         "records": everything["records"],
         **{name: everything[name] for name in everything if name.startswith("by_")},
+        "candidates": data.candidates,
+        "surplus": data.surplus,
+        "stages": data.stages,
         "rejects": {code.value: count for code, count in data.rejects.items()},
         "reject_examples": {code.value: list(texts) for code, texts in data.examples.items()},
         "entities": data.entities,
@@ -133,8 +252,12 @@ def _print(document: Mapping[str, Any], console: Console) -> None:
     splits = [(split, document["by_split"][split], path) for split, path in document["paths"].items()]
     console.table("Tasks", ("Split", "Tasks", "File"), splits)
     console.table("By template", ("Template", "Tasks"), list(document["by_template"].items()))
-    rejects = ", ".join(f"{code} {count}" for code, count in document["rejects"].items()) or "none"
-    console.say(f"Rejected candidates: {rejects}")
+    console.table("By class", ("Class", "Tasks"), list(document["by_class"].items()))
+    stages = [
+        (row["name"], row["in"], row["out"], ", ".join(f"{c} {n}" for c, n in row["rejects"].items()))
+        for row in document["stages"]
+    ]
+    console.table("Yield", ("Stage", "In", "Out", "Rejected"), stages)
     for code, texts in document["reject_examples"].items():
         console.say(f"  {code}: {texts[0]}")
     console.say(f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s")

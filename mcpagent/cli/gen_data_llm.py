@@ -1,0 +1,293 @@
+"""The half of `mcpagent gen-data` that asks a model: its settings, its run, its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mcpagent.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from mcpagent.config.schema import ToolsConfig
+    from mcpagent.console import Console
+    from mcpagent.core.records import JsonObject
+    from mcpagent.llm.budget import Budget
+    from mcpagent.synth.llm.generate import Asking, GeneratedByModel, Wanted
+    from mcpagent.synth.llm.yields import Outcome
+
+T = TypeVar("T", int, str)
+
+JOURNAL = "llm-journal.jsonl"
+_PLACEHOLDER_KEY = "unused"  # the SDK insists on one; servers of one's own seldom do
+
+
+@dataclass(frozen=True, kw_only=True)
+class LLMOptions:
+    """The options as given; None where the environment or a default decides."""
+
+    samples: int | None
+    model: str | None
+    backend: str | None
+    base_url: str | None
+    max_tools: int | None
+    max_turns: int | None
+    domains: str | None
+    complexities: str | None
+    curriculum: Path | None
+    prompts: Path | None
+    votes: int
+    repairs: int
+    allow_writes: bool
+    concurrency: int
+    rpm: float | None
+    request_timeout: float
+    max_output_tokens: int
+    max_requests: int | None
+    max_cost: float | None
+    price_in: float | None
+    price_out: float | None
+    journal: Path | None
+    retry_failed: bool
+
+
+def run_llm(
+    options: LLMOptions,
+    tools: ToolsConfig,
+    console: Console,
+    *,
+    counts: Mapping[str, int],
+    seed: int,
+    distractors: int | None,
+    out: Path,
+    overwrite: bool,
+) -> None:
+    """Generate, write the splits, and print what became of every sample. Raises UserError and RunError."""
+    from mcpagent.config.resources import resource_path
+    from mcpagent.synth.llm.prompts import load_prompts
+    from mcpagent.synth.output import write_splits
+
+    started = time.perf_counter()
+    prompts = load_prompts(options.prompts or resource_path("templates/prompts/tasks.yaml"))
+    wanted, asking = _settings(options, tools, seed=seed, distractors=distractors)
+    budget = _budget(options, asking.endpoint.model)
+    journal = options.journal or out / JOURNAL
+    data = _generate(options, tools, console, wanted, asking, budget, prompts, counts, journal)
+    tasks = {split: members for split, members in data.tasks.items() if members}
+    paths = write_splits(tasks, out, overwrite=overwrite) if tasks else {}
+    document = _document(data, paths, tasks)
+    document |= {
+        "model": asking.endpoint.model,
+        "backend": asking.endpoint.backend,
+        "prompts_sha256": prompts.sha256,
+        "journal": str(journal),
+        "seed": seed,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    if console.is_json and tasks:
+        console.print_json(document)
+    else:
+        _print(document, console)
+    if not tasks:
+        raise RunError(
+            f"none of {data.yields['finished']} finished samples became a task",
+            where=str(journal),
+            remedy="the yield table says at which stage they failed; the journal holds every answer",
+        )
+
+
+def _settings(
+    options: LLMOptions, tools: ToolsConfig, *, seed: int, distractors: int | None
+) -> tuple[Wanted, Asking]:
+    from mcpagent.config.environment import environment
+    from mcpagent.llm.endpoint import BACKENDS, EndpointSettings
+    from mcpagent.synth.llm.curriculum import load_curriculum
+    from mcpagent.synth.llm.generate import Asking, Wanted
+
+    env = environment()
+    base_url = options.base_url or env.get("OPENAI_BASE_URL") or None
+    key = env.get("OPENAI_API_KEY", "")
+    if not key and base_url is None:
+        raise UserError(
+            "OPENAI_API_KEY is not set", remedy="set it, also in .env, or name a server with --base-url"
+        )
+    # Servers of others speak Chat Completions; OpenAI's own models do more over Responses.
+    backend = _chosen(options.backend, env, "OPENAI_BACKEND", "chat" if base_url else "responses")
+    if backend not in BACKENDS:
+        raise UserError(f"--backend is {backend!r}", remedy="it is responses or chat")
+    endpoint = EndpointSettings(
+        model=_chosen(options.model, env, "OPENAI_MODEL", "gpt-5-mini"),
+        backend=backend,
+        base_url=base_url,
+        api_key=key or _PLACEHOLDER_KEY,
+        timeout_s=options.request_timeout,
+    )
+    domains = _chosen(options.domains, env, "DOMAINS", "whatever these tools are for")
+    wanted = Wanted(
+        samples=_chosen(options.samples, env, "N_SAMPLES", 20),
+        max_tools=_chosen(options.max_tools, env, "MAX_TOOLS", 4),
+        max_turns=_chosen(options.max_turns, env, "MAX_TURNS", 8),
+        domains=_listed(domains),
+        complexities=_complexities(_chosen(options.complexities, env, "COMPLEXITIES", "")),
+        curriculum=load_curriculum(options.curriculum) if options.curriculum else (),
+        distractors=distractors,
+        votes=options.votes,
+        repairs=options.repairs,
+        may_write=options.allow_writes or tools.servers is None,  # the built-in ones are embedded here
+        seed=seed,
+    )
+    asking = Asking(
+        endpoint=endpoint,
+        concurrency=options.concurrency,
+        per_minute=options.rpm,
+        max_output_tokens=options.max_output_tokens,
+    )
+    return wanted, asking
+
+
+def _chosen(given: T | None, env: Mapping[str, str], name: str, default: T) -> T:
+    """The option, else the environment variable `name`, else the default."""
+    if given is not None:
+        return given
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    if isinstance(default, str):
+        return text
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise UserError(f"{name} is {text!r}", where="environment", remedy="set it to a whole number from 1")
+    return number
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _complexities(text: str) -> tuple[Any, ...]:
+    from mcpagent.synth.llm.curriculum import complexity_of
+
+    found: dict[str, None] = {}
+    for word in _listed(text) or ("simple", "moderate", "complex"):
+        complexity = complexity_of(word)
+        if complexity is None:
+            raise UserError(
+                f"--complexities names {word!r}",
+                remedy="simple, moderate, complex (or easy, medium, difficult)",
+            )
+        found[complexity] = None
+    return tuple(found)
+
+
+def _budget(options: LLMOptions, model: str) -> Budget:
+    from mcpagent.llm.budget import Budget, Price
+    from mcpagent.llm.prices import price_of
+
+    if (options.price_in is None) != (options.price_out is None):
+        raise UserError("one price was given", remedy="give both --price-in and --price-out")
+    price = price_of(model)
+    if options.price_in is not None and options.price_out is not None:
+        price = Price(options.price_in, options.price_out)
+    return Budget(price=price, max_cost=options.max_cost, max_requests=options.max_requests)
+
+
+def _generate(
+    options: LLMOptions,
+    tools: ToolsConfig,
+    console: Console,
+    wanted: Wanted,
+    asking: Asking,
+    budget: Budget,
+    prompts: Any,
+    counts: Mapping[str, int],
+    journal: Path,
+) -> GeneratedByModel:
+    from mcpagent.llm.bodies import read_chat, read_responses
+    from mcpagent.rollout.setup import open_tools
+    from mcpagent.synth.llm.commission import unresolved_aliases
+    from mcpagent.synth.llm.generate import generate_with_model
+    from mcpagent.synth.llm.journal import Journal
+    from mcpagent.synth.pools import SplitShares
+
+    total = sum(counts.values()) or 1
+    shares = SplitShares(heldout=counts["heldout"] / total, validation=counts["validation"] / total)
+
+    def open_journal(run: JsonObject) -> Journal:
+        read = read_chat if asking.endpoint.backend == "chat" else read_responses
+        return Journal(journal, run=run, read=read, retry_failed=options.retry_failed)
+
+    with (
+        open_tools(tools, on_note=console.note) as opened,
+        console.progress("Samples", total=wanted.samples) as advance,
+    ):
+        if unknown := unresolved_aliases(wanted.curriculum, tuple(opened.pool.tools.values())):
+            console.note(f"{options.curriculum}: no tool is meant by {', '.join(unknown)}; ignored")
+        kept = 0
+
+        def on_progress(outcome: Outcome) -> None:
+            nonlocal kept
+            kept += outcome.executed is not None
+            cost = budget.cost
+            spent = "" if cost is None else f", ${cost:.4f}"
+            advance(1, note=f"{kept} good, {budget.requests} requests{spent}")
+
+        return opened.io.run(
+            generate_with_model(
+                opened.pool,
+                prompts,
+                wanted=wanted,
+                asking=asking,
+                budget=budget,
+                open_journal=open_journal,
+                shares=shares,
+                on_note=console.note,
+                on_progress=on_progress,
+            )
+        )
+
+
+def _document(data: GeneratedByModel, paths: Mapping[str, Path], tasks: Mapping[str, Any]) -> JsonObject:
+    from mcpagent.synth.describe import count_tasks
+
+    counted = count_tasks(task for members in tasks.values() for task in members).as_json()
+    return {
+        "records": counted["records"],
+        **{name: counted[name] for name in counted if name.startswith("by_")},
+        **data.yields,
+        "spend": {**data.spend, "answers_from_journal": data.from_journal},
+        "executed_calls": data.executed_calls,
+        "paths": {split: str(path) for split, path in paths.items()},
+        "catalog_hash": data.catalog_hash,
+    }
+
+
+def _print(document: Mapping[str, Any], console: Console) -> None:
+    splits = [(split, document["by_split"][split], path) for split, path in document["paths"].items()]
+    if splits:
+        console.table("Tasks", ("Split", "Tasks", "File"), splits)
+    rows = [
+        (stage["name"], stage["in"], stage["out"], ", ".join(f"{c} {n}" for c, n in stage["rejects"].items()))
+        for stage in document["stages"]
+    ]
+    console.table("Yield", ("Stage", "In", "Out", "Rejected"), rows)
+    for code, texts in document["reject_examples"].items():
+        console.say(f"  {code}: {texts[0][:200]}")
+    attempts, spend = document["attempts"], document["spend"]
+    console.say(f"{document['repaired']} tasks were good after a repair; {attempts['failed']} drafts failed")
+    cost = "cost unknown: no price" if spend["cost_usd"] is None else f"${spend['cost_usd']:.4f}"
+    console.say(
+        f"{spend['requests']} requests ({spend['answers_from_journal']} answered before this run), "
+        f"{spend['input_tokens']} tokens in, {spend['output_tokens']} out, {cost}"
+    )
+    console.say(f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s")
+    if document["unfinished"]:
+        caps = " and ".join(f"--{cap.replace('_', '-')}" for cap in document["stopped_by"])
+        console.say(
+            f"{document['unfinished']} samples wait: {caps} reached. The same command with a higher cap and "
+            "--overwrite goes on where this one stopped."
+        )

@@ -1,0 +1,1 @@
+"""Tasks that a model writes and that nothing takes at its word."""

@@ -1,0 +1,235 @@
+"""Many samples at once, and what remains of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Complexity, Task
+from mcpagent.core.tools import ToolSpec
+from mcpagent.errors import UserError
+from mcpagent.llm.budget import Budget
+from mcpagent.llm.endpoint import Endpoint, EndpointSettings
+from mcpagent.llm.patient import PatientClient
+from mcpagent.synth.calls import CallCache
+from mcpagent.synth.llm.check import FormatCheck
+from mcpagent.synth.llm.commission import Commissioner
+from mcpagent.synth.llm.committee import Committee
+from mcpagent.synth.llm.curriculum import CurriculumPrompt
+from mcpagent.synth.llm.execute import Executor
+from mcpagent.synth.llm.faults import Fault, FaultCode, Stage
+from mcpagent.synth.llm.journal import Journal, JournaledClient
+from mcpagent.synth.llm.observe import observe
+from mcpagent.synth.llm.prompts import Prompts
+from mcpagent.synth.llm.sample import Workshop
+from mcpagent.synth.llm.splits import split_tasks
+from mcpagent.synth.llm.yields import Outcome, yield_table
+from mcpagent.synth.pools import SplitShares
+from mcpagent.synth.record import Offer
+from mcpagent.tools.contract import ToolProvider
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the tasks are to be. `may_write` lets plans call tools that are not read-only."""
+
+    samples: int
+    max_tools: int
+    max_turns: int
+    domains: Sequence[str]
+    complexities: Sequence[Complexity]
+    curriculum: Sequence[CurriculumPrompt] = ()
+    distractors: int | None = None
+    votes: int = 3
+    repairs: int = 2
+    may_write: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """How the model is asked."""
+
+    endpoint: EndpointSettings
+    concurrency: int = 8
+    per_minute: float | None = None
+    max_output_tokens: int = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedByModel:
+    """`yields` accounts for every sample."""
+
+    tasks: Mapping[str, tuple[Task, ...]]
+    yields: JsonObject
+    spend: JsonObject
+    catalog_hash: str
+    executed_calls: int
+    from_journal: int  # answers that were there before
+
+
+def run_description(wanted: Wanted, asking: Asking, prompts: Prompts, catalog_hash: str) -> JsonObject:
+    """What makes a journal another run's: all that decides what is asked under a key."""
+    return {
+        "seed": wanted.seed,
+        "model": asking.endpoint.model,
+        "backend": asking.endpoint.backend,
+        "max_output_tokens": asking.max_output_tokens,
+        "prompts_sha256": prompts.sha256,
+        "catalog_hash": catalog_hash,
+        "max_tools": wanted.max_tools,
+        "max_turns": wanted.max_turns,
+        "domains": list(wanted.domains),
+        "complexities": list(wanted.complexities),
+        "curriculum": [prompt.model_dump(mode="json") for prompt in wanted.curriculum],
+        "distractors": wanted.distractors,
+        "votes": wanted.votes,
+        "repairs": wanted.repairs,
+        "may_write": wanted.may_write,
+    }
+
+
+async def generate_with_model(
+    pool: ToolProvider,
+    prompts: Prompts,
+    *,
+    wanted: Wanted,
+    asking: Asking,
+    budget: Budget,
+    open_journal: Callable[[JsonObject], Journal],
+    shares: SplitShares,
+    on_note: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[Outcome], None] = lambda _: None,
+) -> GeneratedByModel:
+    """`wanted.samples` samples, each a task or a counted reject; the same for the same journal.
+
+    Raises UserError where no request can succeed, and where no tool may be called.
+    """
+    offer = Offer(catalog=pool.tools, distractors=wanted.distractors)
+    usable = {t.dotted: t for t in pool.tools.values() if wanted.may_write or t.annotations.read_only}
+    if not usable:
+        raise UserError(
+            "no tool says that it only reads", remedy="add --allow-writes if plans may change something"
+        )
+    observations = await observe(CallCache(pool), usable.values())
+    commissioner = Commissioner(
+        prompts=prompts,
+        usable=tuple(usable.values()),
+        observations=observations,
+        domains=wanted.domains,
+        complexities=wanted.complexities,
+        curriculum=wanted.curriculum,
+        max_tools=wanted.max_tools,
+        seed=wanted.seed,
+    )
+    run = run_description(wanted, asking, prompts, offer.catalog_hash)
+    with open_journal(run) as journal:
+        journal.charge(budget)
+        recorded = journal.answered_count
+        async with Endpoint(asking.endpoint, on_note=on_note) as endpoint:
+            patient = PatientClient(
+                endpoint,
+                budget=budget,
+                witness=journal,
+                max_in_flight=asking.concurrency,
+                per_minute=asking.per_minute,
+            )
+            workshop = _workshop(patient, journal, prompts, pool, offer, usable, wanted, asking)
+            outcomes = await _all(workshop, commissioner, wanted.samples, asking.concurrency, on_progress)
+        executor = workshop.executor
+    distinct = _without_duplicates(outcomes)
+    kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
+    return GeneratedByModel(
+        tasks=split_tasks(kept, tools=usable, shares=shares, seed=wanted.seed),
+        yields=yield_table(distinct),
+        spend=budget.as_json(),
+        catalog_hash=offer.catalog_hash,
+        executed_calls=executor.executed_calls,
+        from_journal=recorded,
+    )
+
+
+def _workshop(
+    patient: PatientClient,
+    journal: Journal,
+    prompts: Prompts,
+    pool: ToolProvider,
+    offer: Offer,
+    usable: Mapping[str, ToolSpec],
+    wanted: Wanted,
+    asking: Asking,
+) -> Workshop:
+    client = JournaledClient(patient, journal)
+    return Workshop(
+        client=client,
+        journal=journal,
+        prompts=prompts,
+        check=FormatCheck(
+            usable=usable,
+            offer=offer,
+            max_tools=wanted.max_tools,
+            max_turns=wanted.max_turns,
+            seed=wanted.seed,
+        ),
+        executor=Executor(pool),
+        committee=Committee(
+            client=client, prompts=prompts, votes=wanted.votes, max_output_tokens=asking.max_output_tokens
+        ),
+        repairs=wanted.repairs,
+        max_output_tokens=asking.max_output_tokens,
+        seed=wanted.seed,
+        provenance={
+            "template": "llm",
+            "model": asking.endpoint.model,
+            "backend": asking.endpoint.backend,
+            "prompts_sha256": prompts.sha256,
+            "seed": wanted.seed,
+            "catalog_hash": offer.catalog_hash,
+        },
+    )
+
+
+async def _all(
+    workshop: Workshop,
+    commissioner: Commissioner,
+    samples: int,
+    concurrency: int,
+    on_progress: Callable[[Outcome], None],
+) -> list[Outcome]:
+    """The outcome of every sample, in order. The first error of one ends the others and is raised."""
+    outcomes: list[Outcome] = []
+
+    async def work(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            outcome = await workshop.make(commissioner(number))
+            outcomes.append(outcome)
+            on_progress(outcome)
+
+    numbers = iter(range(samples))
+    workers = [asyncio.create_task(work(numbers)) for _ in range(min(concurrency, samples))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return sorted(outcomes, key=lambda outcome: outcome.number)
+
+
+def _without_duplicates(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Of the samples that make the same calls, the first alone."""
+    first: dict[str, int] = {}
+    result: list[Outcome] = []
+    for outcome in outcomes:
+        if outcome.executed is not None:
+            calls = [[c["server"], c["tool"], c["arguments"]] for c in outcome.executed.calls]
+            original = first.setdefault(json.dumps(calls, sort_keys=True), outcome.number)
+            if original != outcome.number:
+                detail = f"sample {outcome.number} makes the calls of sample {original}"
+                fault = Fault(Stage.DISTINCT, FaultCode.DUPLICATE, detail)
+                outcome = replace(outcome, executed=None, faults=(*outcome.faults, fault))
+        result.append(outcome)
+    return result

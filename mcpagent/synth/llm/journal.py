@@ -1,0 +1,206 @@
+"""What was asked, answered and found out, on disk before anything is made of it: a kill loses nothing.
+
+One JSON object a line, appended and synced. The first line says what the run asks for; `sent` precedes every
+request, and `answered`, `failed` or `gave_up` follow; `executed` is what came of a plan on the real tools.
+A key names a question: run, sample, stage and attempt. A process that died leaves requests that were sent and
+have no outcome; they count as spent at their worst case, and are asked again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mcpagent.core.records import JsonObject
+from mcpagent.errors import UserError
+from mcpagent.llm.budget import Budget
+from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
+
+_FORMAT = 1
+
+
+class Journal:
+    """The journal at `path` of the run that `run` describes; a `Witness`. `read` turns the raw body of a
+    response into a reply. `retry_failed` forgets which questions were given up. Raises UserError where the
+    file is in use, broken, or of another run."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run: JsonObject,
+        read: Callable[[JsonObject], ChatReply],
+        retry_failed: bool = False,
+    ) -> None:
+        self._path = path
+        self._read = read
+        self._run = {"format": _FORMAT, **run}
+        self._answers: dict[str, tuple[int, int]] = {}  # key -> offset and length of its line
+        self._gave_up: dict[str, JsonObject] = {}
+        self._executed: dict[str, JsonObject] = {}
+        self._open: dict[str, list[Usage]] = {}  # sent, without an outcome so far
+        self._spent: list[tuple[Usage, Usage | None]] = []  # bound and usage of what earlier processes sent
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b")
+        try:
+            self._lock()
+            self._load(retry_failed=retry_failed)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def prefix(self) -> str:
+        """Of every key: two runs that ask for other things share no key."""
+        return sha256(json.dumps(self._run, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def answered_count(self) -> int:
+        return len(self._answers)
+
+    def charge(self, budget: Budget) -> None:
+        """Count in what earlier processes spent."""
+        for bound, usage in self._spent:
+            budget.remember(bound, usage)
+
+    def answer(self, key: str) -> ChatReply | None:
+        """The recorded answer. Raises ChatFailed where the question was given up."""
+        if key in self._answers:
+            offset, length = self._answers[key]
+            return self._read(json.loads(os.pread(self._file.fileno(), length, offset))["raw"])
+        if key in self._gave_up:
+            line = self._gave_up[key]
+            raise ChatFailed(FailureReason(line["reason"]), line["text"])
+        return None
+
+    def executed(self, key: str) -> JsonObject | None:
+        return self._executed.get(key)
+
+    def sent(self, key: str, bound: Usage) -> None:
+        self._append({"kind": "sent", "key": key, "bound": [bound.input_tokens, bound.output_tokens]})
+
+    def answered(self, key: str, reply: ChatReply) -> None:
+        self._answers[key] = self._append({"kind": "answered", "key": key, "raw": reply.raw})
+
+    def failed(self, key: str, failure: ChatFailed) -> None:
+        line = {"reason": failure.reason.value, "text": failure.text, "billed": failure.may_be_billed}
+        self._append({"kind": "failed", "key": key, **line})
+
+    def gave_up(self, key: str, failure: ChatFailed) -> None:
+        line = {"kind": "gave_up", "key": key, "reason": failure.reason.value, "text": failure.text}
+        self._gave_up[key] = line
+        self._append(line)
+
+    def keep_executed(self, key: str, outcome: JsonObject) -> None:
+        self._executed[key] = outcome
+        self._append({"kind": "executed", "key": key, "outcome": outcome})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, line: JsonObject) -> tuple[int, int]:
+        raw = json.dumps(line).encode() + b"\n"
+        offset = self._file.tell()
+        self._file.write(raw)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return offset, len(raw)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                "another process is writing this journal",
+                where=str(self._path),
+                remedy="wait for it, or give this run its own --journal",
+            ) from None
+
+    def _load(self, *, retry_failed: bool) -> None:
+        self._file.seek(0)
+        offset = 0
+        for number, raw in enumerate(self._file, 1):
+            if not raw.endswith(b"\n"):
+                break  # a line that a kill cut off: its process made nothing of it
+            try:
+                self._take(json.loads(raw), offset, len(raw), is_first=number == 1)
+            except (ValueError, LookupError, TypeError) as error:
+                raise UserError(
+                    f"is no line of a journal: {type(error).__name__}: {error}",
+                    where=f"{self._path}:{number}",
+                    remedy="give the run another --journal",
+                ) from None
+            offset += len(raw)
+        self._file.truncate(offset)
+        self._file.seek(offset)
+        if offset == 0:
+            self._append({"kind": "run", "run": self._run})
+        self._spent += [(bound, None) for bounds in self._open.values() for bound in bounds]
+        if retry_failed:
+            self._gave_up.clear()
+
+    def _take(self, line: JsonObject, offset: int, length: int, *, is_first: bool) -> None:
+        if is_first:
+            self._check_run(line["run"])
+            return
+        key, kind = line["key"], line["kind"]
+        match kind:
+            case "sent":
+                self._open.setdefault(key, []).append(Usage(*line["bound"]))
+                self._gave_up.pop(key, None)  # it was asked again
+            case "answered":
+                self._answers[key] = (offset, length)
+                self._spent.append((self._open[key].pop(), self._read(line["raw"]).usage))
+            case "failed":
+                self._spent.append((self._open[key].pop(), None if line["billed"] else Usage()))
+            case "gave_up":
+                self._gave_up[key] = line
+            case "executed":
+                self._executed[key] = line["outcome"]
+            case _:
+                raise ValueError(f"unknown kind {kind!r}")
+
+    def _check_run(self, recorded: dict[str, Any]) -> None:
+        names = sorted(recorded.keys() | self._run.keys())
+        changed = [name for name in names if recorded.get(name) != self._run.get(name)]
+        if changed:
+            name = changed[0]
+            raise UserError(
+                f"the journal is of a run with other settings: {', '.join(changed)} "
+                f"({name} was {recorded.get(name)!r:.80}, now {self._run.get(name)!r:.80})",
+                where=str(self._path),
+                remedy="resume with the settings of before, or give this run another --journal",
+            )
+
+
+class JournaledClient:
+    """A `ChatClient` that asks `inner` only what the journal does not answer."""
+
+    def __init__(self, inner: ChatClient, journal: Journal) -> None:
+        self._inner = inner
+        self._journal = journal
+
+    async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
+        key = f"{self._journal.prefix}:{key}"
+        known = self._journal.answer(key)
+        if known is not None:
+            return known
+        try:
+            return await self._inner.ask(request, key=key)
+        except ChatFailed as failure:
+            self._journal.gave_up(key, failure)
+            raise
