@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcpagent.cli.sampling import (
+    BaseUrl,
     Cassette,
     CassetteMode,
     Chosen,
@@ -81,7 +82,10 @@ def checkpoint(
 
 @app.command()
 def model(
-    name_or_path: Annotated[str, typer.Argument(help="A hub id or a model folder.", show_default=False)],
+    name_or_path: Annotated[
+        str, typer.Argument(help="A hub id, a model folder, or openai:NAME.", show_default=False)
+    ],
+    base_url: BaseUrl = None,
     data: Data = None,
     samples: Samples = 1,
     temperature: _Temperature = None,
@@ -95,7 +99,7 @@ def model(
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a model that no run of mcpagent made, for example the base model before training.
+    """Evaluate a model that no run of mcpagent made: the base model before training, or one behind an API.
 
     Example: mcpagent eval model Qwen/Qwen3-0.6B --data data/processed/heldout.jsonl --out base.json
     """
@@ -105,6 +109,7 @@ def model(
         servers=servers,
         cassette=cassette,
         cassette_mode=cassette_mode,
+        base_url=base_url,
         max_tasks=max_tasks,
         seed=seed,
         temperature=temperature,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcpagent.cli.sampling import (
+    BaseUrl,
     Cassette,
     CassetteMode,
     Chosen,
@@ -33,7 +34,8 @@ def rollout(
     policy: Annotated[
         str,
         typer.Option(
-            help="gold, empty, over-eager, a checkpoint or run folder, or a hub id.", show_default=False
+            help="gold, empty, over-eager, a checkpoint or run folder, a hub id, or openai:NAME.",
+            show_default=False,
         ),
     ],
     out: Annotated[
@@ -44,6 +46,7 @@ def rollout(
             show_default=False,
         ),
     ],
+    base_url: BaseUrl = None,
     data: Data = None,
     samples: Samples = 1,
     seed: Seed = None,
@@ -74,6 +77,7 @@ def rollout(
         servers=servers,
         cassette=cassette,
         cassette_mode=cassette_mode,
+        base_url=base_url,
         max_tasks=max_tasks,
         seed=seed,
         temperature=temperature,

@@ -36,6 +36,10 @@ CassetteMode = Annotated[
         "none: no server is started.",
     ),
 ]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option("--base-url", help="For openai:NAME: an OpenAI-compatible server. Default: OpenAI's own."),
+]
 MaxTasks = Annotated[int | None, typer.Option("--max-tasks", min=1, help="The first so many tasks only.")]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same episodes.")]
@@ -52,6 +56,7 @@ class Chosen:
     servers: Path | None = None
     cassette: Path | None = None
     cassette_mode: str | None = None
+    base_url: str | None = None
     max_tasks: int | None = None
     seed: int | None = None
     temperature: float | None = None
@@ -75,6 +80,7 @@ class Chosen:
             # A JSON text is a YAML text too, whatever characters the path holds.
             "tools.servers": None if self.servers is None else json.dumps(str(self.servers)),
             **cassette_settings(self.cassette, self.cassette_mode),
+            "api.base_url": None if self.base_url is None else json.dumps(self.base_url),
             "data.max_tasks": self.max_tasks,
             "seed": self.seed,
             "rollout.temperature": self.temperature,

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from mcpagent.config.api import ApiConfig
 from mcpagent.config.section import (
     Count,
     NonNegativeFloat,
@@ -305,6 +306,7 @@ class TrainConfig(Section):
     health: HealthConfig = HealthConfig()
     tracking: TrackingConfig = TrackingConfig()
     rollout: RolloutConfig = RolloutConfig()
+    api: ApiConfig = ApiConfig()
     tools: ToolsConfig = ToolsConfig()
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()

@@ -22,10 +22,11 @@ async def evaluate(
     samples: int = 1,
     seed: int = 0,
     concurrency: int = 256,
+    deterministic: bool = True,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """`samples` attempts at each task, in the deterministic mode and with the fixed form of the reward; the
-    seeds are those of evaluation, which training never uses."""
+    """`samples` attempts at each task with the fixed form of the reward; the seeds are those of evaluation,
+    which training never uses. The deterministic mode is off for policies that no mode makes repeatable."""
     return await collect(
         list(attempts(tasks, per_task=samples, seed=seed, label="evaluation")),
         policy=policy,
@@ -33,6 +34,6 @@ async def evaluate(
         settings=settings,
         renderer=renderer,
         concurrency=concurrency,
-        deterministic=True,
+        deterministic=deterministic,
         on_done=on_done,
     )

@@ -52,9 +52,10 @@ def evaluate_model(
     out: Path | None = None,
     console: Console | None = None,
 ) -> EvalOutcome:
-    """`samples` attempts at each task by `model` (a checkpoint or run folder, or a hub id), sampled as the
-    `rollout` section of `config` says, in the deterministic mode. With `out`, a .json file, the result is
-    written there and the trajectories beside it. Raises UserError; then nothing is written."""
+    """`samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or `openai:NAME`),
+    sampled as the `rollout` section of `config` says, in the deterministic mode where the model allows it.
+    With `out`, a .json file, the result is written there and the trajectories beside it. Raises UserError;
+    then nothing is written."""
     console = console or Console()
     if out is not None:
         check_evaluation_path(out)
@@ -72,6 +73,7 @@ def evaluate_model(
                     samples=samples,
                     seed=config.seed,
                     concurrency=stage.concurrency,
+                    deterministic=stage.ready.has_barriers,
                     on_done=on_done,
                 )
             )

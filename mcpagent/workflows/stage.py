@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.provenance import provenance
 from mcpagent.storage.task_file import TaskFile
 from mcpagent.tools.contract import PinnedTools
+from mcpagent.tools.io_thread import IOThread
+from mcpagent.workflows.api_policy import PREFIX, open_api_policy
 
 SCRIPTED = ("gold", "empty", "over-eager")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -32,7 +34,8 @@ _NAMED = 5  # tools named in one note
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyPolicy:
-    """A policy and what a context for it needs. `is_model` is False for those that work on text."""
+    """A policy and what a context for it needs. `is_model` is False for those that work on text;
+    `has_barriers` where it may be asked turn by turn in fixed batches; `spent` is what an API used so far."""
 
     policy: Policy
     identity: JsonObject
@@ -40,6 +43,8 @@ class ReadyPolicy:
     is_deterministic: bool = True
     renderer: ContextRenderer | None = None
     max_context: int | None = None
+    has_barriers: bool = True
+    spent: Callable[[], JsonObject | None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +60,11 @@ class Stage:
 
     def provenance(self, *, samples: int) -> JsonObject:
         """What a result of this stage was made with."""
-        config = self.config
+        config, spent = self.config, self.ready.spent()
         return {
             **provenance(),
             "policy": self.ready.identity,
+            **({} if spent is None else {"api": spent}),
             "dataset": {
                 "path": str(self.tasks.path),
                 "sha256": self.tasks.sha256,
@@ -96,7 +102,11 @@ def open_stage(
         if note is not None:
             console.note(note)
         concurrency = min(config.rollout.num_envs, len(tasks) * samples)
-        ready = stack.enter_context(open_policy(policy, tasks=tasks, config=config, slots=concurrency))
+        ready = stack.enter_context(
+            open_policy(
+                policy, tasks=tasks, config=config, slots=concurrency, io=tools.io, on_note=console.note
+            )
+        )
         yield Stage(
             config=config,
             tasks=tasks,
@@ -153,18 +163,28 @@ def catalog_note(tasks: Sequence[Task], pool: PinnedTools) -> str | None:
 
 @contextmanager
 def open_policy(
-    name: str, *, tasks: Sequence[Task], config: TrainConfig, slots: int
+    name: str,
+    *,
+    tasks: Sequence[Task],
+    config: TrainConfig,
+    slots: int,
+    io: IOThread,
+    on_note: Callable[[str], None],
 ) -> Iterator[ReadyPolicy]:
-    """`gold`, `empty`, `over-eager`, a checkpoint or run folder, or a hub id. Raises UserError."""
+    """`gold`, `empty`, `over-eager`, `openai:NAME`, a checkpoint or run folder, or a hub id. Raises
+    UserError."""
     if name in SCRIPTED:
         policies = {"gold": lambda: GoldPolicy(tasks), "empty": EmptyPolicy, "over-eager": OverEagerPolicy}
         yield ReadyPolicy(policy=policies[name](), identity={"name": name})
-    elif name.startswith("openai:"):
-        raise UserError(
-            f"there is no openai policy in this version, so {name!r} cannot be played",
-            where="--policy",
-            remedy=f"use {', '.join(SCRIPTED)}, a checkpoint folder, or a hub id",
-        )
+    elif name.startswith(PREFIX):
+        with open_api_policy(name, config=config, io=io, on_note=on_note) as api:
+            yield ReadyPolicy(
+                policy=api.policy,
+                identity={"name": name, "base_url": api.base_url},
+                is_deterministic=False,
+                has_barriers=False,
+                spent=api.budget.as_json,
+            )
     else:
         with _open_model(name, config=config, slots=slots) as ready:
             yield ready

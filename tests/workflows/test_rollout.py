@@ -123,7 +123,7 @@ def test_a_model_gives_the_same_tokens_for_the_same_seed_and_others_for_another(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "openai:gpt-5"}, "no openai policy in this version"),
+        ({"policy": "openai:gpt-5"}, "OPENAI_API_KEY"),
         ({"policy": "outputs-of-nobody"}, "no such checkpoint or run folder"),
         ({"policy": "tests/no-such-run"}, "no such checkpoint or run folder"),
         ({"policy": str(TRAIN.parent)}, "is no checkpoint"),
