@@ -36,6 +36,8 @@ CALL: dict[str, tuple[str, dict[str, Any]]] = {
     "fmp": ("fmp_get_quote", {"symbol": _COMPANY.ticker}),
     "tavily": ("tavily_search", {"query": f"target {_COMPANY.ticker}"}),
     "slack": ("get_slack_channel_history", {"channel_id": _CHANNEL.id}),
+    # What the server itself costs: its other tools run code, and a sandbox has a process of its own.
+    "python": ("store_execution_result", {"key": "close", "value": [1.5] * 20}),
 }
 
 

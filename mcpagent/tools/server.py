@@ -74,7 +74,11 @@ class StartedServer:
                 listing = await connection.lifeline.open()
             finally:
                 await connection.lifeline.close()
-        self.version = listing.version
+        # A server object is reached without the handshake that would report it.
+        launcher = self._launcher
+        self.version = (
+            launcher.server.version or "" if isinstance(launcher, MemoryLauncher) else listing.version
+        )
         for note in listing.notes:
             self._on_note(f"server {self.name!r}: {note}")
         specs = [self._cleaned(to_spec(self.name, tool)) for tool in listing.tools]

@@ -9,6 +9,7 @@ import pytest
 from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.types import CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent, Tool
 
+from mcpagent import __version__
 from mcpagent.core.tools import FailureKind, ToolCall, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.tools.contract import NONCE_META_KEY, Purpose
@@ -38,6 +39,26 @@ def test_tools_keep_their_names_and_only_collisions_are_prefixed() -> None:
         "two__search": "two.search",
         "fetch": "two.fetch",
     }
+
+
+def test_the_versions_are_those_that_the_servers_report() -> None:
+    silent = InProcessServer(name="silent", server=MCPServer("silent", version="7.2", log_level="ERROR"))
+
+    async def run() -> None:
+        pool = ToolPool([silent, *builtin_servers(["slack"])])
+        assert pool.versions == {}
+        async with pool:
+            assert pool.versions == {"silent": "7.2", "slack": __version__}
+
+    asyncio.run(run())
+
+
+def test_the_isolation_of_a_server_is_what_was_chosen_else_what_its_kind_needs() -> None:
+    servers = [memory_echo(), memory_echo("own", isolation="episode"), *builtin_servers(["slack", "fmp"])]
+    pool = ToolPool(servers, isolation={"fmp": "episode"})
+    names = ("echo", "own", "slack", "fmp")
+    assert [pool.isolation(name) for name in names] == ["shared", "episode", "episode", "episode"]
+    assert ToolPool(servers).isolation("fmp") == "shared"
 
 
 def test_catalog_hash_changes_when_a_description_changes() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ import pytest
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import StdioServer
+from mcpagent.tools.servers_config import HttpServer, StdioServer
 from tests.tools.servers import ledgered
 
 SCRIPT = Path(ledgered.__file__)
@@ -107,6 +108,86 @@ def test_1500_calls_through_3_kills_lose_nothing_and_repeat_no_effect(tmp_path: 
         if tool != "look" and results[key].failure is None:
             assert made >= 1, key
     assert len(place.pids) == 4
+
+
+class _Web:
+    """A ledgered server over HTTP, on one port through all its lives."""
+
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+        self._port = "0"
+        self._process = self._start()
+        self._await_port()
+
+    @property
+    def config(self) -> HttpServer:
+        return HttpServer(name="store", url=f"http://127.0.0.1:{self._port}/mcp")
+
+    async def restart(self) -> None:
+        """Without a goodbye; returns when it listens again."""
+        self.end()
+        self._process = self._start()
+        await asyncio.to_thread(self._await_port)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        env = {**os.environ, **self._place.server.env, "PORT": self._port}
+        return subprocess.Popen([sys.executable, str(SCRIPT)], env=env, stdout=subprocess.PIPE)
+
+    def _await_port(self) -> None:
+        assert self._process.stdout is not None
+        self._port = str(int(self._process.stdout.readline()))
+
+
+def test_300_calls_over_http_through_2_kills_all_have_an_outcome_and_repeat_no_effect(tmp_path: Path) -> None:
+    place = _Place(tmp_path)
+    calls = [(("look", "put", "add")[i % 3], f"k{i}") for i in range(300)]
+    results: dict[str, ToolResult] = {}
+    moved = asyncio.Event()
+
+    async def make(pool: ToolPool, tool: str, key: str) -> None:
+        results[key] = await _one(pool, tool, key=key)
+        moved.set()
+
+    async def kill_at(web: _Web, *counts: int) -> None:
+        for count in counts:
+            while len(results) < count:
+                moved.clear()
+                await moved.wait()
+            await web.restart()
+
+    async def run(web: _Web) -> None:
+        async with ToolPool([web.config]) as pool:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(kill_at(web, 50, 150))
+                for tool, key in calls:
+                    group.create_task(make(pool, tool, key))
+            await asyncio.sleep(pool.metrics().servers[0].next_try_s)
+            assert (await _one(pool, "look", key="after")).content == "after"
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    web = _Web(place)
+    try:
+        asyncio.run(run(web))
+    finally:
+        web.end()
+    outcomes = {tool: Counter(results[key].failure for t, key in calls if t == tool) for tool, _ in calls}
+    print(outcomes)
+    assert len(results) == 300
+    # The server is not ours to restart: calls that found nobody there for too long say so.
+    assert set(outcomes["look"]) | set(outcomes["put"]) <= {None, FailureKind.CRASHED}
+    assert set(outcomes["add"]) <= {None, FailureKind.CRASHED, FailureKind.UNKNOWN_OUTCOME}
+    effects = place.effects
+    for tool, key in calls:
+        made, failure = effects[f"{tool} {key}"], results[key].failure
+        if tool == "add":
+            assert made <= (0 if failure is FailureKind.CRASHED else 1), (key, failure)
+        if tool != "look" and failure is None:
+            assert made >= 1, key
+    assert len(place.pids) == 3
 
 
 def test_hung_calls_cost_only_themselves(tmp_path: Path) -> None:

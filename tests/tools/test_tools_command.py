@@ -61,6 +61,7 @@ def test_a_server_that_does_not_start_hides_no_other_and_exits_1(tmp_path: Path)
     assert "  reads   echo.echo(text)\n" in done.stdout
     assert "gone: did not start" in done.stdout and "dying: did not start" in done.stdout
     assert "error: server 'gone' did not start: no such command" in done.stderr
+    assert " tools of 1 of 3 servers\n" in done.stdout
     assert "no licence" in done.stderr, "the last words of the server"
     as_json = _run("list", "--servers", file, "--json")
     assert as_json.returncode == 1

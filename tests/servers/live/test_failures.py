@@ -377,7 +377,7 @@ def test_the_pool_tells_infrastructure_from_the_models_fault(replay: ReplayServi
 
     replay.always(QUOTE, Reply(status=503, raw=b"", headers={"Retry-After": "0"}))
     (down,) = asyncio.run(results(impatient("fmp"), QUOTE))
-    assert down.failure is not None and down.failure.is_infrastructure
+    assert down.failure is FailureKind.UPSTREAM and down.failure.is_infrastructure
     assert "it answered 503" in down.content
     replay.always(QUOTE, Reply(body=[]))
     (unknown,) = asyncio.run(results(impatient("fmp"), QUOTE))

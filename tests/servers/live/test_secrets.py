@@ -145,6 +145,7 @@ def test_a_rollout_over_live_servers_writes_no_key(
         *("--policy", "gold", "--data", data, "--out", out, "--samples", str(samples), "--json"),
         *("--set", "tools.upstream=live", "--set", f"tools.transport={transport}"),
         *("--set", "tools.limited=false", "--set", "tools.isolation={slack: shared}"),
+        *("--cassette", tmp_path / "tape", "--cassette-mode", "record"),
         folder=tmp_path,
         service=replay,
     )
@@ -153,6 +154,8 @@ def test_a_rollout_over_live_servers_writes_no_key(
     assert sum(result.failure is not None and result.failure.is_infrastructure for result in results) >= 4
     assert any("it is [key]!" in result.content for result in results)
     assert (tmp_path / "ledger.jsonl").stat().st_size > 0
+    taped = b"".join(unpacked(path) for path in (tmp_path / "tape").rglob("*.jsonl*"))
+    assert len(taped.splitlines()) >= len(every) - N_UNDER_FIRE
     assert leaks(tmp_path) == []
     assert not holds_a_key(done.stdout + done.stderr)
 

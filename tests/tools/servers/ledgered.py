@@ -1,11 +1,14 @@
 """A server whose effects survive it: every one is a line of the file LEDGER, written and synced before the
-answer. Every process that starts adds its pid to the file PIDS. Run over stdio."""
+answer. Every process that starts adds its pid to the file PIDS. Runs over stdio, or with the variable PORT (0
+for any) over HTTP; then it prints its port."""
 
 from __future__ import annotations
 
 import os
+import socket
 
 import anyio
+import uvicorn
 from mcp.server import MCPServer
 from mcp.types import ToolAnnotations
 
@@ -59,7 +62,12 @@ def main() -> None:
     server.add_tool(put, annotations=ToolAnnotations(idempotent_hint=True))
     server.add_tool(add)
     server.add_tool(hang)
-    server.run()
+    if "PORT" not in os.environ:
+        return server.run()
+    listener = socket.create_server(("127.0.0.1", int(os.environ["PORT"])), backlog=256)
+    print(listener.getsockname()[1], flush=True)
+    web = uvicorn.Config(server.streamable_http_app(), log_level="error")
+    return uvicorn.Server(web).run(sockets=[listener])
 
 
 if __name__ == "__main__":
