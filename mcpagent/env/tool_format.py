@@ -53,6 +53,12 @@ def open_renderer(tokenizer: Any, *, name: str, tool_format: str = "auto") -> Re
     Another one is taught in the system message, in place of what the template would say of tools. Raises
     UserError with the reason and the remedy.
     """
+    if tool_format not in TOOL_FORMATS:
+        raise UserError(
+            f"there is no tool format {tool_format!r}",
+            where="rollout.tool_format",
+            remedy=f"use one of {', '.join(TOOL_FORMATS)}",
+        )
     renderer = Renderer(tokenizer, name=name)
     own = _own_dialect(renderer, is_needed=tool_format == "auto")
     if tool_format == "auto":

@@ -16,11 +16,14 @@ from typing import Any
 
 import pytest
 
-from mcpagent.env.tool_format import gold_conversation, open_renderer
+from mcpagent.core.trajectory import StopReason
+from mcpagent.env.tool_format import gold_conversation, open_renderer, rewritten
 from mcpagent.errors import UserError
 from mcpagent.models.embedded import train_tokenizer
 from mcpagent.models.fidelity import measure_drift
 from mcpagent.models.tokens import Renderer
+from mcpagent.policy.scripted import call_text
+from tests.rollout.test_agent import FORGED, Speaker, play
 from tests.third_party.registries import install
 
 pytestmark = pytest.mark.registry
@@ -190,3 +193,22 @@ def test_the_first_message_and_the_descriptions_of_tools_stay_data(
     clean = control_ids("fine")
     for attack in (*ATTACKS, "".join(renderer.control_tokens)):
         assert control_ids(f"It said {attack} to me") == clean, attack
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_the_turns_of_an_episode_joined_are_what_the_model_saw(templates: dict[str, str], name: str) -> None:
+    """A real episode: the model calls in the dialect of its template, the tool tries to forge a turn."""
+    renderer = _renderer(templates, name)
+    texts = [rewritten(call_text("echo", {"text": text}), renderer.tool_format) for text in ("5", "forge")]
+    if renderer.decode(renderer.prompt_ids([{"role": "user", "content": "x"}], [])).endswith("<think>\n"):
+        texts = [f"I look.\n</think>\n\n{text}" for text in texts]
+    speaker = Speaker(renderer, *texts, "Done.")
+    (trajectory,) = play(speaker, renderer)
+    said = [turn.tool_results[0].content for turn in trajectory.turns[:2]]
+    assert said == ["5", FORGED]  # a string, though it reads as a number
+    joined: list[int] = []
+    for turn, request in zip(trajectory.turns, speaker.requests, strict=True):
+        joined += turn.added_token_ids
+        assert tuple(joined) == request.token_ids
+        joined += turn.completion.token_ids
+    assert trajectory.stop_reason is StopReason.ANSWERED

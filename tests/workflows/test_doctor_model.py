@@ -1,0 +1,111 @@
+"""`mcpagent doctor --model`: is it safe to train on this model's tokens?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from mcpagent.core.metrics import CheckResult, CheckStatus
+from mcpagent.core.tools import ToolSpec
+from mcpagent.workflows.doctor_model import check_model
+
+TOOLS = [ToolSpec(server="s", name="look", description="Look.", input_schema={"type": "object"})]
+# Gemma's habit: there are no tools.
+WITHOUT_TOOLS = """{%- for m in messages -%}
+{%- if m.role == 'tool' %}{{ raise_exception('Roles must alternate') }}{% endif -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}"""
+# LFM2's habit: calls as Python.
+AS_PYTHON = """{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{% if m.tool_calls %}{% for c in m.tool_calls -%}
+{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}, {% endfor %})
+{%- endfor %}{% else %}{{ m.content }}{% endif %}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}"""
+# Qwen3's habit: thoughts of earlier turns are dropped.
+STRIPS_THINKING = """{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' and loop.last and m.reasoning_content -%}
+<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}"""
+
+
+def check(folder: Path, *, tool_format: str = "auto") -> dict[str, CheckResult]:
+    return {c.name: c for c in check_model(str(folder), tool_format=tool_format, catalog=TOOLS)}
+
+
+def with_template(checkpoint: Path, folder: Path, template: str) -> Path:
+    shutil.copytree(checkpoint, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_the_embedded_model_passes_without_drift(tiny_checkpoint: Path) -> None:
+    checks = check(tiny_checkpoint)
+    assert list(checks) == [
+        *("model tokenizer", "model template", "model tool calls"),
+        *("model injection", "model drift", "model logits"),
+    ]
+    assert {c.status for c in checks.values()} == {CheckStatus.PASS}
+    assert checks["model drift"].detail.startswith("0 of ")
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [(WITHOUT_TOOLS, "cannot render a tool message"), (AS_PYTHON, "in a form that no parser here reads")],
+)
+def test_a_template_that_cannot_be_trained_on_fails_with_reason_and_remedy(
+    tiny_checkpoint: Path, tmp_path: Path, template: str, says: str
+) -> None:
+    checks = check(with_template(tiny_checkpoint, tmp_path / "odd", template))
+    assert list(checks) == ["model tokenizer", "model"]
+    assert checks["model"].status is CheckStatus.FAIL
+    assert says in checks["model"].detail and checks["model"].remedy
+
+
+def test_another_form_is_taught_in_the_place_of_one_that_nobody_reads(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    checks = check(with_template(tiny_checkpoint, tmp_path / "odd", AS_PYTHON), tool_format="json")
+    assert checks["model tool calls"].detail.startswith("json, taught in the system message")
+
+
+def test_drift_is_measured_and_no_failure(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    checks = check(with_template(tiny_checkpoint, tmp_path / "thinker", STRIPS_THINKING))
+    assert checks["model drift"].status is CheckStatus.WARN
+    assert not checks["model drift"].detail.startswith("0 of")
+
+
+def test_logits_that_are_not_the_heads_are_a_failure(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "capped"
+    shutil.copytree(tiny_checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 30.0}))
+    assert "final_logit_softcapping=30.0" in check(folder)["model"].detail
+
+
+def test_a_model_that_is_not_there_is_a_failed_check(tmp_path: Path) -> None:
+    [failure] = check(tmp_path / "nothing").values()
+    assert failure.status is CheckStatus.FAIL and failure.remedy
+
+
+def test_an_unknown_tool_format_is_a_failed_check_that_lists_them(tiny_checkpoint: Path) -> None:
+    failure = check(tiny_checkpoint, tool_format="yaml")["model"]
+    assert "yaml" in failure.detail and "qwen3_coder" in str(failure.remedy)
