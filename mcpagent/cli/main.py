@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": ("mcpagent.cli.rollout", "Collect trajectories with any policy."),
     "train": ("mcpagent.cli.train", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
     "eval": ("mcpagent.cli.evaluate", "Evaluate a checkpoint or a model on a dataset."),
+    "export": ("mcpagent.cli.export", "Write a checkpoint as a plain Hugging Face folder with a model card."),
     "report": ("mcpagent.cli.report", "Write the self-contained HTML report of a run."),
     "smoke": ("mcpagent.cli.smoke", "Prove that what samples is what is trained, on a backend."),
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mcpagent.core.trajectory import Trajectory
@@ -60,23 +61,21 @@ class Meter:
         self._wall, self._cpu = wall, cpu
 
     def add(self, trajectory: Trajectory) -> None:
-        """Count an episode that has just ended. Raises BudgetReached: what the step would still cost is
-        saved, what it did cost remains counted."""
+        """Count an episode that has just ended. Raises BudgetReached where a cap is exceeded: what the step
+        would still cost is saved, what it did cost remains counted."""
         self.spent.tool_calls += len(trajectory.tool_results)
         self.spent.cost_usd += self._budget.price(trajectory)
-        if (reason := self.reached()) is not None:
+        if (reason := self._first(operator.gt)) is not None:
             raise BudgetReached(reason)
 
     def reached(self) -> str | None:
         """The first cap that is reached, with its number; None while there is none."""
+        return self._first(operator.ge)
+
+    def _first(self, is_past: Callable[[float, float], bool]) -> str | None:
         self.read()
-        for name, cap in (
-            ("wall_s", self._budget.wall_s),
-            ("cpu_s", self._budget.cpu_s),
-            ("steps", self._budget.steps),
-            ("tool_calls", self._budget.tool_calls),
-            ("cost_usd", self._budget.cost_usd),
-        ):
-            if cap is not None and getattr(self.spent, name) >= cap:
+        for name in vars(self.spent):
+            cap = getattr(self._budget, name)
+            if cap is not None and is_past(getattr(self.spent, name), cap):
                 return f"budget.{name} {cap:g} is spent"
         return None

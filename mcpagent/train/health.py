@@ -166,10 +166,8 @@ def _correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _levels(values: Sequence[float]) -> list[float]:
-    """Means of `_LEVEL_STEPS` values in a row; of all of them while there are fewer."""
-    if len(values) < _LEVEL_STEPS:
-        return [fmean(values)] if values else []
-    return [fmean(values[i : i + _LEVEL_STEPS]) for i in range(len(values) - _LEVEL_STEPS + 1)]
+    """At each step the mean of the last `_LEVEL_STEPS` values, or of all while there are fewer."""
+    return [fmean(values[max(0, i + 1 - _LEVEL_STEPS) : i + 1]) for i in range(len(values))]
 
 
 def _is_past(measure: Measure, shown: float, limit: float | None) -> bool:

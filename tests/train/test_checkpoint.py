@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -58,6 +60,25 @@ def test_a_restored_learner_continues_to_the_same_bits(tmp_path: Path, adapters:
     train(resumed, range(4, 7))
     expected, got = weights(unbroken.model), weights(resumed.model)
     assert all(torch.equal(got[name], value) for name, value in expected.items())
+
+
+def test_every_random_stream_goes_on_where_it_was(tmp_path: Path) -> None:
+    def draw() -> list[Any]:
+        numbers = [random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand()]
+        return [*numbers, torch.rand(3).tolist(), torch.randn(3).tolist()]
+
+    learner = make_learner(make_model(adapters=False))
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    draw()  # both generators of normal numbers keep a second one for the next call
+    learner.save(tmp_path / "step", state={})
+    expected = draw()
+    random.seed(2)
+    np.random.seed(2)
+    torch.manual_seed(2)
+    make_learner(make_model(adapters=False)).restore(tmp_path / "step")
+    assert draw() == expected
 
 
 def test_moments_are_stored_by_name_and_nothing_is_pickled(tmp_path: Path) -> None:

@@ -1,0 +1,348 @@
+"""The loop around the update: what ends a run, what it leaves behind, and what is replaced or kept."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcpagent.train.update_settings import UpdateSettings
+from safetensors.torch import load_file
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolResult
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.storage.checkpoints import damage, last_good_checkpoint
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.train.budget import Budget
+from mcpagent.train.callbacks import StepReport
+from mcpagent.train.grpo import GrpoRun, GrpoSettings, GrpoState, train_grpo
+from mcpagent.train.health import HealthSettings, PPOHealthCallback
+from mcpagent.train.order import TaskOrder
+from mcpagent.train.rewards import GradeSettings
+from tests.train.world import VOCABULARY, make_learner, tiny_model, trajectory
+
+PROMPT = [{"role": "user", "content": "?"}]
+TASKS = [
+    Task.model_validate({"prompt": PROMPT, "reward_spec": {"ground_truth": {"task_id": f"task-{i}"}}})
+    for i in range(8)
+]
+Reward = Callable[[str, int, int], float]  # of a task's attempt at a step
+
+
+def mixed(_task: str, _step: int, attempt: int) -> float:
+    return float(attempt % 2)
+
+
+class ScriptedActor:
+    """Episodes out of a seed, three attempts at a task, each with two calls; rewards by rule."""
+
+    ledger_bytes = 0
+
+    def __init__(self, *, reward: Reward = mixed, successes: Sequence[float] = ()) -> None:
+        self._reward, self._successes = reward, list(successes)
+        self.asked: list[list[str]] = []
+        self.before_episode: Callable[[], None] = lambda: None
+        self.before_sync: Callable[[], None] = lambda: None
+
+    def collect(
+        self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
+    ) -> list[Trajectory]:
+        self.asked.append([task.id for task in tasks])
+        made: list[Trajectory] = []
+        for task in tasks:
+            for attempt in range(3):
+                self.before_episode()
+                rng = random.Random(f"{task.id}/{attempt}/{step}/{round_}")
+                tokens = [rng.randrange(VOCABULARY) for _ in range(4)]
+                episode = trajectory(task.id, attempt, self._reward(task.id, step, attempt), tokens=[tokens])
+                results = tuple(
+                    ToolResult(call_id=str(i), server="fmp", tool="get_quote", content="1") for i in range(2)
+                )
+                turn = episode.turns[0].model_copy(update={"tool_results": results})
+                made.append(episode.model_copy(update={"turns": (turn,)}))
+                on_episode(made[-1])
+        return made
+
+    def tool_metrics(self) -> JsonObject:
+        return {}
+
+    def sync(self) -> JsonObject:
+        self.before_sync()
+        return {}
+
+    def evaluate(self, tasks: Sequence[Task], *, step: int) -> float | None:
+        return self._successes[step - 1]
+
+
+def a_run(
+    folder: Path,
+    *,
+    actor: ScriptedActor | None = None,
+    resume: bool = False,
+    health: PPOHealthCallback | None = None,
+    callbacks: Sequence[Any] = (),
+    notes: list[str] | None = None,
+    **settings: Any,
+) -> GrpoRun:
+    learner = make_learner(tiny_model(), learning_rate=0.001)
+    run = RunFolder(folder) if resume else RunFolder.create(folder, config_yaml="", manifest={})
+    state = GrpoState()
+    if resume:
+        checkpoint = last_good_checkpoint(run)
+        assert checkpoint is not None
+        state = GrpoState.from_json(learner.restore(checkpoint))
+        run.truncate_after(state.step)
+    defaults: dict[str, Any] = {
+        "total_steps": 6,
+        "save_every": 2,
+        "eval_every": 0,
+        "seed": 0,
+        "penalty_after_success": 1.0,
+        "grading": GradeSettings(),
+        "update": UpdateSettings(use_reference=False),
+    }
+    return GrpoRun(
+        learner=learner,
+        actor=actor or ScriptedActor(),
+        tasks=TASKS,
+        validation=TASKS[:1],
+        order=TaskOrder(len(TASKS), batch_size=2, seed=0),
+        folder=run,
+        settings=GrpoSettings(**{**defaults, **settings}),
+        state=state,
+        health=health,
+        callbacks=callbacks,
+        note=(notes if notes is not None else []).append,
+    )
+
+
+def kept(run: GrpoRun) -> list[int]:
+    """Steps of the checkpoints that are there; each must be whole."""
+    paths = run.folder.all_checkpoints()
+    assert [damage(path) for path in paths] == [None] * len(paths)
+    return [int(path.name.removeprefix("step-")) for path in paths]
+
+
+def steps(run: GrpoRun) -> list[int]:
+    return [record["step"] for record in run.folder.metrics()]
+
+
+def test_a_run_keeps_its_beginning_each_interval_and_its_end(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", total_steps=5)
+    assert train_grpo(run) == "completed"
+    assert kept(run) == [0, 2, 4, 5]
+    assert steps(run) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("budget", "done"),
+    [
+        (Budget(steps=3), 3),
+        (Budget(cpu_s=1e-9), 0),
+        (Budget(wall_s=1e-9), 0),
+        (Budget(tool_calls=24), 2),  # 2 tasks x 3 attempts x 2 calls a step: met as the second step ends
+        (Budget(tool_calls=25), 2),  # exceeded by the third step, which leaves no trace
+        (Budget(cost_usd=0.3, usd_per_call={"fmp": 0.01, "fmp.get_quote": 0.02}), 1),  # 0.24 USD a step
+    ],
+)
+def test_a_cap_that_is_reached_ends_the_run_with_a_checkpoint(
+    budget: Budget, done: int, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path / "run", budget=budget, save_every=100)
+    reason = train_grpo(run)
+    assert reason.startswith("budget.")
+    assert reason.endswith(" is spent")
+    assert steps(run) == list(range(1, done + 1))
+    assert kept(run)[-1] == done
+    assert run.state.spent.tool_calls <= (budget.tool_calls or 10**9) + 1
+
+
+def test_a_run_that_spent_its_budget_goes_on_with_a_larger_one_to_the_same_weights(tmp_path: Path) -> None:
+    whole = a_run(tmp_path / "whole")
+    train_grpo(whole)
+    train_grpo(a_run(tmp_path / "broken", budget=Budget(steps=3)))
+    again = a_run(tmp_path / "broken", resume=True, budget=Budget(steps=3))
+    assert train_grpo(again) == "budget.steps 3 is spent", "what was spent before the resume counts"
+    resumed = a_run(tmp_path / "broken", resume=True, budget=Budget(steps=100))
+    assert train_grpo(resumed) == "completed"
+    ours, theirs = (load_file(run.folder.checkpoint_dir(6) / "model.safetensors") for run in (resumed, whole))
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+def test_old_checkpoints_go_but_the_best_and_the_last_seen_healthy_stay(tmp_path: Path) -> None:
+    actor = ScriptedActor(successes=[0.1, 0.9, 0.3, 0.3, 0.2, 0.1])
+    run = a_run(tmp_path / "run", actor=actor, save_every=1, keep_checkpoints=2, eval_every=1)
+    train_grpo(run)
+    assert run.state.best_step == 2
+    assert kept(run) == [2, 5, 6]
+
+
+def test_a_run_ends_when_evaluations_no_longer_improve(tmp_path: Path) -> None:
+    actor = ScriptedActor(successes=[0.1, 0.4, 0.4, 0.3, 0.9, 0.9])
+    run = a_run(tmp_path / "run", actor=actor, eval_every=1, patience=2)
+    assert train_grpo(run) == "no better evaluation in 2 (training.patience)"
+    assert steps(run) == [1, 2, 3, 4]
+    assert run.state.best_step == 2
+    assert {2, 4} <= set(kept(run))
+    again = a_run(tmp_path / "run", actor=actor, resume=True, eval_every=1, patience=2)
+    assert train_grpo(again).startswith("no better evaluation")
+
+
+def test_uniform_groups_give_way_to_fresh_tasks_for_so_many_rounds(tmp_path: Path) -> None:
+    dull = {"task-0", "task-1", "task-2", "task-3", "task-4"}
+
+    def reward(task: str, _step: int, attempt: int) -> float:
+        return 1.0 if task in dull else float(attempt % 2)
+
+    runs: list[list[list[str]]] = []
+    for name in ("first", "again"):
+        actor = ScriptedActor(reward=reward)
+        run = a_run(tmp_path / name, actor=actor, total_steps=4, resample_rounds=2)
+        train_grpo(run)
+        runs.append(actor.asked)
+        rounds = iter(actor.asked)
+        for record in run.folder.metrics():
+            seen: list[str] = []
+            asked, resampled = next(rounds), 0
+            missing = 2
+            for round_ in range(3):
+                assert len(asked) == missing
+                seen += asked
+                missing = sum(task in dull for task in asked)
+                if round_ == 2 or not missing:
+                    break
+                resampled += missing
+                asked = next(rounds)
+            assert len(set(seen)) == len(seen), "a task is attempted once a step"
+            assert record["resampled_groups"] == resampled
+            assert record["episodes"] == 6
+            assert record["uniform_groups"] == missing
+        assert next(rounds, None) is None
+    assert runs[0] == runs[1]
+
+
+class Stopper:
+    """A user's callback."""
+
+    def __init__(self) -> None:
+        self.seen: list[StepReport] = []
+
+    def on_step(self, report: StepReport) -> None:
+        self.seen.append(report)
+        report.metrics["mine"] = 7.0
+
+    def should_stop(self) -> str | None:
+        return "I have seen enough" if len(self.seen) == 3 else None
+
+
+def test_a_users_callback_sees_steps_adds_to_the_record_and_ends_the_run(tmp_path: Path) -> None:
+    stopper = Stopper()
+    run = a_run(tmp_path / "run", callbacks=[stopper])
+    assert train_grpo(run) == "I have seen enough"
+    assert [len(report.trajectories) for report in stopper.seen] == [6, 6, 6]
+    assert [record["mine"] for record in run.folder.metrics()] == [7.0] * 3
+    assert kept(run)[-1] == 3
+
+
+def test_a_collapse_stops_the_run_and_the_last_good_weights_stay(tmp_path: Path) -> None:
+    def reward(_task: str, step: int, attempt: int) -> float:
+        return float(attempt % 2) if step <= 3 else 0.0
+
+    health = PPOHealthCallback(HealthSettings(warn={}, stop={"success_fall": 0.1}, patience=2))
+    run = a_run(
+        tmp_path / "run",
+        actor=ScriptedActor(reward=reward),
+        health=health,
+        save_every=1,
+        keep_checkpoints=1,
+        total_steps=50,
+    )
+    reason = train_grpo(run)
+    assert reason.startswith("health: success is lost")
+    assert steps(run) == [1, 2, 3, 4, 5]
+    # Step 3 sampled with the weights of step 2 and did well; those of step 3 gave the first bad episodes.
+    assert run.state.good_step == 2
+    assert kept(run) == [2, 5]
+
+
+def interrupting(run: GrpoRun, at: int) -> Callable[[], None]:
+    """Ctrl-C, once, when the run is in step `at`."""
+    sent: list[int] = []
+
+    def interrupt() -> None:
+        if run.state.step + 1 == at and not sent:
+            sent.append(at)
+            signal.raise_signal(signal.SIGINT)
+
+    return interrupt
+
+
+def test_ctrl_c_while_episodes_run_leaves_the_steps_before_it(tmp_path: Path) -> None:
+    actor = ScriptedActor()
+    run = a_run(tmp_path / "run", actor=actor, save_every=100)
+    actor.before_episode = interrupting(run, 3)
+    with pytest.raises(KeyboardInterrupt):
+        train_grpo(run)
+    assert (steps(run), kept(run)) == ([1, 2], [0, 2])
+
+
+def test_ctrl_c_during_an_update_finishes_the_step_first(tmp_path: Path) -> None:
+    actor, notes = ScriptedActor(), list[str]()
+    run = a_run(tmp_path / "run", actor=actor, save_every=100, notes=notes)
+    actor.before_sync = interrupting(run, 3)
+    with pytest.raises(KeyboardInterrupt):
+        train_grpo(run)
+    assert (steps(run), kept(run)) == ([1, 2, 3], [0, 3])
+    assert any("finishing step 3 of 6" in note for note in notes)
+    whole, resumed = a_run(tmp_path / "whole"), a_run(tmp_path / "run", resume=True)
+    train_grpo(whole)
+    train_grpo(resumed)
+    ours, theirs = (r.folder.checkpoint_dir(6) / "model.safetensors" for r in (resumed, whole))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_ctrl_c_twice_drops_the_step_and_its_half_made_weights(tmp_path: Path) -> None:
+    actor = ScriptedActor()
+    run = a_run(tmp_path / "run", actor=actor, save_every=2)
+
+    def twice() -> None:
+        if run.state.step == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    actor.before_sync = twice
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train_grpo(run)
+    assert kept(run) == [0, 2]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_name_of_the_last_good_one(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    train_grpo(run)
+    latest = run.folder.checkpoint_dir(6)
+    weights = latest / "model.safetensors"
+    whole = weights.read_bytes()
+    for broken in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
+        weights.write_bytes(broken)
+        with pytest.raises(UserError, match=r"model.safetensors is not what was written") as caught:
+            last_good_checkpoint(run.folder)
+        assert "the last good one is step-000004" in (caught.value.remedy or "")
+    weights.unlink()
+    with pytest.raises(UserError, match=r"it lacks model.safetensors"):
+        last_good_checkpoint(run.folder)
+    weights.write_bytes(whole)
+    assert last_good_checkpoint(run.folder) == latest
+    (latest / "model-00002.safetensors").write_bytes(whole)
+    with pytest.raises(UserError, match=r"model-00002.safetensors was added"):
+        last_good_checkpoint(run.folder)
+    (latest / "sha256.json").unlink()
+    with pytest.raises(UserError, match=r"it lacks sha256.json"):
+        last_good_checkpoint(run.folder)

@@ -1,0 +1,169 @@
+"""Measures of health, and the limits that warn or end a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.config.watching import HealthLimits
+from mcpagent.core.tools import ToolCall
+from mcpagent.core.trajectory import RewardTerm, Trajectory
+from mcpagent.train.callbacks import StepReport
+from mcpagent.train.health import MEASURES, HealthSettings, PPOHealthCallback, episode_measures
+from tests.train.world import trajectory
+
+HEALTHY = {
+    "kl": 0.1,
+    "approx_kl": 0.01,
+    "clip_fraction": 0.05,
+    "entropy": 0.5,
+    "grad_norm": 0.2,
+    "logprob_drift_max": 1e-4,
+    "uniform_share": 0.2,
+    "success_rate": 0.5,
+    "calls_mean": 2.0,
+    "loop_share": 0.05,
+    "tokens_mean": 40.0,
+}
+
+
+def settings(**stop: float) -> HealthSettings:
+    """The limits that ship, or those of `stop` alone."""
+    health = TrainConfig().health
+    return HealthSettings(
+        warn=health.warn.model_dump(exclude_none=True),
+        stop=stop or health.stop.model_dump(exclude_none=True),
+        patience=health.patience,
+    )
+
+
+def after(*records: dict[str, Any], limits: HealthSettings | None = None) -> tuple[str | None, list[str]]:
+    """Why a run with these steps stops, and what it was warned of."""
+    notes: list[str] = []
+    callback = PPOHealthCallback(limits or settings(), note=notes.append)
+    for step, record in enumerate(records, 1):
+        callback.on_step(StepReport(step=step, metrics={"step": step, **record}, trajectories=()))
+    return callback.should_stop(), notes
+
+
+def calling(name: str, *calls: dict[str, Any], success: float | None = 1.0) -> Trajectory:
+    """An episode that makes these calls (to one tool, with these arguments) in one turn."""
+    made = trajectory(name, 0, success)
+    tool_calls = tuple(
+        ToolCall(id=str(i), server="fmp", tool="get_quote", arguments=arguments)
+        for i, arguments in enumerate(calls)
+    )
+    terms = (*made.reward_terms, RewardTerm(name="penalty", value=0.1 * len(calls)))
+    return made.model_copy(
+        update={
+            "turns": (made.turns[0].model_copy(update={"tool_calls": tool_calls}),),
+            "reward_terms": terms,
+        }
+    )
+
+
+def test_every_limit_of_the_configuration_is_measured_and_every_measure_has_one() -> None:
+    assert set(HealthLimits.model_fields) == set(MEASURES)
+
+
+def test_a_healthy_run_is_neither_warned_nor_stopped() -> None:
+    assert after(*[HEALTHY] * 20) == (None, [])
+
+
+def test_growth_as_in_a_run_that_learns_is_healthy() -> None:
+    # Over 24 steps: entropy and length change by the factors that the quickstart's do, success doubles.
+    steps = [
+        {**HEALTHY, "success_rate": 0.3 + i / 40, "entropy": 0.12 - i / 400, "tokens_mean": 21 + i * 0.8}
+        for i in range(24)
+    ]
+    assert after(*steps) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"calls_mean": 0.05}, "tools are abandoned"),
+        ({"success_rate": 0.0}, "success is lost"),
+        ({"kl": 50.0}, "far from the reference"),
+        ({"approx_kl": 4.0}, "far from what sampled"),
+        ({"entropy": 30.0}, "dissolves into noise"),
+        ({"loop_share": 0.95}, "the same call is repeated"),
+        ({"kl": float("nan")}, "far from the reference"),
+    ],
+)
+def test_a_collapse_stops_the_run_with_its_reason_after_the_patience(
+    change: dict[str, float], words: str
+) -> None:
+    sick = {**HEALTHY, **change}
+    reason, notes = after(HEALTHY, sick, sick)
+    assert reason is None
+    assert len(notes) == 1
+    assert words in notes[0]
+    reason, notes = after(HEALTHY, sick, sick, sick)
+    assert reason is not None
+    assert words in reason and "3 steps in a row" in reason
+    assert len(notes) == 1, "a warning is given once"
+
+
+def test_a_run_that_recovers_goes_on_and_is_warned_again_the_next_time() -> None:
+    sick = {**HEALTHY, "calls_mean": 0.05}
+    reason, notes = after(HEALTHY, sick, sick, HEALTHY, sick, sick)
+    assert reason is None
+    assert len(notes) == 2
+
+
+def test_a_fall_is_measured_from_the_highest_level_and_not_from_one_lucky_step() -> None:
+    rates = [0.2, 0.2, 0.9, 0.2, 0.2, 0.2]
+    # The highest mean of three steps in a row is (0.2 + 0.9 + 0.2) / 3 = 0.433; 0.2 is 0.46 of it.
+    limits = settings(success_fall=0.45)
+    assert after(*[{**HEALTHY, "success_rate": r} for r in rates], limits=limits)[0] is None
+    limits = settings(success_fall=0.47)
+    assert after(*[{**HEALTHY, "success_rate": r} for r in [*rates, 0.2]], limits=limits)[0] is not None
+
+
+def test_what_was_never_there_cannot_be_lost() -> None:
+    silent = {**HEALTHY, "calls_mean": 0.01, "success_rate": 0.01}
+    nothing = {**HEALTHY, "calls_mean": 0.0, "success_rate": 0.0}
+    assert after(silent, *[nothing] * 6)[0] is None
+
+
+def test_a_resumed_run_remembers_by_its_records() -> None:
+    sick = {**HEALTHY, "calls_mean": 0.05}
+    whole = PPOHealthCallback(settings())
+    for step, record in enumerate([HEALTHY, sick, sick, sick], 1):
+        whole.on_step(StepReport(step=step, metrics={"step": step, **record}, trajectories=()))
+    notes: list[str] = []
+    resumed = PPOHealthCallback(settings(), note=notes.append)
+    resumed.replay([{"step": 1, **HEALTHY}, {"step": 2, **sick}, {"step": 3, **sick}])
+    assert (resumed.should_stop(), resumed.is_well, notes) == (None, False, [])
+    resumed.on_step(StepReport(step=4, metrics={"step": 4, **sick}, trajectories=()))
+    assert resumed.should_stop() == whole.should_stop() is not None
+    assert notes == [], "it was warned of before"
+
+
+def test_calls_loops_lengths_and_reward_terms_are_counted() -> None:
+    same, other = {"symbol": "A"}, {"symbol": "B"}
+    episodes = [
+        calling("a", same, same, same),
+        calling("b", same, other, same),
+        calling("c", success=0.0),
+        trajectory("d", 0, None),  # unscored: in no measure
+    ]
+    measures = episode_measures(episodes)
+    assert measures["calls_mean"] == 2.0
+    assert measures["calls_max"] == 3
+    assert measures["silent_share"] == pytest.approx(1 / 3)
+    assert measures["loop_share"] == pytest.approx(1 / 3)
+    assert measures["tokens_mean"] == 2.0
+    assert measures["reward_success"] == pytest.approx(2 / 3)
+    assert measures["reward_penalty"] == pytest.approx(0.2)
+    # Penalties 0.3, 0.3, 0 with successes 1, 1, 0: exactly along each other.
+    assert measures["corr_penalty"] == pytest.approx(1.0)
+
+
+def test_a_constant_term_has_no_correlation_rather_than_zero() -> None:
+    measures = episode_measures([calling("a", {}), calling("b", {})])
+    assert measures["corr_penalty"] is None
+    assert episode_measures([trajectory("d", 0, None)]) == {}
