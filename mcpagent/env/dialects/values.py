@@ -32,8 +32,6 @@ def text_of(value: Any) -> str:
 
 
 def _typed(text: str, types: frozenset[str]) -> Any:
-    if types == {"string"}:
-        return text
     value = _read(text)
     if _type_of(value) & types or not types:
         return value
