@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
+from mcpagent.tools.catalog import SchemaCheck
 from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
 
 
@@ -16,7 +17,8 @@ class CallCache:
 
     The same quote occurs in many plans, and one execution of it is evidence for all of them. A call is
     answered from the cache only while its server has seen nothing but read-only calls in that session;
-    everything after a change is executed.
+    everything after a change is executed. Each `generation` of sessions has a cache of its own: a replay
+    in another generation is not answered by what it is to be compared with.
     """
 
     def __init__(self, provider: ToolProvider) -> None:
@@ -25,16 +27,29 @@ class CallCache:
             (t.server, t.name): t for t in provider.tools.values()
         }
         self._answers: dict[str, ToolResult] = {}
+        self._checks: dict[tuple[str, str], SchemaCheck] = {}
         self.executed = 0  # calls that reached a server
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[SynthSession]:
+    async def session(self, *, generation: int = 0) -> AsyncIterator[SynthSession]:
         """A session of its own: stateful servers are as they were at the start."""
         inner = self._provider.session()
         try:
-            yield SynthSession(self, inner)
+            yield SynthSession(self, inner, generation)
         finally:
             await inner.close()
+
+    @property
+    def specs(self) -> Collection[ToolSpec]:
+        """The catalog, in its order."""
+        return self._specs.values()
+
+    def argument_fault(self, server: str, tool: str, arguments: JsonObject) -> str | None:
+        """Where and why `arguments` break the input schema of a tool of the catalog; None when they hold."""
+        place = (server, tool)
+        if place not in self._checks:
+            self._checks[place] = SchemaCheck(self._specs[place].input_schema)
+        return self._checks[place].fault(arguments)
 
     def spec(self, server: str, tool: str) -> ToolSpec | None:
         """The tool in the catalog, None when there is none."""
@@ -49,9 +64,10 @@ class CallCache:
 class SynthSession:
     """The calls of one plan."""
 
-    def __init__(self, cache: CallCache, inner: ToolSession) -> None:
+    def __init__(self, cache: CallCache, inner: ToolSession, generation: int) -> None:
         self._cache = cache
         self._inner = inner
+        self._generation = generation
         self._changed: set[str] = set()
         self._count = 0
 
@@ -62,7 +78,7 @@ class SynthSession:
         is_read = self._cache.is_read_only(server, tool)
         if not is_read:
             self._changed.add(server)
-        key = json.dumps([server, tool, arguments], sort_keys=True)
+        key = json.dumps([self._generation, server, tool, arguments], sort_keys=True)
         is_cacheable = is_read and server not in self._changed
         known = self._cache._answers.get(key) if is_cacheable else None
         if known is not None:

@@ -67,8 +67,10 @@ def count_tasks(tasks: Iterable[Task]) -> DatasetCounts:
 
 
 def task_class(task: Task) -> str:
-    """What kind of behaviour the task asks for; the first that applies."""
+    """What kind of behaviour the task asks for: as it says itself, else the first that applies."""
     truth = task.truth
+    if "class" in task.extra_info:
+        return str(task.extra_info["class"])
     if truth.abstain:
         return "abstain"
     if truth.user_turns:

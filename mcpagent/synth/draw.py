@@ -25,11 +25,14 @@ class Candidate:
 
     @cached_property
     def key(self) -> str:
-        """Equal for tasks that ask for the same calls; the wording does not make a task distinct."""
-        calls = fill([step.model_dump(mode="json") for step in self.template.plan], self.slots)
+        """Equal for tasks that ask for the same calls; the wording does not make a task distinct. That a
+        template states a class does: the same calls after a failure, or withheld, are another task."""
+        calls = fill(self.template.plan_json, self.slots)
         subject: JsonObject = (
             {"calls": calls} if calls else {"template": self.template.name, "slots": self.slots}
         )
+        if self.template.kind in ("missing_function", "error_recovery"):
+            subject["class"] = self.template.kind
         return json.dumps(subject, sort_keys=True, ensure_ascii=False, default=str)
 
 
@@ -63,4 +66,5 @@ class Draw:
             # Two slots of one pool never get the same entity: a channel is not posted to itself.
             slots.update(zip(names, rng.sample(self._entities[pool], len(names)), strict=True))
         ordered = {slot: slots[slot] for slot in template.slots}
+        ordered |= {name: rule.value(str(slots[rule.of])) for name, rule in template.derived.items()}
         return Candidate(template, ordered, rng.randrange(len(template.prompts)))

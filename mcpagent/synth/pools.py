@@ -40,10 +40,11 @@ class SplitShares:
 
 @dataclass(frozen=True)
 class Entity:
-    """A value for a slot, and the key that decides its split."""
+    """A value for a slot, and the key that decides its split; `is_shared` are those that every split has."""
 
     value: Any
     split_key: Any
+    is_shared: bool = False
 
 
 async def list_entities(templates: TemplateSet, cache: CallCache) -> dict[str, list[Entity]]:
@@ -58,11 +59,13 @@ async def list_entities(templates: TemplateSet, cache: CallCache) -> dict[str, l
 def split_entities(
     entities: Mapping[str, Sequence[Entity]], *, shares: SplitShares, seed: int
 ) -> dict[str, dict[str, list[Any]]]:
-    """`result[split][pool]`: every value in exactly one split."""
+    """`result[split][pool]`: every entity in exactly one split, stated values in each."""
     result: dict[str, dict[str, list[Any]]] = {split: {pool: [] for pool in entities} for split in SPLITS}
     for pool, members in entities.items():
         for entity in members:
-            result[shares.split_of(entity.split_key, seed=seed)][pool].append(entity.value)
+            split = shares.split_of(entity.split_key, seed=seed)
+            for name in SPLITS if entity.is_shared else (split,):
+                result[name][pool].append(entity.value)
     return result
 
 
@@ -72,7 +75,9 @@ async def _list_pool(
     if name in found:
         return found[name]
     pool = pools[name]
-    if pool.keys_of is not None:
+    if pool.values is not None:
+        members = [Entity(value, value, is_shared=True) for value in pool.values]
+    elif pool.keys_of is not None:
         keys = [entity.split_key for entity in await _list_pool(pool.keys_of, pools, cache, found)]
         members = [Entity(key, key) for key in dict.fromkeys(keys)]
     else:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from random import Random
 from typing import Any
 
-from mcpagent.core.placeholders import format_value, resolve
+from mcpagent.core.placeholders import format_value, references, resolve
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec, catalog_hash
 from mcpagent.synth.draw import Candidate
-from mcpagent.synth.templates import fill
+from mcpagent.synth.templates import Template, fill
 
 DATA_SOURCE = "synthetic/rules"
 GENERATOR = "rules"
@@ -36,13 +36,17 @@ class Offer:
     def catalog_hash(self) -> str:
         return catalog_hash(self.catalog.values())
 
-    def tools_for(self, plan_tools: set[str], *, seed: int) -> dict[str, ToolSpec]:
-        """By the name that the model sees, in catalog order. `plan_tools` are `server.tool` names."""
+    def tools_for(
+        self, plan_tools: set[str], *, seed: int, withheld: Collection[str] = ()
+    ) -> dict[str, ToolSpec]:
+        """By the name that the model sees, in catalog order. `plan_tools` and `withheld`, which are never
+        offered, are `server.tool` names."""
+        catalog = {name: tool for name, tool in self.catalog.items() if tool.dotted not in withheld}
         if self.distractors is None:
-            return dict(self.catalog)
-        others = [name for name, tool in self.catalog.items() if tool.dotted not in plan_tools]
+            return catalog
+        others = [name for name, tool in catalog.items() if tool.dotted not in plan_tools]
         chosen = set(Random(seed).sample(others, min(self.distractors, len(others))))
-        return {n: t for n, t in self.catalog.items() if n in chosen or t.dotted in plan_tools}
+        return {n: t for n, t in catalog.items() if n in chosen or t.dotted in plan_tools}
 
 
 def system_message(tools: Mapping[str, ToolSpec]) -> str:
@@ -56,7 +60,7 @@ def draft_task(candidate: Candidate, *, offer: Offer, split: str, seed: int) -> 
     template, slots = candidate.template, candidate.slots
     digest = blake2b(candidate.key.encode(), digest_size=6).hexdigest()
     # Only what the template sets goes into the record: defaults are the reader's business.
-    stated = fill(template.model_dump(mode="json", exclude_unset=True), slots)
+    stated = fill(template.stated, slots)
     plan = [{"step": n, **step} for n, step in enumerate(stated.get("plan", ()), start=1)]
     tools = offer.tools_for(_tools_of(plan), seed=derive_seed(seed, "offer", candidate.key))
     truth: JsonObject = {
@@ -86,11 +90,18 @@ def draft_task(candidate: Candidate, *, offer: Offer, split: str, seed: int) -> 
             "split": split,
             "seed": seed,
             "catalog_hash": offer.catalog_hash,
+            **_class_info(template, slots),
         },
     )
 
 
-def settle(task: Task, results: Mapping[str, Any], *, verdicts: JsonObject) -> Task:
+def answer_sources(draft: Task) -> tuple[int, ...]:
+    """The steps whose results the final answer of an unsettled record is made from."""
+    check = draft.truth.final_answer
+    return tuple(sorted(references(check.value))) if check is not None else ()
+
+
+def settle(task: Task, results: Mapping[str, Any]) -> Task:
     """The record with every reference in its checks replaced by what the plan really found. The plan keeps
     its references: they are how one call depends on another. Raises PlaceholderError."""
     truth = task.truth.model_dump(exclude_unset=True)
@@ -101,12 +112,28 @@ def settle(task: Task, results: Mapping[str, Any], *, verdicts: JsonObject) -> T
     for step in truth["tool_sequence"]:
         if "match" in step:
             step["match"] = resolve(step["match"], results)
-    return task.model_copy(
-        update={
-            "reward_spec": RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
-            "extra_info": {**task.extra_info, "verdicts": verdicts},
-        }
-    )
+    reward_spec = RewardSpec(ground_truth=GroundTruth.model_validate(truth))
+    return task.model_copy(update={"reward_spec": reward_spec})
+
+
+def with_verdicts(task: Task, verdicts: JsonObject, *, sources: Sequence[int]) -> Task:
+    """The record with what was shown of it. One of a template without a class says only what it always said:
+    the documented results of the embedded model were trained on those very bytes."""
+    if "class" in task.extra_info:
+        shown: JsonObject = {"answer_from": list(sources), "verdicts": verdicts}
+    else:
+        shown = {"verdicts": {name: verdicts[name] for name in ("executed_steps", "gold_reward")}}
+    return task.model_copy(update={"extra_info": {**task.extra_info, **shown}})
+
+
+def _class_info(template: Template, slots: Mapping[str, Any]) -> JsonObject:
+    """Only for templates that state a class."""
+    if template.kind is None:
+        return {}
+    info: JsonObject = {"class": template.kind}
+    if template.fails is not None:
+        info["fails"] = fill(template.fails.model_dump(mode="json"), slots)
+    return info
 
 
 def _last_tool(plan: list[JsonObject]) -> JsonObject:

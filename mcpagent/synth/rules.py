@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.synth.calls import CallCache
 from mcpagent.synth.draw import Candidate, Draw
-from mcpagent.synth.ground import RejectCode, Rejection, ground
+from mcpagent.synth.ground import ground
+from mcpagent.synth.missing import without_tools
 from mcpagent.synth.pools import SPLITS, SplitShares, list_entities, split_entities
 from mcpagent.synth.record import Offer, draft_task
+from mcpagent.synth.stages import GENERATION_STAGES, RejectCode, Rejection, RejectLog, yield_table
 from mcpagent.synth.templates import TemplateSet
 from mcpagent.tools.contract import ToolProvider
 
 _BATCH = 32  # candidates executed at once; fixed, since it takes part in what is kept
 _MAX_FRUITLESS = 2000  # candidates in a row that gave no task, after which there is none left to find
-_EXAMPLES_KEPT = 3
 
 Progress = Callable[[str, int, int], None]  # split, tasks kept so far, tasks asked for
 
@@ -27,14 +28,25 @@ Progress = Callable[[str, int, int], None]  # split, tasks kept so far, tasks as
 @dataclass(frozen=True, kw_only=True)
 class GeneratedData:
     """`tasks` by split; `rejects` counts the candidates that did not become tasks, `examples` says for each
-    code what happened in the first of them."""
+    code what happened in the first of them. `candidates` is how many were drawn, `surplus` how many of them
+    were shown to be good after there were enough."""
 
     tasks: Mapping[str, tuple[Task, ...]]
     rejects: Mapping[RejectCode, int]
     examples: Mapping[RejectCode, tuple[str, ...]]
+    candidates: int
+    surplus: int
     entities: Mapping[str, Mapping[str, int]]  # split -> pool -> number of entities
     catalog_hash: str
     executed_calls: int
+
+    @property
+    def stages(self) -> list[JsonObject]:
+        """The yield: what went into each stage and what came out, the last line being what is written."""
+        rows = yield_table(self.candidates, self.rejects, GENERATION_STAGES)
+        proven = self.candidates - sum(self.rejects.values())
+        rows.append({"name": "wanted", "in": proven, "out": proven - self.surplus, "rejects": {}})
+        return rows
 
 
 async def generate_dataset(
@@ -52,23 +64,25 @@ async def generate_dataset(
     An entity occurs in one split only, and so does every task. `distractors` None offers the whole catalog
     with each task. Raises UserError when the templates cannot give that many tasks.
     """
-    _check_counts(counts)
+    check_counts(counts)
     cache = CallCache(pool)
     entities = split_entities(await list_entities(templates, cache), shares=shares, seed=seed)
     offer = Offer(catalog=pool.tools, distractors=distractors)
-    log = _RejectLog()
-    seen: set[str] = set()
+    tally = _Tally()
+    turn = asyncio.Lock()
     tasks: dict[str, tuple[Task, ...]] = {}
     for split in SPLITS:
         if not counts.get(split):
             continue
         draw = Draw(templates.templates, entities[split], split=split, seed=seed)
-        source = _SplitSource(draw=draw, offer=offer, split=split, seed=seed, seen=seen)
-        tasks[split] = await _fill(source, counts[split], cache, log, on_progress)
+        source = _SplitSource(draw=draw, offer=offer, split=split, seed=seed, seen=tally.seen, turn=turn)
+        tasks[split] = await _fill(source, counts[split], cache, tally, on_progress)
     return GeneratedData(
         tasks=tasks,
-        rejects=dict(sorted(log.counts.items())),
-        examples={code: tuple(texts) for code, texts in sorted(log.examples.items())},
+        rejects=dict(sorted(tally.log.counts.items())),
+        examples={code: tuple(texts) for code, texts in sorted(tally.log.examples.items())},
+        candidates=tally.candidates,
+        surplus=tally.surplus,
         entities={
             split: {p: len(values) for p, values in pools.items()} for split, pools in entities.items()
         },
@@ -77,19 +91,29 @@ async def generate_dataset(
     )
 
 
+class _Tally:
+    """The account of a run: `seen` holds the keys tried in any split."""
+
+    def __init__(self) -> None:
+        self.log = RejectLog()
+        self.seen: set[str] = set()
+        self.candidates = 0
+        self.surplus = 0
+
+
 @dataclass(kw_only=True)
 class _SplitSource:
-    """Drafts of one split in the order of their index. `seen` holds the keys tried in any split."""
+    """Drafts of one split in the order of their index."""
 
     draw: Draw
     offer: Offer
     split: str
     seed: int
     seen: set[str]
+    turn: asyncio.Lock
     index: int = 0
 
     def next(self) -> Candidate | None:
-        """The next candidate; None when its calls were tried before."""
         candidate = self.draw(self.index)
         self.index += 1
         if candidate.key in self.seen:
@@ -97,53 +121,47 @@ class _SplitSource:
         self.seen.add(candidate.key)
         return candidate
 
-    def draft(self, candidate: Candidate) -> Task:
-        return draft_task(candidate, offer=self.offer, split=self.split, seed=self.seed)
-
-
-class _RejectLog:
-    def __init__(self) -> None:
-        self.counts: Counter[RejectCode] = Counter()
-        self.examples: dict[RejectCode, list[str]] = {}
-
-    def add(self, rejection: Rejection) -> None:
-        self.counts[rejection.code] += 1
-        texts = self.examples.setdefault(rejection.code, [])
-        if len(texts) < _EXAMPLES_KEPT:
-            texts.append(rejection.detail)
+    async def make(self, candidate: Candidate, cache: CallCache) -> Task | Rejection:
+        draft = draft_task(candidate, offer=self.offer, split=self.split, seed=self.seed)
+        outcome = await ground_in_turn(draft, cache, self.turn)
+        if isinstance(outcome, Task) and candidate.template.withhold:
+            outcome = await without_tools(outcome, candidate, offer=self.offer, cache=cache)
+        if isinstance(outcome, Rejection):
+            return replace(outcome, detail=f"{candidate.template.name}: {outcome.detail}")
+        return outcome
 
 
 async def _fill(
-    source: _SplitSource, count: int, cache: CallCache, log: _RejectLog, on_progress: Progress | None
+    source: _SplitSource, count: int, cache: CallCache, tally: _Tally, on_progress: Progress | None
 ) -> tuple[Task, ...]:
     kept: list[Task] = []
     fruitless = 0
-    turn = asyncio.Lock()
     while len(kept) < count:
         batch: list[Candidate] = []
         while len(batch) < _BATCH and fruitless < _MAX_FRUITLESS:
             candidate = source.next()
+            tally.candidates += 1
             if candidate is None:
                 fruitless += 1
-                log.counts[RejectCode.DUPLICATE] += 1
+                tally.log.counts[RejectCode.DUPLICATE] += 1
             else:
                 batch.append(candidate)
-        outcomes = await asyncio.gather(*(_ground(source.draft(c), cache, turn) for c in batch))
-        for candidate, outcome in zip(batch, outcomes, strict=True):
+        for outcome in await asyncio.gather(*(source.make(c, cache) for c in batch)):
             if isinstance(outcome, Task):
                 kept.append(outcome)
                 fruitless = 0
             else:
                 fruitless += 1
-                log.add(Rejection(outcome.code, f"{candidate.template.name}: {outcome.detail}"))
+                tally.log.add(outcome)
         if fruitless >= _MAX_FRUITLESS and len(kept) < count:
-            raise _exhausted(source.split, len(kept), count, log)
+            raise _exhausted(source.split, len(kept), count, tally.log)
         if on_progress is not None:
             on_progress(source.split, min(len(kept), count), count)
+    tally.surplus += len(kept) - count
     return tuple(kept[:count])
 
 
-async def _ground(draft: Task, cache: CallCache, turn: asyncio.Lock) -> Task | Rejection:
+async def ground_in_turn(draft: Task, cache: CallCache, turn: asyncio.Lock) -> Task | Rejection:
     """Plans that change something go one at a time: a user's own server may keep one state for all sessions,
     and then two of them at once would read each other's end state."""
     truth = draft.truth
@@ -153,7 +171,7 @@ async def _ground(draft: Task, cache: CallCache, turn: asyncio.Lock) -> Task | R
         return await ground(draft, cache)
 
 
-def _exhausted(split: str, found: int, count: int, log: _RejectLog) -> UserError:
+def _exhausted(split: str, found: int, count: int, log: RejectLog) -> UserError:
     rejected = ", ".join(f"{code} {n}" for code, n in sorted(log.counts.items()))
     examples = [f"\n  {code}: {texts[0]}" for code, texts in sorted(log.examples.items())]
     return UserError(
@@ -162,7 +180,8 @@ def _exhausted(split: str, found: int, count: int, log: _RejectLog) -> UserError
     )
 
 
-def _check_counts(counts: Mapping[str, int]) -> None:
+def check_counts(counts: Mapping[str, int]) -> None:
+    """Raises UserError for splits that there are not, and for numbers of tasks that cannot be."""
     unknown = sorted(set(counts) - set(SPLITS))
     if unknown:
         raise UserError(f"there is no split {unknown[0]!r}", remedy=f"splits are: {', '.join(SPLITS)}")

@@ -7,11 +7,12 @@ them. In prompts, parameters and checks `{slot}` is an entity and `${step1.price
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -54,19 +55,21 @@ class SplitKey(Record):
 
 
 class Pool(Record):
-    """Entities of one kind. `keys_of` takes the split keys of another pool as values. Without `split_key`
-    an entity decides its split itself."""
+    """Entities of one kind. `keys_of` takes the split keys of another pool as values, `values` states them:
+    they are no entities, so every split has them all. Without `split_key` an entity decides its split itself.
+    """
 
     list: Listing | None = None
     keys_of: str | None = None
+    values: tuple[Any, ...] | None = None
     split_key: SplitKey | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.list is None) == (self.keys_of is None):
-            raise ValueError("a pool takes its values from exactly one of `list` and `keys_of`")
-        if self.keys_of is not None and self.split_key is not None:
-            raise ValueError("values of `keys_of` decide their split themselves; drop `split_key`")
+        if sum(source is not None for source in (self.list, self.keys_of, self.values)) != 1:
+            raise ValueError("a pool takes its values from exactly one of `list`, `keys_of` and `values`")
+        if self.list is None and self.split_key is not None:
+            raise ValueError("only a `list` has a `split_key`: other values decide their split themselves")
         return self
 
 
@@ -82,9 +85,37 @@ class TemplateStep(Record):
     match: dict[str, JsonObject] = Field(default_factory=dict)
 
 
+TaskClass = Literal[
+    "single",
+    "sequential",
+    "parallel",
+    "missing_parameter",  # the question lacks what a call needs: ask for it
+    "missing_function",  # no offered tool can do it: say so
+    "irrelevance",  # nothing is asked that a tool is for
+    "error_recovery",  # the call that the question invites fails, and there is another way
+    "multi_turn",
+]
+
+
+class Derived(Record):
+    """A slot made from another: `head` are its first `length` characters in capitals, a guess at a ticker."""
+
+    of: str
+    how: Literal["head"] = "head"
+    length: int = Field(default=4, ge=1)
+
+    def value(self, source: str) -> str:
+        return source[: self.length].upper()
+
+
 class Template(Record):
     """One kind of task. `success.must_call_tool` defaults to the tool of the last step, `max_turns` to three
-    more than the plan needs."""
+    more than the plan needs.
+
+    `fails` is a call that the question invites and that has to fail. With `withhold` the plan is grounded as
+    it stands, and then those tools are taken out of the offer: what is left is to say that it cannot be done,
+    in the words of `refusal`.
+    """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     complexity: Complexity
@@ -101,6 +132,27 @@ class Template(Record):
     abstain: bool = False
     max_turns: int | None = Field(default=None, ge=1)
     limits: Limits = Limits()
+    kind: TaskClass | None = Field(default=None, alias="class")
+    derived: dict[str, Derived] = Field(default_factory=dict)
+    fails: PlanCall | None = None
+    withhold: tuple[str, ...] = ()
+    refusal: str = "None of the tools that I have can do that."
+
+    @property
+    def servers(self) -> set[str]:
+        """The servers that a task of this template calls."""
+        calls = [call for step in self.plan for call in (step, *step.alternatives)]
+        return {call.server for call in calls} | set(self.setup) | set(self.state)
+
+    @cached_property
+    def plan_json(self) -> list[JsonObject]:
+        """The plan with its defaults."""
+        return [step.model_dump(mode="json") for step in self.plan]
+
+    @cached_property
+    def stated(self) -> JsonObject:
+        """What the file says, without defaults."""
+        return self.model_dump(mode="json", exclude_unset=True)
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -110,7 +162,13 @@ class Template(Record):
             missing = sorted(set(self.slots) - slots_in([prompt, *self.user_turns]))
             if missing:
                 raise ValueError(f"the prompt {prompt!r} does not name the slots {missing}")
-        unknown = sorted(self._used_slots() - set(self.slots))
+        strange = sorted({d.of for d in self.derived.values()} - set(self.slots))
+        if strange:
+            raise ValueError(f"`derived` is made from {strange}, which are no slots")
+        untold = {f"{step.server}.{step.tool}" for step in self.plan} - set(self.withhold)
+        if self.withhold and len(untold) == len({f"{step.server}.{step.tool}" for step in self.plan}):
+            raise ValueError("`withhold` names no tool of the plan, which could still be carried out")
+        unknown = sorted(self._used_slots() - set(self.slots) - set(self.derived))
         if unknown:
             raise ValueError(f"{unknown} are used but not declared under `slots`")
         self._check_references()
@@ -121,7 +179,7 @@ class Template(Record):
         return self
 
     def _used_slots(self) -> set[str]:
-        parts = {"prompts", "user_turns", "setup", "plan", "state", "reference_answer", "answer"}
+        parts = {"prompts", "user_turns", "setup", "plan", "state", "reference_answer", "answer", "fails"}
         return slots_in(self.model_dump(include=parts))
 
     def _check_references(self) -> None:
@@ -146,6 +204,23 @@ class TemplateSet:
     templates: tuple[Template, ...]
     pools: Mapping[str, Pool]
     sha256: str
+
+    def for_servers(self, names: Collection[str]) -> TemplateSet:
+        """Without the templates that need a server which is not in use. Abstain templates go with the others:
+        alone they ask nothing."""
+        fitting = tuple(t for t in self.templates if self._needs(t) <= set(names))
+        useful = fitting if any(t.plan for t in fitting) else ()
+        return replace(self, templates=useful)
+
+    def _needs(self, template: Template) -> set[str]:
+        """The servers that a template calls, and those that list its entities."""
+        needed = set(template.servers)
+        for name in template.slots.values():
+            pool: Pool | None = self.pools[name]
+            while pool is not None:
+                needed |= {source.server for source in (pool.list, pool.split_key) if source is not None}
+                pool = self.pools[pool.keys_of] if pool.keys_of is not None else None
+        return needed
 
 
 def load_templates(folder: Path) -> TemplateSet:

@@ -21,7 +21,7 @@ CONVERSATION = """\
 name: conversation
 complexity: complex
 prompts: ["Quote {first} and {second}."]
-user_turns: ["Post just the price of {first} to {channel}."]
+user_turns: ["Post just the sum of the two to {channel}."]
 slots: {first: ticker, second: ticker, channel: channel}
 setup:
   slack:
@@ -31,14 +31,14 @@ plan:
   - {server: fmp, tool: fmp_get_quote, params: {symbol: "{second}"}, parallel_group: quotes}
   - server: slack
     tool: send_slack_message
-    params: {channel: "{channel}", message: "${text(step1.price)}"}
+    params: {channel: "{channel}", message: "${text(step1.price + step2.price)}"}
     user_turn: 1
-answer: {type: number, value: "${step1.price}", tolerance: 0.001}
-reference_answer: "Posted ${step1.price}."
+answer: {type: number, value: "${step1.price + step2.price}", tolerance: 0.001}
+reference_answer: "Posted ${step1.price + step2.price}."
 state:
   slack:
     - call: {tool: get_slack_channel_history, arguments: {channel_id: "{channel}", limit: 2}}
-      expect: {"messages[0].text": "${text(step1.price)}", "messages[1].text": "prices, please"}
+      expect: {"messages[0].text": "${text(step1.price + step2.price)}", "messages[1].text": "prices, please"}
 """
 
 

@@ -1,0 +1,116 @@
+"""The gold plan of a task, run for real: in a session of its own, whole or with steps left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from mcpagent.core.placeholders import resolve, result_value
+from mcpagent.core.tasks import PlanStep, StateCall, Task
+from mcpagent.core.tools import ToolCall, ToolResult
+from mcpagent.core.trajectory import RewardTerm, StopReason
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
+from mcpagent.reward.rule import grade, total_reward
+from mcpagent.synth.calls import CallCache, SynthSession
+from mcpagent.synth.stages import RejectCode, Rejected
+
+GoldCalls = tuple[tuple[PlanStep, ToolCall, ToolResult], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldRun:
+    """`results["step1"]` is what references to step 1 see; `state` are the results of the state checks,
+    empty where they were not read."""
+
+    results: dict[str, Any]
+    calls: GoldCalls
+    state: tuple[ToolResult, ...] = ()
+
+    def answers(self, is_read_only: Callable[[str, str], bool]) -> list[Any]:
+        """What a repetition has to give again: everything that references see of what was read. The receipt
+        of a change (an id, a time) may differ."""
+        return [
+            result_value(result) if is_read_only(call.server, call.tool) else "done"
+            for _, call, result in self.calls
+        ]
+
+
+async def run_plan(session: SynthSession, task: Task, *, without: Collection[int] = ()) -> GoldRun:
+    """Set the state up and make the gold calls, those of the steps in `without` apart. Raises Rejected, and
+    PlaceholderError for a reference that does not resolve."""
+    for server, calls in task.truth.setup.items():
+        for call in calls:
+            await ask(session, server, call, RejectCode.SETUP_FAILED)
+    results: dict[str, Any] = {}
+    made: list[tuple[PlanStep, ToolCall, ToolResult]] = []
+    for step in task.truth.tool_sequence:
+        if step.step in without:
+            continue
+        arguments = resolve(step.params, results)
+        result = await session.call(server=step.server, tool=step.tool, arguments=arguments)
+        if result.is_error or result.failure is not None:
+            detail = f"step {step.step}: {step.server}.{step.tool}({arguments}): {result.content[:200]}"
+            raise Rejected(RejectCode.STEP_FAILED, detail)
+        results[f"step{step.step}"] = result_value(result)
+        call = ToolCall(id=result.call_id, server=step.server, tool=step.tool, arguments=arguments)
+        made.append((step, call, result))
+    return GoldRun(results=results, calls=tuple(made))
+
+
+async def read_state(session: SynthSession, task: Task) -> tuple[ToolResult, ...]:
+    """One result for each of `state_checks`, in order. Raises Rejected."""
+    checks = state_checks(task.truth)
+    return tuple([await ask(session, server, c.call, RejectCode.STATE_UNREADABLE) for server, c in checks])
+
+
+async def replay(
+    cache: CallCache, task: Task, *, generation: int = 0, without: Collection[int] = ()
+) -> GoldRun:
+    """The plan and then the end state, in a new session."""
+    async with cache.session(generation=generation) as session:
+        run = await run_plan(session, task, without=without)
+        return GoldRun(results=run.results, calls=run.calls, state=await read_state(session, task))
+
+
+async def ask(session: SynthSession, server: str, call: StateCall, code: RejectCode) -> ToolResult:
+    result = await session.call(server=server, tool=call.tool, arguments=call.arguments)
+    if result.is_error or result.failure is not None:
+        raise Rejected(code, f"{server}.{call.tool}({call.arguments}): {result.content[:200]}")
+    return result
+
+
+def gold_record(
+    task: Task, calls: GoldCalls, *, state_results: tuple[ToolResult, ...], answer: str | None
+) -> EpisodeRecord:
+    """The episode of a policy that makes `calls` one a turn and says `answer` at the end."""
+    turns: list[RecordedTurn] = []
+    for user_turn in range(len(task.truth.user_turns) + 1):
+        for step, call, result in calls:
+            if step.user_turn == user_turn:
+                turns.append(RecordedTurn(user_turn=user_turn, calls=(call,), results=(result,)))
+        turns.append(RecordedTurn(user_turn=user_turn, calls=(), results=()))
+    return EpisodeRecord(
+        turns=tuple(turns), final_answer=answer, stop_reason=StopReason.ANSWERED, state_results=state_results
+    )
+
+
+def score(
+    task: Task,
+    calls: GoldCalls,
+    *,
+    state: tuple[ToolResult, ...],
+    answer: str | None,
+    extra: tuple[RecordedTurn, ...] = (),
+) -> dict[str, float | None]:
+    """The terms of an episode by name, and its `reward`; `extra` are turns before those of the plan."""
+    record = gold_record(task, calls, state_results=state, answer=answer)
+    if extra:
+        record = EpisodeRecord(
+            turns=(*extra, *record.turns),
+            final_answer=answer,
+            stop_reason=record.stop_reason,
+            state_results=state,
+        )
+    terms: tuple[RewardTerm, ...] = grade(task, record)
+    return {**{term.name: term.value for term in terms}, "reward": total_reward(terms)}
