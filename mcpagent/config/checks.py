@@ -26,7 +26,7 @@ def findings(config: TrainConfig, *, for_training: bool = True) -> list[Finding]
 
 
 def _common(config: TrainConfig) -> Iterator[Finding]:
-    rollout, optimization = config.rollout, config.optimization
+    rollout = config.rollout
     limit = rollout.max_context_tokens
     if limit is not None and rollout.max_new_tokens >= limit:
         yield Finding(
@@ -34,24 +34,47 @@ def _common(config: TrainConfig) -> Iterator[Finding]:
             f"rollout.max_new_tokens is {rollout.max_new_tokens}, but rollout.max_context_tokens is {limit}, "
             "which leaves no room for a prompt; lower the first or raise the second",
         )
-    if config.device == "cpu" and config.model.dtype == "float16":
-        yield Finding(
-            ("model.dtype", "device"),
-            "model.dtype is float16, but gradients in float16 underflow and device cpu has no loss scaling; "
-            "use float32 or bfloat16",
-        )
-    if optimization.optimizer == "muon" and config.finetune.mode == "lora":
-        yield Finding(
-            ("optimization.optimizer", "finetune.mode"),
-            "optimization.optimizer is muon, but muon orthogonalises whole weight matrices and "
-            "finetune.mode lora trains none; use adamw, or finetune.mode full",
-        )
-
+    yield from _precision(config)
     if config.tools.cassette is None and config.tools.cassette_mode in ("record", "strict"):
         yield Finding(
             ("tools.cassette_mode", "tools.cassette"),
             f"tools.cassette_mode is {config.tools.cassette_mode}, but tools.cassette names no folder; "
             "set it, or leave the mode out",
+        )
+
+
+def _precision(config: TrainConfig) -> Iterator[Finding]:
+    dtype, mixed, mode = config.model.dtype, config.training.mixed_precision, config.finetune.mode
+    if config.device == "cpu" and (dtype == "float16" or mixed == "fp16"):
+        key = "model.dtype" if dtype == "float16" else "training.mixed_precision"
+        yield Finding(
+            (key, "device"),
+            f"{key} is {dtype if key == 'model.dtype' else mixed}, but device cpu computes float16 slower "
+            "than anything else; use float32 or bfloat16",
+        )
+    elif dtype == "float16" and mode == "full":
+        yield Finding(
+            ("model.dtype", "finetune.mode"),
+            "model.dtype is float16, but finetune.mode is full, and steps and gradients in float16 "
+            "underflow; use model.dtype float32 with training.mixed_precision fp16",
+        )
+    elif dtype == "float16" and mixed != "fp16":
+        yield Finding(
+            ("training.mixed_precision", "model.dtype"),
+            f"training.mixed_precision is {mixed}, but model.dtype is float16, whose gradients underflow "
+            "without loss scaling; set training.mixed_precision to fp16",
+        )
+    if config.optimization.optimizer == "muon" and mode != "full":
+        yield Finding(
+            ("optimization.optimizer", "finetune.mode"),
+            "optimization.optimizer is muon, but muon orthogonalises whole weight matrices and "
+            f"finetune.mode {mode} trains none; use adamw, or finetune.mode full",
+        )
+    if mode == "qlora" and config.rollout.backend == "vllm":
+        yield Finding(
+            ("rollout.backend", "finetune.mode"),
+            "rollout.backend is vllm, but finetune.mode is qlora, and vLLM would sample with the weights "
+            "before they were quantised; use rollout.backend hf, or finetune.mode lora",
         )
 
 
@@ -177,7 +200,7 @@ def idle(config: TrainConfig) -> dict[str, str]:
         for name in ("max_model_len", "gpu_memory_utilization", "enforce_eager", "sleep", "servers"):
             reasons[f"vllm.{name}"] = "rollout.backend is hf"
     if config.finetune.mode == "full":
-        for name in ("r", "alpha", "dropout", "target_modules"):
+        for name in ("r", "alpha", "dropout", "target_modules", "rslora"):
             reasons[f"lora.{name}"] = "finetune.mode is full"
     if config.tools.servers is not None:
         for name in ("builtin", "transport", "limited", "upstream", "sandbox"):

@@ -36,6 +36,16 @@ def _dtype_name(value: Any) -> Any:
     return _DTYPE_NAMES.get(value, value) if isinstance(value, str) else value
 
 
+def _attention_name(value: Any) -> Any:
+    return "flex_attention" if value == "flex" else value
+
+
+def _precision_name(value: Any) -> Any:
+    if value is False:  # YAML reads a bare no as false
+        return "no"
+    return {"bfloat16": "bf16", "float16": "fp16"}.get(value, value) if isinstance(value, str) else value
+
+
 def _target_modules(value: Any) -> Any:
     if value == "all-linear":
         return value
@@ -55,25 +65,31 @@ class ModelConfig(Section):
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype_name)] = (
         "auto"  # auto: float32 on CPU, bfloat16 on an accelerator
     )
-    attn_implementation: str | None = None  # None: what transformers picks
+    # None: what transformers picks, which is sdpa where the model has it. sdpa alone packs shared prompts.
+    attn_implementation: Annotated[
+        Literal["sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"] | None,
+        BeforeValidator(_attention_name),
+    ] = None
+    gradient_checkpointing: bool = False  # true: less memory for activations, a third more computation
     trust_remote_code: bool = False
     tokenizer: str | None = None  # None: the model's own
     pad_token_id: Count | None = None  # None: the tokenizer's
 
 
 class FinetuneConfig(Section):
-    """What is trained: adapters beside frozen weights, or every weight."""
+    """What is trained: adapters beside frozen weights (in 4 bits with qlora, on CUDA), or every weight."""
 
-    mode: Literal["lora", "full"] = "lora"
+    mode: Literal["lora", "qlora", "full"] = "lora"
 
 
 class LoraConfig(Section):
-    """Low-rank adapters; used when `finetune.mode` is lora."""
+    """Low-rank adapters, always in float32; used when `finetune.mode` is lora or qlora."""
 
     r: PositiveInt = 16
     alpha: PositiveFloat = 32.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_target_modules)] = "all-linear"
+    rslora: bool = False  # scale by alpha / sqrt(r) instead of alpha / r
 
 
 class VllmConfig(Section):
@@ -108,6 +124,7 @@ class GrpoConfig(Section):
     kl_coef: NonNegativeFloat = 0.01
     kl_placement: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1 for the reward, k2 or k3 for the loss
+    kl_times_ratio: bool = False  # weigh the KL in the loss by the ratio, which makes k3's gradient unbiased
     target_kl: PositiveFloat | None = None  # nats a token; what adaptive_kl steers to
     adaptive_kl: bool = False
     reference: Literal["frozen", "ema", "none"] = "frozen"  # ema: follows what is trained
@@ -177,6 +194,9 @@ class TrainingConfig(Section):
     dynamic_sampling: Count = 0  # rounds of fresh prompts, at most, in place of groups that are uniform
     warmup_steps: Count = 0  # steps of linear learning-rate warm-up
     micro_batch_tokens: PositiveInt = 8192  # tokens of one forward and backward pass
+    # model.dtype is what weights are held in; this is what the trainer's matrix products compute in, where it
+    # is another. fp16 (for GPUs without bfloat16) also scales the loss.
+    mixed_precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_precision_name)] = "no"
 
     def total_steps(self, *, n_tasks: int) -> int:
         """Steps of the whole run on a dataset of `n_tasks` prompts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,14 @@ from mcpagent.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class LoraShape:
-    """Low-rank adapters: rank, scale alpha / r, dropout, and which linear layers carry them."""
+    """Low-rank adapters: rank, scale alpha / r (with `rslora` alpha / sqrt(r)), dropout, and which linear
+    layers carry them."""
 
     r: int
     alpha: float
     dropout: float
     target_modules: str | Sequence[str]
+    rslora: bool = False
 
 
 def resolve_device(name: str) -> torch.device:
@@ -31,7 +34,9 @@ def resolve_device(name: str) -> torch.device:
         name = "cuda" if cuda else "mps" if mps else "cpu"
     if (name == "cuda" and not cuda) or (name == "mps" and not mps):
         raise UserError(
-            f"device {name} is not available here", remedy="use --device cpu, or run `mcpagent doctor`"
+            f"device {name} is not available here",
+            where="device",
+            remedy="use --device cpu, or run `mcpagent doctor`",
         )
     return torch.device(name)
 
@@ -68,24 +73,85 @@ def load_model(
     device: torch.device,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    in_4bit: bool = False,
 ) -> Any:
-    """A causal LM from a hub id, a folder, or a PEFT adapter folder (its base with the adapter merged)."""
+    """A causal LM from a hub id, a folder, or a PEFT adapter folder (its base with the adapter merged).
+    `in_4bit` keeps the weights of its linear layers as NF4 and computes in `dtype`. Raises UserError."""
     from transformers import AutoModelForCausalLM
 
-    adapter = Path(name)
-    if (adapter / "adapter_config.json").is_file():
-        from peft import AutoPeftModelForCausalLM
-
-        model = _from_pretrained(AutoPeftModelForCausalLM.from_pretrained, name, dtype=dtype)
-        return model.merge_and_unload().to(device)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
     if attn_implementation is not None:
+        refuse_missing_attention(attn_implementation, device)
         options["attn_implementation"] = attn_implementation
-    return _from_pretrained(AutoModelForCausalLM.from_pretrained, name, **options).to(device)
+    if in_4bit:
+        require_4bit(device)
+        options |= {"quantization_config": _nf4(dtype), "device_map": {"": device}}
+    if (Path(name) / "adapter_config.json").is_file():
+        from peft import AutoPeftModelForCausalLM
+
+        if in_4bit:
+            raise UserError(
+                f"{name} is an adapter, which cannot be merged into 4-bit weights",
+                where="model.name",
+                remedy="merge it first: mcpagent export CKPT --merge --out DIR; or use --mode lora",
+            )
+        model = _from_pretrained(AutoPeftModelForCausalLM.from_pretrained, name, **options)
+        return model.merge_and_unload().to(device)
+    model = _from_pretrained(AutoModelForCausalLM.from_pretrained, name, **options)
+    return model if in_4bit else model.to(device)
+
+
+def require_4bit(device: torch.device) -> None:
+    """Raises UserError where weights cannot be held in 4 bits."""
+    if device.type != "cuda":
+        raise UserError(
+            f"finetune.mode qlora needs a CUDA GPU (bitsandbytes has 4-bit kernels for nothing else), "
+            f"and the device is {device.type}",
+            where="finetune.mode",
+            remedy="use --mode lora, whose frozen weights take 2 bytes each with model.dtype=bfloat16",
+        )
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            "finetune.mode qlora needs bitsandbytes, which is not installed",
+            where="finetune.mode",
+            remedy="pip install 'mcpagent[qlora]', or use --mode lora",
+        )
+
+
+def refuse_missing_attention(name: str, device: torch.device) -> None:
+    """Raises UserError where an attention of transformers cannot run here."""
+    package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}.get(name)
+    if package is None:
+        return
+    if device.type != "cuda":
+        why = f"it needs a CUDA GPU, and the device is {device.type}"
+    elif importlib.util.find_spec(package) is None:
+        why = f"the package {package} is not installed"
+    else:
+        return
+    raise UserError(
+        f"model.attn_implementation {name} is not available here: {why}",
+        where="model.attn_implementation",
+        remedy="use sdpa, which packs samples without padding on every device",
+    )
+
+
+def _nf4(dtype: torch.dtype) -> Any:
+    """Dettmers et al. 2023 (arXiv 2305.14314), section 3: NF4 with double quantisation."""
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
 
 
 def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
-    """The model with fresh adapters; their random half depends on `seed` alone."""
+    """The model with fresh adapters; their random half depends on `seed` alone. They are in float32 whatever
+    the frozen weights are: steps smaller than what bfloat16 resolves would be lost. Raises UserError where no
+    layer has one of the names."""
     from peft import LoraConfig, get_peft_model
 
     target = shape.target_modules
@@ -94,16 +160,44 @@ def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
         lora_alpha=int(shape.alpha),
         lora_dropout=shape.dropout,
         target_modules=target if isinstance(target, str) else list(target),
+        use_rslora=shape.rslora,
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(model, config)
+        try:
+            return get_peft_model(model, config, autocast_adapter_dtype=True)
+        except ValueError as error:
+            linear = {
+                n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)
+            }
+            raise UserError(
+                f"lora.target_modules {shape.target_modules} fits no layer of the model",
+                where="lora.target_modules",
+                remedy=f"use all-linear, or names among {', '.join(sorted(linear))}",
+            ) from error
+
+
+def use_checkpointing(model: Any) -> None:
+    """Keep the input of each layer alone for the backward pass and compute the rest again there."""
+    inner = causal_lm(model)
+    if not inner.supports_gradient_checkpointing:
+        raise UserError(
+            f"{type(inner).__name__} does not support gradient checkpointing",
+            where="model.gradient_checkpointing",
+            remedy="set it to false; training.micro_batch_tokens bounds the memory of activations too",
+        )
+    inner.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def causal_lm(model: Any) -> Any:
     """The transformers model inside a PEFT model, or the model itself."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def is_quantised(model: Any) -> bool:
+    """Whether the weights are held in 4 bits."""
+    return bool(getattr(causal_lm(model), "is_loaded_in_4bit", False))
 
 
 class MergedCopy:

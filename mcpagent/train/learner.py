@@ -18,6 +18,7 @@ from mcpagent.train.batching import padded_batches
 from mcpagent.train.checkpoint import STATE_FOLDER, load_trainer_state, load_weights, save_trainer_state
 from mcpagent.train.optim import Schedule
 from mcpagent.train.packing import packed_batches
+from mcpagent.train.precision import Precision
 from mcpagent.train.reference import EmaReference
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.scoring import Batch, TokenScorer, why_not_packed
@@ -42,20 +43,27 @@ class Learner:
         reference: Any = None,
         ema: EmaReference | None = None,
         value_head: nn.Linear | None = None,
+        precision: Precision | None = None,
     ) -> None:
         self.model, self.tokenizer, self.accelerator = model, tokenizer, accelerator
         self._optimizers, self._schedule, self._gradient_clip = optimizers, schedule, gradient_clip
-        self._reference = TokenScorer(reference) if reference is not None else None
+        self._precision = precision or Precision()
+        self._reference = TokenScorer(reference, precision=self._precision) if reference is not None else None
         self._ema, self._value_head = ema, value_head
         self.why_not_packed = why_not_packed(model)
         if reference is not None and self.why_not_packed is None:
             self.why_not_packed = why_not_packed(reference)
-        scorer = TokenScorer(model, value_head=value_head)
+        scorer = TokenScorer(model, value_head=value_head, precision=self._precision)
         self.scorer, *self._prepared = accelerator.prepare(scorer, *optimizers)
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @property
+    def loss_dtype(self) -> torch.dtype:
+        """What logprobs and losses are computed in: at least float32."""
+        return torch.promote_types(self.model.dtype, torch.float32)
 
     def batches(self, samples: Sequence[TrainSample], *, max_tokens: int) -> Iterator[Batch]:
         """Micro-batches that cover every sample once: packed where the model allows it, else padded."""
@@ -96,7 +104,7 @@ class Learner:
         was_training = self.model.training
         self.model.eval()
         with as_reference:
-            logprobs, _ = TokenScorer(self.model)(batch, temperature)
+            logprobs, _ = TokenScorer(self.model, precision=self._precision)(batch, temperature)
         self.model.train(was_training)
         return logprobs
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mcpagent.models.load import MergedCopy
+from mcpagent.models.load import MergedCopy, causal_lm, is_quantised
 from mcpagent.policy.contract import Policy
 from mcpagent.policy.hf import HFPolicy
 from mcpagent.policy.vllm import VllmPolicy
@@ -43,10 +43,11 @@ def hf_sampler(
     slots: int,
     threads: int = 1,
 ) -> Sampler:
-    """Over `model`'s weights: the model itself, or a merged copy where it has adapters."""
-    merged = MergedCopy(model) if hasattr(model, "peft_config") else None
+    """Over `model`'s weights: the model itself, or a merged copy where it has adapters. Adapters cannot be
+    merged into 4-bit weights: there they are computed beside them."""
+    merged = MergedCopy(model) if hasattr(model, "peft_config") and not is_quantised(model) else None
     policy = HFPolicy(
-        merged.model if merged is not None else model,
+        merged.model if merged is not None else causal_lm(model),
         decode=decode,
         stop_ids=stop_ids,
         max_context=max_context,
@@ -55,9 +56,7 @@ def hf_sampler(
     )
 
     def push() -> None:
-        if merged is not None:
-            merged.sync()
-        policy.on_weights_changed()
+        policy.on_weights_changed(merged.sync if merged is not None else lambda: None)
 
     return Sampler(policy=policy, push=push, close=policy.close)
 

@@ -14,6 +14,7 @@ from mcpagent.models.load import causal_lm
 from mcpagent.train.batching import PaddedBatch, padded_batches
 from mcpagent.train.logprobs import selected_logprobs
 from mcpagent.train.packing import PackedBatch, pack
+from mcpagent.train.precision import Precision
 from mcpagent.train.samples import TrainSample
 
 Batch = PackedBatch | PaddedBatch
@@ -28,11 +29,16 @@ class TokenScorer(nn.Module):
     """
 
     def __init__(
-        self, model: Any, *, value_head: nn.Linear | None = None, max_logits: int = _MAX_LOGITS
+        self,
+        model: Any,
+        *,
+        value_head: nn.Linear | None = None,
+        precision: Precision | None = None,
+        max_logits: int = _MAX_LOGITS,
     ) -> None:
         super().__init__()
         self.model, self.value_head = model, value_head
-        self._max_logits = max_logits
+        self._precision, self._max_logits = precision or Precision(), max_logits
 
     def forward(
         self,
@@ -46,13 +52,14 @@ class TokenScorer(nn.Module):
         entropies carry a gradient only if `entropy_gradient`: it costs another pass over the logits. With
         `value_at`, also the values [K] of the states that those of the N tokens were sampled in."""
         inner = causal_lm(self.model)
-        hidden_N = _hidden(inner.get_decoder(), batch)
-        if value_at is not None:
-            assert self.value_head is not None
-            states = hidden_N[torch.tensor(value_at, dtype=torch.long, device=hidden_N.device)]
-            values = self.value_head(states.to(self.value_head.weight.dtype))[:, 0]
-            return *self._scores(inner, hidden_N, batch, temperature, entropy_gradient), values
-        return self._scores(inner, hidden_N, batch, temperature, entropy_gradient)
+        with self._precision.autocast():
+            hidden_N = _hidden(inner.get_decoder(), batch)
+            scores = self._scores(inner, hidden_N, batch, temperature, entropy_gradient)
+        if value_at is None:
+            return scores
+        assert self.value_head is not None
+        states = hidden_N[torch.tensor(value_at, dtype=torch.long, device=hidden_N.device)]
+        return *scores, self.value_head(states.to(self.value_head.weight.dtype))[:, 0]
 
     def _scores(
         self,

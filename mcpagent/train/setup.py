@@ -26,10 +26,12 @@ from mcpagent.errors import UserError
 from mcpagent.models.load import (
     LoraShape,
     attach_lora,
+    is_quantised,
     load_model,
     load_tokenizer,
     resolve_device,
     resolve_dtype,
+    use_checkpointing,
 )
 from mcpagent.models.logits import refuse_logit_transforms
 from mcpagent.models.tokens import Renderer
@@ -42,6 +44,7 @@ from mcpagent.train.credit import CreditSettings
 from mcpagent.train.learner import Learner
 from mcpagent.train.loss import Objective
 from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
+from mcpagent.train.precision import Precision
 from mcpagent.train.reference import EmaReference
 from mcpagent.train.rewards import GradeSettings, Overlong
 from mcpagent.train.sampler import Sampler, hf_sampler, score_completions, vllm_sampler
@@ -82,6 +85,7 @@ def load(config: TrainConfig) -> Loaded:
         device=device,
         attn_implementation=config.model.attn_implementation,
         trust_remote_code=config.model.trust_remote_code,
+        in_4bit=config.finetune.mode == "qlora",
     )
     return as_loaded(model, tokenizer, config=config)
 
@@ -111,17 +115,17 @@ def build_learner(
     torch.manual_seed(derive_seed(config.seed, "torch"))
     model, reference, ema = loaded.model, None, None
     is_grpo = config.algorithm == "grpo"
-    if config.finetune.mode == "lora":
-        lora = config.lora
-        shape = LoraShape(
-            r=lora.r, alpha=lora.alpha, dropout=lora.dropout, target_modules=lora.target_modules
+    if config.finetune.mode != "full":
+        model = attach_lora(
+            model, LoraShape(**config.lora.model_dump()), seed=derive_seed(config.seed, "lora")
         )
-        model = attach_lora(model, shape, seed=derive_seed(config.seed, "lora"))
     elif is_grpo and config.grpo.reference == "frozen":
         reference = copy.deepcopy(model).requires_grad_(False).eval()
     if is_grpo and config.grpo.reference == "ema":
         every, decay = config.grpo.reference_update_every, config.grpo.reference_decay
         ema = EmaReference(model.named_parameters(), every=every, decay=decay)
+    if config.model.gradient_checkpointing:
+        use_checkpointing(model)
     value_head = new_value_head(model) if is_grpo and config.grpo.advantage == "gae" else None
     optimization = config.optimization
     optimizers = build_optimizers(
@@ -145,6 +149,7 @@ def build_learner(
         reference=reference,
         ema=ema,
         value_head=value_head,
+        precision=Precision(config.training.mixed_precision, device=loaded.device),
     )
 
 
@@ -163,7 +168,7 @@ def open_sampler(
     is_trained = weights is not None
     choice = choose_backend(
         config.rollout.backend,
-        is_lora=hasattr(model, "peft_config"),
+        is_lora=hasattr(model, "peft_config") and not is_quantised(model),
         has_gpu=loaded.device.type == "cuda",
         has_servers=is_trained and bool(config.vllm.servers),
     )
@@ -214,7 +219,7 @@ def _vllm_settings(
         name = str(folder / "model")
         (copy.deepcopy(model).unload() if is_lora else model).save_pretrained(name)
     has_gpu, vllm = loaded.device.type == "cuda", config.vllm
-    dtype = loaded.model.dtype
+    dtype = compute_dtype(loaded, config)
     return VllmSettings(
         model=name,
         dtype=str(dtype).removeprefix("torch."),
@@ -252,7 +257,7 @@ def build_canary(
     return Canary(
         prompts,
         score=partial(score_completions, learner),
-        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        dtype=str(compute_dtype(loaded, config)).removeprefix("torch."),
         max_context=loaded.max_context,
         temperature=config.rollout.temperature,
         seed=config.seed,
@@ -295,6 +300,7 @@ def update_settings(config: TrainConfig) -> UpdateSettings:
             clip_low=grpo.clip_ratio,
             clip_high=grpo.clip_high,
             kl_coef=grpo.kl_coef,
+            kl_times_ratio=grpo.kl_times_ratio,
             kl_estimator=None if grpo.kl_estimator == "k1" else grpo.kl_estimator,
         ),
         max_response_tokens=_max_response_tokens(config),
@@ -314,6 +320,11 @@ def update_settings(config: TrainConfig) -> UpdateSettings:
 def _max_response_tokens(config: TrainConfig) -> int:
     rollout = config.rollout
     return config.grpo.max_response_tokens or rollout.max_new_tokens * rollout.max_steps_per_episode
+
+
+def compute_dtype(loaded: Loaded, config: TrainConfig) -> torch.dtype:
+    """What the trainer's matrix products are computed in; vLLM samples in it too."""
+    return Precision(config.training.mixed_precision).dtype or loaded.model.dtype
 
 
 def is_deterministic(config: TrainConfig, device: torch.device) -> bool:
