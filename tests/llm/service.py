@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -49,6 +50,14 @@ class Service:
     url: str
     log: list[tuple[float, Received]] = field(default_factory=list)
     most_at_once: int = 0
+    arrived: threading.Condition = field(default_factory=threading.Condition)
+
+    def wait_for(self, count: int, process: subprocess.Popen[str]) -> None:
+        """Until `count` requests have come; the process that makes them must live."""
+        with self.arrived:
+            while len(self.log) < count:
+                assert self.arrived.wait(60) or process.poll() is None
+                assert process.poll() is None, "the generator ended before its kill"
 
     @property
     def received(self) -> list[Received]:
@@ -101,6 +110,8 @@ def service(script: Script) -> Iterator[Service]:
                 running.log.append((time.monotonic(), received))
                 open_now[0] += 1
                 running.most_at_once = max(running.most_at_once, open_now[0])
+            with running.arrived:
+                running.arrived.notify_all()
             answer = script(received)
             if answer.hangs:
                 ended.wait(60)

@@ -9,40 +9,57 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from click.testing import Result
+from typer.testing import CliRunner
+
+from mcpagent.cli.gen_data import app
 from tests.llm.service import API_KEY
 
 JOURNAL = "llm-journal.jsonl"
 SPLITS = ("train", "validation", "heldout")
 
 
-def command(url: str, out: Path, *options: str) -> list[str]:
-    chosen = ["--base-url", url, "--model", "scripted", "--out", str(out), "--request-timeout", "4", "--json"]
-    return [sys.executable, "-m", "mcpagent.cli.main", "gen-data", "--llm", *chosen, *options]
+def options(url: str, out: Path, *more: str) -> list[str]:
+    chosen = [
+        "--base-url",
+        url,
+        "--model",
+        "scripted",
+        "--out",
+        str(out),
+        "--request-timeout",
+        "1.5",
+        "--json",
+    ]
+    return ["--llm", *chosen, "--request-timeout", "1.5", *more]
 
 
-def environment(**more: str) -> dict[str, str]:
+def start(url: str, out: Path, *more: str) -> subprocess.Popen[str]:
+    """The command as a process of its own."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    return {**inherited, "OPENAI_API_KEY": API_KEY, **more}
-
-
-def start(url: str, out: Path, *options: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command(url, out, *options),
+        [sys.executable, "-m", "mcpagent.cli.main", "gen-data", *options(url, out, *more)],
         cwd=out.parent,
-        env=environment(**env),
+        env={**inherited, "OPENAI_API_KEY": API_KEY},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def generate(url: str, out: Path, *options: str, **env: str) -> dict[str, Any]:
+def invoke(url: str, out: Path, *more: str, **env: str) -> Result:
+    """The command in this process: starting one costs more than most runs here."""
+    return CliRunner().invoke(
+        app, options(url, out, *more), env={"OPENAI_API_KEY": API_KEY, "OPENAI_BASE_URL": None, **env}
+    )
+
+
+def generate(url: str, out: Path, *more: str, **env: str) -> dict[str, Any]:
     """The document of a run that ends well."""
-    with start(url, out, *options, **env) as process:
-        stdout, stderr = process.communicate(timeout=200)
-    assert process.returncode == 0, stderr
-    assert API_KEY not in stdout + stderr
-    return json.loads(stdout)
+    done = invoke(url, out, *more, **env)
+    assert done.exit_code == 0, done.exception or done.stderr
+    assert API_KEY not in done.output
+    return json.loads(done.stdout)
 
 
 def written(out: Path) -> dict[str, bytes]:

@@ -1,0 +1,315 @@
+import asyncio
+import fcntl
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import RunError, UserError
+from mcpagent.policy.contract import Policy, Sampling
+from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy
+from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
+from mcpagent.storage.jsonl import read_tasks
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import builtin_servers
+from tests.llm.service import Answer, Received, error, says, service
+from tests.synth.llm.model import KINDS, Question, model, right_task, vote
+from tests.synth.llm.running import JOURNAL, answered, generate, invoke, journal, written
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Task], list[Received]]:
+    """Two samples of each kind, over the Responses API."""
+    out = tmp_path_factory.mktemp("made") / "out"
+    with service(model) as running:
+        options = ("--backend", "responses", "--distractors", "5", "--price-in", "1", "--price-out", "10")
+        document = generate(running.url, out, "--n-samples", str(2 * KINDS), *options)
+    tasks = [task for path in document["paths"].values() for task in read_tasks(path)]
+    return document, tasks, running.received
+
+
+def test_every_sample_is_a_task_or_a_reject_with_a_reason(made: tuple[Any, list[Task], Any]) -> None:
+    document, tasks, _ = made
+    assert document["finished"] == document["samples"] == 2 * KINDS
+    assert document["records"] == len(tasks) == 2 * KINDS - sum(document["rejects"].values())
+    stages = document["stages"]
+    assert [stage["name"] for stage in stages] == ["generate", "format", "execute", "committee", "distinct"]
+    assert stages[0]["in"] == 2 * KINDS
+    for before, after in itertools.pairwise(stages):
+        assert before["in"] - sum(before["rejects"].values()) == before["out"] == after["in"]
+    assert stages[-1]["out"] == len(tasks)
+
+
+def test_each_way_to_be_wrong_has_its_own_reason(made: tuple[Any, list[Task], Any]) -> None:
+    document, _, _ = made
+    lasting = {"refused": 2, "truncated": 2, "rate_limited": 2, "ungrounded": 2, "voted_down": 2}
+    assert lasting.items() <= document["rejects"].items()
+    assert set(document["rejects"]) == {*lasting, "duplicate"}
+    mended = {"malformed", "schema", "unknown_tool", "invalid_arguments", "bad_reference", "step_failed"}
+    assert mended <= set(document["attempts"]["reasons"])
+    assert document["repaired"] >= 4
+
+
+def test_the_reason_of_a_failure_goes_back_to_the_model(made: tuple[Any, Any, list[Received]]) -> None:
+    _, _, received = made
+    repairs = [
+        r for r in received if (q := Question.of(r.key)).sample % KINDS == 12 and q.vote is None and q.attempt
+    ]
+    assert repairs
+    for repair in repairs:
+        system, asked, before, told = repair.messages
+        assert [m["role"] for m in (system, asked, before, told)] == ["system", "user", "assistant", "user"]
+        assert '"nowhere' in json.loads(before["content"])["steps"][0]["arguments"]
+        assert "step_failed" in told["content"]
+        assert "nowhere" in told["content"]
+
+
+def test_answers_are_what_the_tools_found_and_provenance_says_who_wrote_the_task(
+    made: tuple[Any, list[Task], Any],
+) -> None:
+    document, tasks, _ = made
+    for task in tasks:
+        assert task.truth.final_answer is not None
+        assert "${" not in repr([task.truth.final_answer, task.truth.reference_answer])
+        info = task.extra_info
+        assert (info["model"], info["backend"], info["generator"]) == ("scripted", "responses", "llm")
+        assert info["prompts_sha256"] == document["prompts_sha256"]
+        assert info["verdicts"]["gold_reward"] == 1.0
+        assert sum(v["accept"] is True for v in info["votes"]) * 2 > len(info["votes"]) == 3
+        gold = {f"{step.server}.{step.tool}" for step in task.truth.tool_sequence}
+        assert task.offered_tools is not None
+        assert gold < set(task.offered_tools)
+        assert len(task.offered_tools) == len(gold) + 5
+        assert len(task.prompt[0].content.splitlines()) == 1 + len(task.offered_tools)
+    unreadable = [v for task in tasks for v in task.extra_info["votes"] if v["accept"] is None]
+    assert unreadable
+    assert all(v["reason"] == "no vote: malformed" for v in unreadable)
+
+
+def test_the_meter_counts_every_request_and_what_it_cost(made: tuple[Any, Any, list[Received]]) -> None:
+    document, _, received = made
+    spend = document["spend"]
+    assert spend["requests"] == len(received)
+    # Answers report 100 tokens in and 20 out; the rest were refused, or are uncertain and cost their bound.
+    answers = spend["input_tokens"] // 100
+    assert spend["output_tokens"] == 20 * answers
+    assert spend["cost_usd"] > answers * (100 * 1 + 20 * 10) / 1e6
+    assert spend["uncertain_requests"] == 4  # two timeouts and two bodies that were no answer
+
+
+def test_the_tasks_can_be_played_gold_wins_and_silence_loses(made: tuple[Any, list[Task], Any]) -> None:
+    _, tasks, _ = made
+
+    async def play(policy: Policy) -> list[Trajectory]:
+        settings = AgentSettings(sampling=Sampling())
+        attempts = [
+            Attempt(task=task, attempt=0, group_id=task.id, seed=derive_seed(0, n))
+            for n, task in enumerate(tasks)
+        ]
+        async with ToolPool(builtin_servers()) as pool:
+            return [
+                await run_attempt(a, policy=policy, tools=pool, settings=settings, renderer=None)
+                for a in attempts
+            ]
+
+    gold, silent = asyncio.run(play(GoldPolicy(tasks))), asyncio.run(play(EmptyPolicy()))
+    assert [t.reward for t in gold] == [1.0] * len(tasks)
+    assert not any(t.is_success for t in silent)
+
+
+def test_a_cap_of_requests_is_never_passed_and_a_higher_one_goes_on_from_there(tmp_path: Path) -> None:
+    with service(model) as unbroken:
+        generate(unbroken.url, tmp_path / "whole", "--n-samples", "14")
+    out = tmp_path / "out"
+    with service(model) as running:
+        common = ("--n-samples", "14", "--concurrency", "16")
+        first = generate(running.url, out, *common, "--max-requests", "30")
+        assert len(running.log) == first["spend"]["requests"] == 30
+        assert first["stopped_by"] == ["max_requests"]
+        assert first["unfinished"] > 0
+        assert first["finished"] + first["unfinished"] == 14
+        kept = set(answered(out))
+        second = generate(running.url, out, *common, "--overwrite")
+    assert second["unfinished"] == 0
+    assert written(out) == written(tmp_path / "whole")
+    assert not kept & {received.key for received in running.received[30:]}
+
+
+def test_a_cap_of_cost_is_never_passed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    # The bound of one request is below 30,000 bytes in and 200 tokens out, $0.05 at these prices.
+    prices = ("--price-in", "1.5", "--price-out", "10", "--max-output-tokens", "200")
+    with service(model) as running:
+        options = ("--n-samples", "40", "--concurrency", "16", "--max-cost", "0.05")
+        document = generate(running.url, out, *options, *prices)
+    assert document["stopped_by"] == ["max_cost"]
+    answers = sum(line["kind"] == "answered" for line in journal(out))
+    assert answers * (100 * 1.5 + 20 * 10) / 1e6 <= document["spend"]["cost_usd"] <= 0.05
+    assert document["unfinished"] > 0
+    assert len(running.log) > 10
+
+
+def test_the_environment_sets_what_the_options_do_not(tmp_path: Path) -> None:
+    env = {
+        "N_SAMPLES": "9",
+        "OPENAI_MODEL": "from-env",
+        "OPENAI_BACKEND": "responses",
+        "MAX_TOOLS": "2",
+        "MAX_TURNS": "5",
+        "DOMAINS": "desks, prices",
+        "COMPLEXITIES": "medium",
+    }
+    with service(model) as running:
+        document = generate(running.url, tmp_path / "out", "--n-samples", "4", **env)
+    tasks = [task for path in document["paths"].values() for task in read_tasks(path)]
+    assert document["samples"] == 4  # the option wins
+    assert (document["model"], document["backend"]) == ("scripted", "responses")
+    assert {task.truth.complexity for task in tasks} == {"moderate"}
+    assert {task.truth.max_turns for task in tasks} == {5}
+    assert {task.truth.limits.max_tools for task in tasks} == {2}
+    assert {task.extra_info["domain"] for task in tasks} <= {"desks", "prices"}
+
+
+def test_a_server_without_structured_outputs_is_asked_without_and_a_note_says_so(tmp_path: Path) -> None:
+    def script(received: Received) -> Answer:
+        if "response_format" in received.body:
+            return error(400, "response_format is not supported")
+        return model(received)
+
+    with service(script) as running:
+        done = invoke(running.url, tmp_path / "out", "--n-samples", "3", "--concurrency", "1")
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["records"] == 3
+    assert "the server refuses json_schema answers" in done.stderr
+    assert sum("response_format" in r.body for r in running.received) == 2
+
+
+def test_a_curriculum_decides_complexity_and_subject(tmp_path: Path) -> None:
+    path = tmp_path / "curriculum.json"
+    prompts = [
+        {
+            "id": "E01",
+            "complexity": "easy",
+            "user_prompt": "Watch a desk.",
+            "likely_tools": ["slack.history"],
+        },
+        {
+            "id": "D01",
+            "complexity": "difficult",
+            "user_prompt": "Compare the price with yesterday's.",
+            "likely_tools": ["fmp.quote", "abacus.count"],
+            "why_multi_turn": "two prices are needed",
+        },
+    ]
+    path.write_text(json.dumps(prompts))
+    with service(model) as running:
+        done = invoke(running.url, tmp_path / "out", "--n-samples", "4", "--curriculum", str(path))
+    assert done.exit_code == 0, done.exception
+    document = json.loads(done.stdout)
+    tasks = {t.extra_info["sample"]: t for p in document["paths"].values() for t in read_tasks(p)}
+    wanted = {0: ("E01", "simple"), 1: ("D01", "complex"), 2: ("E01", "simple"), 3: ("D01", "complex")}
+    assert {n: (t.extra_info["curriculum"], t.truth.complexity) for n, t in tasks.items()} == wanted
+    assert "no tool is meant by abacus.count; ignored" in done.stderr
+    asked = next(r for r in running.received if Question.of(r.key) == Question(1, 0, None))
+    assert "Likely tools: fmp.fmp_get_quote\n" in asked.messages[1]["content"]
+
+
+def test_a_plan_that_writes_is_a_task_whose_gold_is_the_call(tmp_path: Path) -> None:
+    def script(received: Received) -> Answer:
+        if Question.of(received.key).vote is not None:
+            return model(received)
+        post = {"server": "slack", "tool": "send_slack_message"}
+        arguments = json.dumps({"channel": "C101", "message": "hello"})
+        task = {
+            "user_prompt": "Say hello in C101.",
+            "steps": [{**post, "arguments": arguments}],
+            "answer": {"type": "none", "values": [], "tolerance": 0},
+            "final_answer": "Done.",
+        }
+        return says(received, json.dumps(task))
+
+    with service(script) as running:
+        options = ("--n-samples", "2", "--complexities", "simple")
+        document = generate(running.url, tmp_path / "out", *options)
+    assert document["records"] == 1
+    assert document["rejects"] == {"duplicate": 1}
+
+
+def test_a_journal_of_other_settings_or_in_use_or_no_journal_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with service(model) as running:
+        generate(running.url, out, "--n-samples", "1")
+        asked = len(running.log)
+        changed = invoke(running.url, out, "--n-samples", "1", "--overwrite", "--votes", "5")
+        with (out / JOURNAL).open("ab") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            used = invoke(running.url, out, "--n-samples", "1", "--overwrite")
+        (tmp_path / "notes.txt").write_text("my notes\n")
+        notes = invoke(
+            running.url, out, "--n-samples", "1", "--overwrite", "--journal", str(tmp_path / "notes.txt")
+        )
+        assert len(running.log) == asked
+    for done, words in ((changed, "votes was 3, now 5"), (used, "another process"), (notes, "no line of a")):
+        assert isinstance(done.exception, UserError)
+        assert words in str(done.exception)
+        assert done.exception.remedy
+    assert (tmp_path / "notes.txt").read_text() == "my notes\n"
+
+
+def test_what_the_service_failed_to_answer_stays_a_reject_until_it_is_to_be_asked_again(
+    tmp_path: Path,
+) -> None:
+    is_down = [True]
+
+    def script(received: Received) -> Answer:
+        question = Question.of(received.key)
+        if is_down[0] and question.sample == 2:
+            return error(503, "maintenance", retry_after_ms="1")
+        channel = f"C1{['01', '04', '05'][question.sample]}"
+        if question.vote is not None:
+            return says(received, vote(question, 2))
+        return says(received, json.dumps(right_task(received.messages[1]["content"], channel)))
+
+    out, options = tmp_path / "out", ("--n-samples", "3", "--overwrite")
+    with service(script) as running:
+        first = generate(running.url, out, *options)
+        is_down[0] = False
+        asked = len(running.log)
+        same = generate(running.url, out, *options)
+        assert len(running.log) == asked
+        mended = generate(running.url, out, *options, "--retry-failed")
+    assert first["rejects"] == same["rejects"] == {"server_error": 1}
+    assert (same["records"], mended["records"]) == (2, 3)
+
+
+def test_a_run_without_a_single_task_fails_and_says_why(tmp_path: Path) -> None:
+    with service(lambda received: says(received, "no", refuses=True)) as running:
+        done = invoke(running.url, tmp_path / "out", "--n-samples", "2")
+    assert isinstance(done.exception, RunError)
+    assert "refused" in done.stderr
+    assert not written(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "words"),
+    [
+        (("--max-cost", "1"), {}, "--price-in"),
+        (("--price-in", "1"), {}, "--price-out"),
+        (("--backend", "telepathy"), {}, "responses or chat"),
+        (("--complexities", "simple,hardest"), {}, "hardest"),
+        ((), {"N_SAMPLES": "many"}, "N_SAMPLES is 'many'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_sent(
+    tmp_path: Path, options: tuple[str, ...], env: dict[str, str], words: str
+) -> None:
+    with service(model) as running:
+        done = invoke(running.url, tmp_path / "out", *options, **env)
+        assert not running.log
+    assert isinstance(done.exception, UserError)
+    assert words in str(done.exception)
