@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcpagent.cli.sampling import ToolFormat
 from mcpagent.errors import RunError, UserError
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ def doctor(
     model: Annotated[
         str | None, typer.Option(help="A hub id or folder: is it safe to train on its template's tokens?")
     ] = None,
-    tool_format: Annotated[
-        str, typer.Option(help="With --model: auto is what its chat template writes.")
-    ] = "auto",
+    tool_format: ToolFormat = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Check this machine: Python, packages, device, servers, API keys, hub, data, disk.
@@ -55,7 +54,7 @@ def doctor(
 
     console = Console(is_json=as_json)
     console.note("checking; servers are started and stopped")
-    checks = check_all(servers=servers, data=data, model=model, tool_format=tool_format)
+    checks = check_all(servers=servers, data=data, model=model, tool_format=tool_format or "auto")
     if as_json:
         console.print_json(checks)
     else:

@@ -20,6 +20,7 @@ from mcpagent.cli.sampling import (
     Seed,
     Servers,
     Settings,
+    ToolFormat,
 )
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def model(
     samples: Samples = 1,
     temperature: _Temperature = None,
     seed: Seed = None,
+    tool_format: ToolFormat = None,
     servers: Servers = None,
     cassette: Cassette = None,
     cassette_mode: CassetteMode = None,
@@ -109,6 +111,7 @@ def model(
         servers=servers,
         cassette=cassette,
         cassette_mode=cassette_mode,
+        tool_format=tool_format,
         base_url=base_url,
         max_tasks=max_tasks,
         seed=seed,

@@ -20,6 +20,7 @@ from mcpagent.cli.sampling import (
     Seed,
     Servers,
     Settings,
+    ToolFormat,
 )
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def rollout(
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="0 is greedy. Default: rollout.temperature, which is 1.")
     ] = None,
+    tool_format: ToolFormat = None,
     servers: Servers = None,
     cassette: Cassette = None,
     cassette_mode: CassetteMode = None,
@@ -77,6 +79,7 @@ def rollout(
         servers=servers,
         cassette=cassette,
         cassette_mode=cassette_mode,
+        tool_format=tool_format,
         base_url=base_url,
         max_tasks=max_tasks,
         seed=seed,

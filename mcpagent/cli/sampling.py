@@ -40,6 +40,14 @@ BaseUrl = Annotated[
     str | None,
     typer.Option("--base-url", help="For openai:NAME: an OpenAI-compatible server. Default: OpenAI's own."),
 ]
+ToolFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--tool-format",
+        metavar="auto|hermes|qwen3_coder|llama3|mistral|glm|json|xml",
+        help="How the model calls tools; auto, the default, is as its chat template writes calls.",
+    ),
+]
 MaxTasks = Annotated[int | None, typer.Option("--max-tasks", min=1, help="The first so many tasks only.")]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same episodes.")]
@@ -56,6 +64,7 @@ class Chosen:
     servers: Path | None = None
     cassette: Path | None = None
     cassette_mode: str | None = None
+    tool_format: str | None = None
     base_url: str | None = None
     max_tasks: int | None = None
     seed: int | None = None
@@ -81,6 +90,7 @@ class Chosen:
             "tools.servers": None if self.servers is None else json.dumps(str(self.servers)),
             **cassette_settings(self.cassette, self.cassette_mode),
             "api.base_url": None if self.base_url is None else json.dumps(self.base_url),
+            "rollout.tool_format": self.tool_format,
             "data.max_tasks": self.max_tasks,
             "seed": self.seed,
             "rollout.temperature": self.temperature,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mcpagent.cli.sampling import Cassette, CassetteMode, cassette_settings
+from mcpagent.cli.sampling import Cassette, CassetteMode, ToolFormat, cassette_settings
 from mcpagent.config.loader import LoadedConfig, load_train_config
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
@@ -32,6 +32,7 @@ def train(
     mode: Annotated[str | None, typer.Option(help="lora or full.")] = None,
     backend: Annotated[str | None, typer.Option(help="auto, hf or vllm: what samples the episodes.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
+    tool_format: ToolFormat = None,
     cassette: Cassette = None,
     cassette_mode: CassetteMode = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
@@ -45,6 +46,7 @@ def train(
         "algorithm": algo,
         "finetune.mode": mode,
         "rollout.backend": backend,
+        "rollout.tool_format": tool_format,
         "device": device,
         **cassette_settings(cassette, cassette_mode),
     }
