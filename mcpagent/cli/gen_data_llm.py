@@ -72,9 +72,13 @@ def run_llm(
     started = time.perf_counter()
     prompts = load_prompts(options.prompts or resource_path("templates/prompts/tasks.yaml"))
     wanted, asking = _settings(options, tools, seed=seed, distractors=distractors)
-    budget = _budget(options, asking.endpoint.model)
+    budget = _budget(options, asking.endpoint.model, console)
     journal = options.journal or out / JOURNAL
-    data = _generate(options, tools, console, wanted, asking, budget, prompts, counts, journal)
+    try:
+        data = _generate(options, tools, console, wanted, asking, budget, prompts, counts, journal)
+    except KeyboardInterrupt:
+        console.note(f"{journal} has every answer so far: the same command goes on from there")
+        raise
     tasks = {split: members for split, members in data.tasks.items() if members}
     paths = write_splits(tasks, out, overwrite=overwrite) if tasks else {}
     document = _document(data, paths, tasks)
@@ -184,7 +188,7 @@ def _complexities(text: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _budget(options: LLMOptions, model: str) -> Budget:
+def _budget(options: LLMOptions, model: str, console: Console) -> Budget:
     from mcpagent.llm.budget import Budget, Price
     from mcpagent.llm.prices import price_of
 
@@ -193,6 +197,11 @@ def _budget(options: LLMOptions, model: str) -> Budget:
     price = price_of(model)
     if options.price_in is not None and options.price_out is not None:
         price = Price(options.price_in, options.price_out)
+    elif price is not None:
+        told = f"${price.input:g} and ${price.output:g} per million tokens in and out"
+        console.note(f"{model}: {told} as published in 2025; --price-in and --price-out say otherwise")
+    else:
+        console.note(f"{model} has no known price: give --price-in and --price-out to see what it costs")
     return Budget(price=price, max_cost=options.max_cost, max_requests=options.max_requests)
 
 
@@ -274,17 +283,19 @@ def _print(document: Mapping[str, Any], console: Console) -> None:
         (stage["name"], stage["in"], stage["out"], ", ".join(f"{c} {n}" for c, n in stage["rejects"].items()))
         for stage in document["stages"]
     ]
-    console.table("Yield", ("Stage", "In", "Out", "Rejected"), rows)
+    console.table("Yield", ("Stage", "In", "Out", "Rejected"), rows, is_text=True)
     for code, texts in document["reject_examples"].items():
         console.say(f"  {code}: {texts[0][:200]}")
     attempts, spend = document["attempts"], document["spend"]
     console.say(f"{document['repaired']} tasks were good after a repair; {attempts['failed']} drafts failed")
-    cost = "cost unknown: no price" if spend["cost_usd"] is None else f"${spend['cost_usd']:.4f}"
+    at_most = "at most " if spend["uncertain_requests"] else ""
+    cost = "cost unknown" if spend["cost_usd"] is None else f"{at_most}${spend['cost_usd']:.4f}"
     console.say(
         f"{spend['requests']} requests ({spend['answers_from_journal']} answered before this run), "
         f"{spend['input_tokens']} tokens in, {spend['output_tokens']} out, {cost}"
     )
     console.say(f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s")
+    console.say(f"Every answer is kept in {document['journal']}")
     if document["unfinished"]:
         caps = " and ".join(f"--{cap.replace('_', '-')}" for cap in document["stopped_by"])
         console.say(

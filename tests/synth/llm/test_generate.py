@@ -2,6 +2,7 @@ import asyncio
 import fcntl
 import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,36 @@ def test_a_plan_that_writes_is_a_task_whose_gold_is_the_call(tmp_path: Path) -> 
         document = generate(running.url, tmp_path / "out", *options)
     assert document["records"] == 1
     assert document["rejects"] == {"duplicate": 1}
+
+
+def test_tools_of_the_users_own_that_change_something_are_called_only_where_that_is_allowed(
+    tmp_path: Path,
+) -> None:
+    def script(received: Received) -> Answer:
+        if Question.of(received.key).vote is not None:
+            return model(received)
+        arguments = json.dumps({"channel": "C101", "message": "hello"})
+        task = {
+            "user_prompt": "Say hello in C101.",
+            "steps": [{"server": "slack", "tool": "send_slack_message", "arguments": arguments}],
+            "answer": {"type": "none", "values": [], "tolerance": 0},
+            "final_answer": "Done.",
+        }
+        return says(received, json.dumps(task))
+
+    command = [sys.executable, "-m", "mcpagent.cli.main", "serve", "slack", "--limited"]
+    config = tmp_path / "mcp.json"
+    config.write_text(json.dumps({"mcpServers": {"slack": {"command": command[0], "args": command[1:]}}}))
+    options = ("--n-samples", "1", "--complexities", "simple", "--repairs", "0", "--servers", str(config))
+    with service(script) as running:
+        refused = invoke(running.url, tmp_path / "no", *options)
+        (asked,) = running.received
+        allowed = generate(running.url, tmp_path / "yes", *options, "--allow-writes")
+    assert isinstance(refused.exception, RunError)
+    assert "unknown_tool" in refused.stderr
+    assert "send_slack_message" not in asked.messages[1]["content"]
+    assert "get_slack_channel_history" in asked.messages[1]["content"]
+    assert allowed["by_tool"] == {"slack.send_slack_message": 1}
 
 
 def test_a_journal_of_other_settings_or_in_use_or_no_journal_is_refused(tmp_path: Path) -> None:

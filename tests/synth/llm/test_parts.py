@@ -1,0 +1,130 @@
+"""Curricula, splits, prompts and schemas in words."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mcpagent.config.resources import resource_path
+from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
+from mcpagent.core.tools import ToolSpec
+from mcpagent.errors import UserError
+from mcpagent.llm.prices import price_of
+from mcpagent.synth.llm.curriculum import load_curriculum, resolve_alias
+from mcpagent.synth.llm.execute import Executed
+from mcpagent.synth.llm.observe import shape
+from mcpagent.synth.llm.prompts import fill_in, load_prompts
+from mcpagent.synth.llm.splits import entities, split_tasks
+from mcpagent.synth.pools import SplitShares
+
+
+def tool(dotted: str, **properties: object) -> ToolSpec:
+    server, name = dotted.split(".")
+    return ToolSpec(server=server, name=name, input_schema={"type": "object", "properties": properties})
+
+
+TOOLS = [
+    tool("fmp.fmp_get_quote"),
+    tool("fmp.fmp_get_quote_history"),
+    tool("polygon.polygon_get_news"),
+    tool("fmp.fmp_get_stock_news"),
+    tool("slack.send_slack_message"),
+]
+
+
+@pytest.mark.parametrize(
+    ("alias", "meant"),
+    [
+        ("fmp.quote", "fmp.fmp_get_quote"),
+        ("polygon news", "polygon.polygon_get_news"),
+        ("send_slack_message", "slack.send_slack_message"),
+        ("slack.send_slack_mesage", "slack.send_slack_message"),
+        ("get", None),  # two are as near
+        ("abacus", None),
+    ],
+)
+def test_a_loose_name_means_the_one_tool_that_is_near(alias: str, meant: str | None) -> None:
+    found = resolve_alias(alias, TOOLS)
+    assert (found and found.dotted) == meant
+
+
+def test_a_curriculum_entry_that_is_wrong_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(
+        '[{"id": "a", "complexity": "easy", "user_prompt": "p"},\n {"id": "b", "user_prompt": "p"}]'
+    )
+    with pytest.raises(UserError, match=r"c\.json:2: complexity is missing"):
+        load_curriculum(path)
+
+
+def test_what_is_filled_into_a_prompt_is_not_read_as_a_blank() -> None:
+    assert fill_in("{{a}} {{b}} ${step1.x}", a="{{b}}", b=1) == "{{b}} 1 ${step1.x}"
+
+
+def test_a_blank_that_nothing_fills_is_refused_with_its_line(tmp_path: Path) -> None:
+    text = resource_path("templates/prompts/tasks.yaml").read_text()
+    path = tmp_path / "p.yaml"
+    path.write_text(text.replace("{{lens}}", "{{lense}}"))
+    with pytest.raises(
+        UserError, match=r"p\.yaml:\d+: nothing fills \{\{lense\}\} in judge\.system"
+    ) as error:
+        load_prompts(path)
+    assert error.value.remedy == "there are: lens"
+
+
+def test_a_dated_model_has_the_price_of_its_name_and_an_unknown_one_none() -> None:
+    assert price_of("gpt-4o-mini-2024-07-18") == price_of("gpt-4o-mini") is not None
+    assert price_of("some-local-model") is None
+
+
+def test_a_schema_is_told_in_few_words_also_where_it_contains_itself() -> None:
+    schema = {
+        "type": "object",
+        "$defs": {
+            "Node": {
+                "properties": {"name": {"type": "string"}, "next": {"$ref": "#/$defs/Node"}},
+                "required": ["name"],
+            }
+        },
+        "properties": {
+            "kind": {"enum": ["a", "b"]},
+            "nodes": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
+            "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        },
+        "required": ["kind", "nodes"],
+    }
+    assert shape(schema) == '{kind: "a" or "b", nodes: [{name: string, next?: Node}], n?: integer or null}'
+
+
+def executed(task_id: str, *symbols: str) -> Executed:
+    calls = tuple(
+        {"server": "fmp", "tool": "quote", "arguments": {"symbol": s, "period": "Q1"}} for s in symbols
+    )
+    task = Task(
+        prompt=(Message(role="user", content="?"),),
+        reward_spec=RewardSpec(ground_truth=GroundTruth(task_id=task_id)),
+    )
+    return Executed(task=task, calls=calls)
+
+
+QUOTE = {"fmp.quote": tool("fmp.quote", symbol={"type": "string"}, period={"enum": ["Q1", "Q2"]})}
+
+
+def test_names_are_told_from_constants_dates_numbers_and_plain_words() -> None:
+    arguments = {"symbol": "target of ABCD since 2025-01-02 for 12.5 in C101", "period": "Q1"}
+    assert entities([{"server": "fmp", "tool": "quote", "arguments": arguments}], QUOTE) == {"ABCD", "C101"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.sampled_from([f"T{n:02}" for n in range(40)]), max_size=3), max_size=30))
+def test_no_entity_is_in_two_splits_and_no_task_is_lost(plans: list[list[str]]) -> None:
+    made = [executed(f"t{n}", *symbols) for n, symbols in enumerate(plans)]
+    splits = split_tasks(made, tools=QUOTE, shares=SplitShares(heldout=0.3, validation=0.3), seed=1)
+    place = {task.id: split for split, tasks in splits.items() for task in tasks}
+    assert sorted(place) == sorted(item.task.id for item in made)
+    seen: dict[str, str] = {}
+    for item in made:
+        for call in item.calls:
+            symbol = call["arguments"]["symbol"]
+            assert seen.setdefault(symbol, place[item.task.id]) == place[item.task.id]
