@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 VLLM := .venv-vllm
+TRL := .venv-trl
 # The first Python that is new enough; choose another one with `make PYTHON=python3.12`.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -19,7 +20,7 @@ ARGS ?=
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-slow test-servers test-vllm install-vllm lint format bench docs clean
+.PHONY: help install quickstart test test-slow test-servers test-vllm install-vllm test-trl lint format bench docs clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +63,16 @@ test-servers: $(INSTALLED)  ## Run the tests that install MCP servers and client
 test-vllm: $(VLLM)/.installed  ## Run the tests of the vLLM backend on real vLLM, on CPU, in .venv-vllm.
 	HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest tests/vllm --timeout 600 $(ARGS)
 
+# TRL only says what the same episodes are worth to another trainer; mcpagent itself never sees it.
+test-trl: $(INSTALLED) $(TRL)/.installed  ## Run the tests that compare an update with TRL's, in .venv-trl.
+	$(BIN)/pytest tests/trl --timeout 600 -rs $(ARGS)
+
+$(TRL)/.installed: constraints/trl.txt
+	@$(TRL)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(TRL)
+	@echo "installing into $(TRL): a few minutes, once"
+	$(TRL)/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints/trl.txt trl peft
+	@touch $@
+
 lint: $(INSTALLED)  ## Check style, formatting and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,5 +89,5 @@ docs: $(INSTALLED)  ## Write docs/cli.md anew from the --help of every command.
 	$(BIN)/python docs/generate_cli.py
 
 clean:  ## Remove what the targets made, but not outputs/ and data/.
-	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) $(TRL) .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,6 +12,7 @@ from mcpagent.train.advantages import (
     group_advantages,
     rewards_to_go,
     rloo_advantages,
+    spread,
     turn_advantages,
 )
 from mcpagent.train.samples import TrainSample
@@ -65,10 +66,12 @@ class GradedGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Graded:
-    """What an update takes: all groups of a step, in their order."""
+    """What an update takes: the groups of a step, in their order. `batch_std` is the standard deviation of
+    the rewards of all of them, where `settings.scale` asks for it."""
 
     groups: tuple[GradedGroup, ...]
     settings: CreditSettings
+    batch_std: float | None = None
 
     @property
     def uniform_groups(self) -> int:
@@ -103,6 +106,13 @@ def has_signal(attempts: Sequence[GradedAttempt], settings: CreditSettings) -> b
     return any(any(turns) for turns in relative if turns is not None)
 
 
+def spread_of_batch(groups: Sequence[Sequence[GradedAttempt]], settings: CreditSettings) -> float | None:
+    """`Graded.batch_std` of these groups."""
+    if settings.scale != "batch":
+        return None
+    return spread([a.reward for attempts in groups for a in attempts if a.reward is not None])
+
+
 def assign_credit(
     graded: Graded,
     *,
@@ -131,25 +141,21 @@ def assign_credit(
         if settings.scale != "none":
             advantages = _whitened(advantages, samples, shift=True, reduce=reduce)
         return Credit(advantages, returns)
-    advantages = list(_group_relative(graded, off, reduce=reduce))
+    advantages = list(_group_relative(graded, off))
     if settings.advantage == "reinforce++_baseline" and settings.scale != "none":
         # The mean of each group is off already; another shift would move groups that are uniform.
         advantages = _whitened(advantages, samples, shift=False, reduce=reduce)
     return Credit(advantages, [])
 
 
-def _group_relative(
-    graded: Graded, penalties: Sequence[Sequence[float]], *, reduce: Reduce
-) -> Iterator[list[float]]:
-    rewards = [a.reward for group in graded.groups for a in group.attempts if a.reward is not None]
-    batch_std = _batch_std(rewards, reduce) if graded.settings.scale == "batch" else None
+def _group_relative(graded: Graded, penalties: Sequence[Sequence[float]]) -> Iterator[list[float]]:
     own = iter(penalties)
     for group in graded.groups:
         if not group.has_signal:
             continue
         trained = {id(a) for a in group.trained}
         off = [sum(next(own)) if id(a) in trained else 0.0 for a in group.attempts]
-        relative = _relative(group.attempts, graded.settings, penalties=off, batch_std=batch_std)
+        relative = _relative(group.attempts, graded.settings, penalties=off, batch_std=graded.batch_std)
         for attempt, turns in zip(group.attempts, relative, strict=True):
             if id(attempt) in trained:
                 assert turns is not None
@@ -192,13 +198,6 @@ def _step_rewards(outcome: float, penalties_K: Sequence[float]) -> list[float]:
     if steps:
         steps[-1] += outcome
     return steps
-
-
-def _batch_std(rewards: Sequence[float], reduce: Reduce) -> float:
-    count, total = reduce((float(len(rewards)), math.fsum(rewards)))
-    mean = total / max(count, 1.0)
-    (squares,) = reduce((math.fsum((r - mean) ** 2 for r in rewards),))
-    return math.sqrt(squares / max(count - 1.0, 1.0))
 
 
 def _whitened(

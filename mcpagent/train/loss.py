@@ -16,13 +16,15 @@ _AGGREGATION = {"grpo": "samples", "gspo": "samples", "dapo": "tokens", "cispo":
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """Which surrogate, and how it is bounded. `kl_estimator` None leaves the KL out of the loss."""
+    """Which surrogate, and how it is bounded. `kl_estimator` None leaves the KL out of the loss;
+    `kl_times_ratio` weighs it by the ratio, gradient and all (DeepSeek-V3.2, arXiv 2512.02556)."""
 
     loss: LossName = "grpo"
     clip_low: float = 0.2
     clip_high: float = 0.2
     kl_coef: float = 0.0
     kl_estimator: Literal["k2", "k3"] | None = "k3"
+    kl_times_ratio: bool = False  # for k3, whose own gradient is not that of the KL
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def policy_loss(
     if objective.kl_estimator is not None:
         own = objective.kl_estimator == "k3"
         kl = k3 if own else kl_terms(logprobs_N, reference_logprobs_N, estimator="k2")
-        loss = loss + objective.kl_coef * kl
+        loss = loss + objective.kl_coef * (kl * ratio if objective.kl_times_ratio else kl)
     return LossParts(loss, ratio.detach(), bounded, k3.detach())
 
 

@@ -9,7 +9,14 @@ from typing import Literal
 
 from mcpagent.core.trajectory import StopReason, Trajectory, TrajectoryGroup, Turn
 from mcpagent.reward.rule import EXCESS_COST, INVALID_COST, with_penalty
-from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup, has_signal
+from mcpagent.train.credit import (
+    CreditSettings,
+    Graded,
+    GradedAttempt,
+    GradedGroup,
+    has_signal,
+    spread_of_batch,
+)
 from mcpagent.train.samples import sample_from_trajectory
 
 _TRUNCATED = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)
@@ -69,7 +76,8 @@ def grade_groups(groups: Sequence[TrajectoryGroup], *, settings: GradeSettings, 
         graded.append(
             GradedGroup(group_id=group.group_id, attempts=attempts, has_signal=has_signal(attempts, credit))
         )
-    return Graded(groups=tuple(graded), settings=credit)
+    batch_std = spread_of_batch([group.attempts for group in graded], credit)
+    return Graded(groups=tuple(graded), settings=credit, batch_std=batch_std)
 
 
 def _graded(trajectory: Trajectory, settings: GradeSettings, rng: random.Random) -> GradedAttempt:

@@ -105,7 +105,7 @@ def test_kl_estimators_are_zero_at_the_reference_and_worked_by_hand_away_from_it
     assert kl_terms(logprobs, reference, estimator="k3").tolist() == pytest.approx(k3)
 
 
-def test_only_k2_has_the_gradient_of_the_kl() -> None:
+def test_k2_has_the_gradient_of_the_kl_and_k3_needs_the_ratio_for_it() -> None:
     """On average over what the policy samples, against the KL of two whole distributions."""
     logits = _double(0.3, -0.5, 0.9).requires_grad_()
     other = torch.log_softmax(_double(-0.2, 0.4, 0.1), -1)
@@ -120,6 +120,16 @@ def test_only_k2_has_the_gradient_of_the_kl() -> None:
     assert torch.allclose(mean_gradient("k2"), exact)
     assert torch.allclose(mean_gradient("k1"), torch.zeros(3, dtype=torch.float64), atol=1e-12)
     assert not torch.allclose(mean_gradient("k3"), exact, atol=1e-2)
+    parts = policy_loss(
+        logprobs,
+        objective=Objective(kl_coef=1.0, kl_times_ratio=True),
+        old_logprobs_N=logprobs.detach(),
+        advantages_N=_double(0.0, 0.0, 0.0),
+        lengths_B=torch.tensor([3]),
+        reference_logprobs_N=other,
+    )
+    (weighed,) = torch.autograd.grad((sampled * parts.loss_N).sum(), logits)
+    assert torch.allclose(weighed, exact)
 
 
 @pytest.mark.parametrize(("estimator", "expected"), [("k2", 0.5 * LN2**2), ("k3", 1.0 - LN2), (None, 0.0)])
