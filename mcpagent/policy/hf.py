@@ -74,14 +74,16 @@ class HFPolicy:
         ends where it is."""
         self._thread.release(episode_id)
 
-    def on_weights_changed(self) -> None:
-        """Count a new policy version and drop every cached key. Call between batches, from any thread."""
+    def on_weights_changed(self, write: Callable[[], None] = lambda: None) -> None:
+        """Count a new policy version and drop every cached key, from any thread. `write` changes the weights,
+        between two steps of the engine: turns that are being sampled go on with the new ones."""
 
-        def reset() -> None:
+        def change() -> None:
+            write()
             self._thread.engine.reset()
-            self._thread.version += 1
+            self._thread.version = self._thread.engine.version
 
-        self._thread.call(reset)
+        self._thread.call(change)
 
     def close(self) -> None:
         """Stop the compute thread. Turns that are being sampled, and whoever asks later, get an error."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mcpagent.core.trajectory import FinishReason
+from mcpagent.core.trajectory import FinishReason, PolicySpan
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import Finished
@@ -39,6 +39,7 @@ class Row:
     uniforms: list[float] = field(default_factory=list)  # one for each token that may still be sampled
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)  # policy version, its first token
 
     @property
     def turn(self) -> CompletionRequest:
@@ -69,6 +70,7 @@ class Engine:
         self._slot_of: dict[str, int] = {}
         self._active = 0
         self._cache = SlotCache(slots=slots, dtype=dtype)
+        self.version = 0
         self.sampled_tokens = 0
         self.prefilled_tokens = 0
 
@@ -76,14 +78,25 @@ class Engine:
     def has_work(self) -> bool:
         return self._active > 0
 
+    @torch.inference_mode()
     def reset(self) -> None:
-        """Forget every cached key: the weights have changed."""
-        if self._active:
-            raise RuntimeError("weights changed while a turn was being sampled")
+        """Forget every cached key: the weights have changed. Turns that are being sampled go on with the new
+        ones, from keys that are computed anew."""
+        self.version += 1
         for row in self._rows:
             row.cached = 0
         if not self._rows:
             self._cache.clear()
+        active = self._rows[: self._active]
+        # The last token is pending: its keys are computed by the next step.
+        pending = [row.context.pop() for row in active]
+        counts = [len(row.context) for row in active]
+        self.prefilled_tokens += sum(counts)
+        for start, end in _blocks(counts):
+            self._extend(active[start:end], first=start)
+        for row, token in zip(active, pending, strict=True):
+            row.context.append(token)
+            row.versions.append((self.version, len(row.sampled)))
 
     @torch.inference_mode()
     def release(self, episode_id: str) -> list[Finished]:
@@ -155,6 +168,7 @@ class Engine:
         room = min(request.sampling.max_new_tokens, self._max_context - len(context))
         row.uniforms = np.random.default_rng(request.seed).random(room, dtype=np.float32).tolist()
         row.sampled, row.logprobs = [], []
+        row.versions = [(self.version, 0)]
         self._exchange(slot, self._active)
         self._active += 1
 
@@ -269,7 +283,12 @@ class Engine:
         self._active -= 1
         self._exchange(slot, self._active)
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-        return Finished(request, tuple(row.sampled), tuple(row.logprobs), reason)
+        ends = [start for _, start in row.versions[1:]] + [len(row.sampled)]
+        versions = tuple(
+            PolicySpan(version=version, start=start, end=end)
+            for (version, start), end in zip(row.versions, ends, strict=True)
+        )
+        return Finished(request, tuple(row.sampled), tuple(row.logprobs), reason, versions)
 
     def _exchange(self, a: int, b: int) -> None:
         if a == b:
