@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError, UserError
-from mcpagent.storage.atomic import remove_leftovers, write_text
+from mcpagent.storage.atomic import TEMPORARY_PREFIX, remove_leftovers, write_text
 from mcpagent.storage.jsonl import encode_record, write_jsonl
 from mcpagent.storage.provenance import provenance
 from mcpagent.storage.records import decode_line
@@ -40,9 +40,7 @@ class RunFolder:
         """Start a run. `manifest` (hashes, seeds) is kept beside the versions and the commit, which are added
         here. Raises UserError where the folder already holds something that `beside` does not name."""
         folder = Path(path)
-        if folder.exists() and (
-            not folder.is_dir() or any(child.name not in beside for child in folder.iterdir())
-        ):
+        if folder.exists() and not (folder.is_dir() and _has_not_begun(folder, beside)):
             raise UserError(
                 "the output folder is not empty",
                 where=str(folder),
@@ -52,8 +50,9 @@ class RunFolder:
         for child in (run.trajectories, run.checkpoints, run.evaluations, run.logs):
             child.mkdir(parents=True, exist_ok=True)
         document = {**provenance(), **manifest}
-        write_text(folder / "config.yaml", config_yaml)
+        # config.yaml comes last: a folder that has it is a run.
         write_text(folder / "manifest.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / "config.yaml", config_yaml)
         return run
 
     @classmethod
@@ -151,6 +150,20 @@ class RunFolder:
     @property
     def _metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
+
+
+def _has_not_begun(folder: Path, beside: Collection[str]) -> bool:
+    """Nothing is in the folder but what `beside` names and what a process left that was killed while it made
+    the folder."""
+    own = [child for child in folder.iterdir() if child.name not in beside]
+    unfinished = [
+        child
+        for child in own
+        if child.name == "manifest.json"
+        or child.name.startswith(TEMPORARY_PREFIX)
+        or (child.is_dir() and not any(child.iterdir()))
+    ]
+    return own == unfinished
 
 
 def _is_broken(value: Any) -> bool:

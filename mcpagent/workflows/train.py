@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
+from mcpagent.core.seeds import derive_seed
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.policy.vllm_choice import require_vllm
@@ -90,6 +94,9 @@ def train(
     `ledger_start` bytes of it are older than this run. `beside` names what a new run folder may already hold;
     `callbacks` watch the steps of GRPO. Raises UserError before anything is written."""
     watch = watch or Watch()
+    # Nothing here draws from these two, but libraries may; torch is seeded with its model.
+    random.seed(derive_seed(config.seed, "python"))
+    np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
     if config.algorithm == "grpo" and config.rollout.backend == "vllm":
         require_vllm(has_servers=bool(config.vllm.servers))
     folder = run_dir or Path(config.output_dir) / config.name

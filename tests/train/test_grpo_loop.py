@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcpagent.train.update_settings import UpdateSettings
 from safetensors.torch import load_file
 
 from mcpagent.core.records import JsonObject
@@ -25,6 +24,7 @@ from mcpagent.train.grpo import GrpoRun, GrpoSettings, GrpoState, train_grpo
 from mcpagent.train.health import HealthSettings, PPOHealthCallback
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.rewards import GradeSettings
+from mcpagent.train.update_settings import UpdateSettings
 from tests.train.world import VOCABULARY, make_learner, tiny_model, trajectory
 
 PROMPT = [{"role": "user", "content": "?"}]
