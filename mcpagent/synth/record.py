@@ -109,7 +109,7 @@ def settle(task: Task, results: Mapping[str, Any]) -> Task:
         truth[name] = resolve(truth[name], results)
     if "reference_answer" in truth:
         truth["reference_answer"] = format_value(truth["reference_answer"])  # one reference keeps its type
-    for step in truth["tool_sequence"]:
+    for step in truth.get("tool_sequence", ()):
         if "match" in step:
             step["match"] = resolve(step["match"], results)
     reward_spec = RewardSpec(ground_truth=GroundTruth.model_validate(truth))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
@@ -22,6 +23,7 @@ from mcpagent.tools.contract import ToolProvider
 _BATCH = 32  # candidates executed at once; fixed, since it takes part in what is kept
 _MAX_FRUITLESS = 2000  # candidates in a row that gave no task, after which there is none left to find
 
+_C = TypeVar("_C")
 Progress = Callable[[str, int, int], None]  # split, tasks kept so far, tasks asked for
 
 
@@ -39,6 +41,28 @@ class GeneratedData:
     entities: Mapping[str, Mapping[str, int]]  # split -> pool -> number of entities
     catalog_hash: str
     executed_calls: int
+
+    @classmethod
+    def of(
+        cls,
+        tasks: Mapping[str, tuple[Task, ...]],
+        tally: Tally,
+        *,
+        entities: Mapping[str, Mapping[str, int]],
+        catalog_hash: str,
+        executed_calls: int,
+    ) -> GeneratedData:
+        """The tasks with the account of how they were found."""
+        return cls(
+            tasks=tasks,
+            rejects=dict(sorted(tally.log.counts.items())),
+            examples={code: tuple(texts) for code, texts in sorted(tally.log.examples.items())},
+            candidates=tally.candidates,
+            surplus=tally.surplus,
+            entities=entities,
+            catalog_hash=catalog_hash,
+            executed_calls=executed_calls,
+        )
 
     @property
     def stages(self) -> list[JsonObject]:
@@ -68,7 +92,7 @@ async def generate_dataset(
     cache = CallCache(pool)
     entities = split_entities(await list_entities(templates, cache), shares=shares, seed=seed)
     offer = Offer(catalog=pool.tools, distractors=distractors)
-    tally = _Tally()
+    tally = Tally()
     turn = asyncio.Lock()
     tasks: dict[str, tuple[Task, ...]] = {}
     for split in SPLITS:
@@ -76,22 +100,14 @@ async def generate_dataset(
             continue
         draw = Draw(templates.templates, entities[split], split=split, seed=seed)
         source = _SplitSource(draw=draw, offer=offer, split=split, seed=seed, seen=tally.seen, turn=turn)
-        tasks[split] = await _fill(source, counts[split], cache, tally, on_progress)
-    return GeneratedData(
-        tasks=tasks,
-        rejects=dict(sorted(tally.log.counts.items())),
-        examples={code: tuple(texts) for code, texts in sorted(tally.log.examples.items())},
-        candidates=tally.candidates,
-        surplus=tally.surplus,
-        entities={
-            split: {p: len(values) for p, values in pools.items()} for split, pools in entities.items()
-        },
-        catalog_hash=offer.catalog_hash,
-        executed_calls=cache.executed,
+        tasks[split] = await fill_split(source, counts[split], cache, tally, on_progress)
+    sizes = {split: {p: len(values) for p, values in pools.items()} for split, pools in entities.items()}
+    return GeneratedData.of(
+        tasks, tally, entities=sizes, catalog_hash=offer.catalog_hash, executed_calls=cache.executed
     )
 
 
-class _Tally:
+class Tally:
     """The account of a run: `seen` holds the keys tried in any split."""
 
     def __init__(self) -> None:
@@ -131,13 +147,34 @@ class _SplitSource:
         return outcome
 
 
-async def _fill(
-    source: _SplitSource, count: int, cache: CallCache, tally: _Tally, on_progress: Progress | None
+class TaskSource(Protocol[_C]):
+    """Candidates of one split, in a fixed order."""
+
+    split: str
+
+    def next(self) -> _C | None:
+        """The next candidate; None when it was tried before."""
+        ...
+
+    async def make(self, candidate: _C, cache: CallCache) -> Task | Rejection:
+        """Run it and prove it."""
+        ...
+
+
+async def fill_split(
+    source: TaskSource[_C],
+    count: int,
+    cache: CallCache,
+    tally: Tally,
+    on_progress: Progress | None,
+    *,
+    may_end_early: bool = False,
 ) -> tuple[Task, ...]:
+    """`count` proven tasks of the source. Where it has no more, those that there are or a UserError."""
     kept: list[Task] = []
     fruitless = 0
     while len(kept) < count:
-        batch: list[Candidate] = []
+        batch: list[_C] = []
         while len(batch) < _BATCH and fruitless < _MAX_FRUITLESS:
             candidate = source.next()
             tally.candidates += 1
@@ -153,10 +190,12 @@ async def _fill(
             else:
                 fruitless += 1
                 tally.log.add(outcome)
-        if fruitless >= _MAX_FRUITLESS and len(kept) < count:
-            raise _exhausted(source.split, len(kept), count, tally.log)
         if on_progress is not None:
             on_progress(source.split, min(len(kept), count), count)
+        if fruitless >= _MAX_FRUITLESS and len(kept) < count:
+            if may_end_early:
+                return tuple(kept)
+            raise _exhausted(source.split, len(kept), count, tally.log)
     tally.surplus += len(kept) - count
     return tuple(kept[:count])
 

@@ -1,0 +1,312 @@
+"""Tasks for servers that no template knows: random walks over what their read-only tools were seen to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
+from mcpagent.errors import UserError
+from mcpagent.synth.calls import CallCache
+from mcpagent.synth.graph import Edge, Fact, Leaf, ToolGraph, learn
+from mcpagent.synth.inspect_task import stands_in
+from mcpagent.synth.missing import abstaining
+from mcpagent.synth.pools import SPLITS, SplitShares
+from mcpagent.synth.record import Offer, system_message
+from mcpagent.synth.rules import GeneratedData, Progress, Tally, check_counts, fill_split, ground_in_turn
+from mcpagent.synth.stages import RejectCode, Rejection
+from mcpagent.tools.contract import ToolProvider
+
+DATA_SOURCE = "synthetic/explored"
+_LONGEST = 4  # calls of a walk
+_SPARE_TURNS = 3
+_KINDS = {
+    "single": 3,
+    "sequential": 4,
+    "parallel": 2,
+    "missing_parameter": 1,
+    "missing_function": 1,
+    "irrelevance": 0.3,
+}
+_THANKS = ("Thanks, that is all about {}.", "We are done with {}, thank you.", "{} is clear now, thanks.")
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A question: calls, of which each may take an argument from the one before, and what is asked of the
+    last one (of all of them, in parallel)."""
+
+    kind: str
+    facts: tuple[Fact, ...]
+    edges: tuple[Edge | None, ...]  # how the first, second, ... fact gets an argument
+    asked: tuple[Leaf, ...]
+    wording: int = 0
+
+    @property
+    def key(self) -> str:
+        calls = [[fact.spec.dotted, fact.arguments] for fact in self.facts]
+        return json.dumps([self.kind, calls, [leaf.expression for leaf in self.asked]], sort_keys=True)
+
+    @property
+    def about(self) -> str:
+        """What decides the split: the last call, however it is reached."""
+        return json.dumps([self.facts[-1].spec.dotted, self.facts[-1].arguments], sort_keys=True)
+
+
+async def explore_dataset(
+    pool: ToolProvider,
+    *,
+    counts: Mapping[str, int],
+    seed: int,
+    shares: SplitShares = SplitShares(),
+    distractors: int | None = None,
+    on_progress: Progress | None = None,
+) -> GeneratedData:
+    """Up to `counts[split]` distinct tasks for each split: as many as the servers have matter for.
+
+    What is asked about in one split is not in another. Raises UserError where no tool may be called, or none
+    gives anything to ask about.
+    """
+    check_counts(counts)
+    cache = CallCache(pool)
+    graph = await learn(cache)
+    if not graph.facts:
+        why = "; ".join(f"{tool}: {reason}" for tool, reason in sorted(graph.not_tried.items()))
+        raise UserError(
+            f"there is nothing to make tasks from: {why}",
+            remedy="write templates for these servers: --templates FOLDER (see templates/tasks)",
+        )
+    offer = Offer(catalog=pool.tools, distractors=distractors)
+    tally, turn = Tally(), asyncio.Lock()
+    tasks: dict[str, tuple[Task, ...]] = {}
+    used: dict[str, Mapping[str, int]] = {}
+    for split in SPLITS:
+        if counts.get(split):
+            facts = [f for f in graph.facts if shares.split_of(_about(f), seed=seed) == split]
+            used[split] = {"facts": len(facts)}
+            source = _WalkSource(
+                graph=graph, facts=facts, offer=offer, split=split, seed=seed, seen=tally.seen, turn=turn
+            )
+            tasks[split] = await fill_split(
+                source, counts[split], cache, tally, on_progress, may_end_early=True
+            )
+    if not any(tasks.values()):
+        raise UserError(
+            f"none of {tally.candidates} candidates became a task: {dict(tally.log.counts)}",
+            remedy="write templates for these servers: --templates FOLDER (see templates/tasks)",
+        )
+    return GeneratedData.of(
+        tasks, tally, entities=used, catalog_hash=offer.catalog_hash, executed_calls=cache.executed
+    )
+
+
+def _about(fact: Fact) -> str:
+    return json.dumps([fact.spec.dotted, fact.arguments], sort_keys=True)
+
+
+@dataclass(kw_only=True)
+class _WalkSource:
+    graph: ToolGraph
+    facts: Sequence[Fact]
+    offer: Offer
+    split: str
+    seed: int
+    seen: set[str]
+    turn: asyncio.Lock
+    index: int = field(default=0)
+
+    def next(self) -> Walk | None:
+        rng = Random(derive_seed(self.seed, "walk", self.split, self.index))
+        self.index += 1
+        walk = _walk(rng, self.graph, self.facts) if self.facts else None
+        if walk is None or walk.key in self.seen:
+            return None
+        self.seen.add(walk.key)
+        return walk
+
+    async def make(self, candidate: Walk, cache: CallCache) -> Task | Rejection:
+        draft = _draft(candidate, offer=self.offer, split=self.split, seed=self.seed)
+        outcome = await ground_in_turn(draft, cache, self.turn)
+        if isinstance(outcome, Task) and candidate.kind == "missing_function":
+            return self._without(outcome, candidate)
+        return outcome
+
+    def _without(self, task: Task, walk: Walk) -> Task | Rejection:
+        """Take away every tool that was seen to give the answer, and those that were not seen at all."""
+        fact = walk.asked[0].value
+        telling = {walk.facts[-1].spec.dotted, *self.graph.not_tried} | {
+            known.spec.dotted
+            for known in self.graph.facts
+            if any(stands_in(fact, str(leaf.value)) for leaf in known.leaves)
+        }
+        tools = self.offer.tools_for(set(), seed=derive_seed(self.seed, walk.key), withheld=telling)
+        if not tools:
+            return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {fact!r}")
+        return abstaining(
+            task, tools, withheld=sorted(telling), refusal="None of the tools that I have can do that."
+        )
+
+
+def _walk(rng: Random, graph: ToolGraph, facts: Sequence[Fact]) -> Walk | None:
+    """A random question about one of `facts`; None where this one has nothing to ask."""
+    kind = rng.choices(list(_KINDS), weights=list(_KINDS.values()))[0]
+    last = rng.choice(facts)
+    wording = rng.randrange(3)
+    askable = [leaf for leaf in last.leaves if _is_worth_asking(leaf)]
+    if kind == "irrelevance":
+        return Walk(kind, (last,), (None,), (), wording) if list(last.texts) else None
+    if not askable:
+        return None
+    # The third word of a text is asked for less often than what has a name of its own.
+    leaf = rng.choices(askable, weights=[1 if "word(" in leaf.expression else 4 for leaf in askable])[0]
+    if kind == "parallel":
+        twins = [f for f in facts if f.spec is last.spec and f is not last]
+        other = rng.choice(twins) if twins else None
+        same = [own for own in other.leaves if own.expression == leaf.expression] if other else []
+        if other is None or not same or str(same[0].value) == str(leaf.value):
+            return None
+        return Walk(kind, (other, last), (None, None), (same[0], leaf), wording)
+    if kind == "sequential":
+        return _chain(rng, graph, last, leaf, wording)
+    if kind == "missing_parameter" and not list(last.texts):
+        return None
+    return Walk(kind, (last,), (None,), (leaf,), wording)
+
+
+def _chain(rng: Random, graph: ToolGraph, last: Fact, leaf: Leaf, wording: int) -> Walk | None:
+    facts: list[Fact] = [last]
+    edges: list[Edge | None] = [None]
+    for _ in range(rng.randint(1, _LONGEST - 1)):
+        ways = [edge for edge in graph.edges_into(facts[0]) if edge.source not in facts]
+        if not ways:
+            break
+        edges[0] = rng.choice(ways)
+        facts.insert(0, edges[0].source)
+        edges.insert(0, None)
+    return Walk("sequential", tuple(facts), tuple(edges), (leaf,), wording) if len(facts) > 1 else None
+
+
+def _is_worth_asking(leaf: Leaf) -> bool:
+    """Not what could be guessed."""
+    if isinstance(leaf.value, str):
+        return len(leaf.value) >= 3 and any(character.isalnum() for character in leaf.value)
+    return abs(leaf.value) > 2
+
+
+def _draft(walk: Walk, *, offer: Offer, split: str, seed: int) -> Task:
+    plan = _plan(walk)
+    gold = {fact.spec.dotted for fact in walk.facts}
+    tools = offer.tools_for(gold, seed=derive_seed(seed, "offer", walk.key))
+    prompt, user_turns = _words(walk)
+    digest = blake2b(walk.key.encode(), digest_size=6).hexdigest()
+    truth: JsonObject = {
+        "task_id": f"explored-{walk.kind.replace('_', '-')}-{digest}",
+        "complexity": "simple" if len(plan) <= 1 else "moderate" if len(plan) == 2 else "complex",
+        "max_turns": len(plan) + len(user_turns) + _SPARE_TURNS,
+    }
+    if walk.kind == "irrelevance":
+        truth |= {"abstain": True, "reference_answer": "You are welcome."}
+    else:
+        truth |= _checks(walk, plan)
+    if user_turns:
+        truth["user_turns"] = user_turns
+    return Task(
+        data_source=DATA_SOURCE,
+        prompt=(
+            Message(role="system", content=system_message(tools)),
+            Message(role="user", content=prompt),
+        ),
+        reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
+        extra_info={
+            "tools": [tool.dotted for tool in tools.values()],
+            "generator": "explore",
+            "class": walk.kind,
+            "about": walk.about,
+            "split": split,
+            "seed": seed,
+            "catalog_hash": offer.catalog_hash,
+        },
+    )
+
+
+def _plan(walk: Walk) -> list[JsonObject]:
+    if walk.kind == "irrelevance":
+        return []
+    plan: list[JsonObject] = []
+    for number, (fact, edge) in enumerate(zip(walk.facts, walk.edges, strict=True), 1):
+        params: JsonObject = dict(fact.arguments)
+        if edge is not None:
+            reference = edge.prefix + edge.leaf.of_step(number - 1)
+            params[edge.parameter] = _replaced(params[edge.parameter], edge.text, reference)
+        step = {"step": number, "server": fact.spec.server, "tool": fact.spec.name, "params": params}
+        if walk.kind == "parallel":
+            step["parallel_group"] = 1
+        if walk.kind == "missing_parameter":
+            step["user_turn"] = 1
+        plan.append(step)
+    return plan
+
+
+def _replaced(value: Any, text: str, reference: str) -> Any:
+    if isinstance(value, list):
+        return [reference if item == text else item for item in value]
+    return reference
+
+
+def _checks(walk: Walk, plan: list[JsonObject]) -> JsonObject:
+    first = len(plan) - len(walk.asked) + 1
+    facts = [leaf.of_step(first + n) for n, leaf in enumerate(walk.asked)]
+    is_number = len(facts) == 1 and not isinstance(walk.asked[0].value, str)
+    return {
+        "tool_sequence": plan,
+        "success": {"must_call_tool": f"{plan[-1]['server']}.{plan[-1]['tool']}"},
+        "final_answer": {"type": "number", "value": facts[0]}
+        if is_number
+        else {"type": "must_include", "value": facts},
+        "reference_answer": f"It is {' and '.join(facts)}.",
+    }
+
+
+def _words(walk: Walk) -> tuple[str, list[str]]:
+    """The first message, and those that follow."""
+    last = walk.facts[-1]
+    if walk.kind == "irrelevance":
+        return _THANKS[walk.wording].format(next(last.texts)[1]), []
+    asked = walk.asked[0].label
+    if walk.kind == "missing_parameter":
+        return f"{_task_of(last)}: what is the {asked}?", [f"Take {_arguments(last, None)}."]
+    if walk.kind == "parallel":
+        both = " and also ".join(_arguments(fact, None) for fact in walk.facts)
+        return f"{_task_of(last)}, with {both}. What is the {asked} in each of the two?", []
+    parts: list[str] = []
+    for fact, edge in zip(walk.facts, walk.edges, strict=True):
+        arguments = _arguments(fact, edge)
+        start = "Then " if parts else ""
+        parts.append(f"{start}{_task_of(fact)}{', with ' + arguments if arguments else ''}.")
+    ends = (f"What is the {asked}?", f"Tell me the {asked}.", f"I need the {asked}.")
+    return " ".join([*parts, ends[walk.wording]]), []
+
+
+def _task_of(fact: Fact) -> str:
+    """The first sentence of the description: what the tool is for, without its name."""
+    lines = fact.spec.description.strip().splitlines()
+    sentence = lines[0].partition(". ")[0].rstrip(". ") if lines else ""
+    return sentence or fact.spec.name.replace("_", " ")
+
+
+def _arguments(fact: Fact, edge: Edge | None) -> str:
+    said: list[str] = []
+    for name, value in fact.arguments.items():
+        if edge is not None and name == edge.parameter:
+            before = f"{edge.prefix} followed by " if edge.prefix else ""
+            said.append(f"as {name} {before}the {edge.leaf.label} of that result")
+        else:
+            said.append(f"{name} {json.dumps(value, ensure_ascii=False)}")
+    return " and ".join(said)
