@@ -222,6 +222,9 @@ class RolloutConfig(Section):
     # message in the template's place.
     tool_format: Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "glm", "json", "xml"] = "auto"
     canary_every: Count = 1  # updates between proofs that the sampler has the trained weights; 0: never
+    # Steps by which the episodes of a batch may be older than the weights that it updates: collecting
+    # overlaps training. 0: never. What is stale is corrected by grpo.tis_cap.
+    max_staleness: Count = 0
 
 
 class ServerSection(Section):
@@ -278,8 +281,9 @@ class RewardConfig(Section):
 
     # Penalties begin once sampled success passes this share: before, they teach silence. 0: from the start.
     penalty_after_success: Share = 0.25
-    # Control experiments: random draws rewards without information; rejection trains on successes alone.
-    control: Literal["none", "random", "rejection"] = "none"
+    # Control experiments: random draws rewards without information; rejection trains on successes alone;
+    # negated rewards what fails, and must make things worse.
+    control: Literal["none", "random", "rejection", "negated"] = "none"
 
 
 class SftConfig(Section):

@@ -47,12 +47,13 @@ class GradeSettings:
 
     Controls: `random` draws the rewards instead of using them, which shows how much of a gain comes from the
     reward at all; `rejection` keeps the successes alone with advantage 1 (online rejection sampling, as in
-    RAFT, arXiv 2304.06767), which shows what comparing attempts adds.
+    RAFT, arXiv 2304.06767), which shows what comparing attempts adds; `negated` rewards what fails, and must
+    make the policy worse.
     """
 
     credit: CreditSettings = field(default_factory=CreditSettings)
     overlong: Overlong = field(default_factory=Overlong)
-    control: Literal["none", "random", "rejection"] = "none"
+    control: Literal["none", "random", "rejection", "negated"] = "none"
 
 
 def apply_penalty(trajectories: Sequence[Trajectory], *, active: bool) -> list[Trajectory]:
@@ -88,6 +89,8 @@ def _graded(trajectory: Trajectory, settings: GradeSettings, rng: random.Random)
     elif reward is not None:
         if settings.control == "random":
             reward = rng.random()
+        elif settings.control == "negated":
+            reward = -reward
         reward -= settings.overlong.cost(sum(len(turn.completion.token_ids) for turn in sampled))
     # Without a sampled token (the prompt alone filled the context) there is nothing to reinforce.
     is_masked = settings.overlong.mask_truncated and trajectory.stop_reason in _TRUNCATED

@@ -1,0 +1,136 @@
+"""The value head: where it reads, what it is fitted to, and that a checkpoint brings it back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
+from mcpagent.train.samples import TrainSample
+from mcpagent.train.update import update_policy
+from mcpagent.train.update_settings import UpdateSettings
+from mcpagent.train.value import explained_variance, new_value_head, turn_starts, value_loss
+from tests.train.world import make_learner, on_policy, some_samples, tiny_model
+
+GAE = CreditSettings(advantage="gae", gamma=1.0, lambda_=1.0)
+
+
+def with_head(model: Any, **options: Any) -> tuple[Any, torch.nn.Linear]:
+    head = new_value_head(model)
+    return make_learner(model, value_head=head, **options), head
+
+
+def graded(samples: list[TrainSample], rewards: list[float]) -> Graded:
+    groups = tuple(
+        GradedGroup(group_id=str(i), attempts=(GradedAttempt(reward=r, sample=s),))
+        for i, (s, r) in enumerate(zip(samples, rewards, strict=True))
+    )
+    return Graded(groups=groups, settings=GAE)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "gradient"),
+    [
+        # Old value 0, return 1, half-width 0.2.
+        (0.1, 0.5 * 0.9**2, -0.9),  # inside: (0.1 - 1)^2 / 2, gradient v - R
+        (0.5, 0.5 * 0.8**2, 0.0),  # it moved further towards the return than it may: held at 0.2
+        (-0.5, 0.5 * 1.5**2, -1.5),  # it moved away: the larger error is its own
+    ],
+)
+def test_a_value_earns_nothing_for_moving_further_than_the_clip(
+    value: float, expected: float, gradient: float
+) -> None:
+    values = torch.tensor([value], requires_grad=True)
+    loss = value_loss(values, old_values_K=torch.zeros(1), returns_K=torch.ones(1), clip=0.2)
+    loss.sum().backward()
+    assert values.grad is not None
+    assert float(loss.detach()) == pytest.approx(expected)
+    assert float(values.grad) == pytest.approx(gradient)
+
+
+def test_without_a_clip_it_is_half_the_squared_error() -> None:
+    loss = value_loss(torch.tensor([0.5]), old_values_K=torch.zeros(1), returns_K=torch.ones(1), clip=None)
+    assert loss.tolist() == pytest.approx([0.125])
+
+
+def test_explained_variance_worked_by_hand() -> None:
+    # Targets 0, 1, 2: variance 2/3. Off by 0.5, 0, -0.5: residuals vary by 1/6. 1 - (1/6) / (2/3) = 3/4.
+    assert explained_variance([0.5, 1.0, 1.5], [0.0, 1.0, 2.0]) == pytest.approx(0.75)
+    assert explained_variance([3.0, 3.0, 3.0], [0.0, 1.0, 2.0]) == pytest.approx(0.0)
+    assert explained_variance([0.0, 1.0], [0.3, 0.3]) is None
+
+
+def test_turns_start_where_their_first_token_is() -> None:
+    # `some_samples` have two sampled turns each.
+    samples = some_samples(2)
+    (a, b), (c, _) = samples[0].turn_tokens_K, samples[1].turn_tokens_K
+    assert turn_starts(samples) == [0, a, a + b, a + b + c]
+
+
+def test_a_value_is_that_of_the_state_before_the_turns_first_token() -> None:
+    model = tiny_model()
+    learner, head = with_head(model)
+    torch.nn.init.normal_(head.weight)
+    samples = some_samples(4)
+    (batch,) = learner.batches(samples, max_tokens=8192)
+    _, _, values = learner.score_with_values(batch, turn_starts([samples[i] for i in batch.rows]))
+    assert values is not None
+    expected: list[float] = []
+    for sample in (samples[i] for i in batch.rows):
+        ids = torch.tensor([sample.token_ids_T])
+        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0]
+        mask = sample.loss_mask_T
+        firsts = [t for t in range(1, len(mask)) if mask[t] and not mask[t - 1]]
+        expected += head(hidden[[t - 1 for t in firsts]])[:, 0].tolist()
+    assert values.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_values_learn_which_samples_pay() -> None:
+    model = tiny_model()
+    learner, _ = with_head(model)
+    samples, rewards = on_policy(model, some_samples(4, prefix=3)), [1.0, 0.0, 1.0, 0.0]
+    # Made before each update: the same samples again and again would leave the policy behind.
+    settings = UpdateSettings(use_reference=False, value_coef=5.0, value_clip=None)
+    explained: list[float] = []
+    for step in range(1, 31):
+        stats = update_policy(
+            learner, graded(samples, rewards), settings=settings, first_optimizer_step=step, seed=0
+        )
+        assert stats.explained_variance is not None
+        explained.append(stats.explained_variance)
+    assert explained[0] == 0.0
+    assert explained[-1] > 0.9
+
+
+def test_a_checkpoint_brings_the_head_and_its_moments_back_and_the_export_does_not_have_it(
+    tmp_path: Path,
+) -> None:
+    def updated(learner: Any, step: int) -> None:
+        samples = some_samples(4)
+        update_policy(
+            learner,
+            graded(samples, [1.0, 0.0, 0.5, 0.2]),
+            settings=UpdateSettings(use_reference=False),
+            first_optimizer_step=step,
+            seed=step,
+        )
+
+    learner, head = with_head(tiny_model())
+    updated(learner, 1)
+    learner.save(tmp_path / "checkpoint", state={"step": 1})
+    updated(learner, 2)
+    resumed, resumed_head = with_head(tiny_model())
+    assert resumed.restore(tmp_path / "checkpoint") == {"step": 1}
+    updated(resumed, 2)
+    assert head.weight.abs().max() > 0
+    assert torch.equal(head.weight, resumed_head.weight)
+    assert torch.equal(head.bias, resumed_head.bias)
+    exported = [p.name for p in (tmp_path / "checkpoint").iterdir() if p.suffix == ".safetensors"]
+    assert exported == ["model.safetensors"]
+    assert b"value_head" not in (tmp_path / "checkpoint" / "model.safetensors").read_bytes()
+    document = json.loads((tmp_path / "checkpoint" / "trainer_state" / "state.json").read_text())
+    assert document["state"] == {"step": 1}
