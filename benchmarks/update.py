@@ -22,7 +22,6 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from accelerate import Accelerator
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.models.load import LoraShape, attach_lora
@@ -133,7 +132,6 @@ def _learner(options: argparse.Namespace) -> Learner:
         optimizers=optimizers,
         schedule=schedule,
         gradient_clip=1.0,
-        accelerator=Accelerator(cpu=True),
     )
 
 

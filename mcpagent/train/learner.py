@@ -1,4 +1,4 @@
-"""What learns: the model with its optimisers, on `accelerate.Accelerator`, saved and restored exactly."""
+"""What learns: the model with its optimisers, in one or many processes, saved and restored exactly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from mcpagent.core.records import JsonObject
@@ -19,6 +18,7 @@ from mcpagent.train.checkpoint import STATE_FOLDER, load_trainer_state, load_wei
 from mcpagent.train.optim import Schedule
 from mcpagent.train.packing import packed_batches
 from mcpagent.train.precision import Precision
+from mcpagent.train.processes import Processes
 from mcpagent.train.reference import EmaReference
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.scoring import Batch, TokenScorer, why_not_packed
@@ -26,7 +26,7 @@ from mcpagent.train.value import load_value_head, named_parameters, save_value_h
 
 
 class Learner:
-    """One process of the training run. `scorer` is what accelerate wrapped; `model` the model inside it.
+    """One process of the training run, with a whole copy of what is trained.
 
     The reference is a model of its own, or a moving average (`ema`), or the base with the adapters off.
     """
@@ -39,13 +39,13 @@ class Learner:
         optimizers: list[torch.optim.Optimizer],
         schedule: Schedule,
         gradient_clip: float | None,
-        accelerator: Accelerator,
+        processes: Processes | None = None,
         reference: Any = None,
         ema: EmaReference | None = None,
         value_head: nn.Linear | None = None,
         precision: Precision | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.accelerator = model, tokenizer, accelerator
+        self.model, self.tokenizer, self.processes = model, tokenizer, processes or Processes()
         self._optimizers, self._schedule, self._gradient_clip = optimizers, schedule, gradient_clip
         self._precision = precision or Precision()
         self._reference = TokenScorer(reference, precision=self._precision) if reference is not None else None
@@ -53,8 +53,7 @@ class Learner:
         self.why_not_packed = why_not_packed(model)
         if reference is not None and self.why_not_packed is None:
             self.why_not_packed = why_not_packed(reference)
-        scorer = TokenScorer(model, value_head=value_head, precision=self._precision)
-        self.scorer, *self._prepared = accelerator.prepare(scorer, *optimizers)
+        self.scorer = TokenScorer(model, value_head=value_head, precision=self._precision)
 
     @property
     def device(self) -> torch.device:
@@ -108,18 +107,6 @@ class Learner:
         self.model.train(was_training)
         return logprobs
 
-    @property
-    def processes(self) -> int:
-        """How many take part in the run."""
-        return self.accelerator.num_processes
-
-    def sum_over_processes(self, sums: Sequence[float]) -> list[float]:
-        """Those of this process, added up over all of them."""
-        if self.processes == 1:
-            return list(sums)
-        local = torch.tensor(sums, dtype=torch.float64, device=self.device)
-        return self.accelerator.reduce(local, reduction="sum").tolist()  # type: ignore[union-attr]
-
     def end_step(self, step: int) -> None:
         """The training step `step` (1-based) is over: a reference that follows does so now."""
         if self._ema is not None:
@@ -127,24 +114,29 @@ class Learner:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of one micro-batch."""
-        self.accelerator.backward(loss)
+        self._precision.scaled(loss).backward()
 
-    def step(self, number: int) -> tuple[float, float]:
-        """Clip, step, clear. Returns the gradient norm before clipping and the learning-rate factor."""
+    def step(self, number: int) -> tuple[float | None, float]:
+        """Clip, step, clear, with the gradients of all processes. Returns the gradient norm before clipping
+        and the learning-rate factor; the norm is None where a gradient overflowed in float16, and then no
+        weight has moved and the scale of the loss is lower."""
         parameters = [p for _, p in self._named() if p.requires_grad]
+        self.processes.add_gradients(parameters)
+        self._precision.unscale(self._optimizers)
         limit = self._gradient_clip if self._gradient_clip is not None else float("inf")
-        norm = self.accelerator.clip_grad_norm_(parameters, limit)
+        norm = nn.utils.clip_grad_norm_(parameters, limit)
         factor = self._schedule.set(number)
-        for optimizer in self._prepared:
-            optimizer.step()
+        has_moved = self._precision.step(self._optimizers)
+        for optimizer in self._optimizers:
             optimizer.zero_grad()
-        return float(norm if norm is not None else 0.0), factor
+        return float(norm) if has_moved else None, factor
 
     def save(self, folder: Path, *, state: JsonObject) -> None:
         """A complete checkpoint, or none: it gets its name only when everything is written."""
         with sealed_dir(folder) as draft:
             save_model(self.model, self.tokenizer, draft)
             save_trainer_state(draft, named=self._named(), optimizers=self._optimizers, state=state)
+            self._precision.save(draft / STATE_FOLDER)
             if self._value_head is not None:
                 save_value_head(self._value_head, draft / STATE_FOLDER)
             if self._ema is not None:
@@ -153,6 +145,7 @@ class Learner:
     def restore(self, folder: Path) -> JsonObject:
         """Back to the moment of `save`; returns its state."""
         load_weights(self.model, folder)
+        self._precision.load(folder / STATE_FOLDER)
         if self._value_head is not None:
             load_value_head(self._value_head, folder / STATE_FOLDER)
         if self._ema is not None:

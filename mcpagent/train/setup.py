@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.seeds import derive_seed
@@ -45,6 +44,7 @@ from mcpagent.train.learner import Learner
 from mcpagent.train.loss import Objective
 from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
 from mcpagent.train.precision import Precision
+from mcpagent.train.processes import Processes
 from mcpagent.train.reference import EmaReference
 from mcpagent.train.rewards import GradeSettings, Overlong
 from mcpagent.train.sampler import Sampler, hf_sampler, score_completions, vllm_sampler
@@ -108,7 +108,12 @@ def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig) -> Loaded:
 
 
 def build_learner(
-    loaded: Loaded, config: TrainConfig, *, total_optimizer_steps: int, decay_share: float = 0.0
+    loaded: Loaded,
+    config: TrainConfig,
+    *,
+    total_optimizer_steps: int,
+    decay_share: float = 0.0,
+    processes: Processes | None = None,
 ) -> Learner:
     """Adapters or full weights, optimisers, schedule, reference. Seeds torch, whose own random numbers
     dropout draws; a resumed run then takes over the state of its checkpoint."""
@@ -145,7 +150,7 @@ def build_learner(
         optimizers=optimizers,
         schedule=Schedule(optimizers, factor),
         gradient_clip=optimization.gradient_clip,
-        accelerator=Accelerator(cpu=loaded.device.type == "cpu"),
+        processes=processes,
         reference=reference,
         ema=ema,
         value_head=value_head,

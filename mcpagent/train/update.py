@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +14,7 @@ from mcpagent.train.loss import batch_totals, policy_loss, sampler_weights, toke
 from mcpagent.train.scoring import Batch
 from mcpagent.train.update_rows import UpdateRow, sampler_logprobs, update_rows
 from mcpagent.train.update_settings import UpdateSettings
-from mcpagent.train.update_stats import UpdateStats
+from mcpagent.train.update_stats import UpdateStats, combined
 from mcpagent.train.value import turn_starts, value_loss
 
 
@@ -25,20 +26,25 @@ def update_policy(
     first_optimizer_step: int,
     seed: int,
 ) -> UpdateStats:
-    """Optimise on the groups that carry a signal.
+    """Optimise on the groups that carry a signal, shared out over the processes, which are all given the same
+    groups and get the same statistics.
 
     Old logprobs are the sampler's where one step is taken; the trainer's own, from before the first step,
     where there are several or the sampler is corrected for. `first_optimizer_step` numbers the steps for the
     learning-rate schedule; `seed` shuffles groups into minibatches.
     """
-    stats = UpdateStats()
-    rows = update_rows(learner, graded, settings, stats)
+    stats, processes = UpdateStats(), learner.processes
+    telling = [group for group in graded.groups if group.has_signal]
+    own = replace(graded, groups=tuple(processes.share(telling)))
+    rows = update_rows(learner, own, settings, stats)
     learner.model.train()
     for epoch in range(settings.epochs):
         order = sorted({row.group for row in rows})
         random.Random(f"{seed}/{epoch}").shuffle(order)
-        size = max(1, -(-len(order) // settings.minibatches))
-        for start in range(0, len(order), size):
+        # A process with fewer groups than others takes part in all of their steps.
+        groups = max(processes.gather([len(order)]))
+        size = max(1, -(-groups // settings.minibatches))
+        for start in range(0, groups, size):
             chosen = set(order[start : start + size])
             _optimizer_step(
                 learner,
@@ -48,7 +54,7 @@ def update_policy(
                 number=first_optimizer_step + stats.optimizer_steps,
             )
     learner.model.eval()
-    return stats
+    return combined(processes.gather([stats]))
 
 
 def _optimizer_step(
@@ -57,7 +63,7 @@ def _optimizer_step(
     samples = [row.sample for row in rows]
     lengths = [s.loss_tokens for s in samples]
     turns = sum(len(s.turn_tokens_K) for s in samples)
-    n_samples, n_tokens, n_turns = learner.sum_over_processes((*batch_totals(lengths), float(turns)))
+    n_samples, n_tokens, n_turns = learner.processes.sum((*batch_totals(lengths), float(turns)))
     weights = token_weights(
         lengths,
         loss=settings.objective.loss,
@@ -68,8 +74,11 @@ def _optimizer_step(
         own = [rows[i] for i in batch.rows]
         _backward(learner, batch, own, [weights[i] for i in batch.rows], settings, stats, n_turns=n_turns)
     norm, _ = learner.step(number)
-    stats.grad_norm += norm
     stats.optimizer_steps += 1
+    if norm is None:
+        stats.overflows += 1
+    else:
+        stats.grad_norm += norm
 
 
 def _backward(
@@ -82,12 +91,12 @@ def _backward(
     *,
     n_turns: float,
 ) -> None:
-    device = learner.device
+    device, dtype = learner.device, learner.loss_dtype
     samples = [row.sample for row in rows]
     lengths = torch.tensor([s.loss_tokens for s in samples], device=device)
     turn_lengths = torch.tensor([n for s in samples for n in s.turn_tokens_K], device=device)
-    advantages = torch.tensor([a for row in rows for a in row.advantages_K], device=device)
-    weights_N = torch.tensor(weights, device=device).repeat_interleave(lengths)
+    advantages = torch.tensor([a for row in rows for a in row.advantages_K], device=device, dtype=dtype)
+    weights_N = torch.tensor(weights, device=device, dtype=dtype).repeat_interleave(lengths)
     old, reference, corrections = _old(learner, batch, rows, lengths, settings)
     logprobs, entropy, values = learner.score_with_values(
         batch,
@@ -112,8 +121,7 @@ def _backward(
         error = _value_error(values, rows, settings).sum() / n_turns
         stats.value_loss = (stats.value_loss or 0.0) + float(error.detach())
         loss = loss + settings.value_coef * error
-    # Gradients are averaged over processes, while the weights are shares of the batch of all of them.
-    learner.backward(loss * learner.processes)
+    learner.backward(loss)
     if rows[0].before is None:
         # Before the first step the sampler and the trainer have the same weights: what differs is error.
         stats.drift.add(logprobs.detach(), old)
@@ -132,7 +140,7 @@ def _old(
     learner: Learner, batch: Batch, rows: Sequence[UpdateRow], lengths: torch.Tensor, settings: UpdateSettings
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Old and reference logprobs and the sampler's correction [N] of a micro-batch."""
-    sampler = sampler_logprobs([row.sample for row in rows], learner.device)
+    sampler = sampler_logprobs([row.sample for row in rows], learner)
     before = [row.before for row in rows if row.before is not None]
     if not before:
         reference = (
@@ -157,7 +165,9 @@ def _old(
 
 
 def _value_error(values: torch.Tensor, rows: Sequence[UpdateRow], settings: UpdateSettings) -> torch.Tensor:
-    returns = torch.tensor([r for row in rows for r in row.returns_K], device=values.device)
+    returns = torch.tensor(
+        [r for row in rows for r in row.returns_K], device=values.device, dtype=values.dtype
+    )
     known = [
         row.before.values_K for row in rows if row.before is not None and row.before.values_K is not None
     ]

@@ -37,7 +37,7 @@ def update_rows(
     needs_values = graded.settings.advantage == "gae"
     needed = not settings.is_single_step or settings.correction or settings.kl_in_reward or needs_values
     if not needed:
-        credit = assign_credit(graded, reduce=learner.sum_over_processes)
+        credit = assign_credit(graded, reduce=learner.processes.sum)
         return _join(graded, credit, None)
     before = rescore(
         learner,
@@ -47,13 +47,13 @@ def update_rows(
         with_reference=settings.use_reference,
     )
     for sample, own in zip(samples, before, strict=True):
-        stats.drift.add(own.logprobs_N, sampler_logprobs([sample], own.logprobs_N.device))
+        stats.drift.add(own.logprobs_N, sampler_logprobs([sample], learner))
     values = [own.values_K.tolist() for own in before if own.values_K is not None] if needs_values else None
     credit = assign_credit(
         graded,
         penalties=_penalties(samples, before, settings) if settings.kl_in_reward else None,
         values=values,
-        reduce=learner.sum_over_processes,
+        reduce=learner.processes.sum,
     )
     if values is not None:
         outcomes = _outcomes(graded)
@@ -95,6 +95,7 @@ def _outcomes(graded: Graded) -> list[float]:
     ]
 
 
-def sampler_logprobs(samples: Sequence[TrainSample], device: torch.device) -> torch.Tensor:
+def sampler_logprobs(samples: Sequence[TrainSample], learner: Learner) -> torch.Tensor:
     """What the sampler said of the tokens [N], sample by sample."""
-    return torch.tensor([p for s in samples for p in s.sampler_logprobs_N], device=device)
+    logprobs = [p for s in samples for p in s.sampler_logprobs_N]
+    return torch.tensor(logprobs, device=learner.device, dtype=learner.loss_dtype)

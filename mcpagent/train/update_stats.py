@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 
@@ -31,6 +33,15 @@ class Drift:
         self.weight_squared += float(weight.square().sum())
         self.max_weight = max(self.max_weight, float(weight.max()))
 
+    def join(self, other: Drift) -> None:
+        """Take in what another process saw."""
+        self.tokens += other.tokens
+        self.gap += other.gap
+        self.max_gap = max(self.max_gap, other.max_gap)
+        self.weight += other.weight
+        self.weight_squared += other.weight_squared
+        self.max_weight = max(self.max_weight, other.max_weight)
+
     def summary(self) -> dict[str, float]:
         """`sampler_ess` is the effective sample size of the weights as a share of the tokens (Kish): 1 where
         sampler and trainer agree."""
@@ -58,6 +69,7 @@ class UpdateStats:
     explained_variance: float | None = None  # of the values before the update
     grad_norm: float = 0.0
     optimizer_steps: int = 0
+    overflows: int = 0  # steps that were left out because a gradient overflowed in float16
 
     def add(self, count: int, **sums: float) -> None:
         self.tokens += count
@@ -70,15 +82,35 @@ class UpdateStats:
             return {}
         means = {name: value / self.tokens for name, value in self.sums.items()}
         steps = max(1, self.optimizer_steps)
+        taken = self.optimizer_steps - self.overflows
         summary = {
             **means,
             "ratio_max": self.max_ratio,
             **self.drift.summary(),
             "loss": self.loss / steps,
-            "grad_norm": self.grad_norm / steps,
         }
+        if taken:
+            summary["grad_norm"] = self.grad_norm / taken
+        if self.overflows:
+            summary["overflowed_steps"] = self.overflows
         if self.value_loss is not None:
             summary["value_loss"] = self.value_loss / steps
         if self.explained_variance is not None:
             summary["explained_variance"] = self.explained_variance
         return summary
+
+
+def combined(parts: Sequence[UpdateStats]) -> UpdateStats:
+    """Those of one update that several processes made together. Losses are shares of the whole; gradient
+    norms and steps are the same for all."""
+    first, *others = parts
+    for other in others:
+        first.add(other.tokens, **other.sums)
+        first.drift.join(other.drift)
+        first.max_ratio = max(first.max_ratio, other.max_ratio)
+        first.loss += other.loss
+    value_losses = [p.value_loss for p in parts if p.value_loss is not None]
+    first.value_loss = sum(value_losses) if value_losses else None
+    known = [p.explained_variance for p in parts if p.explained_variance is not None]
+    first.explained_variance = fmean(known) if known else None
+    return first

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -16,6 +15,8 @@ from mcpagent.models.embedded import train_tokenizer
 from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
 from mcpagent.train.learner import Learner
 from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
+from mcpagent.train.precision import Precision
+from mcpagent.train.processes import Processes
 from mcpagent.train.reference import EmaReference
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.value import named_parameters
@@ -49,6 +50,8 @@ def make_learner(
     reference: Any = None,
     ema: EmaReference | None = None,
     value_head: nn.Linear | None = None,
+    precision: Precision | None = None,
+    processes: Processes | None = None,
 ) -> Learner:
     optimizers = build_optimizers(
         [*model.named_parameters(), *named_parameters(value_head)],
@@ -64,7 +67,8 @@ def make_learner(
         optimizers=optimizers,
         schedule=Schedule(optimizers, linear_schedule(total=10)),
         gradient_clip=gradient_clip,
-        accelerator=Accelerator(cpu=True),
+        precision=precision,
+        processes=processes,
         reference=reference,
         ema=ema,
         value_head=value_head,
