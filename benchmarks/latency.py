@@ -25,7 +25,7 @@ from mcpagent.rollout.collector import attempts, collect
 from mcpagent.tools.pool import ToolPool
 
 IN_FLIGHT = 64
-_CALLS = 3
+_CALLS = 2
 _MAX_CONTEXT = 4096
 
 
@@ -39,7 +39,7 @@ class Throughput:
 
 
 async def measure(
-    model: Any, renderer: Renderer, *, slow: bool, episodes: int = 2 * IN_FLIGHT, filler: int = 160
+    model: Any, renderer: Renderer, *, slow: bool, episodes: int = 2 * IN_FLIGHT, filler: int = 96
 ) -> Throughput:
     """`filler` is how many tokens a turn has besides its call."""
     rng = random.Random(0)

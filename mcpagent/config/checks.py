@@ -21,7 +21,13 @@ def findings(config: TrainConfig, *, for_training: bool = True) -> list[Finding]
     training run must keep to is left out."""
     found = list(_common(config))
     if for_training and config.algorithm == "grpo":
-        found += [*_sampling(config), *_objective(config), *_batches(config), *_endings(config)]
+        found += [
+            *_sampling(config),
+            *_staleness(config),
+            *_objective(config),
+            *_batches(config),
+            *_endings(config),
+        ]
     return found
 
 
@@ -102,6 +108,32 @@ def _sampling(config: TrainConfig) -> Iterator[Finding]:
             ("rollout.top_k",),
             f"rollout.top_k is {rollout.top_k}, but sampling from a cut distribution biases the ratio of "
             "policies that the loss is made of; use 0",
+        )
+
+
+def _staleness(config: TrainConfig) -> Iterator[Finding]:
+    stale = config.rollout.max_staleness
+    if not stale:
+        return
+    if config.rollout.deterministic:
+        yield Finding(
+            ("rollout.max_staleness", "rollout.deterministic"),
+            f"rollout.max_staleness is {stale}, but rollout.deterministic is true, and when episodes and "
+            "updates overlap, time decides which weights sample a token; use 0, or set rollout.deterministic "
+            "to false",
+        )
+    if config.grpo.tis_cap is None:
+        yield Finding(
+            ("grpo.tis_cap", "rollout.max_staleness"),
+            f"rollout.max_staleness is {stale}, but grpo.tis_cap is not set, so nothing corrects for tokens "
+            "of an older policy; set it, for example to 2.0",
+        )
+    if config.training.dynamic_sampling:
+        yield Finding(
+            ("training.dynamic_sampling", "rollout.max_staleness"),
+            f"training.dynamic_sampling is {config.training.dynamic_sampling}, but with "
+            f"rollout.max_staleness {stale} a step takes the groups that have finished and begins no others; "
+            "set one of them to 0",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from mcpagent.evaluate.evaluator import evaluate
 from mcpagent.evaluate.summary import summarise
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.canary import Canary
-from mcpagent.rollout.agent import AgentSettings
+from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
 from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.pipeline import Pipeline
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.contract import ToolProvider
@@ -77,6 +78,24 @@ class LocalActor:
         )
         self._sampler.rest()
         return trajectories
+
+    def pipeline(self, groups: Iterable[Sequence[Attempt]], *, batch: int, max_staleness: int) -> Pipeline:
+        """Episodes of `groups` with this actor's policy and tools, for `PipelinedActor`."""
+
+        async def play(attempt: Attempt) -> Trajectory:
+            trajectory = await run_attempt(
+                attempt,
+                policy=self._sampler.policy,
+                tools=self._tools,
+                settings=self._settings,
+                renderer=self._renderer,
+            )
+            self._on_episode(trajectory)
+            return trajectory
+
+        return Pipeline(
+            groups, play=play, batch=batch, max_staleness=max_staleness, concurrency=self._concurrency
+        )
 
     @property
     def ledger_bytes(self) -> int:

@@ -26,9 +26,10 @@ from mcpagent.train.actor import LocalActor, roll_back
 from mcpagent.train.budget import Budget
 from mcpagent.train.callbacks import Callback, StepReport
 from mcpagent.train.demonstrations import demonstrate, samples
-from mcpagent.train.grpo import GrpoRun, GrpoSettings, GrpoState, train_grpo
+from mcpagent.train.grpo import Actor, GrpoRun, GrpoSettings, GrpoState, train_grpo
 from mcpagent.train.health import HealthSettings, PPOHealthCallback
 from mcpagent.train.order import TaskOrder
+from mcpagent.train.pipelined import PipelinedActor, refuse_pipeline, scheduled, trained_groups
 from mcpagent.train.setup import (
     as_loaded,
     build_canary,
@@ -216,6 +217,9 @@ def _run_grpo(
         roll_back(place.ledger, state.ledger_bytes)
     episodes = config.training.batch_size * config.rollout.group_size
     concurrency = min(config.rollout.num_envs, max(episodes, 1))
+    is_pipelined = config.rollout.max_staleness > 0
+    if is_pipelined:
+        refuse_pipeline(config, loaded.device)
     canary = build_canary(loaded, config, learner=learner, tasks=tasks, catalog=tools.pool.tools)
     with ExitStack() as stack:
         sampler = stack.enter_context(
@@ -223,7 +227,8 @@ def _run_grpo(
                 loaded,
                 config,
                 model=learner.model,
-                slots=max(concurrency, CANARY_ROWS),
+                # Beside episodes that go on, evaluations and the canary need room of their own.
+                slots=2 * concurrency + CANARY_ROWS if is_pipelined else max(concurrency, CANARY_ROWS),
                 weights=run.path / "weights",
                 on_note=watch.note,
             )
@@ -246,6 +251,25 @@ def _run_grpo(
             on_episode=watch.on_episode,
         )
         actor.prove()  # before a step is spent on it
+        order = TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed)
+        collecting: Actor = actor
+        if is_pipelined:
+            begun = range(1, total + 1)
+            collecting = PipelinedActor(
+                actor,
+                actor.pipeline(
+                    scheduled(
+                        ((step, [tasks[i] for i in order.batch(step)]) for step in begun),
+                        group_size=config.rollout.group_size,
+                        seed=config.seed,
+                        trained=trained_groups(run),
+                    ),
+                    batch=min(config.training.batch_size, len(tasks)),
+                    max_staleness=config.rollout.max_staleness,
+                ),
+                io=tools.io,
+            )
+            stack.callback(collecting.close)
         health = _health(config, run, watch)
         trackers = stack.enter_context(_tracked(config, run, state.step, watch))
 
@@ -256,10 +280,10 @@ def _run_grpo(
         reason = train_grpo(
             GrpoRun(
                 learner=learner,
-                actor=actor,
+                actor=collecting,
                 tasks=tasks,
                 validation=validation,
-                order=TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed),
+                order=order,
                 folder=run,
                 settings=_grpo_settings(config, total=total),
                 state=state,
