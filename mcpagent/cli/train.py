@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,11 @@ import typer
 
 from mcpagent.cli.sampling import Cassette, CassetteMode, ToolFormat, cassette_settings
 from mcpagent.config.loader import LoadedConfig, load_train_config
-from mcpagent.console import Console
+from mcpagent.console import Advance, Console
 from mcpagent.core.records import JsonObject
+from mcpagent.core.trajectory import Trajectory
 from mcpagent.storage.jsonl import find_dataset
+from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.task_file import TaskFile
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -79,26 +82,58 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
     from mcpagent.workflows.train import Watch, train
 
     config = loaded.config
-    title = "GRPO" if config.algorithm == "grpo" else "supervised"
-    with console.progress(title) as advance:
+    folder = Path(config.output_dir) / config.name
+    is_grpo = config.algorithm == "grpo"
+    of_step = f"/{config.training.batch_size * config.rollout.group_size}" if is_grpo else ""
+    last, episodes = "", 0
+    with ExitStack() as stack:
+        advance: Advance = lambda amount=1, *, note="": None  # noqa: E731 - until the bar is there
+
+        def on_start(done: int, total: int) -> None:
+            nonlocal advance
+            bar = console.progress("GRPO" if is_grpo else "supervised", total=total)
+            advance = stack.enter_context(bar)
+            advance(done)
+
+        def on_episode(_: Trajectory) -> None:
+            nonlocal episodes
+            episodes += 1
+            advance(0, note=f"{last}  episodes {episodes}{of_step}".lstrip())
 
         def on_step(record: JsonObject) -> None:
-            advance(note=_step_note(record))
+            nonlocal last, episodes
+            last, episodes = _step_note(record), 0
+            advance(note=last)
 
-        outcome = train(config, resume=resume, watch=Watch(on_step=on_step, note=console.note))
+        watch = Watch(on_start=on_start, on_step=on_step, on_episode=on_episode, note=console.note)
+        try:
+            outcome = train(config, resume=resume, watch=watch)
+        except KeyboardInterrupt:
+            stack.close()
+            if (latest := RunFolder(folder).latest_checkpoint()) is not None:
+                console.note(f"stopped after step {step_of(latest)}, which is kept; go on with")
+                console.note(f"  mcpagent train --config {folder / 'config.yaml'} --resume")
+            raise
+    is_ill = outcome.stop_reason.startswith("health: ")
     if console.is_json:
         console.print_json(outcome.as_json())
-        return
-    console.say(f"run         {outcome.run_dir}")
-    console.say(f"checkpoint  {outcome.best_checkpoint}")
-    console.say(f"next        mcpagent eval checkpoint {outcome.best_checkpoint} --data FILE")
-    console.say(f"            mcpagent report {outcome.run_dir}")
+    else:
+        console.say(f"run         {outcome.run_dir}")
+        console.say(f"ended       after step {outcome.steps}: {outcome.stop_reason}")
+        console.say(f"last step   {_step_note(outcome.metrics) or 'none'}")
+        console.say(f"checkpoint  {outcome.best_checkpoint}{' (the last good one)' if is_ill else ''}")
+        console.say(f"next        mcpagent eval checkpoint {outcome.best_checkpoint} --data FILE")
+        console.say(f"            mcpagent report {outcome.run_dir}")
+    if is_ill:
+        raise typer.Exit(1)
 
 
 def _step_note(record: JsonObject) -> str:
     """The one line beside the bar."""
     if "reward_mean" in record:
-        return f"reward {record['reward_mean']:.2f}  success {record['success_rate']:.0%}"
+        shown = f"reward {record['reward_mean']:.2f}  success {record['success_rate']:.0%}"
+        validated = record.get("validation_success")
+        return shown if validated is None else f"{shown}  validation {validated:.0%}"
     return f"loss {record['loss']:.3f}" if "loss" in record else ""
 
 

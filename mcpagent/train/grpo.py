@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -133,13 +134,11 @@ def train_grpo(run: GrpoRun) -> str:
     save_if_missing(run)  # the weights from which the run begins are good ones to come back to
     try:
         while (reason := _why_ended(run)) is None:
-            trajectories = _collect(run, state.step + 1)
-            with uninterrupted(
-                lambda: run.note(
-                    f"finishing step {state.step + 1} of {total} before it stops; Ctrl-C again drops the step"
-                )
-            ):
-                _learn(run, state.step + 1, trajectories)
+            step = state.step + 1
+            trajectories = _collect(run, step)
+            held = f"finishing step {step} of {total} before it stops; Ctrl-C again drops the step"
+            with uninterrupted(partial(run.note, held)):
+                _learn(run, step, trajectories)
     except BudgetReached as reached:
         reason = str(reached)
     except Abandoned:

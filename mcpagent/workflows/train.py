@@ -49,8 +49,10 @@ from mcpagent.workflows.stage import catalog_note, open_tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """What a run reports while it goes on; every part may be left out."""
+    """What a run reports while it goes on; every part may be left out. `on_start` gets the steps that are
+    done already and those of the whole run."""
 
+    on_start: Callable[[int, int], None] = lambda _done, _total: None
     on_step: Callable[[JsonObject], None] = lambda _: None
     on_episode: Callable[[Trajectory], None] = lambda _: None
     note: Callable[[str], None] = lambda _: None
@@ -158,10 +160,11 @@ def _run_sft(
         watch.note(f"training the embedded tokenizer for catalog {tools.pool.catalog_hash[:12]}")
         model, tokenizer = embedded_model(demonstrations, by_id, catalog=tools.pool.tools, seed=config.seed)
         loaded = as_loaded(model, tokenizer, config=config)
-    total = config.training.total_steps(n_tasks=len(all_tasks)) + config.sft.copy_steps
+    total = _total_steps(config, tasks)
     learner = build_learner(loaded, config, total_optimizer_steps=total, decay_share=config.sft.decay_share)
     run, saved = open_run(config, place, learner.restore)
     state = SftState.from_json(saved) if saved else SftState()
+    watch.on_start(state.step, total)
     # A resumed run has made its demonstrations again: the same tokens, with the nonces of this time's calls.
     write_trajectories(run.trajectories / "demonstrations", demonstrations)
     with _tracked(config, run, state.step, watch) as trackers:
@@ -203,7 +206,7 @@ def _run_grpo(
     callbacks: Sequence[Callback],
 ) -> TrainOutcome:
     loaded = load(config)
-    total = config.training.total_steps(n_tasks=len(tasks))
+    total = _total_steps(config, tasks)
     per_step = config.grpo.epochs_per_batch * config.grpo.minibatches
     learner = build_learner(loaded, config, total_optimizer_steps=total * per_step)
     run, saved = open_run(config, place, learner.restore)
@@ -271,6 +274,7 @@ def _run_grpo(
             )
             stack.callback(collecting.close)
         health = _health(config, run, watch)
+        watch.on_start(state.step, total)
         trackers = stack.enter_context(_tracked(config, run, state.step, watch))
 
         def on_step(report: StepReport) -> None:
@@ -352,6 +356,11 @@ def _tracked(config: TrainConfig, run: RunFolder, step: int, watch: Watch) -> It
         yield trackers
     finally:
         trackers.close()
+
+
+def _total_steps(config: TrainConfig, tasks: TaskFile) -> int:
+    copying = config.sft.copy_steps if config.algorithm == "sft" else 0
+    return config.training.total_steps(n_tasks=len(tasks)) + copying
 
 
 def _validation(config: TrainConfig) -> Any:
