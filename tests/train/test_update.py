@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
 from mcpagent.train.loss import Objective
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.update import update_policy
-from mcpagent.train.update_settings import UpdateSettings
+from mcpagent.train.update_settings import SamplerCorrection, UpdateSettings
 from mcpagent.train.update_stats import UpdateStats
 from tests.train.world import full_logprobs, given, make_learner, on_policy, some_samples, tiny_model
 
@@ -212,3 +213,93 @@ def test_a_reference_without_a_model_of_its_own_is_the_base_with_its_adapters_of
     assert torch.allclose(learner.reference_logprobs(batch), wanted, atol=1e-5)
     assert adapted.training
     assert not torch.allclose(learner.score(batch)[0], wanted, atol=1e-2)
+
+
+def test_several_steps_are_measured_from_the_trainers_own_logprobs_and_the_sampler_is_reported() -> None:
+    model = tiny_model()
+    samples = some_samples(4)  # the sampler's logprobs are made up: ratios to them would be far from 1
+    exact = torch.cat([full_logprobs(model, s).detach() for s in samples])
+    sampler = torch.tensor([p for s in samples for p in s.sampler_logprobs_N], dtype=torch.float64)
+    settings = UpdateSettings(use_reference=False, epochs=2)
+    _, stats = gradient_of(model, samples, ADVANTAGES, settings)
+    summary = stats.summary()
+    assert summary["ratio_mean"] == pytest.approx(1.0, abs=1e-5)  # nothing moved: the step is of size zero
+    gap, weight = (exact - sampler).abs(), (exact - sampler).exp()
+    assert summary["logprob_drift_mean"] == pytest.approx(float(gap.mean()), rel=1e-5)
+    assert summary["logprob_drift_max"] == pytest.approx(float(gap.max()), rel=1e-5)
+    assert summary["sampler_ratio_mean"] == pytest.approx(float(weight.mean()), rel=1e-4)
+    assert summary["sampler_ratio_max"] == pytest.approx(float(weight.max()), rel=1e-4)
+    ess = float(weight.sum() ** 2 / (len(weight) * weight.square().sum()))
+    assert summary["sampler_ess"] == pytest.approx(ess, rel=1e-4)
+    assert 0.0 < ess < 1.0
+
+
+def test_the_sampler_is_corrected_for_with_bounded_weights() -> None:
+    model = tiny_model(dtype=torch.float64)
+    samples = some_samples(3)
+    advantages = ADVANTAGES[:3]
+    total = torch.zeros((), dtype=torch.float64)
+    for sample, advantage in zip(samples, advantages, strict=True):
+        logprobs = full_logprobs(model, sample)
+        sampler = torch.tensor(sample.sampler_logprobs_N, dtype=torch.float64)
+        weight = (logprobs.detach() - sampler).exp().clamp(max=1.5)
+        # On policy with respect to the trainer itself: the gradient of the ratio is that of the logprob.
+        total = total - (weight * advantage * logprobs).sum()
+    expected = torch.autograd.grad(total / sum(s.loss_tokens for s in samples), list(model.parameters()))
+    settings = UpdateSettings(
+        objective=Objective(loss="dapo"), use_reference=False, correction=SamplerCorrection(cap=1.5)
+    )
+    gradient, stats = gradient_of(model, samples, advantages, settings)
+    for (name, _), value in zip(model.named_parameters(), expected, strict=True):
+        assert torch.allclose(gradient[name], value, rtol=1e-5, atol=1e-8), name
+    assert 0.0 < stats.summary()["correction_mean"] <= 1.5
+
+
+def test_a_kl_in_the_reward_changes_the_advantages_and_not_the_loss() -> None:
+    model, reference = tiny_model(dtype=torch.float64), tiny_model(1, dtype=torch.float64)
+    samples = on_policy(model, some_samples(2))
+    attempts = [GradedAttempt(reward=r, sample=s) for r, s in zip([1.0, 0.0], samples, strict=True)]
+    graded = Graded(
+        groups=(GradedGroup(group_id="a", attempts=tuple(attempts)),),
+        settings=CreditSettings(scale="none"),
+    )
+    with torch.no_grad():
+        k1 = [float((full_logprobs(model, s) - full_logprobs(reference, s)).sum()) for s in samples]
+    first, second = 1.0 - 0.1 * k1[0], 0.0 - 0.1 * k1[1]
+    advantages = [(first - second) / 2, (second - first) / 2]
+    settings = UpdateSettings(
+        objective=Objective(kl_coef=0.1, kl_estimator=None), kl_in_reward=True, use_reference=True
+    )
+    plain, _ = gradient_of(model, samples, advantages, UpdateSettings(use_reference=False))
+    seen: dict[str, torch.Tensor] = {}
+    twin = tiny_model(dtype=torch.float64)
+    for name, parameter in twin.named_parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda p, name=name: seen.__setitem__(name, p.grad.detach().clone())
+        )
+    learner = make_learner(twin, learning_rate=0.0, reference=reference)
+    stats = update_policy(learner, graded, settings=settings, first_optimizer_step=1, seed=0)
+    assert stats.summary()["kl"] > 0.0
+    for name, value in plain.items():
+        assert torch.allclose(seen[name], value, rtol=1e-4, atol=1e-7), name
+
+
+def test_minibatches_are_of_whole_groups() -> None:
+    model = tiny_model()
+    samples = some_samples(6)
+    learner = make_learner(model)
+    counts: list[int] = []
+    learner.scorer.register_forward_hook(lambda _module, _inputs, output: counts.append(len(output[0])))
+    groups = [0, 1, 2, 0, 1, 2]
+    update_policy(
+        learner,
+        given(samples, [1.0, -1.0, 0.5, -0.5, 0.2, -0.2], groups=groups),
+        settings=UpdateSettings(use_reference=False, minibatches=3),
+        first_optimizer_step=1,
+        seed=0,
+    )
+    tokens = [s.loss_tokens for s in samples]
+    of_groups = sorted(tokens[g] + tokens[g + 3] for g in range(3))
+    # The first pass rescores everything; then comes one minibatch a group.
+    assert counts[0] == sum(tokens)
+    assert sorted(counts[1:]) == of_groups
