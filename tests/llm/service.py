@@ -102,7 +102,12 @@ def service(script: Script) -> Iterator[Service]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            length = int(self.headers["Content-Length"])
+            raw_body = self.rfile.read(length)
+            if len(raw_body) < length:
+                self.close_connection = True  # the client was killed while it wrote
+                return
+            body = json.loads(raw_body)
             key = self.headers.get("Idempotency-Key", "")
             with lock:
                 numbers[key] += 1

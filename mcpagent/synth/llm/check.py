@@ -136,7 +136,11 @@ class FormatCheck:
                 Message(role="user", content=draft.user_prompt.strip()),
             ),
             reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
-            extra_info={"tools": [tool.dotted for tool in tools.values()], "generator": "llm"},
+            extra_info={
+                "tools": [tool.dotted for tool in tools.values()],
+                "generator": "llm",
+                "class": "single" if len(plan) == 1 else "sequential",
+            },
         )
 
 

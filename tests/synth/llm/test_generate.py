@@ -80,7 +80,9 @@ def test_answers_are_what_the_tools_found_and_provenance_says_who_wrote_the_task
         info = task.extra_info
         assert (info["model"], info["backend"], info["generator"]) == ("scripted", "responses", "llm")
         assert info["prompts_sha256"] == document["prompts_sha256"]
-        assert info["verdicts"]["gold_reward"] == 1.0
+        shown = info["verdicts"]
+        assert (shown["gold_reward"], shown["replays"], shown["no_op"]) == (1.0, 1, "silence fails")
+        assert shown["minimal"] == "every step is needed"
         assert sum(v["accept"] is True for v in info["votes"]) * 2 > len(info["votes"]) == 3
         gold = {f"{step.server}.{step.tool}" for step in task.truth.tool_sequence}
         assert task.offered_tools is not None
@@ -316,6 +318,22 @@ def test_what_the_service_failed_to_answer_stays_a_reject_until_it_is_to_be_aske
         mended = generate(running.url, out, *options, "--retry-failed")
     assert first["rejects"] == same["rejects"] == {"server_error": 1}
     assert (same["records"], mended["records"]) == (2, 3)
+
+
+def test_a_key_that_is_refused_in_the_middle_ends_the_run_and_keeps_what_was_answered(tmp_path: Path) -> None:
+    def script(received: Received) -> Answer:
+        return error(401, "expired") if Question.of(received.key).sample == 5 else model(received)
+
+    out = tmp_path / "out"
+    with service(script) as running:
+        done = invoke(running.url, out, "--n-samples", "12", "--concurrency", "1")
+        asked = len(running.log)
+    assert isinstance(done.exception, UserError)
+    assert "OPENAI_API_KEY" in (done.exception.remedy or "")
+    assert len(answered(out)) == asked - 1 > 10
+    with service(model) as running:
+        document = generate(running.url, out, "--n-samples", "12")
+    assert document["spend"]["answers_from_journal"] == asked - 1
 
 
 def test_a_run_without_a_single_task_fails_and_says_why(tmp_path: Path) -> None:

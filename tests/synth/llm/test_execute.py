@@ -1,0 +1,98 @@
+"""What only the run shows, on a scripted server: `lamp` is a fact, `clock` changes with every call."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolAnnotations, ToolCall, ToolResult, ToolSpec
+from mcpagent.synth.llm.check import FormatCheck
+from mcpagent.synth.llm.draft import Draft
+from mcpagent.synth.llm.execute import Executed, Executor
+from mcpagent.synth.llm.faults import Fault, Stage
+from mcpagent.synth.record import Offer
+from mcpagent.tools.contract import Purpose
+
+
+class Shop:
+    """A provider and its only session."""
+
+    def __init__(self) -> None:
+        self._ticks = itertools.count(100)
+        annotations = ToolAnnotations(read_only=True)
+        self.tools: Mapping[str, ToolSpec] = {
+            name: ToolSpec(server="shop", name=name, input_schema={"type": "object"}, annotations=annotations)
+            for name in ("lamp", "clock", "broken")
+        }
+
+    def session(self) -> "Shop":
+        return self
+
+    async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
+        assert purpose is Purpose.SYNTH
+        said: JsonObject = {"price": 12.5} if call.tool == "lamp" else {"price": next(self._ticks)}
+        return ToolResult(
+            call_id=call.id,
+            server="shop",
+            tool=call.tool,
+            content=json.dumps(said),
+            structured=said,
+            is_error=call.tool == "broken",
+        )
+
+    async def close(self) -> None:
+        pass
+
+
+def task_of(shop: Shop, tool: str, **changes: Any) -> Task:
+    draft = {
+        "user_prompt": "What does it cost?",
+        "steps": [{"server": "shop", "tool": tool, "arguments": "{}"}],
+        "answer": {"type": "number", "values": ["${step1.price}"], "tolerance": 0.01},
+        "final_answer": "It costs ${step1.price}.",
+    }
+    check = FormatCheck(
+        usable={spec.dotted: spec for spec in shop.tools.values()},
+        offer=Offer(catalog=shop.tools),
+        max_tools=2,
+        max_turns=5,
+        seed=0,
+    )
+    return check.task(Draft.model_validate({**draft, **changes}), complexity="simple")
+
+
+def run(tool: str, **changes: Any) -> Executed | Fault:
+    shop = Shop()
+    return asyncio.run(Executor(shop).run(task_of(shop, tool, **changes)))
+
+
+def test_the_answer_is_what_the_tool_said_and_the_call_is_kept_for_the_committee() -> None:
+    executed = run("lamp")
+    assert isinstance(executed, Executed)
+    assert executed.task.truth.final_answer is not None
+    assert executed.task.truth.final_answer.value == 12.5
+    assert executed.task.truth.reference_answer == "It costs 12.5."
+    assert executed.calls == (
+        {"server": "shop", "tool": "lamp", "arguments": {}, "result": '{"price": 12.5}'},
+    )
+
+
+@pytest.mark.parametrize(
+    ("tool", "changes", "code"),
+    [
+        ("clock", {}, "not_repeatable"),
+        ("broken", {}, "step_failed"),
+        ("lamp", {"final_answer": "It costs ${step1.cost}."}, "reference_unresolved"),
+        ("lamp", {"final_answer": "Not ${step1.price} but 3."}, "gold_fails"),
+        ("lamp", {"user_prompt": "Does it cost 12.5?"}, "answer_in_prompt"),
+    ],
+)
+def test_what_the_run_shows_to_be_wrong_is_a_fault(tool: str, changes: Any, code: str) -> None:
+    fault = run(tool, **changes)
+    assert isinstance(fault, Fault)
+    assert (fault.stage, fault.code) == (Stage.EXECUTE, code)
