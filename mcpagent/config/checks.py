@@ -166,8 +166,8 @@ def _objective(config: TrainConfig) -> Iterator[Finding]:
     if grpo.loss == "dr_grpo" and grpo.advantage_scale != "none":
         yield Finding(
             ("grpo.normalize_advantages", "grpo.loss"),
-            f"grpo.normalize_advantages is {grpo.normalize_advantages}, but grpo.loss dr_grpo is the one "
-            "that leaves the standard deviation out; set it to false, or use another loss",
+            f"grpo.normalize_advantages is {str(grpo.normalize_advantages).lower()}, but grpo.loss dr_grpo "
+            "is the one that leaves the standard deviation out; set it to false, or use another loss",
         )
     if grpo.normalize_advantages == "batch" and grpo.advantage not in ("group", "turn"):
         yield Finding(

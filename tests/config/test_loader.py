@@ -160,6 +160,24 @@ def test_an_override_without_a_value_sign_is_refused() -> None:
         (["rollout.temperature=0"], "rollout.temperature is 0, but"),
         (["grpo.adaptive_kl=true"], "grpo.target_kl is not set"),
         (["grpo.clip_ratio_high=0.1"], "grpo.clip_ratio_high is 0.1, but grpo.clip_ratio is 0.2"),
+        (["grpo.kl_estimator=k1"], "grpo.kl_estimator is k1, but grpo.kl_placement is loss"),
+        (["grpo.kl_placement=reward"], "grpo.kl_estimator is k3, but grpo.kl_placement is reward"),
+        (
+            ["kl.placement=reward", "kl.estimator=k1", "grpo.reference=none", "grpo.kl_coef=0"],
+            "grpo.kl_placement is reward, but grpo.reference is none",
+        ),
+        (
+            ["grpo.loss=dr_grpo", "grpo.normalize_advantages=true"],
+            "grpo.normalize_advantages is true, but grpo.loss dr_grpo",
+        ),
+        (
+            ["grpo.advantage=rloo", "grpo.normalize_advantages=batch"],
+            "grpo.normalize_advantages is batch, but grpo.advantage is rloo",
+        ),
+        (
+            ["grpo.max_response_tokens=100", "grpo.overlong_buffer_tokens=101", "grpo.overlong_penalty=0.5"],
+            "grpo.overlong_buffer_tokens is 101, but an episode has at most 100",
+        ),
         (["grpo.minibatches=3"], "grpo.minibatches is 3, but training.batch_size 16"),
         (["optimization.optimizer=muon"], "optimization.optimizer is muon, but"),
         (["rollout.max_new_tokens=4096"], "rollout.max_new_tokens is 4096, but"),
@@ -252,3 +270,19 @@ def test_the_resolved_config_of_a_run_loads_as_itself(tmp_path: Path, overrides:
     config = load_train_config([], overrides).config
     file = write(tmp_path, dump_config(config))
     assert load_train_config([file]).config == config
+
+
+def test_the_ppo_preset_is_a_value_head_with_discounted_turns() -> None:
+    grpo = load_train_config([resource_path("configs/ppo.yaml")]).config.grpo
+    assert (grpo.advantage, grpo.gae_gamma, grpo.gae_lambda, grpo.value_loss_coef) == ("gae", 0.99, 0.95, 0.5)
+    assert load_train_config([], ["grpo.advantage=gae"]).config.grpo.gae_gamma == 0.99
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [([], "group"), (["grpo.loss=dr_grpo"], "none"), (["grpo.normalize_advantages=batch"], "batch")],
+)
+def test_advantages_are_divided_by_a_standard_deviation_unless_the_loss_leaves_it_out(
+    options: list[str], scale: str
+) -> None:
+    assert load_train_config([], options).config.grpo.advantage_scale == scale
