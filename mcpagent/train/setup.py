@@ -319,6 +319,7 @@ def update_settings(config: TrainConfig) -> UpdateSettings:
         minibatches=grpo.minibatches,
         micro_batch_tokens=config.training.micro_batch_tokens,
         temperature=config.rollout.temperature,
+        stop_kl=config.health.stop_epochs_kl,
     )
 
 

@@ -30,7 +30,8 @@ def update_policy(
     groups and get the same statistics.
 
     Old logprobs are the sampler's where one step is taken; the trainer's own, from before the first step,
-    where there are several or the sampler is corrected for. `first_optimizer_step` numbers the steps for the
+    where there are several or the sampler is corrected for. Past `settings.stop_kl` the other steps are left
+    out. `first_optimizer_step` numbers the steps for the
     learning-rate schedule; `seed` shuffles groups into minibatches.
     """
     stats, processes = UpdateStats(), learner.processes
@@ -45,6 +46,9 @@ def update_policy(
         groups = max(processes.gather([len(order)]))
         size = max(1, -(-groups // settings.minibatches))
         for start in range(0, groups, size):
+            if _has_moved_too_far(learner, settings, stats):
+                stats.skipped_steps += 1
+                continue
             chosen = set(order[start : start + size])
             _optimizer_step(
                 learner,
@@ -55,6 +59,13 @@ def update_policy(
             )
     learner.model.eval()
     return combined(processes.gather([stats]))
+
+
+def _has_moved_too_far(learner: Learner, settings: UpdateSettings, stats: UpdateStats) -> bool:
+    """Whether the policy, as the last step of any process found it, is past `stop_kl`."""
+    if settings.stop_kl is None:
+        return False
+    return max(learner.processes.gather([stats.approx_kl.latest])) > settings.stop_kl
 
 
 def _optimizer_step(
@@ -73,6 +84,7 @@ def _optimizer_step(
     for batch in learner.batches(samples, max_tokens=settings.micro_batch_tokens):
         own = [rows[i] for i in batch.rows]
         _backward(learner, batch, own, [weights[i] for i in batch.rows], settings, stats, n_turns=n_turns)
+    stats.approx_kl.end_step()
     norm, _ = learner.step(number)
     stats.optimizer_steps += 1
     if norm is None:
@@ -125,6 +137,7 @@ def _backward(
     if rows[0].before is None:
         # Before the first step the sampler and the trainer have the same weights: what differs is error.
         stats.drift.add(logprobs.detach(), old)
+    stats.approx_kl.add(logprobs.detach(), old)
     stats.max_ratio = max(stats.max_ratio, float(parts.ratio_N.max()))
     stats.add(
         len(old),

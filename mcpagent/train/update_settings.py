@@ -34,6 +34,9 @@ class UpdateSettings:
     minibatches: int = 1
     micro_batch_tokens: int = 8192
     temperature: float = 1.0
+    stop_kl: float | None = (
+        None  # nats a token from the old policy, past which a batch's other steps are left
+    )
 
     @property
     def is_single_step(self) -> bool:

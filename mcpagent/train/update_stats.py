@@ -57,18 +57,47 @@ class Drift:
 
 
 @dataclass
+class ApproximateKL:
+    """KL(old || new) in nats a sampled token, by k3 (Schulman 2020): r - 1 - log r with r = new / old.
+    `latest` is what the last optimiser step found before it was taken."""
+
+    tokens: int = 0
+    total: float = 0.0
+    latest: float = 0.0
+    _before: tuple[int, float] = (0, 0.0)
+
+    def add(self, new_N: torch.Tensor, old_N: torch.Tensor) -> None:
+        log_ratio = (new_N - old_N).double()
+        self.tokens += len(log_ratio)
+        self.total += float((log_ratio.exp() - 1.0 - log_ratio).sum())
+
+    def end_step(self) -> None:
+        tokens, total = self._before
+        if self.tokens > tokens:
+            self.latest = (self.total - total) / (self.tokens - tokens)
+        self._before = (self.tokens, self.total)
+
+    def join(self, other: ApproximateKL) -> None:
+        """Take in what another process saw."""
+        self.tokens += other.tokens
+        self.total += other.total
+
+
+@dataclass
 class UpdateStats:
     """Token-weighted sums over an update; `summary` gives their means. KL and drift are in nats."""
 
     tokens: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     drift: Drift = field(default_factory=Drift)
+    approx_kl: ApproximateKL = field(default_factory=ApproximateKL)
     max_ratio: float = 0.0
     loss: float = 0.0
     value_loss: float | None = None
     explained_variance: float | None = None  # of the values before the update
     grad_norm: float = 0.0
     optimizer_steps: int = 0
+    skipped_steps: int = 0  # left out because the policy had moved too far
     overflows: int = 0  # steps that were left out because a gradient overflowed in float16
 
     def add(self, count: int, **sums: float) -> None:
@@ -85,12 +114,15 @@ class UpdateStats:
         taken = self.optimizer_steps - self.overflows
         summary = {
             **means,
+            "approx_kl": self.approx_kl.total / self.approx_kl.tokens,
             "ratio_max": self.max_ratio,
             **self.drift.summary(),
             "loss": self.loss / steps,
         }
         if taken:
             summary["grad_norm"] = self.grad_norm / taken
+        if self.skipped_steps:
+            summary["skipped_steps"] = self.skipped_steps
         if self.overflows:
             summary["overflowed_steps"] = self.overflows
         if self.value_loss is not None:
@@ -107,6 +139,7 @@ def combined(parts: Sequence[UpdateStats]) -> UpdateStats:
     for other in others:
         first.add(other.tokens, **other.sums)
         first.drift.join(other.drift)
+        first.approx_kl.join(other.approx_kl)
         first.max_ratio = max(first.max_ratio, other.max_ratio)
         first.loss += other.loss
     value_losses = [p.value_loss for p in parts if p.value_loss is not None]
