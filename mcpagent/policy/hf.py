@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from mcpagent.core.trajectory import Completion
-from mcpagent.policy.attention import prepare_attention
+from mcpagent.policy.attention import why_no_slots
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import EngineThread
 from mcpagent.policy.hf_engine import Engine
+from mcpagent.policy.plain_engine import PlainEngine
 from mcpagent.policy.sampling import Sampler, sample_rows
+
+log = logging.getLogger(__name__)
 
 
 class HFPolicy:
@@ -35,21 +39,24 @@ class HFPolicy:
     ) -> None:
         """`sample` chooses the tokens; a benchmark may force them."""
         model.eval()
-        prepare_attention(model)
+        reason = why_no_slots(model)
+        if reason is not None:
+            log.warning("sampling each episode by itself, which is slower: %s", reason)
+        common: dict[str, Any] = {
+            "decoder": model.get_decoder(),
+            "head": model.get_output_embeddings(),
+            "stop_ids": stop_ids,
+            "max_context": max_context,
+            "device": model.device,
+            "sample": sample,
+        }
 
-        def make() -> Engine:
+        def make() -> Engine | PlainEngine:
             # The number of OpenMP threads belongs to the calling thread.
             torch.set_num_threads(threads)
-            return Engine(
-                decoder=model.get_decoder(),
-                head=model.get_output_embeddings(),
-                stop_ids=stop_ids,
-                max_context=max_context,
-                slots=slots,
-                device=model.device,
-                dtype=model.dtype,
-                sample=sample,
-            )
+            if reason is not None:
+                return PlainEngine(**common)
+            return Engine(slots=slots, dtype=model.dtype, **common)
 
         self._thread = EngineThread(make, decode=decode)
 

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.core.trajectory import FinishReason
-from mcpagent.policy.attention import prepare_attention
+from mcpagent.policy.attention import why_no_slots
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf_engine import Engine
 
@@ -44,7 +44,7 @@ def tiny_model(
 
 
 def make_engine(model: Any, *, slots: int = 16, max_context: int = MAX_CONTEXT) -> Engine:
-    prepare_attention(model)
+    assert why_no_slots(model) is None
     return Engine(
         decoder=model.get_decoder(),
         head=model.get_output_embeddings(),

@@ -1,0 +1,67 @@
+"""Architectures that the slot cache cannot serve, against sampling without any cache."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+from mcpagent.core.trajectory import FinishReason
+from mcpagent.policy.hf import HFPolicy
+from tests.policy.oracle import MAX_CONTEXT, STOP, VOCABULARY, naive_turn, request
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+
+
+def windowed() -> Any:
+    return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=5))
+
+
+def recurrent() -> Any:
+    """Gated linear attention in the first layer, full attention in the second."""
+    linear = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 4,
+        "linear_value_head_dim": 4,
+    }
+    config = Qwen3_5TextConfig(**SHAPE, **linear, layer_types=["linear_attention", "full_attention"])
+    return Qwen3_5ForCausalLM(config)
+
+
+@pytest.mark.parametrize("make", [windowed, recurrent])
+def test_turns_of_any_architecture_are_sampled_as_without_a_cache(make: Any) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+
+    async def run() -> None:
+        policy = HFPolicy(model, decode=str, stop_ids=frozenset({STOP}), max_context=MAX_CONTEXT)
+        try:
+            contexts = {f"e{i}": list(range(3, 8 + 3 * i)) for i in range(3)}
+            for turn in range(2):
+                asked = [request(e, c, seed=turn + len(c), max_new_tokens=9) for e, c in contexts.items()]
+                for own, completion in zip(asked, await policy.complete(asked), strict=True):
+                    tokens, logprobs, reason = naive_turn(model, own)
+                    assert (completion.token_ids, completion.finish_reason) == (tokens, reason)
+                    assert completion.logprobs == pytest.approx(logprobs, abs=1e-4)
+                    contexts[own.episode_id] += [*completion.token_ids, 5, 6]
+            full = (await policy.complete([request("full", [1] * MAX_CONTEXT)]))[0]
+            assert full.finish_reason is FinishReason.OVERFLOW
+            await policy.release("e0")
+        finally:
+            policy.close()
+
+    asyncio.run(run())
