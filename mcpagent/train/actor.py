@@ -21,6 +21,7 @@ from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.io_thread import IOThread
+from mcpagent.train.processes import Processes
 from mcpagent.train.sampler import Sampler
 
 
@@ -41,6 +42,7 @@ class LocalActor:
         deterministic: bool,
         seed: int,
         run: RunFolder,
+        processes: Processes | None = None,
         version: int = 0,
         ledger: Path | None = None,
         tool_metrics: Callable[[], JsonObject] = dict,
@@ -51,7 +53,7 @@ class LocalActor:
         self._settings, self._group_size, self._concurrency = settings, group_size, concurrency
         self._deterministic, self._seed, self._run = deterministic, seed, run
         self._ledger, self._on_episode = ledger, on_episode
-        self._tool_metrics = tool_metrics
+        self._tool_metrics, self._processes = tool_metrics, processes or Processes()
 
     def collect(
         self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
@@ -120,11 +122,12 @@ class LocalActor:
         return proof.as_metrics()
 
     def evaluate(self, tasks: Sequence[Task], *, step: int) -> float | None:
-        """Greedy success on `tasks`; the summary goes to `eval/step-N.json`."""
+        """Greedy success on `tasks`, of which each process plays its share; the summary goes to
+        `eval/step-N.json`."""
         greedy = replace(self._settings, sampling=replace(self._settings.sampling, temperature=0.0))
-        trajectories = self._io.run(
+        own = self._io.run(
             evaluate(
-                tasks,
+                self._processes.share(tasks),
                 policy=self._sampler.policy,
                 tools=self._tools,
                 settings=greedy,
@@ -132,13 +135,16 @@ class LocalActor:
                 concurrency=self._concurrency,
             )
         )
-        summary = summarise(trajectories)
+        summary = summarise(self._processes.gather(own))
+        success = summary.metrics["task_success"].value
+        if not self._processes.is_first:
+            return success
         result = summary.with_provenance({"step": step, "temperature": 0.0, "split": "validation"})
         write_text(
             self._run.evaluations / f"{self._run.checkpoint_dir(step).name}.json",
             result.model_dump_json(indent=1) + "\n",
         )
-        return summary.metrics["task_success"].value
+        return success
 
 
 def roll_back(ledger: Path, size: int) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from mcpagent.train.health import PPOHealthCallback
 from mcpagent.train.learner import Learner
 from mcpagent.train.memory import resident_mib
 from mcpagent.train.order import TaskOrder
+from mcpagent.train.processes import Processes
 from mcpagent.train.rewards import GradeSettings, apply_penalty, grade_groups
 from mcpagent.train.update import update_policy
 from mcpagent.train.update_settings import UpdateSettings
@@ -97,6 +98,11 @@ class GrpoState:
     def as_json(self) -> JsonObject:
         return {**vars(self), "spent": dict(vars(self.spent))}
 
+    def agree(self, saved: JsonObject) -> None:
+        """Become what `as_json` gave in another process; `spent` stays the object that it is."""
+        vars(self.spent).update(saved["spent"])
+        vars(self).update({**saved, "spent": self.spent})
+
 
 @dataclass(kw_only=True)
 class GrpoRun:
@@ -122,23 +128,33 @@ class GrpoRun:
     def watchers(self) -> Sequence[Callback]:
         return self.callbacks if self.health is None else (self.health, *self.callbacks)
 
+    @property
+    def processes(self) -> Processes:
+        return self.learner.processes
+
 
 def train_grpo(run: GrpoRun) -> str:
     """Train from `state.step` to `settings.total_steps`, or until something ends the run before; returns
     what.
 
     Leaves a checkpoint at the last step, also on Ctrl-C, which is raised again. Only what is whole is kept: a
-    step that is cut while its episodes run leaves no trace, and one that updates is finished first.
+    step that is cut while its episodes run leaves no trace, and one that updates is finished first. Several
+    processes go through this together: each plays its share of the episodes, and the first decides.
     """
-    state, total = run.state, run.settings.total_steps
+    state, total, processes = run.state, run.settings.total_steps, run.processes
+    step = state.step
+
+    def note() -> None:
+        run.note(f"finishing step {step} of {total} before it stops; Ctrl-C again drops the step")
+
     save_if_missing(run)  # the weights from which the run begins are good ones to come back to
     try:
-        while (reason := _why_ended(run)) is None:
-            step = state.step + 1
-            trajectories = _collect(run, step)
-            held = f"finishing step {step} of {total} before it stops; Ctrl-C again drops the step"
-            with uninterrupted(partial(run.note, held)):
-                _learn(run, step, trajectories)
+        with processes.holding_interrupts(note) as asked:
+            while (reason := processes.from_first(lambda: _why_ended(run))) is None:
+                step = state.step + 1
+                trajectories = _collect(run, step, asked)
+                with uninterrupted(note) if processes.count == 1 else nullcontext():
+                    _learn(run, step, trajectories)
     except BudgetReached as reached:
         reason = str(reached)
     except Abandoned:
@@ -151,7 +167,11 @@ def train_grpo(run: GrpoRun) -> str:
 
 
 def save_if_missing(run: GrpoRun) -> None:
-    """A checkpoint of the current step, and the rotation of older ones."""
+    """A checkpoint of the current step, and the rotation of older ones; no process goes on before both."""
+    run.processes.from_first(lambda: _save_if_missing(run))
+
+
+def _save_if_missing(run: GrpoRun) -> None:
     folder = run.folder.checkpoint_dir(run.state.step)
     if not folder.exists():
         run.meter.read()
@@ -180,16 +200,15 @@ class _Collected:
     ended_cpu_s: float
 
 
-def _collect(run: GrpoRun, step: int) -> _Collected:
-    """A step's episodes; with `resample_rounds`, groups whose attempts are all alike give way to others."""
+def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Collected:
+    """A step's episodes; with `resample_rounds`, groups whose attempts are all alike give way to others.
+    `asked` says whether the run is to be interrupted."""
     started = time.process_time()
     chosen = run.order.batch(step)
     kept: list[Trajectory] = []
     wanted, fresh, resampled = len(chosen), chosen, 0
     for round_ in range(run.settings.resample_rounds + 1):
-        found = run.actor.collect(
-            [run.tasks[i] for i in fresh], step=step, round_=round_, on_episode=run.meter.add
-        )
+        found = _episodes(run, fresh, step, round_, asked)
         groups = group_trajectories(apply_penalty(found, active=run.state.penalty_active))
         is_last = round_ == run.settings.resample_rounds
         telling = [group for group in groups if not group.is_uniform]
@@ -207,6 +226,35 @@ def _collect(run: GrpoRun, step: int) -> _Collected:
         started_cpu_s=started,
         ended_cpu_s=time.process_time(),
     )
+
+
+def _episodes(
+    run: GrpoRun, chosen: Sequence[int], step: int, round_: int, asked: Callable[[], bool]
+) -> list[Trajectory]:
+    """Those of all processes, of which each plays its share. What cuts one of them short cuts all."""
+    processes, spent = run.processes, run.state.spent
+    calls, cost = spent.tool_calls, spent.cost_usd
+
+    def on_episode(trajectory: Trajectory) -> None:
+        run.meter.add(trajectory)
+        if asked():
+            raise BudgetReached
+
+    own, reached = [], None
+    try:
+        tasks = [run.tasks[i] for i in processes.share(chosen)]
+        own = run.actor.collect(tasks, step=step, round_=round_, on_episode=on_episode)
+    except BudgetReached as reason:
+        reached = str(reason) or None
+    ended = processes.gather([(own, reached, asked())])
+    total = processes.sum([spent.tool_calls - calls, spent.cost_usd - cost])
+    spent.tool_calls, spent.cost_usd = calls + round(total[0]), cost + total[1]
+    if any(is_asked for _, _, is_asked in ended):
+        raise KeyboardInterrupt
+    reasons = [reason for _, reason, _ in ended if reason is not None]
+    if reasons:
+        raise BudgetReached(reasons[0])
+    return [trajectory for part, _, _ in ended for trajectory in part]
 
 
 def _learn(run: GrpoRun, step: int, collected: _Collected) -> None:
@@ -228,9 +276,11 @@ def _learn(run: GrpoRun, step: int, collected: _Collected) -> None:
         seed=settings.seed + step,
     )
     run.learner.end_step(step)
+    # Read while no process calls a tool.
+    ledger_bytes = run.processes.from_first(lambda: run.actor.ledger_bytes)
     synced = run.actor.sync()
     before = state.step
-    state.step, state.ledger_bytes = step, run.actor.ledger_bytes
+    state.step, state.ledger_bytes = step, ledger_bytes
     state.optimizer_steps += stats.optimizer_steps
     summary = stats.summary()
     _adapt_kl(state, settings, summary.get("kl"))
@@ -250,8 +300,26 @@ def _learn(run: GrpoRun, step: int, collected: _Collected) -> None:
         "rollout_cpu_s": collected.ended_cpu_s - collected.started_cpu_s,
         "update_cpu_s": updated - collected.ended_cpu_s,
     }
-    write_trajectories(run.folder.trajectory_stem(step), trajectories)
     _evaluate(run, record)
+    report = None
+    if run.processes.is_first:
+        report = _record(run, record, trajectories, before=before, started_cpu_s=collected.started_cpu_s)
+    state.agree(run.processes.from_first(state.as_json))
+    # The checkpoint comes last: a run that stops before it resumes at the checkpoint before this one, and
+    # `truncate_after` drops what this step had already recorded.
+    is_due = step % settings.save_every == 0 or state.best_step == step
+    if run.processes.from_first(lambda: is_due or _why_ended(run) is not None):
+        save_if_missing(run)
+    if report is not None:
+        run.on_step(report)
+
+
+def _record(
+    run: GrpoRun, record: JsonObject, trajectories: list[Trajectory], *, before: int, started_cpu_s: float
+) -> StepReport:
+    """Show a step to all that watch over the run, and keep it. `before` is the step before it."""
+    state, step = run.state, run.state.step
+    write_trajectories(run.folder.trajectory_stem(step), trajectories)
     record |= run.actor.tool_metrics()
     report = StepReport(step=step, metrics=record, trajectories=trajectories)
     for watcher in run.watchers:
@@ -260,16 +328,12 @@ def _learn(run: GrpoRun, step: int, collected: _Collected) -> None:
         state.good_step = before
     state.spent.steps += 1
     run.meter.read()
-    record["cpu_s"] = time.process_time() - collected.started_cpu_s
+    record["cpu_s"] = time.process_time() - started_cpu_s
     record["rss_mb"] = resident_mib(trimmed=True)
     for name in [name for name, value in record.items() if value is None]:
         del record[name]
     run.folder.append_metrics(record)
-    # The checkpoint comes last: a run that stops before it resumes at the checkpoint before this one, and
-    # `truncate_after` drops what this step had already recorded.
-    if step % settings.save_every == 0 or state.best_step == step or _why_ended(run) is not None:
-        save_if_missing(run)
-    run.on_step(report)
+    return report
 
 
 def _evaluate(run: GrpoRun, record: JsonObject) -> None:

@@ -103,7 +103,8 @@ class Processes:
     @contextmanager
     def holding_interrupts(self, note: Callable[[], None]) -> Iterator[Callable[[], bool]]:
         """A Ctrl-C inside is not raised but answered by what this gives, so that the processes can stop at
-        the same place; a second one, later than the echoes of the first, is raised."""
+        the same place; a second one, later than the echoes of the first, is raised. One process alone is
+        interrupted as ever."""
         asked_at: float | None = None
 
         def hold(_number: int, _frame: Any) -> None:
@@ -114,7 +115,7 @@ class Processes:
                 asked_at = time.monotonic()
                 note()
 
-        if threading.current_thread() is not threading.main_thread():
+        if self.count == 1 or threading.current_thread() is not threading.main_thread():
             yield lambda: False
             return
         before = signal.signal(signal.SIGINT, hold)

@@ -69,11 +69,14 @@ def train_sft(
     Everything a step uses is a function of its number, so a resumed run continues exactly. Ctrl-C finishes
     the step, leaves a checkpoint and is raised again.
     """
-    meter = Meter(settings.budget, state.spent)
+    meter, processes = Meter(settings.budget, state.spent), learner.processes
     order = TaskOrder(len(demonstrations), batch_size=settings.batch_size, seed=settings.seed)
     learner.model.train()
 
     def save() -> None:
+        processes.from_first(write)
+
+    def write() -> None:
         folder = run.checkpoint_dir(state.step)
         if not folder.exists():
             meter.read()
@@ -91,7 +94,7 @@ def train_sft(
             samples += copy_samples(renderer, count=settings.copy_mix, seed=seed)
         tokens = sum(s.loss_tokens for s in samples)
         total = 0.0
-        for batch in learner.batches(samples, max_tokens=settings.micro_batch_tokens):
+        for batch in learner.batches(processes.share(samples), max_tokens=settings.micro_batch_tokens):
             logprobs, _ = learner.score(batch)
             loss = -logprobs.sum() / tokens
             learner.backward(loss)
@@ -100,14 +103,15 @@ def train_sft(
         record: JsonObject = {
             "step": step,
             "phase": "copy" if step <= settings.copy_steps else "demonstrations",
-            "loss": total,
-            "grad_norm": norm,
+            "loss": processes.sum([total])[0],
+            **({"overflowed_steps": 1} if norm is None else {"grad_norm": norm}),
             "learning_rate_factor": factor,
             "tokens": tokens,
             "cpu_s": time.process_time() - started,
             "rss_mb": resident_mib(),
         }
-        run.append_metrics(record)
+        if processes.is_first:
+            run.append_metrics(record)
         state.step, state.spent.steps = step, state.spent.steps + 1
         if step % settings.save_every == 0:
             save()
@@ -115,7 +119,7 @@ def train_sft(
 
     reason: str | None = None
     try:
-        while state.step < settings.total_steps and (reason := meter.reached()) is None:
+        while state.step < settings.total_steps and (reason := processes.from_first(meter.reached)) is None:
             with uninterrupted(lambda: note("finishing the step before it stops; Ctrl-C again drops it")):
                 step_once(state.step + 1)
     except Abandoned:

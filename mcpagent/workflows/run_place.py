@@ -12,6 +12,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.storage.checkpoints import last_good_checkpoint
 from mcpagent.storage.run_folder import RunFolder, step_of
+from mcpagent.train.processes import Processes
 
 # What may change between the parts of a run: where it is kept, how long it goes on, and who watches it.
 _FREE_SECTIONS = {"output_dir", "name", "budget", "health", "tracking"}
@@ -35,23 +36,30 @@ class RunPlace:
     beside: Collection[str]
     ledger: Path | None
     ledger_start: int
+    processes: Processes
 
 
 def open_run(
     config: TrainConfig, place: RunPlace, restore: Callable[[Path], JsonObject]
 ) -> tuple[RunFolder, JsonObject]:
     """A new run folder, or the old one rolled back to its last checkpoint with that checkpoint's state.
-    Raises UserError where that checkpoint is damaged."""
+    The first process makes or rolls back the folder. Raises UserError where that checkpoint is damaged."""
+    checkpoint = place.processes.from_first(lambda: _make_ready(config, place))
+    return RunFolder.open(place.folder), restore(checkpoint) if checkpoint else {}
+
+
+def _make_ready(config: TrainConfig, place: RunPlace) -> Path | None:
+    """The folder as the run is to find it, and the checkpoint that the run begins with."""
     if not place.resume:
-        run = RunFolder.create(
+        RunFolder.create(
             place.folder, config_yaml=dump_config(config), manifest=place.manifest, beside=place.beside
         )
-        return run, {}
+        return None
     run = RunFolder.open(place.folder)
     _check_same(config, run)
     checkpoint = last_good_checkpoint(run)
     run.truncate_after((step_of(checkpoint) or 0) if checkpoint else 0)
-    return run, restore(checkpoint) if checkpoint else {}
+    return checkpoint
 
 
 def _check_same(config: TrainConfig, run: RunFolder) -> None:

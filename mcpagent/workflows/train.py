@@ -15,6 +15,8 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.models.load import resolve_device
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.policy.vllm_choice import require_vllm
 from mcpagent.rollout.setup import Tools, agent_settings, open_tools
@@ -30,6 +32,7 @@ from mcpagent.train.grpo import Actor, GrpoRun, GrpoSettings, GrpoState, train_g
 from mcpagent.train.health import HealthSettings, PPOHealthCallback
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.pipelined import PipelinedActor, refuse_pipeline, scheduled, trained_groups
+from mcpagent.train.processes import Processes
 from mcpagent.train.setup import (
     as_loaded,
     build_canary,
@@ -103,11 +106,19 @@ def train(
     if config.algorithm == "grpo" and config.rollout.backend == "vllm":
         require_vllm(has_servers=bool(config.vllm.servers))
     folder = run_dir or Path(config.output_dir) / config.name
+    processes = Processes.join(resolve_device(config.device))
+    if not processes.is_first:
+        watch = Watch()
     with ExitStack() as stack:
         tasks = stack.enter_context(open_tasks(config, find_dataset(config.data.train, split="train")))
         validation = stack.enter_context(_validation(config))
         tools = stack.enter_context(
-            open_tools(config.tools, ledger=ledger, log_dir=folder / "logs", on_note=watch.note)
+            open_tools(
+                config.tools,
+                ledger=ledger,
+                log_dir=folder / "logs" / ("" if processes.is_first else f"process-{processes.index}"),
+                on_note=watch.note,
+            )
         )
         document = {
             **(manifest or {}),
@@ -127,6 +138,7 @@ def train(
             beside=(*beside, "logs"),  # stdio servers log from their start, before there is a run
             ledger=ledger,
             ledger_start=ledger_start,
+            processes=processes,
         )
         if config.algorithm == "sft":
             return _run_sft(config, tasks, tools, place, watch)
@@ -161,13 +173,20 @@ def _run_sft(
         model, tokenizer = embedded_model(demonstrations, by_id, catalog=tools.pool.tools, seed=config.seed)
         loaded = as_loaded(model, tokenizer, config=config)
     total = _total_steps(config, tasks)
-    learner = build_learner(loaded, config, total_optimizer_steps=total, decay_share=config.sft.decay_share)
+    learner = build_learner(
+        loaded,
+        config,
+        total_optimizer_steps=total,
+        decay_share=config.sft.decay_share,
+        processes=place.processes,
+    )
     run, saved = open_run(config, place, learner.restore)
     state = SftState.from_json(saved) if saved else SftState()
     watch.on_start(state.step, total)
     # A resumed run has made its demonstrations again: the same tokens, with the nonces of this time's calls.
-    write_trajectories(run.trajectories / "demonstrations", demonstrations)
-    with _tracked(config, run, state.step, watch) as trackers:
+    if place.processes.is_first:
+        write_trajectories(run.trajectories / "demonstrations", demonstrations)
+    with _tracked(config, run, state.step, watch, place.processes) as trackers:
 
         def on_step(record: JsonObject) -> None:
             trackers.log(record["step"], record, ())
@@ -208,21 +227,29 @@ def _run_grpo(
     loaded = load(config)
     total = _total_steps(config, tasks)
     per_step = config.grpo.epochs_per_batch * config.grpo.minibatches
-    learner = build_learner(loaded, config, total_optimizer_steps=total * per_step)
+    learner = build_learner(loaded, config, total_optimizer_steps=total * per_step, processes=place.processes)
     run, saved = open_run(config, place, learner.restore)
     state = (
         GrpoState.from_json(saved)
         if saved
         else GrpoState(kl_coef=config.grpo.kl_coef, ledger_bytes=place.ledger_start)
     )
-    if place.ledger is not None:
+    if place.ledger is not None and place.processes.is_first:
         # The calls of steps that are rolled back are counted again when those steps are.
         roll_back(place.ledger, state.ledger_bytes)
-    episodes = config.training.batch_size * config.rollout.group_size
+    prompts = -(-config.training.batch_size // place.processes.count)
+    episodes = prompts * config.rollout.group_size
     concurrency = min(config.rollout.num_envs, max(episodes, 1))
     is_pipelined = config.rollout.max_staleness > 0
     if is_pipelined:
         refuse_pipeline(config, loaded.device)
+        if place.processes.count > 1:
+            raise UserError(
+                f"rollout.max_staleness is {config.rollout.max_staleness}, but {place.processes.count} "
+                "processes collect each step together",
+                where="rollout.max_staleness",
+                remedy="set it to 0, or train in one process",
+            )
     canary = build_canary(loaded, config, learner=learner, tasks=tasks, catalog=tools.pool.tools)
     with ExitStack() as stack:
         sampler = stack.enter_context(
@@ -248,6 +275,7 @@ def _run_grpo(
             deterministic=is_deterministic(config, loaded.device),
             seed=config.seed,
             run=run,
+            processes=place.processes,
             version=state.step,
             ledger=place.ledger,
             tool_metrics=tools.take_metrics,
@@ -275,7 +303,7 @@ def _run_grpo(
             stack.callback(collecting.close)
         health = _health(config, run, watch)
         watch.on_start(state.step, total)
-        trackers = stack.enter_context(_tracked(config, run, state.step, watch))
+        trackers = stack.enter_context(_tracked(config, run, state.step, watch, place.processes))
 
         def on_step(report: StepReport) -> None:
             trackers.log(report.step, report.metrics, report.trajectories)
@@ -338,10 +366,12 @@ def _health(config: TrainConfig, run: RunFolder, watch: Watch) -> PPOHealthCallb
 
 
 @contextmanager
-def _tracked(config: TrainConfig, run: RunFolder, step: int, watch: Watch) -> Iterator[Trackers]:
+def _tracked(
+    config: TrainConfig, run: RunFolder, step: int, watch: Watch, processes: Processes
+) -> Iterator[Trackers]:
     tracking = config.tracking
     trackers = open_trackers(
-        tracking.backends,
+        tracking.backends if processes.is_first else (),
         TrackedRun(
             project=tracking.project,
             name=tracking.name or config.name,
