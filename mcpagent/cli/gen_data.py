@@ -117,6 +117,7 @@ def gen_data(
     proportions. The journal in --out keeps every answer: after a kill the same command goes on.
 
     Example: mcpagent gen-data --train 800 --heldout 240 --seed 1 --out data/processed
+
     Example: mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm
     """
     from mcpagent.console import Console
