@@ -9,14 +9,15 @@ import sys
 
 from mcpagent.tools.processes import MARK_ENV, descendants, kill, marked
 
-_CHILD = "import subprocess, sys; {start}; print(child.pid, flush=True); child.wait()"
-_START = "child = subprocess.Popen([sys.executable, '-c', 'input()'], start_new_session=True)"
+# The one below says itself when it is there: it has no memory yet when it has only been started.
+_BELOW = "import os; print(os.getpid(), flush=True); input()"
+_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_BELOW!r}], start_new_session=True)"
 
 
 def test_a_process_that_left_its_group_and_session_is_still_known_by_its_mark() -> None:
     mark = secrets.token_hex(8)
     with subprocess.Popen(
-        [sys.executable, "-c", _CHILD.format(start=_START)],
+        [sys.executable, "-c", _CHILD],
         env={**os.environ, MARK_ENV: mark},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
