@@ -1,25 +1,34 @@
-"""`mcpagent data`: validate a dataset, or count what is in it."""
+"""`mcpagent data`: validate a dataset, count what is in it, divide it, thin it out, look at it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mcpagent.cli.sampling import Chosen, Settings
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
+    from mcpagent.core.tasks import Task
     from mcpagent.core.tools import ToolSpec
+    from mcpagent.synth.validate import ValidationReport
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Validate a dataset, or show what is in it."
+    add_completion=False,
+    no_args_is_help=True,
+    help="Validate a dataset, count, divide or thin it out, or show a task.",
 )
 
 _File = Annotated[Path, typer.Argument(help=".jsonl or .json, also .gz and .zst.", show_default=False)]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_Out = Annotated[Path | None, typer.Option(help="Write the good records here.", show_default=False)]
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+_Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 
 
 @app.command()
@@ -29,36 +38,67 @@ def validate(
         Path | None,
         typer.Option(help="An mcp.json whose tools the tasks may use. Default: the built-in servers."),
     ] = None,
-    catalog: Annotated[bool, typer.Option(help="Check tool names against the servers.")] = True,
+    catalog: Annotated[bool, typer.Option(help="Check tools and arguments against the servers.")] = True,
+    execute: Annotated[
+        bool,
+        typer.Option(
+            "--execute",
+            help="Run every plan twice, and show that it scores 1.0, that silence fails and that no step can "
+            "be left out.",
+        ),
+    ] = False,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Measure how often a policy succeeds (as in rollout --policy) and keep the tasks that it "
+            "sometimes does and sometimes does not. Needs --out.",
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=2, help="Attempts at each task for --calibrate.")] = 4,
+    settings: Settings = None,
+    out: _Out = None,
+    overwrite: _Overwrite = False,
     as_json: _Json = False,
 ) -> None:
-    """Check every record: JSON, schema, compact prompt, plan and checks, tools, ids. Exits 2 if any is wrong.
+    """Check every record, stage by stage. Exits 2 if any is wrong.
 
     Example: mcpagent data validate data/processed/train.jsonl
+    Example: mcpagent data validate train.jsonl --execute --out good.jsonl
+    Example: mcpagent data validate train.jsonl --calibrate outputs/run --samples 8 --out learnable.jsonl
     """
     from mcpagent.console import Console
-    from mcpagent.synth.validate import validate_dataset
+    from mcpagent.synth.validate import ValidationReport
 
     console = Console(is_json=as_json)
-    tools = asyncio.run(_tools(servers, console)) if catalog else None
-    report = validate_dataset(file, catalog=tools)
-    for finding in report.findings:
-        console.note(f"{finding.where}: {finding.code}: {finding.message}")
-    if report.rejects.total() > len(report.findings):
-        console.note(f"... and {report.rejects.total() - len(report.findings)} more")
-    if as_json:
-        console.print_json(report.as_json())
+    if out is not None:
+        _check_out(out, overwrite=overwrite)
+    if calibrate is not None and out is None:
+        raise UserError("--calibrate keeps some of the tasks", remedy="name a file for them with --out")
+    if execute and not catalog:
+        raise UserError("--execute needs the servers", remedy="leave out --no-catalog")
+    report = ValidationReport()
+    if execute:
+        asyncio.run(_prove(file, servers, out, report, console))
     else:
-        console.say(f"{file}: {report.valid} of {report.records} records are valid")
-        for code, count in report.rejects.items():
-            console.say(f"  {code}: {count}")
+        tools = asyncio.run(_tools(servers, console)) if catalog else None
+        _check(file, tools, out, report)
+    document: dict[str, Any] = {**report.as_json(), **({"path": str(out)} if out is not None else {})}
+    if calibrate is not None and out is not None:
+        from mcpagent.workflows.calibrate import calibrate_file
+
+        config = Chosen(servers=servers, settings=settings).config(console, policy=calibrate)
+        document["calibration"] = calibrate_file(
+            out, config=config, policy=calibrate, samples=samples, console=console
+        )
+    _print_report(document, report, file, console)
     if report.valid < report.records:
         raise typer.Exit(UserError.exit_code)
 
 
 @app.command()
 def stats(file: _File, as_json: _Json = False) -> None:
-    """Count the records by class, complexity, server, tool, template and split.
+    """Count the records by class, complexity, server, tool, template and split; how varied they are.
 
     Example: mcpagent data stats data/processed/train.jsonl --json
     """
@@ -71,13 +111,197 @@ def stats(file: _File, as_json: _Json = False) -> None:
     if as_json:
         console.print_json(counts)
         return
+    top = max((n for group in counts.values() if isinstance(group, dict) for n in group.values()), default=1)
     rows = [
-        (f"{name.removeprefix('by_').replace('_', ' ')}: {key}", count)
+        (f"{name.removeprefix('by_').replace('_', ' ')}: {key}", count, _bar(count, top))
         for name, group in counts.items()
-        if isinstance(group, dict)
+        if isinstance(group, dict) and name not in ("sequence_entropy_bits", "distinct_sequences")
         for key, count in group.items()
     ]
-    console.table(f"{file}: {counts['records']} records", ("", "Records"), rows)
+    console.table(f"{file}: {counts['records']} records", ("", "Records", "Share"), rows)
+    for n, bits in counts["sequence_entropy_bits"].items():
+        distinct = counts["distinct_sequences"][n]
+        console.say(f"runs of {n} tools: {distinct} different ones, entropy {bits} bits")
+    console.say(f"volatile by their words or tools: {counts['volatile']}")
+
+
+@app.command()
+def split(
+    file: _File,
+    out: Annotated[Path, typer.Option(help="Folder for the files.", show_default=False)],
+    heldout: Annotated[float, typer.Option(min=0, max=1, help="Share of the groups held out.")] = 0.2,
+    validation: Annotated[float, typer.Option(min=0, max=1, help="Share for validation.")] = 0.1,
+    group_by: Annotated[
+        Literal["entity", "plan"],
+        typer.Option(help="What must not be in two splits: a thing that tasks name, or a plan."),
+    ] = "entity",
+    drop_crossing: Annotated[
+        bool, typer.Option("--drop-crossing", help="Leave out tasks about things of different splits.")
+    ] = False,
+    seed: _Seed = 0,
+    overwrite: _Overwrite = False,
+    as_json: _Json = False,
+) -> None:
+    """Divide a dataset so that nothing of one part is known from another.
+
+    Example: mcpagent data split tasks.jsonl --out data/processed --heldout 0.2
+    """
+    from mcpagent.console import Console
+    from mcpagent.synth.pools import SplitShares
+    from mcpagent.synth.split import split_dataset
+
+    console = Console(is_json=as_json)
+    outcome = split_dataset(
+        file,
+        out,
+        shares=SplitShares(heldout=heldout, validation=validation),
+        seed=seed,
+        group_by=group_by,
+        drop_crossing=drop_crossing,
+        overwrite=overwrite,
+    )
+    if as_json:
+        console.print_json(outcome.as_json())
+        return
+    rows = [(name, count, str(outcome.paths[name])) for name, count in outcome.counts.items()]
+    console.table(f"{file}, by {group_by}", ("Split", "Tasks", "File"), rows)
+    if outcome.groups:
+        console.say(f"{outcome.groups} groups, the largest with {outcome.largest_group} tasks")
+    if drop_crossing:
+        console.say(f"{outcome.crossing} tasks are about things of different splits, and in none")
+
+
+@app.command()
+def dedupe(
+    file: _File,
+    out: Annotated[Path, typer.Option(help="File for the tasks that stay.", show_default=False)],
+    threshold: Annotated[
+        float,
+        typer.Option(
+            min=0.1, max=1, help="Jaccard similarity of the questions from which two tasks are one."
+        ),
+    ] = 0.8,
+    overwrite: _Overwrite = False,
+    as_json: _Json = False,
+) -> None:
+    """Remove tasks with the same plan as an earlier one, and those that read like one. Needs mcpagent[data].
+
+    Example: mcpagent data dedupe tasks.jsonl --out distinct.jsonl
+    """
+    from mcpagent.console import Console
+    from mcpagent.storage.jsonl import write_jsonl
+
+    console = Console(is_json=as_json)
+    try:
+        from mcpagent.synth.dedupe import DedupeReport, distinct_tasks
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is not installed", remedy="pip install 'mcpagent[data]'") from None
+    _check_out(out, overwrite=overwrite)
+    report = DedupeReport()
+    write_jsonl(out, distinct_tasks(file, threshold=threshold, report=report))
+    if as_json:
+        console.print_json({**report.as_json(), "path": str(out)})
+        return
+    console.say(f"{file}: {report.kept} of {report.records} tasks stay, in {out}")
+    for reason, count in sorted(report.removed.items()):
+        console.say(f"  {reason}: {count}")
+    for example in report.examples:
+        console.say(f"  {example['task_id']} is like {example['like']}")
+
+
+@app.command()
+def show(
+    file: _File,
+    task_id: Annotated[str | None, typer.Option("--id", help="A task_id. Default: the first task.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Print a task as a person wants to read it.
+
+    Example: mcpagent data show data/samples/train.jsonl --id quote-price-0123456789ab
+    """
+    from mcpagent.console import Console
+    from mcpagent.storage.jsonl import read_tasks, task_record
+    from mcpagent.synth.portrait import portrait
+
+    console = Console(is_json=as_json)
+    task = next((t for t in read_tasks(file) if task_id in (None, t.id)), None)
+    if task is None:
+        raise UserError(
+            f"there is no task {task_id!r}", where=str(file), remedy=f"list them: mcpagent data stats {file}"
+        )
+    if as_json:
+        console.print_json(task_record(task))
+    else:
+        for line in portrait(task):
+            console.say(line)
+
+
+def _check(file: Path, tools: list[ToolSpec] | None, out: Path | None, report: ValidationReport) -> None:
+    from mcpagent.storage.jsonl import write_jsonl
+    from mcpagent.synth.calls import ToolShelf
+    from mcpagent.synth.validate import sound_tasks
+
+    shelf = ToolShelf(tools) if tools is not None else None
+    tasks: Iterator[Task] = (task for _, task in sound_tasks(file, shelf, report))
+    if out is not None:
+        write_jsonl(out, tasks)
+        return
+    for _ in tasks:
+        pass
+
+
+async def _prove(
+    file: Path, servers: Path | None, out: Path | None, report: ValidationReport, console: Console
+) -> None:
+    from mcpagent.cli.chosen_servers import chosen_servers
+    from mcpagent.storage.atomic import atomic_file
+    from mcpagent.storage.jsonl import encode_record
+    from mcpagent.synth.calls import CallCache
+    from mcpagent.synth.validate import proven_tasks
+    from mcpagent.tools.pool import ToolPool
+
+    async with ToolPool(chosen_servers(servers, console=console, limited=False)) as pool:
+        tasks = proven_tasks(file, CallCache(pool), report)
+        if out is None:
+            async for _ in tasks:
+                pass
+            return
+        with atomic_file(out) as temporary, temporary.open("wb") as stream:
+            async for _, task in tasks:
+                stream.write(encode_record(task) + b"\n")
+
+
+def _print_report(document: dict[str, Any], report: ValidationReport, file: Path, console: Console) -> None:
+    for finding in report.findings:
+        console.note(f"{finding.where}: {finding.code}: {finding.message}")
+    if report.rejects.total() > len(report.findings):
+        console.note(f"... and {report.rejects.total() - len(report.findings)} more")
+    if console.is_json:
+        console.print_json(document)
+        return
+    rows = [
+        (row["name"], row["in"], row["out"], ", ".join(f"{c} {n}" for c, n in row["rejects"].items()))
+        for row in document["stages"]
+    ]
+    console.table(str(file), ("Stage", "In", "Out", "Rejected"), rows)
+    console.say(f"{file}: {report.valid} of {report.records} records are valid")
+    if "calibration" in document:
+        c = document["calibration"]
+        console.say(
+            f"{c['kept']} of {c['tasks']} tasks are neither always nor never solved, in {c['path']}: "
+            f"{c['always']} always, {c['never']} never, {c['unscored']} unscored"
+        )
+
+
+def _check_out(out: Path, *, overwrite: bool) -> None:
+    if out.exists() and not overwrite:
+        raise UserError(
+            f"{out.name} would be replaced", where=str(out), remedy="add --overwrite, or name another file"
+        )
+
+
+def _bar(count: int, top: int) -> str:
+    return "█" * max(1, round(20 * count / top)) if count else ""
 
 
 async def _tools(servers: Path | None, console: Console) -> list[ToolSpec]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 
 from mcpagent.core.records import JsonObject
@@ -12,32 +12,12 @@ from mcpagent.tools.catalog import SchemaCheck
 from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
 
 
-class CallCache:
-    """Answers of the read-only tools, for the length of one generation run.
+class ToolShelf:
+    """The tools of the servers in use, by server and name."""
 
-    The same quote occurs in many plans, and one execution of it is evidence for all of them. A call is
-    answered from the cache only while its server has seen nothing but read-only calls in that session;
-    everything after a change is executed. Each `generation` of sessions has a cache of its own: a replay
-    in another generation is not answered by what it is to be compared with.
-    """
-
-    def __init__(self, provider: ToolProvider) -> None:
-        self._provider = provider
-        self._specs: dict[tuple[str, str], ToolSpec] = {
-            (t.server, t.name): t for t in provider.tools.values()
-        }
-        self._answers: dict[str, ToolResult] = {}
+    def __init__(self, specs: Iterable[ToolSpec]) -> None:
+        self._specs: dict[tuple[str, str], ToolSpec] = {(t.server, t.name): t for t in specs}
         self._checks: dict[tuple[str, str], SchemaCheck] = {}
-        self.executed = 0  # calls that reached a server
-
-    @asynccontextmanager
-    async def session(self, *, generation: int = 0) -> AsyncIterator[SynthSession]:
-        """A session of its own: stateful servers are as they were at the start."""
-        inner = self._provider.session()
-        try:
-            yield SynthSession(self, inner, generation)
-        finally:
-            await inner.close()
 
     @property
     def specs(self) -> Collection[ToolSpec]:
@@ -59,6 +39,31 @@ class CallCache:
         """What the server says of the tool; False for one that it does not have."""
         spec = self.spec(server, tool)
         return spec is not None and spec.annotations.read_only
+
+
+class CallCache(ToolShelf):
+    """Answers of the read-only tools, for the length of one generation run.
+
+    The same quote occurs in many plans, and one execution of it is evidence for all of them. A call is
+    answered from the cache only while its server has seen nothing but read-only calls in that session;
+    everything after a change is executed. Each `generation` of sessions has a cache of its own: a replay
+    in another generation is not answered by what it is to be compared with.
+    """
+
+    def __init__(self, provider: ToolProvider) -> None:
+        super().__init__(provider.tools.values())
+        self._provider = provider
+        self._answers: dict[str, ToolResult] = {}
+        self.executed = 0  # calls that reached a server
+
+    @asynccontextmanager
+    async def session(self, *, generation: int = 0) -> AsyncIterator[SynthSession]:
+        """A session of its own: stateful servers are as they were at the start."""
+        inner = self._provider.session()
+        try:
+            yield SynthSession(self, inner, generation)
+        finally:
+            await inner.close()
 
 
 class SynthSession:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
+from mcpagent.synth.similar import said
+from mcpagent.synth.volatility import volatile_because
+
+_N = 3  # runs of so many tools
 
 
 @dataclass
@@ -25,6 +30,9 @@ class DatasetCounts:
     plan_lengths: Counter[int] = field(default_factory=Counter)
     offered_tools: Counter[int] = field(default_factory=Counter)
     prompt_chars_max: int = 0
+    question_chars: Counter[int] = field(default_factory=Counter)  # in steps of 20
+    volatile: int = 0
+    sequences: tuple[Counter[str], ...] = field(default_factory=lambda: tuple(Counter() for _ in range(_N)))
 
     def add(self, task: Task) -> None:
         self.records += 1
@@ -42,6 +50,12 @@ class DatasetCounts:
             self.offered_tools[len(task.offered_tools)] += 1
         self.prompt_chars_max = max(self.prompt_chars_max, sum(len(m.content) for m in task.prompt))
 
+        self.question_chars[len(said(task)) // 20 * 20] += 1
+        self.volatile += bool(volatile_because(task, None))
+        names = [f"{step.server}.{step.tool}" for step in plan]
+        for n, counter in enumerate(self.sequences, 1):
+            counter.update(" > ".join(names[i : i + n]) for i in range(len(names) - n + 1))
+
     def as_json(self) -> JsonObject:
         """Keys in a fixed order, so that equal datasets give equal documents."""
         return {
@@ -56,6 +70,14 @@ class DatasetCounts:
             "plan_lengths": {str(n): count for n, count in sorted(self.plan_lengths.items())},
             "offered_tools": {str(n): count for n, count in sorted(self.offered_tools.items())},
             "prompt_chars_max": self.prompt_chars_max,
+            "question_chars": {str(n): count for n, count in sorted(self.question_chars.items())},
+            "volatile": self.volatile,
+            # Bits: how many yes-or-no questions name the next run of n tools; 0 where all are the same.
+            "sequence_entropy_bits": {
+                str(n): round(_entropy(counter), 3) for n, counter in enumerate(self.sequences, 1)
+            },
+            "distinct_sequences": {str(n): len(counter) for n, counter in enumerate(self.sequences, 1)},
+            "largest_template_share": _largest_share(self.by_template),
         }
 
 
@@ -84,3 +106,13 @@ def task_class(task: Task) -> str:
 
 def _sorted(counter: Counter[str]) -> dict[str, int]:
     return dict(sorted(counter.items()))
+
+
+def _entropy(counter: Counter[str]) -> float:
+    total = counter.total()
+    return -sum(n / total * math.log2(n / total) for n in counter.values()) if total else 0.0
+
+
+def _largest_share(counter: Counter[str]) -> float | None:
+    """None where no record says its template."""
+    return round(max(counter.values()) / counter.total(), 4) if counter else None

@@ -25,7 +25,7 @@ _PROBE = "mcpagent-probe"  # names nothing: what a tool says of it, it says of e
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _WORD = re.compile(r"[\w/~.](\S*\w)?")  # no bracket, quote or comma at its ends: it can be passed on as it is
 # Tools that answer instead of failing say so in words.
-_SAYS_NO = re.compile(r"\b(error|E[A-Z]{4,7}|not found|no matches|does not exist)\b")
+_SAYS_NO = re.compile(r"\b([Ee]rror|E[A-Z]{4,7}|[Nn]ot found|[Nn]o matches|does not exist)\b")
 _PAIR = re.compile(r"^\s*([A-Za-z][\w .-]{0,30}):\s+(\S+)\s*$")
 
 
@@ -222,7 +222,7 @@ async def _fact(session: SynthSession, spec: ToolSpec, arguments: JsonObject, no
     value = result_value(result)
     fact = Fact(spec, arguments, tuple(leaves(value)))
     said = json.dumps(value, ensure_ascii=False)
-    if not fact.leaves or _SAYS_NO.search(said[:400].replace("Error", "error")):
+    if not fact.leaves or _SAYS_NO.search(said[:400]):
         return None
     for _, text in fact.texts:
         said = said.replace(text, _PROBE)  # an echo of the question is no answer

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from mcpagent.core.numbers import as_number, numbers_in
 from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.core.tools import ToolSpec
-
-
-class ToolShelf(Protocol):
-    """The tools of the servers in use."""
-
-    def spec(self, server: str, tool: str) -> ToolSpec | None: ...
-    def argument_fault(self, server: str, tool: str, arguments: JsonObject) -> str | None: ...
+from mcpagent.synth.calls import ToolShelf
 
 
 def calls_of(task: Task) -> Iterator[tuple[str, str, str, JsonObject]]:

@@ -16,8 +16,8 @@ from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
 from mcpagent.reward.rule import grade
 from mcpagent.synth.calls import CallCache
 from mcpagent.synth.inspect_task import stands_in
-from mcpagent.synth.run import GoldRun, replay, score
-from mcpagent.synth.stages import RejectCode, Rejected
+from mcpagent.synth.run import GoldRun, final_words, replay, score
+from mcpagent.synth.stages import RejectCode, Rejected, Rejection
 
 REPLAYS = 1  # beside the first run: everything is run twice
 
@@ -73,7 +73,7 @@ async def _fails_first(task: Task, cache: CallCache) -> tuple[ToolCall, ToolResu
 
 def _gold_scores_one(task: Task, run: GoldRun, failing: tuple[ToolCall, ToolResult] | None) -> None:
     """The plan is worth exactly 1.0, and so is the plan after the failure that it recovers from."""
-    answer = task.truth.reference_answer
+    answer = final_words(task, run.results)
     ways: list[tuple[RecordedTurn, ...]] = [()]
     if failing is not None:
         ways.append((RecordedTurn(user_turn=0, calls=(failing[0],), results=(failing[1],)),))
@@ -132,7 +132,7 @@ async def _every_step_counts(
             continue
         without = _with_dependants(step.step, plan)
         rest = await _run_without(task, run, cache, without, untouched)
-        answer = task.truth.reference_answer if _is_known(task, run, without, sources) else None
+        answer = final_words(task, run.results) if _is_known(task, run, without, sources) else None
         terms = score(task, rest.calls, state=rest.state, answer=answer)
         if terms["success"] != 0.0:
             raise Rejected(
@@ -186,3 +186,13 @@ def _is_known(task: Task, run: GoldRun, without: Collection[int], sources: Colle
 
 def _plain(value: object) -> object:
     return value if isinstance(value, int | float) else format_value(value)
+
+
+async def examine(task: Task, cache: CallCache) -> JsonObject | Rejection:
+    """The verdicts on a task of a dataset, or the first thing that is wrong with it."""
+    try:
+        return await prove(task, await replay(cache, task), cache, sources=task.extra_info.get("answer_from"))
+    except Rejected as rejected:
+        return rejected.rejection
+    except PlaceholderError as error:
+        return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))

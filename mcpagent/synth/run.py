@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mcpagent.core.placeholders import resolve, result_value
+from mcpagent.core.placeholders import format_value, resolve, result_value
 from mcpagent.core.tasks import PlanStep, StateCall, Task
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.core.trajectory import RewardTerm, StopReason
@@ -114,3 +114,16 @@ def score(
         )
     terms: tuple[RewardTerm, ...] = grade(task, record)
     return {**{term.name: term.value for term in terms}, "reward": total_reward(terms)}
+
+
+def final_words(task: Task, results: Mapping[str, Any]) -> str | None:
+    """What a right episode says at the end: the reference answer, else what the check asks for. None for a
+    task that asks for nothing in particular, or by a pattern only. Raises PlaceholderError."""
+    truth = task.truth
+    if truth.reference_answer is not None:
+        return format_value(resolve(truth.reference_answer, results))
+    check = truth.final_answer
+    if check is None or check.type == "regex":
+        return None
+    value = resolve(check.value, results)
+    return " ".join(map(format_value, value)) if isinstance(value, list) else format_value(value)

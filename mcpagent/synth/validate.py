@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -19,17 +22,14 @@ from mcpagent.reward.validate import task_problems
 from mcpagent.storage.compression import open_bytes
 from mcpagent.storage.jsonl import empty_dataset
 from mcpagent.storage.records import decode_line, read_records, reading
+from mcpagent.synth.calls import CallCache, ToolShelf
+from mcpagent.synth.inspect_task import answer_in_prompt, argument_faults, limit_faults
+from mcpagent.synth.prove import examine
+from mcpagent.synth.stages import EXECUTION_STAGES, VALIDATION_STAGES, Rejection, yield_table
+from mcpagent.synth.stages import RejectCode as RejectCode
 
-
-class RejectCode(StrEnum):
-    """What is wrong with a record; the stages in which they are found are in this order."""
-
-    JSON = "json"  # the line is no JSON object
-    SCHEMA = "schema"  # a field is missing or has a wrong type
-    NOT_COMPACT = "not_compact"  # the prompt holds more than one system and one user message
-    GROUND_TRUTH = "ground_truth"  # the reward could not judge it: references, match rules, checks
-    UNKNOWN_TOOL = "unknown_tool"  # a plan or an offer names a tool that no server in use has
-    DUPLICATE_ID = "duplicate_id"  # the task_id of an earlier record
+_T = TypeVar("_T")
+_AT_ONCE = 32  # tasks executed at once
 
 
 MAX_FINDINGS = 50  # a file that is wrong throughout is wrong in the same way
@@ -51,6 +51,7 @@ class ValidationReport:
     records: int = 0
     rejects: Counter[RejectCode] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
+    is_executed: bool = False
 
     def add(self, finding: Finding) -> None:
         self.rejects[finding.code] += 1
@@ -62,45 +63,77 @@ class ValidationReport:
         return self.records - self.rejects.total()
 
     def as_json(self) -> JsonObject:
-        stages: list[JsonObject] = []
-        left = self.records
-        for code in RejectCode:
-            stages.append({"name": code.value, "in": left, "out": left - self.rejects[code]})
-            left -= self.rejects[code]
+        stages = {**VALIDATION_STAGES, **(EXECUTION_STAGES if self.is_executed else {})}
         rejects = {code.value: self.rejects[code] for code in RejectCode if self.rejects[code]}
         findings = [{"code": f.code.value, "where": f.where, "message": f.message} for f in self.findings]
         return {
             "records": self.records,
             "valid": self.valid,
             "rejects": rejects,
-            "stages": stages,
+            "stages": yield_table(self.records, self.rejects, stages),
             "findings": findings,
         }
 
 
 def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> ValidationReport:
-    """Check every record; `catalog` None does not check tools against servers.
+    """Check every record as it is written; `catalog` None does not check tools against servers.
 
-    Task ids are remembered, records are not. A broken line of JSONL is a finding; a broken JSON array, a
-    file that cannot be read and one without records raise UserError.
+    A hash of each task id is remembered, records are not. A broken line of JSONL is a finding; a broken JSON
+    array, a file that cannot be read and one without records raise UserError.
     """
-    known = None if catalog is None else {name for t in catalog for name in (t.dotted, t.name, t.server)}
     report = ValidationReport()
-    ids: dict[str, int] = {}
-    for line, record in _records(path):
-        report.records += 1
-        problem = _problem(record, known, ids, line)
-        if problem is not None:
-            code, message = problem
-            report.add(Finding(code=code, where=f"{path}:{line}", message=message))
-    if not report.records:
-        raise empty_dataset(path)
+    for _ in sound_tasks(path, None if catalog is None else ToolShelf(catalog), report):
+        pass
     return report
 
 
+def sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -> Iterator[tuple[str, Task]]:
+    """(file:line, task) for each record that is sound as it is written; `report` is told of every record."""
+    known = None if shelf is None else {name for t in shelf.specs for name in (t.dotted, t.name, t.server)}
+    ids: dict[int, int] = {}
+    for line, record in _records(path):
+        report.records += 1
+        where = f"{path}:{line}"
+        task = _problem(record, known, shelf, ids, line)
+        if isinstance(task, Task):
+            yield where, task
+        else:
+            report.add(Finding(code=task[0], where=where, message=task[1]))
+    if not report.records:
+        raise empty_dataset(path)
+
+
+async def proven_tasks(
+    path: Path, cache: CallCache, report: ValidationReport
+) -> AsyncIterator[tuple[str, Task]]:
+    """As `sound_tasks`, and each has been executed, replayed, and shown to be necessary and minimal."""
+    report.is_executed = True
+    turn = asyncio.Lock()
+
+    async def prove_one(task: Task) -> JsonObject | Rejection:
+        plan = task.truth.tool_sequence
+        if not task.truth.setup and all(cache.is_read_only(s.server, s.tool) for s in plan):
+            return await examine(task, cache)
+        async with turn:
+            return await examine(task, cache)
+
+    for batch in _batches(sound_tasks(path, cache, report), _AT_ONCE):
+        outcomes = await asyncio.gather(*(prove_one(task) for _, task in batch))
+        for (where, task), outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Rejection):
+                report.add(Finding(code=outcome.code, where=where, message=outcome.detail))
+            else:
+                yield where, task
+
+
 def _problem(
-    record: JsonObject | UserError, known: set[str] | None, ids: dict[str, int], line: int
-) -> tuple[RejectCode, str] | None:
+    record: JsonObject | UserError,
+    known: set[str] | None,
+    shelf: ToolShelf | None,
+    ids: dict[int, int],
+    line: int,
+) -> Task | tuple[RejectCode, str]:
+    """The task, or the first thing that is wrong with it."""
     if isinstance(record, UserError):
         return RejectCode.JSON, record.message
     try:
@@ -110,16 +143,30 @@ def _problem(
         is_prompt = all(d["loc"] == ("prompt",) and d["type"] == "value_error" for d in details)
         code = RejectCode.NOT_COMPACT if is_prompt else RejectCode.SCHEMA
         return code, "; ".join(describe(detail) for detail in details)
-    problems = task_problems(task)
-    if problems:
-        return RejectCode.GROUND_TRUTH, "; ".join(problems)
+    if problems := task_problems(task):
+        # A plan that is longer than the limits is found with the rest of what cannot be graded.
+        is_limit = all("limits.max_" in problem for problem in problems)
+        return RejectCode.LIMITS if is_limit else RejectCode.GROUND_TRUTH, "; ".join(problems)
     unknown = sorted(_tools_named(task) - known) if known is not None else []
     if unknown:
         return RejectCode.UNKNOWN_TOOL, f"no server in use has {', '.join(unknown)}"
-    first = ids.setdefault(task.id, line)
+    if shelf is not None and (faults := argument_faults(task, shelf)):
+        return RejectCode.INVALID_ARGUMENTS, "; ".join(faults)
+    if faults := limit_faults(task):
+        return RejectCode.LIMITS, faults[0]
+    if (said := answer_in_prompt(task)) is not None:
+        return RejectCode.ANSWER_IN_PROMPT, f"the question itself says {said!r}"
+    digest = int.from_bytes(blake2b(task.id.encode(), digest_size=8).digest(), "big")
+    first = ids.setdefault(digest, line)
     if first != line:
         return RejectCode.DUPLICATE_ID, f"task_id {task.id!r} is that of line {first}"
-    return None
+    return task
+
+
+def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 def _tools_named(task: Task) -> set[str]:

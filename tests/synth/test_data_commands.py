@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,8 +118,8 @@ def test_validate_names_the_line_and_the_reason_of_every_bad_record(
         8: "duplicate_id",
     }
     assert (report["records"], report["valid"]) == (8, 2)
-    assert report["stages"][0] == {"name": "json", "in": 8, "out": 7}
-    assert report["stages"][-1] == {"name": "duplicate_id", "in": 3, "out": 2}
+    assert report["stages"][0] == {"name": "json", "in": 8, "out": 7, "rejects": {"json": 1}}
+    assert report["stages"][-1] == {"name": "ids", "in": 3, "out": 2, "rejects": {"duplicate_id": 1}}
     assert f"{path}:6: unknown_tool" in done.stderr
 
 
@@ -167,3 +168,104 @@ def test_the_sample_in_the_repository_is_what_its_command_writes(tmp_path: Path)
     assert names == sorted(path.name for path in (data / "samples").iterdir())
     for name in names:
         assert (tmp_path / name).read_bytes() == (data / "samples" / name).read_bytes(), f"run: {command}"
+
+
+def test_execution_finds_what_reading_cannot(generated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    out, _ = generated
+    two_steps = [
+        record
+        for record in records(out / "train.jsonl")
+        if record["extra_info"]["template"] in ("price-post", "close-post")
+    ][:3]
+    truths = [record["reward_spec"]["ground_truth"] for record in two_steps]
+    truths[0]["state"]["slack"][0]["expect"] = {"messages[0].text": "no such thing"}
+    # Without what says that the message was posted, looking the number up is all that it takes.
+    del truths[1]["state"]
+    truths[1]["success"] = {}
+    path, good = tmp_path / "tasks.jsonl", tmp_path / "good.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in two_steps))
+    assert mcpagent("data", "validate", path).returncode == 0
+    done = mcpagent("data", "validate", path, "--execute", "--out", good, "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 2
+    # The first is not reached a second time either, which is looked at before the reward.
+    assert report["rejects"] == {"not_repeatable": 1, "not_minimal": 1}
+    assert [record["reward_spec"]["ground_truth"]["task_id"] for record in records(good)] == [
+        truths[2]["task_id"]
+    ]
+    assert report["stages"][-1]["out"] == report["valid"] == 1
+
+
+def test_arguments_limits_and_answers_in_the_question_are_found_without_running(
+    generated: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    out, _ = generated
+    single = [r for r in records(out / "train.jsonl") if r["extra_info"]["template"] == "quote-price"]
+    rows = (single * 3)[:3]
+    rows = [json.loads(json.dumps(row)) for row in rows]
+    rows[0]["reward_spec"]["ground_truth"]["tool_sequence"][0]["params"] = {"symbol": 3}
+    rows[1]["reward_spec"]["ground_truth"]["max_turns"] = 1
+    price = rows[2]["reward_spec"]["ground_truth"]["final_answer"]["value"]
+    rows[2]["prompt"][-1]["content"] += f" I think it is {price}."
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = json.loads(mcpagent("data", "validate", path, "--json").stdout)
+    assert [f["code"] for f in report["findings"]] == ["invalid_arguments", "limits", "answer_in_prompt"]
+
+
+def test_no_text_that_a_task_names_is_in_two_splits(
+    generated: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    out, _ = generated
+    source = tmp_path / "all.jsonl"
+    source.write_text("".join((out / f"{name}.jsonl").read_text() for name in ("train", "heldout")))
+    arguments = ("data", "split", source, "--out", tmp_path / "s", "--heldout", "0.4", "--drop-crossing")
+    done = mcpagent(*arguments, "--json")
+    outcome = json.loads(done.stdout)
+    parts = {name: records(Path(path)) for name, path in outcome["paths"].items()}
+    named = {
+        name: {text for record in part for text in re.findall(r"\b(?:[A-Z]{4}|C[0-9]{3})\b", asked(record))}
+        for name, part in parts.items()
+    }
+    assert all(named.values())
+    assert not named["train"] & named["heldout"]
+    assert sum(map(len, parts.values())) + outcome["crossing"] == len(records(source))
+
+
+def test_the_same_plan_in_other_words_is_removed(
+    generated: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    out, _ = generated
+    rows = [r for r in records(out / "train.jsonl") if r["reward_spec"]["ground_truth"]["tool_sequence"]][:5]
+    twin = json.loads(json.dumps(rows[0]))
+    twin["prompt"][-1]["content"] = "Quite another way to ask."
+    twin["reward_spec"]["ground_truth"]["task_id"] = "twin"
+    source, target = tmp_path / "tasks.jsonl", tmp_path / "distinct.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in [*rows, twin]))
+    report = json.loads(mcpagent("data", "dedupe", source, "--out", target, "--json").stdout)
+    assert (report["kept"], report["removed"]) == (5, {"same_plan": 1})
+    assert [r["prompt"] for r in records(target)] == [r["prompt"] for r in rows]
+
+
+def test_show_says_what_is_asked_and_what_is_right(generated: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = generated
+    record = next(
+        r for r in records(out / "train.jsonl") if r["reward_spec"]["ground_truth"]["tool_sequence"]
+    )
+    truth = record["reward_spec"]["ground_truth"]
+    said = mcpagent("data", "show", out / "train.jsonl", "--id", truth["task_id"]).stdout
+    step = truth["tool_sequence"][0]
+    for part in (
+        record["prompt"][-1]["content"],
+        f"{step['server']}.{step['tool']}",
+        truth["reference_answer"],
+    ):
+        assert part in said
+    missing = mcpagent("data", "show", out / "train.jsonl", "--id", "nothing")
+    assert missing.returncode == 2
+
+
+def asked(record: dict[str, Any]) -> str:
+    """The question and the arguments of the plan."""
+    plan = record["reward_spec"]["ground_truth"]["tool_sequence"]
+    return json.dumps([record["prompt"][-1]["content"], [step["params"] for step in plan]])

@@ -1,0 +1,166 @@
+"""Splits of a dataset in which nothing of one is known from another: whole groups go to one side."""
+
+from __future__ import annotations
+
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.errors import UserError
+from mcpagent.storage.atomic import atomic_file
+from mcpagent.storage.jsonl import encode_record, read_tasks
+from mcpagent.synth.pools import SPLITS, SplitShares
+from mcpagent.synth.similar import digest, entities, plan_signature
+
+GroupBy = Literal["entity", "plan"]
+_COMMON = 0.05  # a text that more of the tasks name is a setting ("daily"), not a thing that they are about
+_FEW = 20  # ... if it is more than so many tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOutcome:
+    """`crossing` tasks are about things of several splits, and are in none."""
+
+    paths: dict[str, Path]
+    counts: dict[str, int]
+    groups: int
+    largest_group: int
+    crossing: int
+
+    def as_json(self) -> JsonObject:
+        return {
+            "records": sum(self.counts.values()) + self.crossing,
+            "by_split": self.counts,
+            "groups": self.groups,
+            "largest_group": self.largest_group,
+            "crossing": self.crossing,
+            "paths": {split: str(path) for split, path in self.paths.items()},
+        }
+
+
+def split_dataset(
+    path: Path,
+    out: Path,
+    *,
+    shares: SplitShares,
+    seed: int,
+    group_by: GroupBy = "entity",
+    drop_crossing: bool = False,
+    overwrite: bool = False,
+) -> SplitOutcome:
+    """Write `SPLIT.jsonl` for each split with a share, reading the file twice or three times and holding a
+    few numbers for each record.
+
+    Tasks that name a common entity (have the same plan) are of one group, directly or through others, and a
+    group is never divided. Where nearly everything is one group, `drop_crossing` gives each entity a split
+    and leaves out the tasks that are about entities of several. Raises UserError.
+    """
+    wanted = [split for split in SPLITS if _share(shares, split) > 0]
+    paths = {split: out / f"{split}.jsonl" for split in wanted}
+    existing = [path.name for path in paths.values() if path.exists()]
+    if existing and not overwrite:
+        raise UserError(
+            f"{', '.join(existing)} would be replaced",
+            where=str(out),
+            remedy="add --overwrite, or choose another folder with --out",
+        )
+    common = _common_texts(path) if group_by == "entity" else set()
+    if drop_crossing:
+        sizes: Counter[int] = Counter()
+        assigned = _by_each_entity(path, common, shares, seed)
+    else:
+        groups = _groups(path, group_by, common)
+        sizes = Counter(groups)
+        _check_sizes(sizes, len(groups), shares, path)
+        assigned = (shares.split_of(group, seed=seed) for group in groups)
+    counts, crossing = _write(path, paths, assigned)
+    return SplitOutcome(
+        paths=paths,
+        counts=counts,
+        groups=len(sizes),
+        largest_group=max(sizes.values(), default=0),
+        crossing=crossing,
+    )
+
+
+def _share(shares: SplitShares, split: str) -> float:
+    rest = 1 - shares.heldout - shares.validation
+    return {"heldout": shares.heldout, "validation": shares.validation, "train": rest}[split]
+
+
+def _common_texts(path: Path) -> set[int]:
+    counts: Counter[int] = Counter()
+    records = 0
+    for task in read_tasks(path):
+        records += 1
+        counts.update(digest(entity) for entity in entities(task))
+    return {text for text, count in counts.items() if count > max(_FEW, _COMMON * records)}
+
+
+def _keys(task: Task, group_by: GroupBy, common: set[int]) -> list[int]:
+    if group_by == "plan":
+        return [digest(plan_signature(task))]
+    keys = {digest(entity) for entity in entities(task)} - common
+    return sorted(keys) or [digest(plan_signature(task))]
+
+
+def _groups(path: Path, group_by: GroupBy, common: set[int]) -> array[int]:
+    """For each record the number of its group: the first record in it. Union-find over what they name."""
+    first_with: dict[int, int] = {}
+    parent = array("Q")
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    for index, task in enumerate(read_tasks(path)):
+        parent.append(index)
+        for key in _keys(task, group_by, common):
+            one, other = root(first_with.setdefault(key, index)), root(index)
+            parent[max(one, other)] = min(one, other)
+    return array("Q", (root(index) for index in range(len(parent))))
+
+
+def _check_sizes(sizes: Counter[int], records: int, shares: SplitShares, path: Path) -> None:
+    largest = max(sizes.values())
+    if (largest > _share(shares, "train") * records and len(sizes) > 1) or len(sizes) == 1:
+        raise UserError(
+            f"{largest} of {records} tasks hang together through what they name, so they cannot be divided",
+            where=str(path),
+            remedy="add --drop-crossing to leave out tasks that would be in two splits, or --group-by plan",
+        )
+
+
+def _by_each_entity(path: Path, common: set[int], shares: SplitShares, seed: int) -> Iterator[str | None]:
+    for task in read_tasks(path):
+        splits = {shares.split_of(key, seed=seed) for key in _keys(task, "entity", common)}
+        yield splits.pop() if len(splits) == 1 else None
+
+
+def _write(path: Path, paths: dict[str, Path], assigned: Iterator[str | None]) -> tuple[dict[str, int], int]:
+    counts = dict.fromkeys(paths, 0)
+    crossing = 0
+    next(iter(paths.values())).parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=path.parent, prefix=".split-")))
+        files = {split: stack.enter_context((folder / split).open("wb")) for split in paths}
+        for task, split in zip(read_tasks(path), assigned, strict=True):
+            if split is None:
+                crossing += 1
+                continue
+            files[split].write(encode_record(task) + b"\n")
+            counts[split] += 1
+        for split, file in files.items():
+            file.close()
+            with atomic_file(paths[split]) as temporary:
+                (folder / split).replace(temporary)
+    return counts, crossing
