@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +33,7 @@ def train(
         list[str] | None, typer.Option("--set", help="One setting, a.b=value; may be repeated.")
     ] = None,
     algo: Annotated[str | None, typer.Option(help="grpo or sft.")] = None,
-    mode: Annotated[str | None, typer.Option(help="lora or full.")] = None,
+    mode: Annotated[str | None, typer.Option(help="lora, qlora or full.")] = None,
     backend: Annotated[str | None, typer.Option(help="auto, hf or vllm: what samples the episodes.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
     tool_format: ToolFormat = None,
@@ -114,6 +115,8 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
                 console.note(f"stopped after step {step_of(latest)}, which is kept; go on with")
                 console.note(f"  mcpagent train --config {folder / 'config.yaml'} --resume")
             raise
+    if int(os.environ.get("RANK", "0")):
+        return  # of several processes, the first says how it went
     is_ill = outcome.stop_reason.startswith("health: ")
     if console.is_json:
         console.print_json(outcome.as_json())

@@ -20,6 +20,7 @@ import torch
 from accelerate import PartialState
 from torch import distributed
 
+from mcpagent.core.seeds import derive_seed
 from mcpagent.errors import UserError
 from mcpagent.train.callbacks import Abandoned
 
@@ -54,6 +55,12 @@ class Processes:
     def is_first(self) -> bool:
         """Whether this is the one that writes."""
         return self.index == 0
+
+    def seed_torch(self, *parts: object) -> None:
+        """Dropout of its own for every process but the first, whose stream is that of a run alone and is kept
+        in checkpoints; the others' are a function of `parts` (the run's seed and the step)."""
+        if not self.is_first:
+            torch.manual_seed(derive_seed(*parts, "process", self.index))
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
         """This one's consecutive part; `gather` of the parts is the whole again, in order."""

@@ -94,6 +94,7 @@ def train_sft(
             samples += copy_samples(renderer, count=settings.copy_mix, seed=seed)
         tokens = sum(s.loss_tokens for s in samples)
         total = 0.0
+        processes.seed_torch(settings.seed, step)
         for batch in learner.batches(processes.share(samples), max_tokens=settings.micro_batch_tokens):
             logprobs, _ = learner.score(batch)
             loss = -logprobs.sum() / tokens

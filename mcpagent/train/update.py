@@ -37,6 +37,7 @@ def update_policy(
     stats, processes = UpdateStats(), learner.processes
     telling = [group for group in graded.groups if group.has_signal]
     own = replace(graded, groups=tuple(processes.share(telling)))
+    processes.seed_torch(seed)
     rows = update_rows(learner, own, settings, stats)
     learner.model.train()
     for epoch in range(settings.epochs):
