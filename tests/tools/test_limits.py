@@ -128,6 +128,7 @@ def test_isolation_said_twice_and_differently_is_refused() -> None:
 def test_the_settings_of_a_run_reach_the_pool() -> None:
     section = ServerSection(timeout_s=7.0, max_in_flight=2, isolation="shared")
     with open_tools(ToolsConfig(per_server={"slack": section})) as tools:
+        assert isinstance(tools.pool, ToolPool)
         server = tools.pool._servers["slack"]
         assert (server.timeout_s, server.limits.max_in_flight, server.isolation) == (7.0, 2, "shared")
 
