@@ -272,7 +272,7 @@ def fill(value: Any, slots: Mapping[str, Any]) -> Any:
             return slots[whole[1]]
         return _SLOT.sub(lambda match: str(slots[match[1]]), value)
     if isinstance(value, Mapping):
-        return {key: fill(item, slots) for key, item in value.items()}
+        return {fill(key, slots): fill(item, slots) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [fill(item, slots) for item in value]
     return value

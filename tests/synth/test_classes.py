@@ -101,7 +101,7 @@ CASES = {
         withhold: [fmp.fmp_get_quote]
     """,
     "invalid_arguments": """
-        plan: [{server: fmp, tool: fmp_get_quote, params: {symbol: "{ticker}", when: now}}]
+        plan: [{server: fmp, tool: fmp_get_quote, params: {symbol: 3}}]
         answer: {type: number, value: "${step1.price}"}
         reference_answer: "${step1.price}"
     """,
