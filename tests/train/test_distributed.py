@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import multiprocessing
 
+from mcpagent.config.resources import resource_path
 from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.train.loss import Objective
 from mcpagent.train.processes import Processes
 from mcpagent.train.update import update_policy
@@ -109,3 +115,62 @@ def test_two_processes_make_the_update_of_one(lora: bool, loss: str, two: list[A
 def test_shares_are_gathered_in_order_and_the_first_decides(two: list[Any]) -> None:
     for _, shares in two:
         assert shares == {"gathered": [0.0, 1.0, 2.0, 3.0, 4.0], "sum": [1.0, 2.0], "first": 0}
+
+
+def _train(
+    folder: Path, checkpoint: Path, launcher: list[str], *, steps: int, resume: bool = False
+) -> RunFolder:
+    settings = {
+        "model.name": checkpoint,
+        "data.train": resource_path("data/samples/train.jsonl"),
+        "data.validation": resource_path("data/samples/train.jsonl"),
+        "data.max_tasks": 5,
+        "training.max_steps": steps,
+        "training.batch_size": 3,
+        "training.eval_every": 1,
+        "training.save_frequency": 1,
+        "rollout.group_size": 3,
+        "rollout.max_new_tokens": 12,
+        "lora.dropout": 0.1,
+        "reward.control": "random",  # so that weights move from the first step on
+        "output_dir": folder.parent,
+        "name": folder.name,
+    }
+    options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    command = ["-m", "mcpagent.cli.main", "train", "--config", str(resource_path("configs/quickstart.yaml"))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, *launcher, *command, *options, *(["--resume"] if resume else [])]
+    subprocess.run(words, check=True, capture_output=True, env=environment)
+    return RunFolder.open(folder)
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+DDP = str(resource_path("configs/accelerate/ddp.yaml"))
+ACCELERATE = ["-m", "accelerate.commands.launch", "--config_file", DDP]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_in_two_processes_plays_every_episode_once_and_resumes_exactly(
+    tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    alone = _train(tmp_path / "alone", tiny_checkpoint, [], steps=1)
+    both = _train(tmp_path / "both", tiny_checkpoint, [*ACCELERATE, "--num_processes", "2"], steps=1)
+    _train(tmp_path / "both", tiny_checkpoint, TORCHRUN, steps=3, resume=True)
+    whole = _train(tmp_path / "whole", tiny_checkpoint, TORCHRUN, steps=3)
+    assert [m["step"] for m in both.metrics()] == [1, 2, 3]
+    names = [f"step-00000{step}" for step in range(4)]
+    assert [path.name for path in both.all_checkpoints()] == names[-3:]
+    assert sorted(path.stem for path in both.evaluations.iterdir()) == names[1:]
+    # Seeds come from tasks and attempts, so that the first step's episodes do not depend on who plays them.
+    assert _sampled(both, 1) == _sampled(alone, 1)
+    for step in (1, 2, 3):
+        assert len(_sampled(both, step)) == 9
+        assert _sampled(both, step) == _sampled(whole, step)
+    ours, theirs = (load_file(run.checkpoint_dir(3) / "adapter_model.safetensors") for run in (both, whole))
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def _sampled(run: RunFolder, step: int) -> list[Any]:
+    path = run.trajectory_stem(step).with_suffix(".jsonl.zst")
+    return [(t.id, [turn.completion.token_ids for turn in t.turns]) for t in read_trajectories(path)]
