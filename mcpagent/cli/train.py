@@ -33,7 +33,7 @@ def train(
         list[str] | None, typer.Option("--set", help="One setting, a.b=value; may be repeated.")
     ] = None,
     algo: Annotated[str | None, typer.Option(help="grpo or sft.")] = None,
-    mode: Annotated[str | None, typer.Option(help="lora, qlora or full.")] = None,
+    mode: Annotated[str | None, typer.Option(help="lora, qlora (4 bits, CUDA) or full.")] = None,
     backend: Annotated[str | None, typer.Option(help="auto, hf or vllm: what samples the episodes.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
     tool_format: ToolFormat = None,

@@ -1,0 +1,53 @@
+"""An induced collapse: a hundred times the learning rate on the embedded task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mcpagent.config.loader import load_train_config
+from mcpagent.config.resources import resource_path
+from mcpagent.storage.checkpoints import damage
+from mcpagent.storage.run_folder import RunFolder, step_of
+from mcpagent.workflows.train import Watch, train
+from tests.slow.test_variants import warm  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+@pytest.mark.parametrize(
+    "steadied", [[], ["optimization.gradient_clip=0.01"]], ids=["as shipped", "with gradients clipped hard"]
+)
+def test_a_hundredfold_learning_rate_is_stopped_with_the_reason_and_a_good_checkpoint(
+    warm: tuple[Path, Path],  # noqa: F811
+    tmp_path: Path,
+    steadied: list[str],
+) -> None:
+    data, checkpoint = warm
+    notes: list[str] = []
+    overrides = [
+        f"data.train={data}",
+        f"model.name={checkpoint}",
+        "seed=0",
+        "optimization.learning_rate=0.1",
+        "training.save_frequency=1",
+        *steadied,
+    ]
+    config = load_train_config([resource_path("configs/quickstart.yaml")], overrides).config
+    assert load_train_config(
+        [resource_path("configs/quickstart.yaml")]
+    ).config.optimization.learning_rate == (pytest.approx(0.001))
+    outcome = train(config, run_dir=tmp_path / "run", watch=Watch(note=notes.append))
+    run = RunFolder.open(tmp_path / "run")
+    rates = [record["success_rate"] for record in run.metrics()]
+    print(f"{outcome.stop_reason} after step {outcome.steps}; success {rates}; {notes}")
+    assert outcome.stop_reason.startswith("health: ")
+    assert outcome.steps <= 8 < config.training.total_steps(n_tasks=1600)
+    assert any(note.startswith("health, step") for note in notes)
+    # What is named as the good one is whole, and its weights sampled well in the step after it.
+    good = outcome.best_checkpoint
+    assert damage(good) is None
+    step = step_of(good)
+    assert step is not None and step < outcome.steps
+    assert rates[step] >= 0.5 * rates[0] > 0.1 >= rates[-1]

@@ -1,0 +1,162 @@
+"""`mcpagent train` as a user runs it: the plan, refusals, how a run ends, and Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from mcpagent.cli.train import app
+from mcpagent.config.resources import resource_path
+from mcpagent.errors import UserError
+from mcpagent.storage.run_folder import RunFolder
+
+BOUND_S = 120.0
+
+
+def mcpagent_train(*options: str) -> Result:
+    """The command in this process, which has torch in memory already."""
+    return CliRunner().invoke(app, list(options))
+
+
+def refused(done: Result) -> str:
+    """The one message that `mcpagent.cli.main` would print."""
+    assert isinstance(done.exception, UserError), done.output
+    return str(done.exception)
+
+
+@pytest.fixture
+def settings(tiny_checkpoint: Path, tmp_path: Path) -> list[str]:
+    """A run of two short steps in `tmp_path`/train."""
+    chosen = {
+        "model.name": tiny_checkpoint,
+        "data.train": resource_path("data/samples/train.jsonl"),
+        "training.max_steps": 2,
+        "training.batch_size": 2,
+        "rollout.group_size": 2,
+        "rollout.max_new_tokens": 4,
+        "reward.control": "random",
+        "output_dir": tmp_path,
+        "name": "train",
+    }
+    options = [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
+    return ["--config", str(resource_path("configs/quickstart.yaml")), *options]
+
+
+def test_the_plan_counts_what_the_model_has_and_writes_nothing(
+    settings: list[str], tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    plans: dict[str, dict[str, Any]] = {}
+    for mode in ("lora", "full"):
+        done = mcpagent_train(*settings, "--mode", mode, "--dry-run", "--json")
+        assert done.exit_code == 0, done.output
+        plans[mode] = json.loads(done.stdout)
+    weights = load_file(tiny_checkpoint / "model.safetensors")
+    parameters = sum(tensor.size for tensor in weights.values())
+    # LoRA of rank 16 on each linear layer inside the network: (in + out) x 16.
+    linear = [t.shape for name, t in weights.items() if name.endswith("_proj.weight")]
+    adapters = sum(16 * (rows + columns) for rows, columns in linear)
+    assert plans["full"]["parameters"] == plans["full"]["trained_parameters"] == parameters
+    assert plans["lora"]["trained_parameters"] == adapters
+    for plan in plans.values():
+        assert (plan["steps"], plan["optimizer_steps"], plan["episodes_per_step"]) == (2, 2, 4)
+        assert (plan["backend"], plan["backend_reason"]) == ("hf", "rollout.backend is hf")
+        assert plan["memory_gib"] > plan["checkpoint_gib"] > 0
+    # Weights and two moments in float32.
+    assert plans["full"]["checkpoint_gib"] == pytest.approx(parameters * 12 / 2**30)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_is_a_table_that_says_why_this_backend(settings: list[str]) -> None:
+    done = mcpagent_train(*settings, "--backend", "auto", "--dry-run")
+    assert done.exit_code == 0, done.output
+    for word in ("backend reason", "optimizer steps", "memory gib", "kept checkpoints"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_four_bits_without_a_gpu_are_refused_in_one_message(settings: list[str], dry_run: list[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    message = refused(mcpagent_train(*settings, "--mode", "qlora", *dry_run))
+    assert "qlora needs a CUDA GPU" in message
+    assert "--mode lora" in message
+
+
+def test_a_missing_engine_and_a_missing_run_are_one_message_each(settings: list[str]) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        for dry_run in ([], ["--dry-run"]):
+            assert "vllm is not installed" in refused(
+                mcpagent_train(*settings, "--backend", "vllm", *dry_run)
+            )
+    assert "no run folder" in refused(mcpagent_train(*settings, "--resume"))
+    assert "mode" in refused(mcpagent_train(*settings, "--mode", "half"))
+
+
+def test_a_run_says_how_it_ended_and_a_resume_goes_on(settings: list[str], tmp_path: Path) -> None:
+    done = mcpagent_train(*settings, "--set", "budget.steps=1")
+    assert done.exit_code == 0, done.output
+    assert "ended       after step 1: budget.steps 1 is spent" in done.stdout
+    assert "step-000001" in done.stdout
+    again = mcpagent_train(*settings, "--resume", "--json")
+    assert again.exit_code == 0, again.output
+    document = json.loads(again.stdout)
+    assert (document["steps"], document["stop_reason"]) == (2, "completed")
+    other = refused(mcpagent_train(*settings, "--set", "optimization.learning_rate=0.5", "--resume"))
+    assert "other settings of optimization.learning_rate" in other
+
+    weights = RunFolder.open(tmp_path / "train").checkpoint_dir(2) / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    damaged = refused(mcpagent_train(*settings, "--set", "training.max_steps=3", "--resume"))
+    assert "adapter_model.safetensors is not what was written" in damaged
+    assert "the last good one is step-000001" in damaged
+
+
+def test_ctrl_c_leaves_a_checkpoint_says_how_to_go_on_and_exits_with_130(
+    settings: list[str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "mcpagent.cli.main", "train", *settings]
+    process = subprocess.Popen(
+        [*command, "--set", "training.max_steps=100000", "--set", "training.save_frequency=100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "train" / "metrics.jsonl"
+    wait_for(lambda: metrics.is_file() and metrics.stat().st_size > 0, process)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=BOUND_S)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    run = RunFolder.open(tmp_path / "train")
+    steps = [record["step"] for record in run.metrics()]
+    assert run.latest_checkpoint() == run.checkpoint_dir(steps[-1])
+    assert f"stopped after step {steps[-1]}, which is kept" in err
+    assert f"mcpagent train --config {run.config_path} --resume" in err
+    end = f"training.max_steps={steps[-1] + 1}"
+    more = mcpagent_train("--config", str(run.config_path), "--set", end, "--resume")
+    assert more.exit_code == 0, more.output
+    assert [record["step"] for record in run.metrics()] == [*steps, steps[-1] + 1]
+
+
+def wait_for(is_there: Any, process: subprocess.Popen[str]) -> None:
+    """Until it is; fails where the process ends first or the bound passes."""
+    pause, end = threading.Event(), time.monotonic() + BOUND_S
+    while not is_there():
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < end
+        pause.wait(0.05)
