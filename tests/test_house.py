@@ -119,8 +119,8 @@ def test_every_config_loads_alone(path: Path) -> None:
 
 def test_every_template_loads() -> None:
     files = _shipped("templates")
-    tasks = load_templates(ROOT / "templates" / "tasks")
-    assert tasks.templates
+    sets = [ROOT / "templates" / name for name in ("tasks", "full")]
+    assert all(load_templates(folder).templates for folder in sets)
     for path in files:
         if path.suffix == ".jinja":
             jinja2.Environment().parse(path.read_text(encoding="utf-8"))
@@ -130,7 +130,7 @@ def test_every_template_loads() -> None:
             load_prompts(path)
         else:
             # What `load_templates` has not read would ship unchecked.
-            assert path.parent == ROOT / "templates" / "tasks" and path.suffix == ".yaml", path
+            assert path.parent in sets and path.suffix == ".yaml", path
 
 
 def test_the_constraints_pin_every_dependency_within_its_range() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +13,6 @@ from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
-    from mcpagent.core.tasks import Task
     from mcpagent.core.tools import ToolSpec
     from mcpagent.synth.validate import ValidationReport
 
@@ -68,7 +66,8 @@ def validate(
     Example: mcpagent data validate train.jsonl --calibrate outputs/run --samples 8 --out learnable.jsonl
     """
     from mcpagent.console import Console
-    from mcpagent.synth.validate import ValidationReport
+    from mcpagent.synth.calls import ToolShelf
+    from mcpagent.synth.validate import ValidationReport, keep_sound
 
     console = Console(is_json=as_json)
     if out is not None:
@@ -81,8 +80,8 @@ def validate(
     if execute:
         asyncio.run(_prove(file, servers, out, report, console))
     else:
-        tools = asyncio.run(_tools(servers, console)) if catalog else None
-        _check(file, tools, out, report)
+        shelf = ToolShelf(asyncio.run(_tools(servers, console))) if catalog else None
+        keep_sound(file, shelf, report, out=out)
     document: dict[str, Any] = {**report.as_json(), **({"path": str(out)} if out is not None else {})}
     if calibrate is not None and out is not None:
         from mcpagent.workflows.calibrate import calibrate_file
@@ -236,39 +235,16 @@ def show(
             console.say(line)
 
 
-def _check(file: Path, tools: list[ToolSpec] | None, out: Path | None, report: ValidationReport) -> None:
-    from mcpagent.storage.jsonl import write_jsonl
-    from mcpagent.synth.calls import ToolShelf
-    from mcpagent.synth.validate import sound_tasks
-
-    shelf = ToolShelf(tools) if tools is not None else None
-    tasks: Iterator[Task] = (task for _, task in sound_tasks(file, shelf, report))
-    if out is not None:
-        write_jsonl(out, tasks)
-        return
-    for _ in tasks:
-        pass
-
-
 async def _prove(
     file: Path, servers: Path | None, out: Path | None, report: ValidationReport, console: Console
 ) -> None:
     from mcpagent.cli.chosen_servers import chosen_servers
-    from mcpagent.storage.atomic import atomic_file
-    from mcpagent.storage.jsonl import encode_record
     from mcpagent.synth.calls import CallCache
-    from mcpagent.synth.validate import proven_tasks
+    from mcpagent.synth.validate import keep_proven
     from mcpagent.tools.pool import ToolPool
 
     async with ToolPool(chosen_servers(servers, console=console, limited=False)) as pool:
-        tasks = proven_tasks(file, CallCache(pool), report)
-        if out is None:
-            async for _ in tasks:
-                pass
-            return
-        with atomic_file(out) as temporary, temporary.open("wb") as stream:
-            async for _, task in tasks:
-                stream.write(encode_record(task) + b"\n")
+        await keep_proven(file, CallCache(pool), report, out=out)
 
 
 def _print_report(document: dict[str, Any], report: ValidationReport, file: Path, console: Console) -> None:

@@ -15,13 +15,14 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.errors import UserError
 from mcpagent.synth.calls import CallCache
-from mcpagent.synth.graph import Edge, Fact, Leaf, ToolGraph, learn
+from mcpagent.synth.graph import Edge, Fact, Leaf, ToolGraph, Walk, learn
 from mcpagent.synth.inspect_task import stands_in
 from mcpagent.synth.missing import abstaining
 from mcpagent.synth.pools import SPLITS, SplitShares
 from mcpagent.synth.record import Offer, system_message
 from mcpagent.synth.rules import GeneratedData, Progress, Tally, check_counts, fill_split, ground_in_turn
 from mcpagent.synth.stages import RejectCode, Rejection
+from mcpagent.synth.wording import words_of
 from mcpagent.tools.contract import ToolProvider
 
 DATA_SOURCE = "synthetic/explored"
@@ -35,29 +36,6 @@ _KINDS = {
     "missing_function": 1,
     "irrelevance": 0.3,
 }
-_THANKS = ("Thanks, that is all about {}.", "We are done with {}, thank you.", "{} is clear now, thanks.")
-
-
-@dataclass(frozen=True)
-class Walk:
-    """A question: calls, of which each may take an argument from the one before, and what is asked of the
-    last one (of all of them, in parallel)."""
-
-    kind: str
-    facts: tuple[Fact, ...]
-    edges: tuple[Edge | None, ...]  # how the first, second, ... fact gets an argument
-    asked: tuple[Leaf, ...]
-    wording: int = 0
-
-    @property
-    def key(self) -> str:
-        calls = [[fact.spec.dotted, fact.arguments] for fact in self.facts]
-        return json.dumps([self.kind, calls, [leaf.expression for leaf in self.asked]], sort_keys=True)
-
-    @property
-    def about(self) -> str:
-        """What decides the split: the last call, however it is reached."""
-        return json.dumps([self.facts[-1].spec.dotted, self.facts[-1].arguments], sort_keys=True)
 
 
 async def explore_dataset(
@@ -204,7 +182,7 @@ def _draft(walk: Walk, *, offer: Offer, split: str, seed: int) -> Task:
     plan = _plan(walk)
     gold = {fact.spec.dotted for fact in walk.facts}
     tools = offer.tools_for(gold, seed=derive_seed(seed, "offer", walk.key))
-    prompt, user_turns = _words(walk)
+    prompt, user_turns = words_of(walk)
     digest = blake2b(walk.key.encode(), digest_size=6).hexdigest()
     truth: JsonObject = {
         "task_id": f"explored-{walk.kind.replace('_', '-')}-{digest}",
@@ -272,41 +250,3 @@ def _checks(walk: Walk, plan: list[JsonObject]) -> JsonObject:
         else {"type": "must_include", "value": facts},
         "reference_answer": f"It is {' and '.join(facts)}.",
     }
-
-
-def _words(walk: Walk) -> tuple[str, list[str]]:
-    """The first message, and those that follow."""
-    last = walk.facts[-1]
-    if walk.kind == "irrelevance":
-        return _THANKS[walk.wording].format(next(last.texts)[1]), []
-    asked = walk.asked[0].label
-    if walk.kind == "missing_parameter":
-        return f"{_task_of(last)}: what is the {asked}?", [f"Take {_arguments(last, None)}."]
-    if walk.kind == "parallel":
-        both = " and also ".join(_arguments(fact, None) for fact in walk.facts)
-        return f"{_task_of(last)}, with {both}. What is the {asked} in each of the two?", []
-    parts: list[str] = []
-    for fact, edge in zip(walk.facts, walk.edges, strict=True):
-        arguments = _arguments(fact, edge)
-        start = "Then " if parts else ""
-        parts.append(f"{start}{_task_of(fact)}{', with ' + arguments if arguments else ''}.")
-    ends = (f"What is the {asked}?", f"Tell me the {asked}.", f"I need the {asked}.")
-    return " ".join([*parts, ends[walk.wording]]), []
-
-
-def _task_of(fact: Fact) -> str:
-    """The first sentence of the description: what the tool is for, without its name."""
-    lines = fact.spec.description.strip().splitlines()
-    sentence = lines[0].partition(". ")[0].rstrip(". ") if lines else ""
-    return sentence or fact.spec.name.replace("_", " ")
-
-
-def _arguments(fact: Fact, edge: Edge | None) -> str:
-    said: list[str] = []
-    for name, value in fact.arguments.items():
-        if edge is not None and name == edge.parameter:
-            before = f"{edge.prefix} followed by " if edge.prefix else ""
-            said.append(f"as {name} {before}the {edge.leaf.label} of that result")
-        else:
-            said.append(f"{name} {json.dumps(value, ensure_ascii=False)}")
-    return " and ".join(said)

@@ -71,6 +71,28 @@ class Edge:
     prefix: str = ""
 
 
+@dataclass(frozen=True)
+class Walk:
+    """A question: calls, of which each may take an argument from the one before, and what is asked of the
+    last one (of all of them, in parallel)."""
+
+    kind: str
+    facts: tuple[Fact, ...]
+    edges: tuple[Edge | None, ...]  # how the first, second, ... fact gets an argument
+    asked: tuple[Leaf, ...]
+    wording: int = 0
+
+    @property
+    def key(self) -> str:
+        calls = [[fact.spec.dotted, fact.arguments] for fact in self.facts]
+        return json.dumps([self.kind, calls, [leaf.expression for leaf in self.asked]], sort_keys=True)
+
+    @property
+    def about(self) -> str:
+        """What decides the split: the last call, however it is reached."""
+        return json.dumps([self.facts[-1].spec.dotted, self.facts[-1].arguments], sort_keys=True)
+
+
 @dataclass
 class ToolGraph:
     """`facts` in the order in which they were found; `not_tried` says why a tool has none."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,7 @@ from mcpagent.core.placeholders import PlaceholderError, references
 from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tasks import AnswerCheck, Complexity, Limits, PlanCall, StateCall, StateCheck, Success
 from mcpagent.errors import UserError
+from mcpagent.synth.classes import Derived, TaskClass
 from mcpagent.synth.located_yaml import YamlSource, read_yaml, validate
 
 POOLS_FILE = "pools.yaml"
@@ -83,29 +84,6 @@ class TemplateStep(Record):
     alternatives: tuple[PlanCall, ...] = ()
     parallel_group: int | str | None = None
     match: dict[str, JsonObject] = Field(default_factory=dict)
-
-
-TaskClass = Literal[
-    "single",
-    "sequential",
-    "parallel",
-    "missing_parameter",  # the question lacks what a call needs: ask for it
-    "missing_function",  # no offered tool can do it: say so
-    "irrelevance",  # nothing is asked that a tool is for
-    "error_recovery",  # the call that the question invites fails, and there is another way
-    "multi_turn",
-]
-
-
-class Derived(Record):
-    """A slot made from another: `head` are its first `length` characters in capitals, a guess at a ticker."""
-
-    of: str
-    how: Literal["head"] = "head"
-    length: int = Field(default=4, ge=1)
-
-    def value(self, source: str) -> str:
-        return source[: self.length].upper()
 
 
 class Template(Record):

@@ -19,8 +19,9 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.core.validation import describe
 from mcpagent.errors import UserError
 from mcpagent.reward.validate import task_problems
-from mcpagent.storage.compression import open_bytes
-from mcpagent.storage.jsonl import empty_dataset
+from mcpagent.storage.atomic import atomic_file
+from mcpagent.storage.compression import compressed_writer, open_bytes
+from mcpagent.storage.jsonl import empty_dataset, encode_record, write_jsonl
 from mcpagent.storage.records import decode_line, read_records, reading
 from mcpagent.synth.calls import CallCache, ToolShelf
 from mcpagent.synth.inspect_task import answer_in_prompt, argument_faults, limit_faults
@@ -124,6 +125,27 @@ async def proven_tasks(
                 report.add(Finding(code=outcome.code, where=where, message=outcome.detail))
             else:
                 yield where, task
+
+
+def keep_sound(path: Path, shelf: ToolShelf | None, report: ValidationReport, *, out: Path | None) -> None:
+    """Check every record as it is written, and write the good ones to `out` where it is given."""
+    tasks = (task for _, task in sound_tasks(path, shelf, report))
+    if out is not None:
+        write_jsonl(out, tasks)
+        return
+    for _ in tasks:
+        pass
+
+
+async def keep_proven(path: Path, cache: CallCache, report: ValidationReport, *, out: Path | None) -> None:
+    """Run every record as well, and write the proven ones to `out`, as JSONL, where it is given."""
+    if out is None:
+        async for _ in proven_tasks(path, cache, report):
+            pass
+        return
+    with atomic_file(out) as temporary, compressed_writer(temporary, suffix=out.suffix) as stream:
+        async for _, task in proven_tasks(path, cache, report):
+            stream.write(encode_record(task) + b"\n")
 
 
 def _problem(
