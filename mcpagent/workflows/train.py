@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ import numpy as np
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
-from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.models.load import resolve_device
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.policy.vllm_choice import require_vllm
 from mcpagent.rollout.setup import Tools, agent_settings, open_tools
 from mcpagent.storage.jsonl import find_dataset
-from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.task_file import TaskFile
 from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.actor import LocalActor, roll_back
@@ -29,7 +26,6 @@ from mcpagent.train.budget import Budget
 from mcpagent.train.callbacks import Callback, StepReport
 from mcpagent.train.demonstrations import demonstrate, samples
 from mcpagent.train.grpo import Actor, GrpoRun, GrpoSettings, GrpoState, train_grpo
-from mcpagent.train.health import HealthSettings, PPOHealthCallback
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.pipelined import PipelinedActor, refuse_pipeline, scheduled, trained_groups
 from mcpagent.train.processes import Processes
@@ -44,43 +40,10 @@ from mcpagent.train.setup import (
     update_settings,
 )
 from mcpagent.train.sft import SftSettings, SftState, train_sft
-from mcpagent.train.trackers import TrackedRun, Trackers, open_trackers
 from mcpagent.train.warm_start import embedded_model
 from mcpagent.workflows.run_place import RunPlace, open_run
+from mcpagent.workflows.run_watch import TrainOutcome, Watch, health_callback, outcome_of, tracked
 from mcpagent.workflows.stage import catalog_note, open_tasks
-
-
-@dataclass(frozen=True, kw_only=True)
-class Watch:
-    """What a run reports while it goes on; every part may be left out. `on_start` gets the steps that are
-    done already and those of the whole run."""
-
-    on_start: Callable[[int, int], None] = lambda _done, _total: None
-    on_step: Callable[[JsonObject], None] = lambda _: None
-    on_episode: Callable[[Trajectory], None] = lambda _: None
-    note: Callable[[str], None] = lambda _: None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOutcome:
-    """How a run ended. `best_checkpoint` is the last one where nothing was evaluated."""
-
-    run_dir: Path
-    steps: int
-    best_checkpoint: Path
-    last_checkpoint: Path
-    metrics: JsonObject
-    stop_reason: str
-
-    def as_json(self) -> JsonObject:
-        return {
-            "run_dir": str(self.run_dir),
-            "steps": self.steps,
-            "best_checkpoint": str(self.best_checkpoint),
-            "last_checkpoint": str(self.last_checkpoint),
-            "stop_reason": self.stop_reason,
-            "metrics": self.metrics,
-        }
 
 
 def train(
@@ -186,7 +149,7 @@ def _run_sft(
     # A resumed run has made its demonstrations again: the same tokens, with the nonces of this time's calls.
     if place.processes.is_first:
         write_trajectories(run.trajectories / "demonstrations", demonstrations)
-    with _tracked(config, run, state.step, watch, place.processes) as trackers:
+    with tracked(config, run, state.step, watch, place.processes) as trackers:
 
         def on_step(record: JsonObject) -> None:
             trackers.log(record["step"], record, ())
@@ -212,7 +175,7 @@ def _run_sft(
             on_step=on_step,
             note=watch.note,
         )
-    return _outcome(run, state.step, best_step=None, stop_reason=reason)
+    return outcome_of(run, state.step, best_step=None, stop_reason=reason)
 
 
 def _run_grpo(
@@ -301,9 +264,9 @@ def _run_grpo(
                 io=tools.io,
             )
             stack.callback(collecting.close)
-        health = _health(config, run, watch)
+        health = health_callback(config, run, watch)
         watch.on_start(state.step, total)
-        trackers = stack.enter_context(_tracked(config, run, state.step, watch, place.processes))
+        trackers = stack.enter_context(tracked(config, run, state.step, watch, place.processes))
 
         def on_step(report: StepReport) -> None:
             trackers.log(report.step, report.metrics, report.trajectories)
@@ -327,7 +290,7 @@ def _run_grpo(
         )
     is_ill = health is not None and health.should_stop() is not None
     best = state.best_step if state.best_step is not None else state.good_step if is_ill else None
-    return _outcome(run, state.step, best_step=best, stop_reason=reason)
+    return outcome_of(run, state.step, best_step=best, stop_reason=reason)
 
 
 def _grpo_settings(config: TrainConfig, *, total: int) -> GrpoSettings:
@@ -348,46 +311,6 @@ def _grpo_settings(config: TrainConfig, *, total: int) -> GrpoSettings:
     )
 
 
-def _health(config: TrainConfig, run: RunFolder, watch: Watch) -> PPOHealthCallback | None:
-    """What watches over the run, with all that it saw before a resume."""
-    health = config.health
-    if not health.enabled:
-        return None
-    callback = PPOHealthCallback(
-        HealthSettings(
-            warn=health.warn.model_dump(exclude_none=True),
-            stop=health.stop.model_dump(exclude_none=True),
-            patience=health.patience,
-        ),
-        note=watch.note,
-    )
-    callback.replay(run.metrics())
-    return callback
-
-
-@contextmanager
-def _tracked(
-    config: TrainConfig, run: RunFolder, step: int, watch: Watch, processes: Processes
-) -> Iterator[Trackers]:
-    tracking = config.tracking
-    trackers = open_trackers(
-        tracking.backends if processes.is_first else (),
-        TrackedRun(
-            project=tracking.project,
-            name=tracking.name or config.name,
-            folder=run.logs,
-            config=config.model_dump(mode="json"),
-            is_online=tracking.mode == "online",
-            begins_at=step,
-        ),
-        note=watch.note,
-    )
-    try:
-        yield trackers
-    finally:
-        trackers.close()
-
-
 def _total_steps(config: TrainConfig, tasks: TaskFile) -> int:
     copying = config.sft.copy_steps if config.algorithm == "sft" else 0
     return config.training.total_steps(n_tasks=len(tasks)) + copying
@@ -398,16 +321,3 @@ def _validation(config: TrainConfig) -> Any:
     if config.algorithm == "sft" or not config.training.eval_every:
         return ExitStack()
     return open_tasks(config)
-
-
-def _outcome(run: RunFolder, steps: int, *, best_step: int | None, stop_reason: str) -> TrainOutcome:
-    last = run.checkpoint_dir(steps)
-    metrics = run.metrics()
-    return TrainOutcome(
-        run_dir=run.path,
-        steps=steps,
-        best_checkpoint=last if best_step is None else run.checkpoint_dir(best_step),
-        last_checkpoint=last,
-        metrics=metrics[-1] if metrics else {},
-        stop_reason=stop_reason,
-    )

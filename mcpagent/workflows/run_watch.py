@@ -1,0 +1,104 @@
+"""Who watches a training run: the caller, the health callback, the trackers; and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.core.records import JsonObject
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.train.health import HealthSettings, PPOHealthCallback
+from mcpagent.train.processes import Processes
+from mcpagent.train.trackers import TrackedRun, Trackers, open_trackers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What a run reports while it goes on; every part may be left out. `on_start` gets the steps that are
+    done already and those of the whole run."""
+
+    on_start: Callable[[int, int], None] = lambda _done, _total: None
+    on_step: Callable[[JsonObject], None] = lambda _: None
+    on_episode: Callable[[Trajectory], None] = lambda _: None
+    note: Callable[[str], None] = lambda _: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOutcome:
+    """How a run ended. `best_checkpoint` is the last one where nothing was evaluated."""
+
+    run_dir: Path
+    steps: int
+    best_checkpoint: Path
+    last_checkpoint: Path
+    metrics: JsonObject
+    stop_reason: str
+
+    def as_json(self) -> JsonObject:
+        return {
+            "run_dir": str(self.run_dir),
+            "steps": self.steps,
+            "best_checkpoint": str(self.best_checkpoint),
+            "last_checkpoint": str(self.last_checkpoint),
+            "stop_reason": self.stop_reason,
+            "metrics": self.metrics,
+        }
+
+
+def outcome_of(run: RunFolder, steps: int, *, best_step: int | None, stop_reason: str) -> TrainOutcome:
+    """How the run in this folder ended after `steps`."""
+    last = run.checkpoint_dir(steps)
+    metrics = run.metrics()
+    return TrainOutcome(
+        run_dir=run.path,
+        steps=steps,
+        best_checkpoint=last if best_step is None else run.checkpoint_dir(best_step),
+        last_checkpoint=last,
+        metrics=metrics[-1] if metrics else {},
+        stop_reason=stop_reason,
+    )
+
+
+def health_callback(config: TrainConfig, run: RunFolder, watch: Watch) -> PPOHealthCallback | None:
+    """What watches over the run, with all that it saw before a resume."""
+    health = config.health
+    if not health.enabled:
+        return None
+    callback = PPOHealthCallback(
+        HealthSettings(
+            warn=health.warn.model_dump(exclude_none=True),
+            stop=health.stop.model_dump(exclude_none=True),
+            patience=health.patience,
+        ),
+        note=watch.note,
+    )
+    callback.replay(run.metrics())
+    return callback
+
+
+@contextmanager
+def tracked(
+    config: TrainConfig, run: RunFolder, step: int, watch: Watch, processes: Processes
+) -> Iterator[Trackers]:
+    """The trackers of the run, which goes on from `step`; closed at its end."""
+    tracking = config.tracking
+    trackers = open_trackers(
+        tracking.backends if processes.is_first else (),
+        TrackedRun(
+            project=tracking.project,
+            name=tracking.name or config.name,
+            folder=run.logs,
+            config=config.model_dump(mode="json"),
+            is_online=tracking.mode == "online",
+            begins_at=step,
+        ),
+        note=watch.note,
+    )
+    try:
+        yield trackers
+    finally:
+        trackers.close()
