@@ -145,4 +145,6 @@ def _shown(value: object) -> str:
         return "unknown until the model is loaded"
     if isinstance(value, float):
         return f"{value:.2f}"
+    if isinstance(value, dict):
+        return "\n".join(f"{name.replace('_', ' ')} {_shown(part)}" for name, part in value.items() if part)
     return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -1,0 +1,111 @@
+"""How much memory a run will take, by part, from the shape of its model: no weight is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from mcpagent.config.schema import LoraConfig, TrainConfig
+
+_ADAPTER_BYTES = 4  # adapters are in float32
+_NF4_BYTES = 0.516  # 4 bits, and 0.127 bits of block constants (arXiv 2305.14314, section 3)
+_LOGITS_CHUNK = 1 << 25  # elements; as in `train.scoring`
+_LOGITS_COPIES = 3  # logits, probabilities and their gradient, in float32
+_ASSUMED_CONTEXT = 2048  # tokens, where rollout.max_context_tokens is not set
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Counts of parameters and elements. `layer_elements` is what a layer keeps of each token for its
+    backward pass where nothing is computed again."""
+
+    parameters: int
+    linear: int  # parameters of the linear layers that qlora quantises
+    adapters: int
+    layers: int
+    hidden: int
+    layer_elements: int
+    cache_elements: int  # of a token, over all layers
+    vocabulary: int
+    max_context: int
+
+
+def shape_of(config: Any, lora: LoraConfig) -> ModelShape:
+    """Of a transformers configuration: the architecture is built on the meta device."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    linear = {n: m for n, m in model.get_decoder().named_modules() if isinstance(m, nn.Linear)}
+    targets = lora.target_modules
+    adapted = [m for n, m in linear.items() if targets == "all-linear" or n.rpartition(".")[2] in targets]
+    outputs = sum(m.out_features for m in linear.values()) // config.num_hidden_layers
+    feedforward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return ModelShape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        linear=sum(m.weight.numel() for m in linear.values()),
+        adapters=sum((m.in_features + m.out_features) * lora.r for m in adapted),
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        # What its linear layers give, the activation between them twice, and what norms and sums keep.
+        layer_elements=outputs + 2 * feedforward + 6 * config.hidden_size,
+        cache_elements=2 * config.num_hidden_layers * heads * head_dim,
+        vocabulary=config.vocab_size,
+        max_context=config.max_position_embeddings,
+    )
+
+
+def trained_parameters(config: TrainConfig, shape: ModelShape) -> int:
+    """How many of them an optimiser moves."""
+    return shape.parameters if config.finetune.mode == "full" else shape.adapters
+
+
+def _trained_bytes(config: TrainConfig, shape: ModelShape, itemsize: int) -> int:
+    own = itemsize if config.finetune.mode == "full" else _ADAPTER_BYTES
+    return trained_parameters(config, shape) * own
+
+
+def checkpoint(config: TrainConfig, shape: ModelShape, *, itemsize: int) -> int:
+    """Bytes of a checkpoint: what is trained, and its two moments in the same dtype."""
+    return 3 * _trained_bytes(config, shape, itemsize)
+
+
+def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_here: bool) -> dict[str, float]:
+    """Bytes by part, each at the moment of a step at which it is largest. `itemsize` is that of the weights;
+    with `samples_here` the episodes are sampled by transformers in this process."""
+    mode, is_grpo = config.finetune.mode, config.algorithm == "grpo"
+    is_full = mode == "full"
+    frozen = 0 if is_full else shape.parameters
+    trained = _trained_bytes(config, shape, itemsize)
+    weights = frozen * itemsize + trained
+    if mode == "qlora":
+        weights = shape.linear * _NF4_BYTES + (frozen - shape.linear) * itemsize + trained
+    reference = 0.0
+    if is_grpo and config.grpo.reference != "none":
+        reference = trained if config.grpo.reference == "ema" or is_full else 0.0
+    samples_here = samples_here and is_grpo
+    context = min(config.rollout.max_context_tokens or _ASSUMED_CONTEXT, shape.max_context)
+    episodes = min(config.rollout.num_envs, config.training.batch_size * config.rollout.group_size)
+    tokens = config.training.micro_batch_tokens
+    return {
+        "weights": weights,
+        "gradients": trained,
+        "optimiser": 2 * trained if config.optimization.optimizer == "adamw" else trained,
+        "reference": reference,
+        "sampling_copy": shape.parameters * itemsize if samples_here and mode == "lora" else 0.0,
+        "kv_cache": episodes * context * shape.cache_elements * itemsize if samples_here else 0.0,
+        "activations": _activations(config, shape, tokens) * itemsize,
+        "logits": min(_LOGITS_CHUNK, tokens * shape.vocabulary) * 4 * _LOGITS_COPIES,
+    }
+
+
+def _activations(config: TrainConfig, shape: ModelShape, tokens: int) -> int:
+    if config.model.gradient_checkpointing:
+        # The input of every layer, and one layer at a time as it is computed again.
+        return tokens * (shape.layers * shape.hidden + shape.layer_elements)
+    return tokens * shape.layers * shape.layer_elements

@@ -1,0 +1,89 @@
+"""The forecast of memory against what is really held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from mcpagent.config.loader import load_train_config
+from mcpagent.config.schema import LoraConfig, TrainConfig
+from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
+from mcpagent.train.forecast import memory, shape_of, trained_parameters
+
+TOKENS = 256
+SHAPE = Qwen3Config(
+    vocab_size=64,
+    hidden_size=64,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=160,
+    tie_word_embeddings=True,
+)
+
+
+def config(*settings: str) -> TrainConfig:
+    return load_train_config([], [f"training.micro_batch_tokens={TOKENS}", *settings]).config
+
+
+def held_for_backward(model: Any) -> int:
+    """Bytes of the distinct tensors, weights apart, that a forward pass of the decoder keeps."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.get_decoder()(input_ids=torch.zeros(1, TOKENS, dtype=torch.long), use_cache=False)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_are_what_a_forward_pass_keeps(checkpointing: bool) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(SHAPE)
+    if checkpointing:
+        use_checkpointing(model)
+    wanted = config(
+        "finetune.mode=full",
+        f"model.gradient_checkpointing={str(checkpointing).lower()}",
+        "rollout.backend=hf",
+    )
+    forecast = memory(wanted, shape_of(SHAPE, LoraConfig()), itemsize=4, samples_here=True)["activations"]
+    measured = held_for_backward(model)
+    if checkpointing:  # the one layer that is computed again is not yet there
+        measured += forecast - TOKENS * 4 * SHAPE.num_hidden_layers * SHAPE.hidden_size
+    assert 0.75 < forecast / measured < 1.33
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "v_proj")])
+def test_adapters_are_counted_as_they_are_attached(targets: Any) -> None:
+    model = AutoModelForCausalLM.from_config(SHAPE)
+    lora = LoraShape(r=8, alpha=16, dropout=0.0, target_modules=targets)
+    attached = sum(p.numel() for p in attach_lora(model, lora, seed=0).parameters() if p.requires_grad)
+    shape = shape_of(SHAPE, LoraConfig(r=8, target_modules=targets))
+    assert trained_parameters(config(), shape) == attached
+    assert trained_parameters(config("finetune.mode=full"), shape) == shape.parameters
+
+
+def test_the_parts_of_each_mode() -> None:
+    shape = shape_of(SHAPE, LoraConfig())
+    lora = memory(config(), shape, itemsize=2, samples_here=True)
+    full = memory(config("finetune.mode=full"), shape, itemsize=4, samples_here=True)
+    qlora = memory(config("finetune.mode=qlora", "rollout.backend=hf"), shape, itemsize=2, samples_here=True)
+    # Adapters and their two moments are float32; the merged copy is in the weights' dtype.
+    assert lora["weights"] == 2 * shape.parameters + 4 * shape.adapters
+    assert (lora["gradients"], lora["optimiser"]) == (4 * shape.adapters, 8 * shape.adapters)
+    assert (lora["reference"], lora["sampling_copy"]) == (0, 2 * shape.parameters)
+    assert (full["weights"], full["optimiser"]) == (4 * shape.parameters, 8 * shape.parameters)
+    assert (full["reference"], full["sampling_copy"]) == (4 * shape.parameters, 0)
+    assert qlora["weights"] < 0.61 * lora["weights"] and qlora["sampling_copy"] == 0
