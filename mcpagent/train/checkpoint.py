@@ -67,7 +67,9 @@ def load_trainer_state(
                 remedy="resume with the configuration that the run was started with",
             )
         parameter = parameters[name]
-        if isinstance(value, torch.Tensor) and value.ndim:
+        # Step counters stay on the CPU, but for fused optimisers, whose kernels read them.
+        is_fused = optimizers[int(number)].defaults.get("fused")
+        if isinstance(value, torch.Tensor) and (value.ndim or is_fused):
             value = value.to(parameter.device)
         optimizers[int(number)].state.setdefault(parameter, {})[key] = value
     _set_random_state(load_file(source / "rng.safetensors"), document["rng"])

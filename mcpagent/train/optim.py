@@ -19,15 +19,18 @@ def build_optimizers(
     muon_learning_rate: float,
     betas: tuple[float, float],
     weight_decay: float,
+    value_learning_rate: float | None = None,
 ) -> list[torch.optim.Optimizer]:
     """`adamw`: one AdamW. `muon`: Muon (Keller Jordan 2024) on the weight matrices inside the network, AdamW
-    on embeddings, heads, norms and biases, which are not the linear maps that Muon is for."""
+    on embeddings, heads, norms and biases, which are not the linear maps that Muon is for. A value head has
+    its own `value_learning_rate`, where one is given."""
     trainable = [(n, p) for n, p in named if p.requires_grad]
     adamw: dict[str, Any] = {
         "lr": learning_rate,
         "betas": betas,
         "weight_decay": weight_decay,
-        "foreach": True,
+        # One kernel for all tensors on CUDA; elsewhere a few for lists of them.
+        **({"fused": True} if any(p.is_cuda for _, p in trainable) else {"foreach": True}),
     }
     if kind == "adamw":
         return [torch.optim.AdamW([p for _, p in trainable], **adamw)]

@@ -26,6 +26,7 @@ from mcpagent.train.budget import Budget
 from mcpagent.train.callbacks import Callback, StepReport
 from mcpagent.train.demonstrations import demonstrate, samples
 from mcpagent.train.grpo import Actor, GrpoRun, GrpoSettings, GrpoState, train_grpo
+from mcpagent.train.learner import Learner
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.pipelined import PipelinedActor, refuse_pipeline, scheduled, trained_groups
 from mcpagent.train.processes import Processes
@@ -143,6 +144,7 @@ def _run_sft(
         decay_share=config.sft.decay_share,
         processes=place.processes,
     )
+    _note_padding(learner, watch)
     run, saved = open_run(config, place, learner.restore)
     state = SftState.from_json(saved) if saved else SftState()
     watch.on_start(state.step, total)
@@ -191,6 +193,7 @@ def _run_grpo(
     total = _total_steps(config, tasks)
     per_step = config.grpo.epochs_per_batch * config.grpo.minibatches
     learner = build_learner(loaded, config, total_optimizer_steps=total * per_step, processes=place.processes)
+    _note_padding(learner, watch)
     run, saved = open_run(config, place, learner.restore)
     state = (
         GrpoState.from_json(saved)
@@ -291,6 +294,13 @@ def _run_grpo(
     is_ill = health is not None and health.should_stop() is not None
     best = state.best_step if state.best_step is not None else state.good_step if is_ill else None
     return outcome_of(run, state.step, best_step=best, stop_reason=reason)
+
+
+def _note_padding(learner: Learner, watch: Watch) -> None:
+    if learner.why_not_packed is not None:
+        watch.note(
+            f"the trainer pads samples and computes shared prompts once an attempt: {learner.why_not_packed}"
+        )
 
 
 def _grpo_settings(config: TrainConfig, *, total: int) -> GrpoSettings:

@@ -74,7 +74,7 @@ def test_gradients_are_clipped_to_the_limit_and_the_norm_before_it_is_reported()
         before = torch.cat([p.detach().flatten() for p in model.parameters()])
         learner = make_learner(model, gradient_clip=limit)
         # Plain gradient descent shows the size of the gradient that arrives.
-        learner._prepared = [torch.optim.SGD(model.parameters(), lr=1.0)]
+        learner._optimizers = [torch.optim.SGD(model.parameters(), lr=1.0)]
         (batch,) = learner.batches(some_samples(4), max_tokens=8192)
         learner.backward(-learner.score(batch)[0].mean())
         norm, _ = learner.step(1)
