@@ -63,6 +63,7 @@ def convert_spec(
     read = list(read_spec(path))
     offer = _named_tools(read) if catalog is None else dict(catalog)
     by_place = None if catalog is None else {(t.server, t.name): t for t in catalog.values()}
+    pinned = None if catalog is None else catalog_hash(catalog.values())
     ids: dict[str, str] = {}
     for source in read:
         faults = list(source.faults)
@@ -75,8 +76,7 @@ def convert_spec(
                 task = _record(
                     source.task, source.scenario, offer, env_class=env_class, data_source=data_source
                 )
-                if by_place is not None:
-                    pinned = catalog_hash(by_place.values())
+                if pinned is not None:
                     task = task.model_copy(update={"extra_info": {**task.extra_info, "catalog_hash": pinned}})
                 faults += _truth_faults(task, source.pointer)
                 _note(conversion, source.task, source.scenario, task)
