@@ -17,6 +17,8 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-b
 	-c constraints/core.txt -e '.[dev]'
 # Arguments for the command behind a target: make quickstart ARGS='--seed 1'
 ARGS ?=
+# Test processes at once.
+WORKERS ?= 2
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
@@ -52,7 +54,7 @@ quickstart: $(INSTALLED)  ## Train a small agent on real MCP tools, offline, and
 	$(BIN)/mcpagent quickstart $(ARGS)
 
 test: $(INSTALLED)  ## Run the tests, but for the slow ones.
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(INSTALLED)  ## Run what takes long: learning runs, controls, storms, the wheel.
 	$(BIN)/pytest -m slow --timeout 7200 $(ARGS)
