@@ -45,7 +45,8 @@ def _shown() -> list[tuple[str, str]]:
         (path.relative_to(ROOT).as_posix(), line) for path in PAGES for line in _commands(path.read_text())
     ]
     for path in sorted((ROOT / "configs").rglob("*.yaml")):
-        found.append((path.name, path.read_text().splitlines()[0].removeprefix("# ")))
+        first = path.read_text().splitlines()[0].removeprefix("# ")
+        found.append((path.name, re.sub(r"^accelerate launch .* -m mcpagent\.cli\.main", "mcpagent", first)))
     for name, command in _leaves():
         text = f"{command.help}\n{command.epilog}"
         found += [(f"help of {name}", line) for line in re.findall(r"Example: (mcpagent [^\n]+)", text)]

@@ -11,7 +11,7 @@ from mcpagent.config.resources import resource_path
 from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import UserError
 
-SHIPPED = sorted(resource_path("configs").rglob("*.yaml"))
+SHIPPED = sorted(resource_path("configs").glob("*.yaml"))
 
 
 def message_of(files: list[Path], overrides: list[str]) -> str:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import multiprocessing
 
 from mcpagent.config.resources import resource_path
+from mcpagent.errors import UserError
 from mcpagent.models.load import LoraShape, attach_lora
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
@@ -174,3 +175,12 @@ def test_a_run_in_two_processes_plays_every_episode_once_and_resumes_exactly(
 def _sampled(run: RunFolder, step: int) -> list[Any]:
     path = run.trajectory_stem(step).with_suffix(".jsonl.zst")
     return [(t.id, [turn.completion.token_ids for turn in t.turns]) for t in read_trajectories(path)]
+
+
+@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
+def test_sharded_weights_are_refused_with_what_to_use(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
+    with pytest.raises(UserError, match="each process of mcpagent holds a whole model") as caught:
+        Processes.join(CPU)
+    assert "ddp.yaml" in (caught.value.remedy or "")
