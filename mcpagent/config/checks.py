@@ -243,7 +243,7 @@ def idle(config: TrainConfig) -> dict[str, str]:
 def _idle_objective(grpo: GrpoConfig) -> Iterator[tuple[str, str]]:
     if grpo.advantage != "gae":
         why = f"grpo.advantage is {grpo.advantage}, which has no value head and no discount; gae has both"
-        for name in ("gamma", "lambda_gae", "value_loss_coef", "value_clip"):
+        for name in ("gamma", "lambda_gae", "value_loss_coef", "value_clip", "value_learning_rate"):
             yield name, why
     if grpo.advantage != "turn":
         yield "turn_coef", f"grpo.advantage is {grpo.advantage}, not turn"

@@ -139,6 +139,7 @@ class GrpoConfig(Section):
     gamma: Share | None = None  # discount a turn; None: 0.99
     lambda_gae: Share | None = None  # None: 0.95
     value_loss_coef: NonNegativeFloat = 0.5
+    value_learning_rate: PositiveFloat | None = None  # of the head; None: optimization.learning_rate
     value_clip: PositiveFloat | None = 0.2  # how far a value may move from the old one; None: anywhere
 
     @property

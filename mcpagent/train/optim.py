@@ -33,17 +33,30 @@ def build_optimizers(
         **({"fused": True} if any(p.is_cuda for _, p in trainable) else {"foreach": True}),
     }
     if kind == "adamw":
-        return [torch.optim.AdamW([p for _, p in trainable], **adamw)]
+        return [torch.optim.AdamW(_groups(trainable, value_learning_rate), **adamw)]
     matrices = [p for n, p in trainable if p.ndim == 2 and not any(part in n for part in _NO_MUON)]
     chosen = {id(p) for p in matrices}
-    rest = [p for _, p in trainable if id(p) not in chosen]
+    rest = [(n, p) for n, p in trainable if id(p) not in chosen]
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
         muon = torch.optim.Muon(matrices, lr=muon_learning_rate, momentum=0.95, weight_decay=weight_decay)
         optimizers.append(muon)
     if rest:  # adapters alone are all matrices
-        optimizers.append(torch.optim.AdamW(rest, **adamw))
+        optimizers.append(torch.optim.AdamW(_groups(rest, value_learning_rate), **adamw))
     return optimizers
+
+
+def _groups(
+    named: Iterable[tuple[str, nn.Parameter]], value_learning_rate: float | None
+) -> list[dict[str, Any]]:
+    """Those of a value head apart, where they have a learning rate of their own."""
+    policy: list[nn.Parameter] = []
+    value: list[nn.Parameter] = []
+    for name, parameter in named:
+        is_apart = value_learning_rate is not None and name.startswith("value_head.")
+        (value if is_apart else policy).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": policy}] if policy else []
+    return [*groups, {"params": value, "lr": value_learning_rate}] if value else groups
 
 
 def linear_schedule(

@@ -140,6 +140,7 @@ def build_learner(
         muon_learning_rate=optimization.muon_learning_rate,
         betas=optimization.betas,
         weight_decay=optimization.weight_decay,
+        value_learning_rate=config.grpo.value_learning_rate,
     )
     factor = linear_schedule(
         total=total_optimizer_steps, warmup=config.training.warmup_steps, decay_share=decay_share

@@ -44,6 +44,11 @@ VARIANTS = {
     ],
 }
 
+GAE = [
+    *("grpo.advantage=gae", "grpo.value_learning_rate=0.01", "grpo.epochs_per_batch=2", "grpo.minibatches=2"),
+    "optimization.learning_rate=5e-4",
+]
+
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -87,19 +92,21 @@ def test_every_variant_improves_the_embedded_task(name: str, warm: tuple[Path, P
     assert after - before >= 0.08  # three steps are 288 episodes: a standard error of about 0.03
 
 
-def test_gae_improves_the_embedded_task_and_learns_what_a_state_is_worth(
+def test_gae_improves_the_embedded_task(warm: tuple[Path, Path], tmp_path: Path) -> None:
+    before, after, _ = sampled_success(warm, tmp_path / "run", *GAE)
+    assert after - before >= 0.08
+
+
+def test_gae_learns_what_a_state_is_worth_where_the_state_decides(
     warm: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    before, after, records = sampled_success(
-        warm,
-        tmp_path / "run",
-        "grpo.advantage=gae",
-        "grpo.normalize_advantages=true",
-        "training.max_steps=14",
+    """At temperature 1 chance decides: the mean outcome of a state itself explains 0.3 to 0.6 of the variance
+    between episodes. At a low one the policy does what it is used to, and the task says how that ends."""
+    _, _, records = sampled_success(
+        warm, tmp_path / "run", *GAE, "rollout.temperature=0.3", "training.max_steps=14"
     )
     explained = [r["explained_variance"] for r in records]
     print([round(e, 2) for e in explained])
-    assert after - before >= 0.08
     assert explained[0] == 0.0  # a value that is 0 everywhere explains nothing
     assert fmean(explained[-3:]) > 0.5
 

@@ -10,10 +10,17 @@ import pytest
 import torch
 
 from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
+from mcpagent.train.optim import build_optimizers
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.update import update_policy
 from mcpagent.train.update_settings import UpdateSettings
-from mcpagent.train.value import explained_variance, new_value_head, turn_starts, value_loss
+from mcpagent.train.value import (
+    explained_variance,
+    named_parameters,
+    new_value_head,
+    turn_starts,
+    value_loss,
+)
 from tests.train.world import make_learner, on_policy, some_samples, tiny_model
 
 GAE = CreditSettings(advantage="gae", gamma=1.0, lambda_=1.0)
@@ -134,3 +141,22 @@ def test_a_checkpoint_brings_the_head_and_its_moments_back_and_the_export_does_n
     assert b"value_head" not in (tmp_path / "checkpoint" / "model.safetensors").read_bytes()
     document = json.loads((tmp_path / "checkpoint" / "trainer_state" / "state.json").read_text())
     assert document["state"] == {"step": 1}
+
+
+def test_the_head_may_learn_at_a_rate_of_its_own() -> None:
+    model = tiny_model()
+    head = new_value_head(model)
+    named = [*model.named_parameters(), *named_parameters(head)]
+    (optimizer,) = build_optimizers(
+        named,
+        kind="adamw",
+        learning_rate=0.01,
+        muon_learning_rate=0.02,
+        betas=(0.9, 0.98),
+        weight_decay=0.0,
+        value_learning_rate=0.5,
+    )
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    own = {id(p) for p in head.parameters()}
+    assert {rates[id(p)] for _, p in named if id(p) in own} == {0.5}
+    assert {rates[id(p)] for _, p in named if id(p) not in own} == {0.01}
