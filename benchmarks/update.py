@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
 from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
 from mcpagent.train.learner import Learner
 from mcpagent.train.memory import resident_mib
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--completion-tokens", type=int, default=256)
-    parser.add_argument("--micro-batch-tokens", type=int, default=4096)
+    parser.add_argument("--micro-batch-tokens", type=int, default=2304)
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--unique", action="store_true", help="a prompt of its own for each completion")
     parser.add_argument("--ragged", action="store_true", help="completions of 1/4 to 4/4 of the length")
@@ -115,8 +115,7 @@ def _learner(options: argparse.Namespace) -> Learner:
     lora = LoraShape(r=16, alpha=32, dropout=0.0, target_modules="all-linear")
     adapted = attach_lora(model, lora, seed=0)
     if options.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-        adapted.enable_input_require_grads()
+        use_checkpointing(adapted)
     optimizers = build_optimizers(
         adapted.named_parameters(),
         kind="adamw",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import ctypes.util
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +16,8 @@ import torch
 from safetensors import SafetensorError
 
 from mcpagent.errors import UserError
+
+_M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +193,16 @@ def use_checkpointing(model: Any) -> None:
             remedy="set it to false; training.micro_batch_tokens bounds the memory of activations too",
         )
     inner.gradient_checkpointing_enable({"use_reentrant": False})
+    if inner.device.type == "cpu":
+        _map_large_blocks()
+
+
+def _map_large_blocks() -> None:
+    """Tell glibc to map every block of 1 MiB or more by itself. Otherwise what checkpointing frees stays in
+    the heap between the inputs that it keeps, as much again as without checkpointing (measured); mapping
+    costs about a third more time."""
+    if sys.platform == "linux" and (name := ctypes.util.find_library("c")):
+        getattr(ctypes.CDLL(name), "mallopt", lambda *_: 0)(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def causal_lm(model: Any) -> Any:
