@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mcpagent.cli.data_import import import_
 from mcpagent.cli.sampling import Chosen, Settings
 from mcpagent.errors import UserError
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Validate a dataset, count, divide or thin it out, or show a task.",
 )
+app.command("import")(import_)
 
 _File = Annotated[Path, typer.Argument(help=".jsonl or .json, also .gz and .zst.", show_default=False)]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

@@ -1,0 +1,148 @@
+"""From a multi-turn task of BFCL to a dataset record, its right calls executed on the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Complexity, GroundTruth, Message, RewardSpec, Task
+from mcpagent.core.tools import ToolSpec
+from mcpagent.errors import UserError
+from mcpagent.servers.bfcl.backend import Backend, digest
+from mcpagent.servers.bfcl.names import STATELESS, load_tool, state_tool
+from mcpagent.servers.bfcl.package import VERSION, BfclPackage
+from mcpagent.synth.bfcl.calls import CallSyntaxError, parse_call
+from mcpagent.synth.record import system_message
+
+DATA_SOURCE = "bfcl/multi_turn"
+_GENERATOR = "bfcl-import"
+_STEPS_PER_USER_TURN = 20  # BFCL ends an episode that takes more
+# What BFCL says in the turn in which it adds the functions that were missing.
+_FUNCTIONS_ADDED = "I have updated some more functions you can choose from. What about now?"
+
+
+@dataclass(frozen=True)
+class Importer:
+    """Converts the tasks of one copy of the package."""
+
+    package: BfclPackage
+
+    def tasks(self, category: str) -> Iterator[Task]:
+        """Raises UserError for a task whose right answer cannot be read."""
+        answers = self.package.answers(category)
+        for row in self.package.rows(category):
+            try:
+                yield self._task(row, answers[row["id"]], category)
+            except CallSyntaxError as error:
+                raise UserError(
+                    str(error), where=f"{category}, {row['id']}", remedy=f"use bfcl-eval=={VERSION}"
+                ) from error
+
+    def _task(self, row: JsonObject, answer: list[list[str]], category: str) -> Task:
+        backends: list[str] = row["involved_classes"]
+        tools = {name: self._tools(name) for name in backends}
+        owners = {t.name: self.package.backend_class(t.server) for ts in tools.values() for t in ts}
+        turns = [[parse_call(text, owners) for text in texts] for texts in answer]
+        plan = [
+            {**call.model_dump(), "user_turn": user_turn}
+            for user_turn, calls in enumerate(turns)
+            for call in calls
+        ]
+        is_long = category == "long_context"
+        expected = _expectations(self.package, row, plan, len(turns), is_long=is_long)
+        users = [turn[0]["content"] if turn else _FUNCTIONS_ADDED for turn in row["question"]]
+        truth: JsonObject = {
+            "task_id": row["id"],
+            "complexity": _complexity(len(plan)),
+            "max_turns": _STEPS_PER_USER_TURN * len(users),
+            "tool_sequence": [{"step": n, **step} for n, step in enumerate(plan, start=1)],
+            "user_turns": users[1:],
+            "setup": {
+                name: [{"tool": load_tool(name), "arguments": _scenario(row, name, is_long=is_long)}]
+                for name in backends
+                if name not in STATELESS
+            },
+            "state": {name: [_end_state(name, expected, plan)] for name in backends},
+            "bfcl": expected,
+        }
+        shown = {tool.name: tool for ts in tools.values() for tool in ts}
+        return Task(
+            data_source=f"{DATA_SOURCE}_{category}",
+            prompt=(
+                Message(role="system", content=system_message(shown)),
+                Message(role="user", content=users[0]),
+            ),
+            reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
+            extra_info={
+                "tools": [tool.dotted for tool in shown.values()],
+                "generator": _GENERATOR,
+                "class": category,
+                "bfcl_eval": VERSION,
+                # BFCL offers these tools from that user turn on; here they are offered from the start.
+                **({"missed_function": row["missed_function"]} if "missed_function" in row else {}),
+            },
+        )
+
+    def _tools(self, backend: str) -> list[ToolSpec]:
+        return _listed(self.package, backend)
+
+
+@cache
+def _listed(package: BfclPackage, backend: str) -> list[ToolSpec]:
+    """The tools with what is special about each as description: before it, BFCL repeats what all share."""
+    return [
+        ToolSpec(
+            server=backend,
+            name=tool["name"],
+            description=tool["description"].rpartition("Tool description: ")[2],
+            input_schema=tool["input_schema"],
+        )
+        for tool in package.tools(backend)
+    ]
+
+
+def _expectations(
+    package: BfclPackage, row: JsonObject, plan: list[JsonObject], turn_count: int, *, is_long: bool
+) -> JsonObject:
+    """What the right calls lead to, as hashes: by user turn, every result and the state of each backend
+    after it; `initial` are the states before the first."""
+    backends = {name: Backend(package, name) for name in row["involved_classes"]}
+    for name, backend in backends.items():
+        backend.load(row["initial_config"].get(name, {}), long_context=is_long)
+    initial = {name: backend.state_digest() for name, backend in backends.items()}
+    turns: list[JsonObject] = []
+    for user_turn in range(turn_count):
+        results: dict[str, list[str]] = {}
+        for step in plan:
+            if step["user_turn"] == user_turn:
+                outcome = backends[step["server"]].call(step["tool"], step["params"])
+                results.setdefault(step["server"], []).append(digest(outcome.text))
+        states = {name: backend.state_digest() for name, backend in backends.items()}
+        turns.append({"results": results, "states": states})
+    return {"initial": initial, "turns": turns}
+
+
+def _scenario(row: JsonObject, backend: str, *, is_long: bool) -> JsonObject:
+    return {
+        "scenario": row["initial_config"].get(backend, {}),
+        **({"long_context": True} if is_long else {}),
+    }
+
+
+def _end_state(backend: str, expected: JsonObject, plan: list[JsonObject]) -> JsonObject:
+    """The state at the end is that of the right calls, and every result of theirs was seen. A result that
+    two user turns need may be had once: BFCL looks back on all turns."""
+    needed: Counter[str] = Counter()
+    for turn in expected["turns"]:
+        needed |= Counter(turn["results"].get(backend, ()))
+    return {
+        "call": {"tool": state_tool(backend), "arguments": {"results": sorted(needed.elements())}},
+        "expect": {"digest": expected["turns"][-1]["states"][backend], "missing_results": []},
+    }
+
+
+def _complexity(call_count: int) -> Complexity:
+    return "simple" if call_count <= 3 else "moderate" if call_count <= 6 else "complex"
