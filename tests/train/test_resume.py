@@ -30,9 +30,12 @@ class TrainingServer:
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
-        script = Path(__file__).with_name("training_server.py")
         self._process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.train.training_server"],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def train(self, folder: Path, *, keep: int | None = 2, **kill: float) -> int:
