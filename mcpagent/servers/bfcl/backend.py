@@ -41,8 +41,9 @@ class Backend:
 
     def call(self, tool: str, arguments: JsonObject) -> Outcome:
         """Any failure of the backend is a result in BFCL's words. `tool` is one of the tool list."""
+        own = copy.deepcopy(arguments)  # some keep a list that they were given, and add to it later
         try:
-            outcome = _outcome(getattr(self._instance, tool)(**arguments))
+            outcome = _outcome(getattr(self._instance, tool)(**own))
         except Exception as error:  # noqa: BLE001 - boundary: the backends raise whatever they like
             outcome = Outcome(f"Error during execution: {error}", is_error=True)
         self._results[digest(outcome.text)] += 1

@@ -18,6 +18,7 @@ from mcpagent.storage.jsonl import write_jsonl
 from mcpagent.synth.bfcl.convert import Importer
 
 _MAX_TURNS = 200  # no task allows itself more
+_EPISODES_AT_ONCE = 8  # each has up to two processes of its own, of about 55 MB
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def _settings(servers: Path) -> str:
     lines = [
         "rollout:",
         f"  max_steps_per_episode: {_MAX_TURNS}",
+        f"  num_envs: {_EPISODES_AT_ONCE}",
         "tools:",
         f"  servers: {json.dumps(str(servers.resolve()))}",
         "  isolation:",
