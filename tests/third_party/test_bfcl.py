@@ -1,0 +1,115 @@
+"""BFCL's multi-turn tasks from its own package: conversion, its backends over MCP, its verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mcpagent.core.tasks import Task
+from mcpagent.reward.validate import task_problems
+from mcpagent.servers.bfcl.package import BfclPackage
+from mcpagent.synth.bfcl.convert import Importer
+from mcpagent.synth.bfcl.verdict import verdict
+from tests.third_party.bfcl import Oracle, fetch_package, gold_turns, memory_pool, play, variants
+
+# Tasks and calls as counted in the package.
+COUNTS = {
+    "base": (200, 1142),
+    "miss_func": (200, 1140),
+    "miss_param": (200, 1140),
+    "long_context": (200, 1203),
+}
+
+
+@pytest.fixture(scope="module")
+def package(pytestconfig: pytest.Config) -> BfclPackage:
+    assert pytestconfig.cache is not None
+    return BfclPackage(fetch_package(pytestconfig.cache.mkdir("third_party") / "bfcl"))
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("category", COUNTS)
+def test_every_task_converts_and_can_be_graded(package: BfclPackage, category: str) -> None:
+    tasks = list(Importer(package).tasks(category))
+    assert (len(tasks), sum(len(task.truth.tool_sequence) for task in tasks)) == COUNTS[category]
+    assert {task.id: problems for task in tasks if (problems := task_problems(task))} == {}
+
+
+@pytest.mark.registry
+def test_gold_calls_over_mcp_answer_as_direct_execution_does_and_succeed(package: BfclPackage) -> None:
+    tasks = list(Importer(package).tasks("base"))
+    oracle = Oracle(package, "base")
+
+    async def run() -> int:
+        calls = 0
+        async with memory_pool(package) as pool:
+            for task in tasks:
+                episode = await play(task, gold_turns(task), pool)
+                made = episode.record.calls
+                expected = oracle.results(task)
+                assert len(made) == len(expected)
+                for call, text in zip(made, expected, strict=True):
+                    assert text == call.result.content or call.result.truncated_chars, task.id
+                assert (await episode.grade())[0].value == 1.0, task.id
+                calls += len(made)
+        return calls
+
+    assert asyncio.run(run()) == COUNTS["base"][1]
+
+
+@pytest.mark.registry
+def test_our_verdict_is_that_of_bfcl_on_gold_and_perturbed_episodes(package: BfclPackage) -> None:
+    tasks = [t for category in COUNTS for t in list(Importer(package).tasks(category))[::20]]
+    agreement = compare(package, tasks)
+    assert agreement.total() > 500
+    assert set(agreement) == {"agreed: valid", "agreed: invalid"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("category", COUNTS)
+def test_our_verdict_is_that_of_bfcl_on_every_task(package: BfclPackage, category: str) -> None:
+    agreement = compare(package, list(Importer(package).tasks(category)))
+    assert agreement.total() > 2500
+    assert set(agreement) == {"agreed: valid", "agreed: invalid"}
+
+
+@pytest.mark.registry
+def test_imported_tasks_are_played_over_stdio_by_our_own_command(
+    package: BfclPackage, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "mcpagent.cli.main"]
+    made = ["data", "import", "bfcl", "--package", str(package.root), "--category", "base"]
+    subprocess.run([*command, *made, "--out", str(tmp_path)], check=True, capture_output=True, text=True)
+    played = ["rollout", "--policy", "gold", "--config", str(tmp_path / "bfcl.yaml"), "--max-tasks", "4"]
+    files = ["--data", str(tmp_path / "base.jsonl"), "--out", str(tmp_path / "gold.jsonl"), "--json"]
+    done = subprocess.run([*command, *played, *files], check=True, capture_output=True, text=True)
+    success = json.loads(done.stdout)["metrics"]["task_success"]
+    assert (success["value"], success["n"]) == (1.0, 4)
+
+
+def compare(package: BfclPackage, tasks: list[Task]) -> Counter[str]:
+    """Episodes by whether the two verdicts, that on quiet turns included, are the same."""
+    oracles = {category: Oracle(package, category) for category in COUNTS}
+
+    async def run() -> Counter[str]:
+        counted: Counter[str] = Counter()
+        async with memory_pool(package) as pool:
+            for task in tasks:
+                oracle = oracles[task.extra_info["class"]]
+                for kind, turns in variants(task, seed=0):
+                    episode = await play(task, turns, pool)
+                    ours = verdict(task, episode.record)
+                    theirs = oracle.verdict(task, turns)
+                    agree = (ours.is_valid, ours.is_quiet) == theirs
+                    word = "valid" if theirs[0] else "invalid"
+                    counted[f"agreed: {word}" if agree else f"{kind} of {task.id}: {ours}, {theirs}"] += 1
+        return counted
+
+    return asyncio.run(run())
