@@ -64,7 +64,9 @@ def validate(
     """Check every record, stage by stage. Exits 2 if any is wrong.
 
     Example: mcpagent data validate data/processed/train.jsonl
+
     Example: mcpagent data validate train.jsonl --execute --out good.jsonl
+
     Example: mcpagent data validate train.jsonl --calibrate outputs/run --samples 8 --out learnable.jsonl
     """
     from mcpagent.console import Console

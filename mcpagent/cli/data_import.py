@@ -40,7 +40,9 @@ def import_(
     """Make tasks of a benchmark, with its backends as MCP servers. The config brings both together.
 
     Example: pip download --no-deps bfcl-eval==2026.3.23 -d wheel && python -m zipfile -e wheel/*.whl bfcl
+
     Example: mcpagent data import bfcl --package bfcl --out data/bfcl --category base
+
     Example: mcpagent eval checkpoint RUN --config data/bfcl/bfcl.yaml --data data/bfcl/base.jsonl
     """
     from mcpagent.console import Console
