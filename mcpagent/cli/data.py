@@ -67,7 +67,7 @@ def validate(
 
     Example: mcpagent data validate train.jsonl --execute --out good.jsonl
 
-    Example: mcpagent data validate train.jsonl --calibrate outputs/run --samples 8 --out learnable.jsonl
+    Example: mcpagent data validate a.jsonl --calibrate RUN --out b.jsonl
     """
     from mcpagent.console import Console
     from mcpagent.synth.calls import ToolShelf

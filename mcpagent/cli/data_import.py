@@ -39,11 +39,9 @@ def import_(
 ) -> None:
     """Make tasks of a benchmark, with its backends as MCP servers. The config brings both together.
 
-    Example: pip download --no-deps bfcl-eval==2026.3.23 -d wheel && python -m zipfile -e wheel/*.whl bfcl
-
     Example: mcpagent data import bfcl --package bfcl --out data/bfcl --category base
 
-    Example: mcpagent eval checkpoint RUN --config data/bfcl/bfcl.yaml --data data/bfcl/base.jsonl
+    Example: mcpagent eval checkpoint RUN --config data/bfcl/bfcl.yaml
     """
     from mcpagent.console import Console
     from mcpagent.synth.bfcl.files import import_bfcl
