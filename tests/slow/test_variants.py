@@ -117,7 +117,7 @@ def test_gae_learns_what_a_state_is_worth(warm: tuple[Path, Path], tmp_path: Pat
     explained = [r["explained_variance"] for r in records]
     print([round(e, 2) for e in explained])
     assert explained[0] == 0.0  # a value that is 0 everywhere explains nothing
-    # On tasks that it has not seen, a head on states that do not learn reaches 0.42 (mean of 15 steps).
+    # On tasks that it has not seen, a head on states that do not learn reached 0.41 (mean of 15 steps).
     assert fmean(explained[-4:]) > 0.3
 
 
