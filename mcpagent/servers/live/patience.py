@@ -66,9 +66,13 @@ class Pace:
 async def persist(attempt: Callable[[], Awaitable[T]], *, settings: LiveSettings, pace: Pace) -> T:
     """What `attempt` returns, which is made again after a `Transient`. Raises UpstreamFailed at the end."""
     last: list[Transient] = []
+    waits_for_its_turn = True
 
     async def paced() -> T:
+        nonlocal waits_for_its_turn
+        waits_for_its_turn = True
         await pace.wait()
+        waits_for_its_turn = False
         try:
             return await attempt()
         except Transient as failure:
@@ -90,7 +94,8 @@ async def persist(attempt: Callable[[], Awaitable[T]], *, settings: LiveSettings
         wait = f"; it asks to wait {asked:g} s" if asked else ""
         raise UpstreamFailed(settings, f"{failure}{wait}") from None
     except TimeoutError:
-        why = f"; before that: {last[0]}" if last else f" (its rate here is {pace.rate})"
+        rate = f" (its rate here is {pace.rate})" if waits_for_its_turn else ""
+        why = f"{rate}; before that: {last[0]}" if last else rate
         raise UpstreamFailed(
             settings, f"no answer within {settings.deadline_s:g} s{why}", code=REQUEST_TIMEOUT
         ) from None
