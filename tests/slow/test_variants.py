@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,12 +10,9 @@ import pytest
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.resources import resource_path
-from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.synth.output import write_splits
-from mcpagent.synth.rules import generate_dataset
-from mcpagent.synth.templates import load_templates
 from mcpagent.workflows.train import train
+from tests.slow.conftest import WarmStart
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -50,34 +46,12 @@ GAE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The training tasks and the warm-started checkpoint. MCPAGENT_WARM names a folder to keep them in."""
-    kept = os.environ.get("MCPAGENT_WARM")
-    folder = Path(kept) if kept else tmp_path_factory.mktemp("warm")
-    data = folder / "data"
-    config = load_train_config(
-        [resource_path("configs/warm_start.yaml")], ["seed=0", f"data.train={data / 'train.jsonl'}"]
-    ).config
-    if not data.is_dir():
-        with open_tools(config.tools) as tools:
-            templates = load_templates(resource_path("templates/tasks"))
-            made = tools.io.run(generate_dataset(tools.pool, templates, counts={"train": 1600}, seed=0))
-        write_splits(made.tasks, data, overwrite=True)
-    run = folder / "run"
-    if not (run / "finished").is_file():
-        outcome = train(config, run_dir=run)
-        (run / "finished").write_text(str(outcome.last_checkpoint))
-    return data / "train.jsonl", Path((run / "finished").read_text())
-
-
-def sampled_success(warm: tuple[Path, Path], run: Path, *options: str) -> tuple[float, float, list[Any]]:
+def sampled_success(warm: WarmStart, run: Path, *options: str) -> tuple[float, float, list[Any]]:
     """At the temperature of training, over the first two steps (the first is before any update) and over the
     last three; and the records."""
-    data, checkpoint = warm
     config = load_train_config(
         [resource_path("configs/quickstart.yaml")],
-        [*BASE, f"data.train={data}", f"model.name={checkpoint}", *options],
+        [*BASE, f"data.train={warm.tasks}", f"model.name={warm.checkpoint}", *options],
     ).config
     train(config, run_dir=run)
     records = list(RunFolder.open(run).metrics())
@@ -87,17 +61,17 @@ def sampled_success(warm: tuple[Path, Path], run: Path, *options: str) -> tuple[
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_improves_the_embedded_task(name: str, warm: tuple[Path, Path], tmp_path: Path) -> None:
+def test_every_variant_improves_the_embedded_task(name: str, warm: WarmStart, tmp_path: Path) -> None:
     before, after, _ = sampled_success(warm, tmp_path / "run", *VARIANTS[name])
     assert after - before >= 0.08  # three steps are 288 episodes: a standard error of about 0.03
 
 
-def test_gae_improves_the_embedded_task(warm: tuple[Path, Path], tmp_path: Path) -> None:
+def test_gae_improves_the_embedded_task(warm: WarmStart, tmp_path: Path) -> None:
     before, after, _ = sampled_success(warm, tmp_path / "run", *GAE)
     assert after - before >= 0.08
 
 
-def test_gae_learns_what_a_state_is_worth(warm: tuple[Path, Path], tmp_path: Path) -> None:
+def test_gae_learns_what_a_state_is_worth(warm: WarmStart, tmp_path: Path) -> None:
     """With the policy held still: one that learns soon succeeds everywhere, and then nothing is left to
     explain. At temperature 1 chance decides too (the mean outcome of a state itself explains 0.3 to 0.6 of
     what differs between episodes); at a low one a policy does what it is used to."""
@@ -121,6 +95,6 @@ def test_gae_learns_what_a_state_is_worth(warm: tuple[Path, Path], tmp_path: Pat
     assert fmean(explained[-4:]) > 0.3
 
 
-def test_negated_rewards_make_it_worse(warm: tuple[Path, Path], tmp_path: Path) -> None:
+def test_negated_rewards_make_it_worse(warm: WarmStart, tmp_path: Path) -> None:
     before, after, _ = sampled_success(warm, tmp_path / "run", "reward.control=negated")
     assert before - after >= 0.08

@@ -11,31 +11,27 @@ from mcpagent.config.resources import resource_path
 from mcpagent.storage.checkpoints import damage
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.workflows.train import Watch, train
-from tests.slow.test_variants import warm  # noqa: F401 - a fixture
+from tests.slow.conftest import WarmStart
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 20], ids=["at once", "step by step"])
 def test_a_hundredfold_learning_rate_is_stopped_with_the_reason_and_a_good_checkpoint(
-    warm: tuple[Path, Path],  # noqa: F811
-    tmp_path: Path,
-    warmup_steps: int,
+    warm: WarmStart, tmp_path: Path, warmup_steps: int
 ) -> None:
-    data, checkpoint = warm
-    notes: list[str] = []
+    preset = [resource_path("configs/quickstart.yaml")]
+    usual = load_train_config(preset).config.optimization.learning_rate
     overrides = [
-        f"data.train={data}",
-        f"model.name={checkpoint}",
+        f"data.train={warm.tasks}",
+        f"model.name={warm.checkpoint}",
         "seed=0",
-        "optimization.learning_rate=0.1",
+        f"optimization.learning_rate={100 * usual}",
         "training.save_frequency=1",
         f"training.warmup_steps={warmup_steps}",
     ]
-    config = load_train_config([resource_path("configs/quickstart.yaml")], overrides).config
-    assert load_train_config(
-        [resource_path("configs/quickstart.yaml")]
-    ).config.optimization.learning_rate == (pytest.approx(0.001))
+    config = load_train_config(preset, overrides).config
+    notes: list[str] = []
     outcome = train(config, run_dir=tmp_path / "run", watch=Watch(note=notes.append))
     run = RunFolder.open(tmp_path / "run")
     rates = [record["success_rate"] for record in run.metrics()]
