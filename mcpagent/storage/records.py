@@ -67,7 +67,7 @@ def decode_line(raw: bytes, *, path: Path, line: int) -> JsonObject:
         ) from None
     except json.JSONDecodeError as error:
         raise UserError(
-            f"broken JSON, {error.msg} at column {error.colno}: {shown(error.doc.strip())}",
+            f"broken JSON, {error.msg.removesuffix(' at')} at column {error.colno}: {shown(error.doc.strip())}",
             where=where,
             remedy="mend or delete that line",
         ) from None

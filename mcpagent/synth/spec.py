@@ -167,7 +167,7 @@ def _scenarios(path: Path) -> list[Any]:
         ) from None
     except json.JSONDecodeError as error:
         raise UserError(
-            f"broken JSON, {error.msg} at column {error.colno}",
+            f"broken JSON, {error.msg.removesuffix(' at')} at column {error.colno}",
             where=f"{path}:{error.lineno}",
             remedy="mend the file there",
         ) from None

@@ -150,7 +150,8 @@ def load_servers(path: Path) -> ServersFile:
         document = parse_jsonc(text)
     except json.JSONDecodeError as error:
         raise UserError(
-            f"not valid JSON: {error.msg} at column {error.colno}", where=f"{path}:{error.lineno}"
+            f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}",
+            where=f"{path}:{error.lineno}",
         ) from error
     return _Reader(path=path, text=text, variables=known_variables(path)).read(document)
 
