@@ -35,7 +35,7 @@ class CircuitBreaker:
         self._clock = clock
         self._failures = 0
         self._next_try_s = 0.0  # by the clock
-        self._reason = ""
+        self.reason = ""  # of the last failure
         self._is_trying = False  # the one try of the half-open breaker is under way
 
     @property
@@ -55,7 +55,7 @@ class CircuitBreaker:
         if self.state is not BreakerState.OPEN:
             return None
         when = "it is being tried again" if self._is_trying else f"the next try is in {self.delay_s:.1f} s"
-        return f"the server failed {self._failures} times in a row (last: {self._reason}); {when}"
+        return f"the server failed {self._failures} times in a row (last: {self.reason}); {when}"
 
     def begin(self) -> None:
         """Note that a call or a start is tried. A try whose outcome is never told (its caller was cancelled)
@@ -64,14 +64,16 @@ class CircuitBreaker:
             self._is_trying = True
             self._back_off()
 
-    def failed(self, reason: str, *, is_lasting: bool = False) -> None:
+    def failed(self, reason: str, *, is_lasting: bool = False, may_return: bool = False) -> None:
         """Note a failure. Those that arrive while the backoff runs are of the same fault and count once;
-        one that `is_lasting` (no such command) opens the breaker."""
+        one that `is_lasting` (no such command) opens the breaker, one that `may_return` (a service that is
+        away for a moment) leaves it closed."""
         if self.delay_s > 0 and not self._is_trying:
             return
         self._is_trying = False
-        self._reason = reason
-        self._failures = max(self._failures + 1, FAILURES_TO_OPEN if is_lasting else 0)
+        self.reason = reason
+        if not (may_return and self._failures == FAILURES_TO_OPEN - 1):
+            self._failures = max(self._failures + 1, FAILURES_TO_OPEN if is_lasting else 0)
         self._back_off()
 
     def answered(self) -> None:

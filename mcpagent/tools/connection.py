@@ -118,20 +118,16 @@ class Connection:
         error = task.exception()
         fault = None if error is None else classify(error)
         if isinstance(fault, CallLost) and not isinstance(fault, CallThrottled):
-            self._note_loss(live, fault, order)
+            if fault.is_doubtful:
+                self.lifeline.doubt(live, order.timeout_s)
+            else:
+                self.lifeline.lost(live, fault.text)
         else:
             live.is_shaky = False
             self._breaker.answered()
         if fault is not None:
             raise fault from error
         return task.result()
-
-    def _note_loss(self, live: Live, lost: CallLost, order: Order) -> None:
-        if lost.is_doubtful:
-            self.lifeline.doubt(live, order.timeout_s)
-        else:
-            live.is_shaky = True
-            self._breaker.failed(lost.text)
 
 
 async def _sit_out(throttled: CallThrottled, order: Order) -> None:

@@ -52,12 +52,14 @@ class CallThrottled(CallLost):
 
 
 class OpenFailed(Exception):
-    """A server did not start. `permanent` where another attempt cannot help (no such command)."""
+    """A server did not start. `permanent` where another attempt cannot help (no such command); `is_away`
+    where nobody took the question: a service that somebody else restarts may be on its way back."""
 
-    def __init__(self, text: str, *, permanent: bool = False) -> None:
+    def __init__(self, text: str, *, permanent: bool = False, is_away: bool = False) -> None:
         super().__init__(text)
         self.text = text
         self.permanent = permanent
+        self.is_away = is_away
 
 
 def classify(error: BaseException) -> CallFailed | CallLost:

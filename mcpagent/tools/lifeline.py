@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp import Client, MCPError
-from mcp.types import EmptyResult, PingRequest
-from tenacity import AsyncRetrying, retry_if_exception_type
 
 from mcpagent.core.tools import FailureKind
-from mcpagent.tools.breaker import CircuitBreaker
+from mcpagent.tools.breaker import BreakerState, CircuitBreaker
 from mcpagent.tools.deadline import settled
-from mcpagent.tools.faults import CallFailed, CallLost, OpenFailed, classify, flat, innermost
+from mcpagent.tools.faults import CallFailed, OpenFailed, flat, innermost
 from mcpagent.tools.limits import START_TIMEOUT_S
 from mcpagent.tools.listing import Listing, read_listing
+from mcpagent.tools.sign_of_life import Sign, sign_of_life
 from mcpagent.tools.transports import Launcher
-from mcpagent.tools.wire import FORBIDDEN
+from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +99,8 @@ class Lifeline:
                 return awaited
             if not await settled(awaited, max(0.0, give_up_s - loop.time())):
                 text = f"the server was not up within {self.start_timeout_s:g} s"
-                raise CallFailed(FailureKind.CRASHED, text)
+                last = f" (last: {self._breaker.reason})" if self._breaker.reason else ""
+                raise CallFailed(FailureKind.CRASHED, text + last)
             if not awaited.cancelled() and (error := awaited.exception()) is not None:
                 raise CallFailed(FailureKind.CRASHED, str(error)) from error
 
@@ -114,9 +114,17 @@ class Lifeline:
         """Ask for a sign of life, and replace the server where none comes within `patience_s` (at most 10).
 
         New calls wait for the verdict instead of being sent to a server that may be stopped."""
-        if live.ping is None and not live.leave.is_set() and not self._closed:
-            pinging = self._ping(live, min(patience_s, PING_TIMEOUT_S))
-            live.ping = self.keep(asyncio.create_task(pinging, name=f"ping {self.name}"))
+        self._ask(live, min(patience_s, PING_TIMEOUT_S), is_doubted=True)
+
+    def lost(self, live: Live, reason: str) -> None:
+        """Note that a call or its answer was lost on the way, though not the connection.
+
+        It may be a service that somebody else restarts. While nobody answers there, new calls wait as they do
+        for a server that starts: at most `start_timeout_s`."""
+        live.is_shaky = True
+        self._breaker.failed(reason)
+        if self._breaker.state is BreakerState.CLOSED:
+            self._ask(live, PING_TIMEOUT_S, is_doubted=False)
 
     def keep(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         """Hold a task that nobody may wait for until it is done, and take its exception."""
@@ -172,17 +180,22 @@ class Lifeline:
                 self._live.leave.set()
 
     async def _open(self) -> Live:
-        """Start attempts, each after the breaker's backoff, until one succeeds or the breaker opens."""
+        """Start attempts, each after the breaker's backoff, until one succeeds or the breaker opens. One that
+        is away is tried for as long as it may take to start; by the one try of a half-open breaker, once."""
         await asyncio.sleep(self._breaker.delay_s)
         if (refusal := self._breaker.refusal) is not None:  # another connection of the server is the one try
             raise OpenFailed(refusal)
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(OpenFailed),
-            stop=lambda _: self._breaker.refusal is not None,
-            wait=lambda _: self._breaker.delay_s,
-            reraise=True,
-        )
-        return await retrying(self._open_once)
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self.start_timeout_s
+        while True:
+            try:
+                return await self._open_once()
+            except OpenFailed as error:
+                may_return = error.is_away and loop.time() < give_up_s
+                self._breaker.failed(error.text, is_lasting=error.permanent, may_return=may_return)
+                if self._breaker.refusal is not None:
+                    raise
+            await asyncio.sleep(self._breaker.delay_s)
 
     async def _open_once(self) -> Live:
         ready: asyncio.Future[Live] = asyncio.get_running_loop().create_future()
@@ -200,9 +213,6 @@ class Lifeline:
             live = ready.result()
         except asyncio.CancelledError:
             owner.cancel()  # also where it is just ready: nobody will learn of it
-            raise
-        except OpenFailed as error:
-            self._breaker.failed(error.text, is_lasting=error.permanent)
             raise
         if live.number > 1:
             self._on_restart()
@@ -240,20 +250,35 @@ class Lifeline:
             if not self._closed:
                 self._breaker.failed(live.fault)
 
-    async def _ping(self, live: Live, timeout_s: float) -> None:
-        # Revision 2026-07-28 has no ping any more: a server that refuses it is as alive as one that answers.
-        ping = self.keep(asyncio.create_task(live.client.session.send_request(PingRequest(), EmptyResult)))
+    def _ask(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
+        if live.ping is None and not live.leave.is_set() and not self._closed:
+            asking = self._await_sign(live, timeout_s, is_doubted=is_doubted)
+            live.ping = self.keep(asyncio.create_task(asking, name=f"ping {self.name}"))
+
+    async def _await_sign(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
+        """Ask until there is a sign of life, the connection has ended or the breaker opens. One that takes a
+        question and keeps silent is replaced where it `is_doubted` already."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self.start_timeout_s
         try:
-            if not await settled(ping, timeout_s):
-                live.fault = (
-                    f"a call timed out, and then it did not answer a ping within {timeout_s:g} s; if it "
-                    f"takes one call at a time, lower tools.per_server.{self.name}.max_in_flight"
-                )
-                live.leave.set()
-            elif ping.cancelled() or ((error := ping.exception()) is not None and _means_gone(error)):
-                live.leave.set()
+            while not live.leave.is_set():
+                sign, text = await sign_of_life(live.client, timeout_s, keep=self.keep)
+                if sign is Sign.GONE:
+                    live.leave.set()
+                elif sign is Sign.SILENT and is_doubted:
+                    live.fault = (
+                        f"a call timed out, and then it did not answer a ping within {timeout_s:g} s; if it "
+                        f"takes one call at a time, lower tools.per_server.{self.name}.max_in_flight"
+                    )
+                    live.leave.set()
+                if sign is not Sign.AWAY:
+                    return
+                live.is_shaky = True
+                self._breaker.failed(text, may_return=loop.time() < give_up_s)
+                if self._breaker.refusal is not None:
+                    return
+                await asyncio.sleep(self._breaker.delay_s)
         finally:
-            ping.cancel()
             live.ping = None
 
     def _open_error(self, error: Exception) -> OpenFailed:
@@ -266,6 +291,8 @@ class Lifeline:
                 return OpenFailed(f"not allowed to run: {forbidden}", permanent=True)
             case MCPError(code=code, message=refused) if code == FORBIDDEN:
                 return OpenFailed(refused, permanent=True)
+            case MCPError(code=code, message=lost) if code in (NOT_SENT, RESPONSE_LOST):
+                return OpenFailed(self._with_log(lost), is_away=True)
             case inner:
                 return OpenFailed(self._with_log(flat(inner)))
 
@@ -278,8 +305,3 @@ def _opened_by(opening: asyncio.Task[Live]) -> Live:
     if opening.cancelled():
         raise OpenFailed("it was closed while it started", permanent=True)
     return opening.result()
-
-
-def _means_gone(error: BaseException) -> bool:
-    lost = classify(error)
-    return isinstance(lost, CallLost) and lost.is_doubtful

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +23,11 @@ from mcp.types import (
 
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
-from mcpagent.tools.breaker import FAILURES_TO_OPEN, BreakerState
+from mcpagent.tools.breaker import BACKOFF_FIRST_S, FAILURES_TO_OPEN, BreakerState
 from mcpagent.tools.http import ParamHeaders, http_streams
+from mcpagent.tools.limits import ServerLimits
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import HttpServer
+from mcpagent.tools.servers_config import HttpServer, Isolation
 from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST, THROTTLED
 from tests.tools.support import call
 from tests.tools.wild import SCRIPTS, http_poison
@@ -257,21 +258,52 @@ def test_a_server_that_is_down_or_elsewhere_is_a_clear_start_error() -> None:
         asyncio.run(run(replace(web, url=web.url.replace("/mcp", "/elsewhere"))))
 
 
-def test_a_server_that_was_restarted_between_calls_answers_again() -> None:
+def _port(server: HttpServer) -> str:
+    return server.url.removesuffix("/mcp").rpartition(":")[2]
+
+
+@pytest.mark.parametrize("isolation", ["shared", "episode"])
+def test_calls_wait_for_a_server_that_somebody_restarts(isolation: Isolation) -> None:
     async def run() -> None:
-        with _web() as server:
-            port = server.url.removesuffix("/mcp").rpartition(":")[2]
-            pool = ToolPool([server])
-            await pool.__aenter__()
-        try:
-            async with pool.session() as session:
-                down = await call(session, "echo", server="web", text="anyone?")
-                assert down.failure is FailureKind.CRASHED  # never sent, so its outcome is no secret
-            with _web(port):
-                async with pool.session() as session:
-                    assert (await call(session, "echo", server="web", text="back")).content == "back"
-        finally:
-            await pool.close()
+        async with AsyncExitStack() as stack:
+            with _web() as server:
+                pool = await stack.enter_async_context(ToolPool([replace(server, isolation=isolation)]))
+                session = await stack.enter_async_context(pool.session())
+                assert (await call(session, "echo", server="web", text="before")).content == "before"
+            # `echo` may not be repeated: these are answered because none was ever sent.
+            early = [asyncio.create_task(call(session, "echo", server="web", text=str(i))) for i in range(20)]
+            async with pool.session() as newcomer:
+                early.append(asyncio.create_task(call(newcomer, "echo", server="web", text="20")))
+                await asyncio.sleep(BACKOFF_FIRST_S * 2 ** (FAILURES_TO_OPEN - 1))  # enough to open a breaker
+                assert not any(task.done() for task in early)
+                assert pool.metrics().servers[0].breaker is BreakerState.CLOSED
+                with _web(_port(server)):
+                    answers = await asyncio.gather(*early)
+                    assert [answer.content for answer in answers] == [str(i) for i in range(21)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("isolation", ["shared", "episode"])
+def test_a_server_that_stays_away_is_waited_for_as_long_as_one_that_starts(isolation: Isolation) -> None:
+    async def run() -> None:
+        limits = {"web": ServerLimits(start_timeout_s=2.0)}
+        async with AsyncExitStack() as stack:
+            with _web() as server:
+                pool = await stack.enter_async_context(
+                    ToolPool([replace(server, isolation=isolation)], per_server=limits)
+                )
+            session = await stack.enter_async_context(pool.session())
+            lost = await asyncio.gather(
+                *(call(session, "echo", server="web", text="anyone?") for _ in range(20))
+            )
+            assert {result.failure for result in lost} == {FailureKind.CRASHED}  # never sent: no secret
+            assert all("cannot connect" in result.content for result in lost)
+            while pool.metrics().servers[0].breaker is BreakerState.CLOSED:
+                await asyncio.sleep(0.05)
+            refused = await call(session, "echo", server="web", text="anyone?")  # from now on nobody waits
+            assert (refused.failure, refused.latency_s) == (FailureKind.CRASHED, 0.0)
+            assert "the next try is in" in refused.content
 
     asyncio.run(run())
 

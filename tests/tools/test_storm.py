@@ -165,7 +165,6 @@ def test_300_calls_over_http_through_2_kills_all_have_an_outcome_and_repeat_no_e
                 group.create_task(kill_at(web, 50, 150))
                 for tool, key in calls:
                     group.create_task(make(pool, tool, key))
-            await asyncio.sleep(pool.metrics().servers[0].next_try_s)
             assert (await _one(pool, "look", key="after")).content == "after"
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -177,14 +176,13 @@ def test_300_calls_over_http_through_2_kills_all_have_an_outcome_and_repeat_no_e
     outcomes = {tool: Counter(results[key].failure for t, key in calls if t == tool) for tool, _ in calls}
     print(outcomes)
     assert len(results) == 300
-    # The server is not ours to restart: calls that found nobody there for too long say so.
-    assert set(outcomes["look"]) | set(outcomes["put"]) <= {None, FailureKind.CRASHED}
-    assert set(outcomes["add"]) <= {None, FailureKind.CRASHED, FailureKind.UNKNOWN_OUTCOME}
+    assert (outcomes["look"], outcomes["put"]) == ({None: 100}, {None: 100})
+    assert set(outcomes["add"]) <= {None, FailureKind.UNKNOWN_OUTCOME}
     effects = place.effects
     for tool, key in calls:
         made, failure = effects[f"{tool} {key}"], results[key].failure
         if tool == "add":
-            assert made <= (0 if failure is FailureKind.CRASHED else 1), (key, failure)
+            assert made <= 1, (key, failure)
         if tool != "look" and failure is None:
             assert made >= 1, key
     assert len(place.pids) == 3
