@@ -32,7 +32,9 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, a.b=value; may be repeated.")
     ] = None,
-    algo: Annotated[str | None, typer.Option(help="grpo or sft.")] = None,
+    algo: Annotated[
+        str | None, typer.Option(help="grpo, ppo (GRPO with a value head: configs/ppo.yaml) or sft.")
+    ] = None,
     mode: Annotated[str | None, typer.Option(help="lora, qlora (4 bits, CUDA) or full.")] = None,
     backend: Annotated[str | None, typer.Option(help="auto, hf or vllm: what samples the episodes.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
@@ -92,7 +94,7 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
 
         def on_start(done: int, total: int) -> None:
             nonlocal advance
-            bar = console.progress("GRPO" if is_grpo else "supervised", total=total)
+            bar = console.progress(config.method.upper() if is_grpo else "supervised", total=total)
             advance = stack.enter_context(bar)
             advance(done)
 

@@ -64,12 +64,18 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+def _algorithm(value: Any) -> Any:
+    if _lower(value) not in ("grpo", "ppo", "sft"):
+        raise ValueError("it must be grpo, ppo or sft")
+    return _lower(value)
+
+
 # Values that are rewritten on the way; ValueError says why one cannot be.
 CONVERSIONS: dict[str, Callable[[Any], Any]] = {
-    "algo": _lower,
-    "algorithm": _lower,
-    "algorithm.name": _lower,
-    "algorithm.type": _lower,
+    "algo": _algorithm,
+    "algorithm": _algorithm,
+    "algorithm.name": _algorithm,
+    "algorithm.type": _algorithm,
     "finetune.mode": _lower,
     "lora.enabled": _mode_of_lora_enabled,
     "training.minibatch_size": PromptsPerUpdate,

@@ -18,6 +18,9 @@ from mcpagent.core.validation import reason
 from mcpagent.errors import UserError
 
 DEFAULT_FILES = ("configs/model.yaml", "configs/algo_grpo.yaml", "configs/rollout.yaml")
+_PPO = "configs/ppo.yaml"
+_ALGORITHM: Key = ("algorithm",)
+_ADVANTAGE: Key = ("grpo", "advantage")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +38,19 @@ def load_train_config(
 ) -> LoadedConfig:
     """Merge `files` in order (none: the three that ship with mcpagent), then `overrides` ("a.b=value", YAML).
 
-    A later file replaces an earlier one's key; an override replaces it in any spelling. Without
-    `for_training` the rules that hold only for training (no greedy sampling, say) are not applied. Raises one
-    UserError with everything that is wrong.
+    A later file replaces an earlier one's key; an override replaces it in any spelling. The algorithm `ppo`
+    is GRPO's loop with configs/ppo.yaml below everything that is given. Without `for_training` the rules that
+    hold only for training (no greedy sampling, say) are not applied. Raises one UserError with everything
+    that is wrong.
     """
     problems: list[Problem] = []
-    paths = [_located(Path(file)) for file in files] or [resource_path(name) for name in DEFAULT_FILES]
-    from_files = resolve(merge(_read([str(path) for path in paths], problems, is_file=True)))
     from_options = resolve(merge(_read(overrides, problems, is_file=False)))
+    paths = [_located(Path(file)) for file in files] or _default_files(from_options)
+    from_files = _read_layer(paths, problems)
     problems += from_files.problems + from_options.problems
-    settings = _overlay(from_files, from_options)
+    settings = _overlay(from_files.settings, from_options.settings)
+    if _is_ppo(settings):
+        settings = _as_ppo(settings, problems)
     problems += settle_minibatches(settings, default_batch_size=TrainingConfig().batch_size)
     config = _validate(settings, problems, for_training=for_training)
     if problems:
@@ -63,11 +69,38 @@ def dump_config(config: TrainConfig) -> str:
     return write_tree(config.model_dump(mode="json"))
 
 
+def _default_files(options: Layer) -> list[Path]:
+    """The three that ship; for ppo, its preset over the other two in place of GRPO's objective."""
+    model, _objective, rollout = DEFAULT_FILES
+    names = (model, rollout, _PPO) if _is_ppo(options.settings) else DEFAULT_FILES
+    return [resource_path(name) for name in names]
+
+
+def _is_ppo(settings: dict[Key, Setting]) -> bool:
+    return _ALGORITHM in settings and settings[_ALGORITHM].value == "ppo"
+
+
+def _as_ppo(settings: dict[Key, Setting], problems: list[Problem]) -> dict[Key, Setting]:
+    """The settings over those of the preset, as settings of GRPO. An advantage that is not PPO's is a
+    problem: one of the two would be silently left out."""
+    chosen, given = settings[_ALGORITHM], settings.get(_ADVANTAGE)
+    if given is not None and given.value != "gae":
+        why = f"the algorithm is ppo ({chosen.entry.where}), whose advantage is gae; leave one of them out"
+        problems.append(refusal(given.entry, why))
+    preset = _read_layer([resource_path(_PPO)], problems)
+    grpo = Setting(value="grpo", entry=chosen.entry)
+    return _overlay(preset.settings, settings) | {_ALGORITHM: grpo}
+
+
 def _located(path: Path) -> Path:
     """`configs/NAME` also means the file that ships with mcpagent, where the working folder has none."""
     shipped = resource_root() / path
     is_shipped = not path.is_absolute() and path.parts[:1] == ("configs",) and shipped.is_file()
     return shipped if is_shipped and not path.exists() else path
+
+
+def _read_layer(paths: Sequence[Path], problems: list[Problem]) -> Layer:
+    return resolve(merge(_read([str(path) for path in paths], problems, is_file=True)))
 
 
 def _read(sources: Sequence[str], problems: list[Problem], *, is_file: bool) -> list[Entry]:
@@ -80,14 +113,14 @@ def _read(sources: Sequence[str], problems: list[Problem], *, is_file: bool) -> 
     return entries
 
 
-def _overlay(files: Layer, options: Layer) -> dict[Key, Setting]:
-    """Options over files, by resolved key; an option for a whole mapping replaces what stood below it."""
+def _overlay(below: dict[Key, Setting], above: dict[Key, Setting]) -> dict[Key, Setting]:
+    """One layer over another, by resolved key; a value for a whole mapping replaces what stood below it."""
     kept = {
         key: setting
-        for key, setting in files.settings.items()
-        if not any(key[: len(option)] == option or option[: len(key)] == key for option in options.settings)
+        for key, setting in below.items()
+        if not any(key[: len(other)] == other or other[: len(key)] == key for other in above)
     }
-    return kept | options.settings
+    return kept | above
 
 
 def _validate(settings: dict[Key, Setting], problems: list[Problem], *, for_training: bool) -> TrainConfig:

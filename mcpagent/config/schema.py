@@ -337,6 +337,11 @@ class TrainConfig(Section):
     reward: RewardConfig = RewardConfig()
     sft: SftConfig = SftConfig()
 
+    @property
+    def method(self) -> Literal["grpo", "ppo", "sft"]:
+        """The algorithm by the name that `--algo` has for it: ppo is GRPO's loop with a value head."""
+        return "ppo" if self.algorithm == "grpo" and self.grpo.advantage == "gae" else self.algorithm
+
     def for_sft(self) -> TrainConfig:
         """This configuration as a supervised run: the overrides of `sft` moved to where they act."""
         own = self.sft

@@ -76,7 +76,7 @@ def plan(config: TrainConfig, tasks: TaskFile) -> TrainPlan:
     steps = config.training.total_steps(n_tasks=len(tasks)) + copying
     updates = config.grpo.epochs_per_batch * config.grpo.minibatches if config.algorithm == "grpo" else 1
     return TrainPlan(
-        algorithm=config.algorithm,
+        algorithm=config.method,
         model=config.model.name,
         mode=config.finetune.mode,
         device=str(device),

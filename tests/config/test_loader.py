@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from mcpagent.errors import UserError
 SHIPPED = sorted(resource_path("configs").glob("*.yaml"))
 
 
-def message_of(files: list[Path], overrides: list[str]) -> str:
+def message_of(files: Sequence[Path | str], overrides: list[str]) -> str:
     with pytest.raises(UserError) as caught:
         load_train_config(files, overrides)
     assert caught.value.exit_code == 2
@@ -37,6 +40,17 @@ def test_every_shipped_config_loads_and_says_how_to_run_it(path: Path) -> None:
     assert loaded.notes == ()
     first_line = path.read_text().splitlines()[0]
     assert first_line.startswith("# mcpagent ") and f"configs/{path.name}" in first_line
+    # The command as it stands there: its files are found, go together, and this one has the last word.
+    words = shlex.split(first_line)
+    together = load_train_config(_values(words, "--config"), _values(words, "--set"))
+    assert together.notes == ()
+    own, chosen = f"{path.name}:", {text.partition("=")[0] for text in _values(words, "--set")}
+    replaced = [key for key in loaded.sources.keys() - chosen if own not in together.sources[key]]
+    assert replaced == []
+
+
+def _values(words: list[str], option: str) -> list[str]:
+    return [value for word, value in itertools.pairwise(words) if word == option]
 
 
 def test_no_file_means_the_three_that_ship() -> None:
@@ -270,6 +284,37 @@ def test_the_resolved_config_of_a_run_loads_as_itself(tmp_path: Path, overrides:
     config = load_train_config([], overrides).config
     file = write(tmp_path, dump_config(config))
     assert load_train_config([file]).config == config
+
+
+def test_the_algorithm_ppo_is_the_preset_below_what_is_given(tmp_path: Path) -> None:
+    files = ["configs/model.yaml", "configs/rollout.yaml", "configs/ppo.yaml"]
+    preset = load_train_config(files).config
+    assert (preset.algorithm, preset.grpo.advantage, preset.rollout.group_size) == ("grpo", "gae", 4)
+    assert load_train_config([], ["algorithm=ppo"]).config == preset
+    mine = write(tmp_path, "algo: PPO\ngrpo: {lambda_gae: 0.9}\ntraining: {batch_size: 8}\n")
+    loaded = load_train_config([mine], ["grpo.gamma=0.5"])
+    grpo = loaded.config.grpo
+    assert (grpo.gae_gamma, grpo.gae_lambda, grpo.value_learning_rate) == (0.5, 0.9, 2e-4)
+    assert loaded.config.training.batch_size == 8
+    assert loaded.sources["grpo.lambda_gae"] == f"{mine}:2"
+    again = write(tmp_path, dump_config(loaded.config), "again.yaml")
+    assert (
+        load_train_config([again]).config == load_train_config([again], ["algo=ppo"]).config == loaded.config
+    )
+
+
+def test_an_advantage_that_is_not_that_of_ppo_is_an_error() -> None:
+    message = message_of(DEFAULT_FILES, ["algorithm=ppo"])
+    assert (
+        "algo_grpo.yaml:8: grpo.advantage is 'group', but the algorithm is ppo (--set algorithm=ppo)"
+        in message
+    )
+    assert message_of([], ["algorithm=dpo"]).endswith("algorithm is 'dpo', but it must be grpo, ppo or sft")
+
+
+@pytest.mark.parametrize("mode", ["lora", "qlora", "full"])
+def test_each_way_of_training_has_a_preset(mode: str) -> None:
+    assert load_train_config([*DEFAULT_FILES, f"configs/{mode}.yaml"]).config.finetune.mode == mode
 
 
 def test_the_ppo_preset_is_a_value_head_with_discounted_turns() -> None:

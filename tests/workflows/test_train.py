@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from mcpagent.cli.train import app
 from mcpagent.config.resources import resource_path
@@ -78,6 +77,15 @@ def test_the_plan_counts_what_the_model_has_and_writes_nothing(
     # Weights and two moments in float32.
     assert plans["full"]["checkpoint_gib"] == pytest.approx(parameters * 12 / 2**30)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_algorithm_of_the_option_has_a_plan(settings: list[str]) -> None:
+    for algo, updates in (("grpo", 2), ("ppo", 8), ("sft", 2)):
+        # Two steps; the preset of ppo takes two epochs of two minibatches, on its own value head.
+        done = mcpagent_train(*settings, "--algo", algo, "--dry-run", "--json")
+        assert done.exit_code == 0, done.output
+        plan = json.loads(done.stdout)
+        assert (plan["algorithm"], plan["optimizer_steps"]) == (algo, updates)
 
 
 def test_the_plan_is_a_table_that_says_why_this_backend(settings: list[str]) -> None:
