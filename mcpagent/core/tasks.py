@@ -71,10 +71,15 @@ class StateCall(OpenRecord):
 
 
 class StateCheck(OpenRecord):
-    """Read the end state with `call`; every path of `expect` must hold its value in the structured result."""
+    """Read the state with `call`; every path of `expect` must hold its value in the structured result.
+
+    It is read when `user_turn` ends (None: the episode) and fails where the plan has calls in that user turn,
+    but nothing was called in it.
+    """
 
     call: StateCall
     expect: JsonObject
+    user_turn: int | None = Field(default=None, ge=0)
 
 
 class GroundTruth(OpenRecord):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Task
+from mcpagent.core.tasks import StateCheck, Task
 from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import FinishReason, RewardTerm, StopReason
 from mcpagent.env.calls import CallLimits, CallOutcome, CallRunner, error_content
@@ -81,7 +82,7 @@ class Episode:
         self._turns: list[RecordedTurn] = []
         self._user_turn = 0
         self._setup_results: list[ToolResult] = []
-        self._end_state: tuple[ToolResult, ...] = ()
+        self._state: list[ToolResult] = []  # of the first so many state checks
         self._terms: tuple[RewardTerm, ...] | None = None
 
     @property
@@ -90,8 +91,8 @@ class Episode:
 
     @property
     def state_results(self) -> tuple[ToolResult, ...]:
-        """The environment's own calls: set-up first, then the end state in the task's order."""
-        return (*self._setup_results, *self._end_state)
+        """The environment's own calls: set-up first, then the state checks in the order of `state_checks`."""
+        return (*self._setup_results, *self._state)
 
     @property
     def record(self) -> EpisodeRecord:
@@ -100,7 +101,7 @@ class Episode:
             turns=tuple(self._turns),
             final_answer=self.final_answer,
             stop_reason=self.stop_reason or StopReason.FAILED,
-            state_results=self._end_state,
+            state_results=tuple(self._state),
         )
 
     async def start(self) -> EpisodeStart:
@@ -149,7 +150,7 @@ class Episode:
             self._stop(StopReason.TIMEOUT, f"the episode took longer than {self._limits.timeout_s} s")
             return self._advance(CallOutcome(), parsed.failures)
         if not parsed.calls and not parsed.failures:
-            return self._end_user_turn(parsed.text)
+            return await self._end_user_turn(parsed.text)
         outcome = await self._runner.run(parsed.calls)
         if outcome.stop_reason is not None:
             self._stop(outcome.stop_reason, *outcome.errors)
@@ -163,17 +164,12 @@ class Episode:
         self._stop(stop_reason, *([error] if error else []))
 
     async def grade(self) -> tuple[RewardTerm, ...]:
-        """The reward terms; reads the end state of the task's servers first. Needs a finished episode."""
+        """The reward terms; reads the state that is still to be checked first. Needs a finished episode."""
         if not self.done:
             raise RuntimeError("grade needs a finished episode; call finish first")
         if self._terms is None:
             if self.stop_reason is not StopReason.FAILED:
-                self._end_state = tuple(
-                    [
-                        await self._own_call(server, c.call.tool, c.call.arguments, purpose=Purpose.GRADE)
-                        for server, c in state_checks(self.task.truth)
-                    ]
-                )
+                await self._read_state(state_checks(self.task.truth)[len(self._state) :])
             self._terms = grade(self.task, self.record)
             self.turn_terms = turn_terms(self.task, self.record)
         return self._terms
@@ -186,10 +182,12 @@ class Episode:
         self.errors += errors
         self.stop_reason = self.stop_reason or reason
 
-    def _end_user_turn(self, text: str) -> StepOutput:
+    async def _end_user_turn(self, text: str) -> StepOutput:
         """Text without a call: the final answer where no user message remains."""
         remaining = self.task.truth.user_turns[self._user_turn :]
         if remaining:
+            checks = state_checks(self.task.truth)
+            await self._read_state([item for item in checks if item[1].user_turn == self._user_turn])
             return self._advance(CallOutcome(), (), user_message=remaining[0])
         self.final_answer = text
         self._stop(StopReason.ANSWERED)
@@ -227,6 +225,11 @@ class Episode:
             tool_results=turn.results,
             user_message=user_message,
         )
+
+    async def _read_state(self, checks: Sequence[tuple[str, StateCheck]]) -> None:
+        for server, check in checks:
+            call = check.call
+            self._state.append(await self._own_call(server, call.tool, call.arguments, purpose=Purpose.GRADE))
 
     async def _own_call(
         self, server: str, tool: str, arguments: JsonObject, *, purpose: Purpose

@@ -57,7 +57,7 @@ class RecordedCall:
 @dataclass(frozen=True, kw_only=True)
 class EpisodeRecord:
     """An ended episode. `state_results` has one result for each of `state_checks(truth)`, in order; empty
-    where the end state was not read."""
+    where the state was not read."""
 
     turns: tuple[RecordedTurn, ...]
     final_answer: str | None
@@ -86,8 +86,11 @@ class EpisodeRecord:
 
 
 def state_checks(truth: GroundTruth) -> list[tuple[str, StateCheck]]:
-    """The end-state checks with their servers, in the order in which they are read."""
-    return [(server, check) for server, checks in truth.state.items() for check in checks]
+    """The state checks with their servers, in the order in which they are read: as user turns end, and then
+    those of the end."""
+    checks = [(server, check) for server, checks in truth.state.items() for check in checks]
+    last = len(truth.user_turns) + 1
+    return sorted(checks, key=lambda item: last if item[1].user_turn is None else item[1].user_turn)
 
 
 def record_of(task: Task, trajectory: Trajectory) -> EpisodeRecord:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mcpagent.core.tasks import GroundTruth, Task
+from mcpagent.core.tasks import GroundTruth, StateCheck, Task
 from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.answer import answer_holds, state_holds
 from mcpagent.reward.assignment import Assignment, assign
@@ -123,11 +123,22 @@ def _components(
     if checks and len(checks) == len(record.state_results):
         values["state"] = float(
             all(
-                state_holds(check, result, assignment.results)
+                _may_hold(check, truth, record) and state_holds(check, result, assignment.results)
                 for (_, check), result in zip(checks, record.state_results, strict=True)
             )
         )
     return values
+
+
+def _may_hold(check: StateCheck, truth: GroundTruth, record: EpisodeRecord) -> bool:
+    """Its user turn was reached, and something was called in it where the plan has something to call: what
+    an earlier user turn did counts for that one only."""
+    at = check.user_turn
+    if at is None:
+        return True
+    is_planned = any(step.user_turn == at for step in truth.tool_sequence)
+    turns = [turn for turn in record.turns if turn.user_turn == at]
+    return bool(turns) and (not is_planned or any(turn.calls for turn in turns))
 
 
 def _success(truth: GroundTruth, values: dict[str, float | None]) -> float | None:

@@ -79,6 +79,8 @@ def _state_problems(truth: GroundTruth) -> Iterator[str]:
             where = f"state.{server} ({check.call.tool})"
             if not check.expect:
                 yield f"{where} expects nothing, so every end state would pass"
+            if check.user_turn is not None and check.user_turn > len(truth.user_turns):
+                yield f"{where} has user_turn {check.user_turn}, but the last one is {len(truth.user_turns)}"
             yield from _reference_problems(where, check.expect, references, steps)
 
 

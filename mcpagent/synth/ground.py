@@ -12,7 +12,7 @@ from mcpagent.synth.calls import CallCache
 from mcpagent.synth.inspect_task import answer_in_prompt, argument_faults, limit_faults, unknown_tools
 from mcpagent.synth.prove import prove
 from mcpagent.synth.record import answer_sources, settle, with_verdicts
-from mcpagent.synth.run import GoldRun, read_state, run_plan
+from mcpagent.synth.run import GoldRun, run_plan
 from mcpagent.synth.stages import RejectCode as RejectCode
 from mcpagent.synth.stages import Rejected, Rejection
 
@@ -36,9 +36,8 @@ async def _ground(draft: Task, cache: CallCache) -> Task:
     sources = answer_sources(draft)
     async with cache.session() as session:
         run = await run_plan(session, draft)
-        task = settle(draft, run.results)
-        _check_answer(task.truth.final_answer, task)
-        run = GoldRun(results=run.results, calls=run.calls, state=await read_state(session, task))
+    task = settle(draft, run.results)
+    _check_answer(task.truth.final_answer, task)
     _check_calls(run, cache)
     verdicts = await prove(task, run, cache, sources=sources)
     return with_verdicts(task, verdicts, sources=sources)

@@ -20,12 +20,12 @@ GoldCalls = tuple[tuple[PlanStep, ToolCall, ToolResult], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class GoldRun:
-    """`results["step1"]` is what references to step 1 see; `state` are the results of the state checks,
-    empty where they were not read."""
+    """`results["step1"]` is what references to step 1 see; `state` are the results of the state checks, in
+    the order of `state_checks`."""
 
     results: dict[str, Any]
     calls: GoldCalls
-    state: tuple[ToolResult, ...] = ()
+    state: tuple[ToolResult, ...]
 
     def answers(self, is_read_only: Callable[[str, str], bool]) -> list[Any]:
         """What a repetition has to give again: everything that references see of what was read. The receipt
@@ -37,40 +37,44 @@ class GoldRun:
 
 
 async def run_plan(session: SynthSession, task: Task, *, without: Collection[int] = ()) -> GoldRun:
-    """Set the state up and make the gold calls, those of the steps in `without` apart. Raises Rejected, and
-    PlaceholderError for a reference that does not resolve."""
-    for server, calls in task.truth.setup.items():
+    """Set the state up, and for each user turn make its gold calls, those of the steps in `without` apart,
+    and read the state. Raises Rejected, and PlaceholderError for a reference that does not resolve."""
+    truth = task.truth
+    for server, calls in truth.setup.items():
         for call in calls:
             await ask(session, server, call, RejectCode.SETUP_FAILED)
     results: dict[str, Any] = {}
     made: list[tuple[PlanStep, ToolCall, ToolResult]] = []
-    for step in task.truth.tool_sequence:
-        if step.step in without:
-            continue
-        arguments = resolve(step.params, results)
-        result = await session.call(server=step.server, tool=step.tool, arguments=arguments)
-        if result.is_error or result.failure is not None:
-            detail = f"step {step.step}: {step.server}.{step.tool}({arguments}): {result.content[:200]}"
-            raise Rejected(RejectCode.STEP_FAILED, detail)
-        results[f"step{step.step}"] = result_value(result)
-        call = ToolCall(id=result.call_id, server=step.server, tool=step.tool, arguments=arguments)
-        made.append((step, call, result))
-    return GoldRun(results=results, calls=tuple(made))
-
-
-async def read_state(session: SynthSession, task: Task) -> tuple[ToolResult, ...]:
-    """One result for each of `state_checks`, in order. Raises Rejected."""
-    checks = state_checks(task.truth)
-    return tuple([await ask(session, server, c.call, RejectCode.STATE_UNREADABLE) for server, c in checks])
+    state: list[ToolResult] = []
+    for user_turn in (*range(len(truth.user_turns) + 1), None):
+        for step in truth.tool_sequence:
+            if step.user_turn == user_turn and step.step not in without:
+                made.append(await _carry_out(session, step, results))
+        for server, check in state_checks(truth):
+            if check.user_turn == user_turn:
+                state.append(await ask(session, server, check.call, RejectCode.STATE_UNREADABLE))
+    return GoldRun(results=results, calls=tuple(made), state=tuple(state))
 
 
 async def replay(
     cache: CallCache, task: Task, *, generation: int = 0, without: Collection[int] = ()
 ) -> GoldRun:
-    """The plan and then the end state, in a new session."""
+    """The plan in a new session."""
     async with cache.session(generation=generation) as session:
-        run = await run_plan(session, task, without=without)
-        return GoldRun(results=run.results, calls=run.calls, state=await read_state(session, task))
+        return await run_plan(session, task, without=without)
+
+
+async def _carry_out(
+    session: SynthSession, step: PlanStep, results: dict[str, Any]
+) -> tuple[PlanStep, ToolCall, ToolResult]:
+    """Make the call of a step; what it finds joins `results`."""
+    arguments = resolve(step.params, results)
+    result = await session.call(server=step.server, tool=step.tool, arguments=arguments)
+    if result.is_error or result.failure is not None:
+        detail = f"step {step.step}: {step.server}.{step.tool}({arguments}): {result.content[:200]}"
+        raise Rejected(RejectCode.STEP_FAILED, detail)
+    results[f"step{step.step}"] = result_value(result)
+    return step, ToolCall(id=result.call_id, server=step.server, tool=step.tool, arguments=arguments), result
 
 
 async def ask(session: SynthSession, server: str, call: StateCall, code: RejectCode) -> ToolResult:

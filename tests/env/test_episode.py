@@ -81,6 +81,47 @@ def test_a_task_is_solved_over_real_servers_and_its_end_state_is_read() -> None:
     with_builtins(play)
 
 
+@pytest.mark.parametrize(
+    ("sent", "wanted", "state"),
+    [
+        ([["one"], ["two"]], ["one", "two"], 1.0),
+        ([["one", "late"], ["two"]], ["one", "two"], 0.0),  # the first user turn ends in another state
+        ([["one"], []], ["one", "one"], 0.0),  # it holds, but nothing was done for it
+        ([["one"]], ["one", "one"], 0.0),  # the second one is never reached
+    ],
+    ids=["in time", "late", "idle", "cut short"],
+)
+def test_a_state_that_must_hold_after_a_user_turn_is_read_when_that_turn_ends(
+    sent: list[list[str]], wanted: list[str], state: float
+) -> None:
+    async def play(pool: ToolPool) -> None:
+        channel, _ = await any_channel(pool)
+        read = {"tool": HISTORY, "arguments": {"channel_id": channel, "limit": 1}}
+        # Stated last to first: they are read in the order of the user turns.
+        checks = [
+            {"call": read, "expect": {"messages[0].text": text}, "user_turn": user_turn}
+            for user_turn, text in reversed(list(enumerate(wanted)))
+        ]
+        plan = [
+            {"step": n + 1, "server": "slack", "tool": SEND, "user_turn": n, "params": {"channel": channel}}
+            for n in range(2)
+        ]
+        episode = await begun(pool, user_turns=["And again."], tool_sequence=plan, state={"slack": checks})
+        for texts in sent:
+            for text in texts:
+                await episode.step(call(SEND, channel=channel, message=text))
+            await episode.step("Done.")
+            assert len(episode.state_results) == 1  # the second one waits for the grade
+        if not episode.done:
+            await episode.finish(StopReason.MAX_TURNS)
+        terms = {term.name: term.value for term in await episode.grade()}
+        await episode.close()
+        assert len(episode.state_results) == 2
+        assert (terms["state"], terms["success"]) == (state, state)
+
+    with_builtins(play)
+
+
 def test_episodes_do_not_see_what_others_wrote() -> None:
     async def play(pool: ToolPool) -> None:
         channel, _ = await any_channel(pool)

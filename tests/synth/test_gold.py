@@ -39,6 +39,9 @@ state:
   slack:
     - call: {tool: get_slack_channel_history, arguments: {channel_id: "{channel}", limit: 2}}
       expect: {"messages[0].text": "${text(step1.price + step2.price)}", "messages[1].text": "prices, please"}
+    - call: {tool: get_slack_channel_history, arguments: {channel_id: "{channel}", limit: 1}}
+      user_turn: 0
+      expect: {"messages[0].text": "prices, please"}
 """
 
 

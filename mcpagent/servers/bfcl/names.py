@@ -15,10 +15,6 @@ BACKENDS = {
 }
 STATELESS = frozenset({"MathAPI"})  # takes no scenario
 
-# In a result's `_meta`: hashes of the result's text and of the backend's state after the call.
-RESULT_META_KEY = "mcpagent.bfcl/result"
-STATE_META_KEY = "mcpagent.bfcl/state"
-
 
 def load_tool(backend: str) -> str:
     """The tool by which an episode brings a backend into its initial state; never offered to a model."""

@@ -19,10 +19,8 @@ from mcp.types import (
 )
 
 from mcpagent.core.records import JsonObject
-from mcpagent.servers.bfcl.backend import Backend, digest
+from mcpagent.servers.bfcl.backend import Backend
 from mcpagent.servers.bfcl.names import (
-    RESULT_META_KEY,
-    STATE_META_KEY,
     STATELESS,
     load_tool,
     state_tool,
@@ -60,8 +58,7 @@ def build_server(package: BfclPackage, backend: str) -> Server[Backend]:
             return _result("loaded")
         else:
             return _result(f"there is no tool {params.name!r}", is_error=True)
-        stamps = {RESULT_META_KEY: digest(outcome.text), STATE_META_KEY: instance.state_digest()}
-        return _result(outcome.text, is_error=outcome.is_error, meta=stamps)
+        return _result(outcome.text, is_error=outcome.is_error)
 
     return Server(
         backend, version=VERSION, lifespan=lifespan, on_list_tools=list_tools, on_call_tool=call_tool
@@ -105,12 +102,10 @@ def _result(
     text: str,
     *,
     is_error: bool = False,
-    meta: JsonObject | None = None,
     structured: JsonObject | None = None,
 ) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(type="text", text=clean_text(text))],
         structured_content=structured,
         is_error=is_error,
-        _meta=meta,
     )

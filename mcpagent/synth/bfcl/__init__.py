@@ -1,1 +1,1 @@
-"""BFCL's multi-turn tasks as dataset records, and BFCL's own verdict on an episode of one."""
+"""BFCL's multi-turn tasks as dataset records, which are graded as BFCL grades them."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Complexity, GroundTruth, Message, RewardSpec, Task
@@ -52,7 +52,6 @@ class Importer:
             for call in calls
         ]
         is_long = category == "long_context"
-        expected = _expectations(self.package, row, plan, len(turns), is_long=is_long)
         users = [turn[0]["content"] if turn else _FUNCTIONS_ADDED for turn in row["question"]]
         truth: JsonObject = {
             "task_id": row["id"],
@@ -66,8 +65,7 @@ class Importer:
                 for name in backends
                 if name not in STATELESS
             },
-            "state": {name: [_end_state(name, expected, plan)] for name in backends},
-            "bfcl": expected,
+            "state": _states(self.package, row, plan, is_long=is_long),
         }
         shown = {tool.name: tool for ts in tools.values() for tool in ts}
         return Task(
@@ -105,43 +103,31 @@ def _listed(package: BfclPackage, backend: str) -> list[ToolSpec]:
     ]
 
 
-def _expectations(
-    package: BfclPackage, row: JsonObject, plan: list[JsonObject], turn_count: int, *, is_long: bool
-) -> JsonObject:
-    """What the right calls lead to, as hashes: by user turn, every result and the state of each backend
-    after it; `initial` are the states before the first."""
+def _states(
+    package: BfclPackage, row: JsonObject, plan: list[JsonObject], *, is_long: bool
+) -> dict[str, list[JsonObject]]:
+    """BFCL's checks, by backend: after each user turn that has right calls the state is theirs, and each of
+    their results was seen, in this user turn or before."""
     backends = {name: Backend(package, name) for name in row["involved_classes"]}
     for name, backend in backends.items():
         backend.load(row["initial_config"].get(name, {}), long_context=is_long)
-    initial = {name: backend.state_digest() for name, backend in backends.items()}
-    turns: list[JsonObject] = []
-    for user_turn in range(turn_count):
-        results: dict[str, list[str]] = {}
-        for step in plan:
-            if step["user_turn"] == user_turn:
-                outcome = backends[step["server"]].call(step["tool"], step["params"])
-                results.setdefault(step["server"], []).append(digest(outcome.text))
-        states = {name: backend.state_digest() for name, backend in backends.items()}
-        turns.append({"results": results, "states": states})
-    return {"initial": initial, "turns": turns}
+    checks: dict[str, list[JsonObject]] = {name: [] for name in backends}
+    for user_turn, calls in groupby(plan, key=lambda step: step["user_turn"]):
+        results: dict[str, list[str]] = {name: [] for name in backends}
+        for call in calls:
+            outcome = backends[call["server"]].call(call["tool"], call["params"])
+            results[call["server"]].append(digest(outcome.text))
+        for name, backend in backends.items():
+            reading = {"tool": state_tool(name), "arguments": {"results": sorted(results[name])}}
+            expected = {"digest": backend.state_digest(), "missing_results": []}
+            checks[name].append({"call": reading, "expect": expected, "user_turn": user_turn})
+    return checks
 
 
 def _scenario(row: JsonObject, backend: str, *, is_long: bool) -> JsonObject:
     return {
         "scenario": row["initial_config"].get(backend, {}),
         **({"long_context": True} if is_long else {}),
-    }
-
-
-def _end_state(backend: str, expected: JsonObject, plan: list[JsonObject]) -> JsonObject:
-    """The state at the end is that of the right calls, and every result of theirs was seen. A result that
-    two user turns need may be had once: BFCL looks back on all turns."""
-    needed: Counter[str] = Counter()
-    for turn in expected["turns"]:
-        needed |= Counter(turn["results"].get(backend, ()))
-    return {
-        "call": {"tool": state_tool(backend), "arguments": {"results": sorted(needed.elements())}},
-        "expect": {"digest": expected["turns"][-1]["states"][backend], "missing_results": []},
     }
 
 
