@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.validation import shown
@@ -21,6 +21,15 @@ _SPACE = " \t\r\n"
 _UNFINISHED_CHARS = 16
 
 
+class Located(NamedTuple):
+    """What bytes `start` to `end` of a decompressed file hold: an object, or what is wrong with a line."""
+
+    line: int
+    start: int
+    end: int
+    record: JsonObject | UserError
+
+
 def read_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     """(line, object) for each object of a JSONL file or of a JSON array, in bounded memory.
 
@@ -28,7 +37,31 @@ def read_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     Raises UserError for a missing, damaged or malformed file, and for anything in it that is no object.
     """
     with reading(path), open_bytes(path) as stream:
-        yield from _objects(stream, path)
+        for found in locate_records(stream, path):
+            if isinstance(found.record, UserError):
+                raise found.record
+            yield found.line, found.record
+
+
+def locate_records(stream: IO[bytes], path: Path) -> Iterator[Located]:
+    """Every record of the decompressed `stream`, which errors call `path`. A broken line of JSONL is an item
+    and not the end; a broken array raises UserError."""
+    first, line, start = _first_character(stream)
+    if first == b"[":
+        yield from _ArrayReader(stream, path, line=line, offset=start + 1).items()
+        return
+    raw = first + stream.readline()
+    while raw:
+        end = start + len(raw)
+        stripped = raw.strip()
+        if stripped:
+            try:
+                record = decode_line(stripped, path=path, line=line)
+            except UserError as error:
+                record = error
+            yield Located(line, start, end, record)
+        raw = stream.readline()
+        line, start = line + 1, end
 
 
 @contextmanager
@@ -67,7 +100,8 @@ def decode_line(raw: bytes, *, path: Path, line: int) -> JsonObject:
         ) from None
     except json.JSONDecodeError as error:
         raise UserError(
-            f"broken JSON, {error.msg.removesuffix(' at')} at column {error.colno}: {shown(error.doc.strip())}",
+            f"broken JSON, {error.msg.removesuffix(' at')} at column {error.colno}: "
+            f"{shown(error.doc.strip())}",
             where=where,
             remedy="mend or delete that line",
         ) from None
@@ -83,31 +117,20 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _objects(stream: BinaryIO, path: Path) -> Iterator[tuple[int, JsonObject]]:
-    first, line = _first_character(stream)
-    if first == b"[":
-        yield from _ArrayReader(stream, path, line).items()
-        return
-    raw = first + stream.readline()
-    while raw:
-        stripped = raw.strip()
-        if stripped:
-            yield line, decode_line(stripped, path=path, line=line)
-        raw = stream.readline()
-        line += 1
-
-
-def _first_character(stream: BinaryIO) -> tuple[bytes, int]:
-    """The first byte that is neither byte order mark nor space, and its line. An array may stand on a single
-    line of any length, so no line is read before this is known."""
-    byte, line = stream.read(1), 1
+def _first_character(stream: IO[bytes]) -> tuple[bytes, int, int]:
+    """The first byte that is neither byte order mark nor space, its line and its offset. An array may stand
+    on a single line of any length, so no line is read before this is known."""
+    byte, line, offset = stream.read(1), 1, 0
     if byte == codecs.BOM_UTF8[:1]:
         mark = byte + stream.read(2)
-        byte = stream.read(1) if mark == codecs.BOM_UTF8 else mark
+        if mark != codecs.BOM_UTF8:
+            return mark, line, offset
+        byte, offset = stream.read(1), len(mark)
     while byte.isspace():
         line += byte == b"\n"
         byte = stream.read(1)
-    return byte, line
+        offset += 1
+    return byte, line, offset
 
 
 def _object(value: Any, where: str) -> JsonObject:
@@ -121,24 +144,25 @@ def _object(value: Any, where: str) -> JsonObject:
 class _ArrayReader:
     """Objects of one JSON array, decoded from a window that moves over the file."""
 
-    def __init__(self, stream: BinaryIO, path: Path, line: int) -> None:
-        """The opening bracket, at `line`, is already read."""
+    def __init__(self, stream: IO[bytes], path: Path, *, line: int, offset: int) -> None:
+        """The opening bracket, at `line`, is already read; the stream stands at byte `offset`."""
         self._stream = stream
         self._path = path
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._window = ""
         self._position = 0
-        self._line = line  # of the character at _counted
+        self._line, self._offset = line, offset  # of the character at _counted
         self._counted = 0
         self._is_ended = False
 
-    def items(self) -> Iterator[tuple[int, JsonObject]]:
+    def items(self) -> Iterator[Located]:
         mark = "," if self._peek() != "]" else "]"
         while mark == ",":
             if self._peek() != "{":
                 self._fail(f"a record is a JSON object, but here stands {shown(self._excerpt())}")
-            line = self._current_line()
-            yield line, self._decode()
+            line, start = self._place()
+            record = self._decode()
+            yield Located(line, start, self._place()[1], record)
             mark = self._peek()
             if mark == ",":
                 self._position += 1
@@ -188,14 +212,17 @@ class _ArrayReader:
                 return
             self._read(_CHUNK_BYTES)
 
-    def _current_line(self) -> int:
-        self._line += self._window.count("\n", self._counted, self._position)
+    def _place(self) -> tuple[int, int]:
+        """Line and byte offset of the current character."""
+        passed = self._window[self._counted : self._position]
+        self._line += passed.count("\n")
+        self._offset += len(passed.encode())
         self._counted = self._position
-        return self._line
+        return self._line, self._offset
 
     def _read(self, count: int) -> None:
         """Drop what lies behind and append `count` bytes."""
-        self._current_line()
+        self._place()
         self._window = self._window[self._position :]
         self._position = self._counted = 0
         raw = self._stream.read(count)
@@ -210,5 +237,5 @@ class _ArrayReader:
         return self._window[self._position : self._position + 40]
 
     def _fail(self, message: str) -> NoReturn:
-        where = f"{self._path}:{self._current_line()}"
+        where = f"{self._path}:{self._place()[0]}"
         raise UserError(message, where=where, remedy="mend the file there")

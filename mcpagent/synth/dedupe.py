@@ -11,8 +11,9 @@ from datasketch import MinHash, MinHashLSH
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
+from mcpagent.storage.disk_table import digest
 from mcpagent.storage.jsonl import read_tasks
-from mcpagent.synth.similar import digest, entities, plan_signature, said, shingles
+from mcpagent.synth.similar import entities, plan_signature, said, shingles
 
 _PERMUTATIONS = 128
 _EXAMPLES = 5

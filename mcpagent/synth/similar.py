@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from hashlib import blake2b
 
 from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.tasks import Task
@@ -38,12 +37,8 @@ def said(task: Task) -> str:
 def shingles(task: Task) -> set[bytes]:
     """The question in pieces of a few characters, for a comparison of its words."""
     text = " ".join(said(task).casefold().split())
-    return {text[i : i + _SHINGLE].encode() for i in range(max(1, len(text) - _SHINGLE + 1))}
-
-
-def digest(text: str) -> int:
-    """64 bits that stand for a text in large tables."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+    pieces = {text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1))}
+    return {piece.encode(errors="surrogatepass") for piece in pieces}
 
 
 def _texts(value: object) -> set[str]:

@@ -15,9 +15,10 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
+from mcpagent.storage.disk_table import digest
 from mcpagent.storage.jsonl import encode_record, read_tasks
 from mcpagent.synth.pools import SPLITS, SplitShares
-from mcpagent.synth.similar import digest, entities, plan_signature
+from mcpagent.synth.similar import entities, plan_signature
 
 GroupBy = Literal["entity", "plan"]
 _COMMON = 0.05  # a text that more of the tasks name is a setting ("daily"), not a thing that they are about

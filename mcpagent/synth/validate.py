@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -21,8 +20,9 @@ from mcpagent.errors import UserError
 from mcpagent.reward.validate import task_problems
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.compression import compressed_writer, open_bytes
+from mcpagent.storage.disk_table import DiskTable, digest
 from mcpagent.storage.jsonl import empty_dataset, encode_record, write_jsonl
-from mcpagent.storage.records import decode_line, read_records, reading
+from mcpagent.storage.records import Located, locate_records, reading
 from mcpagent.synth.calls import CallCache, ToolShelf
 from mcpagent.synth.inspect_task import answer_in_prompt, argument_faults, limit_faults
 from mcpagent.synth.prove import examine
@@ -79,7 +79,7 @@ class ValidationReport:
 def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> ValidationReport:
     """Check every record as it is written; `catalog` None does not check tools against servers.
 
-    A hash of each task id is remembered, records are not. A broken line of JSONL is a finding; a broken JSON
+    Task ids are remembered on disk, records are not. A broken line of JSONL is a finding; a broken JSON
     array, a file that cannot be read and one without records raise UserError.
     """
     report = ValidationReport()
@@ -91,15 +91,15 @@ def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> Valid
 def sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -> Iterator[tuple[str, Task]]:
     """(file:line, task) for each record that is sound as it is written; `report` is told of every record."""
     known = None if shelf is None else {name for t in shelf.specs for name in (t.dotted, t.name, t.server)}
-    ids: dict[int, int] = {}
-    for line, record in _records(path):
-        report.records += 1
-        where = f"{path}:{line}"
-        task = _problem(record, known, shelf, ids, line)
-        if isinstance(task, Task):
-            yield where, task
-        else:
-            report.add(Finding(code=task[0], where=where, message=task[1]))
+    with DiskTable() as ids, reading(path), open_bytes(path) as stream:
+        for found in locate_records(stream, path):
+            report.records += 1
+            where = f"{path}:{found.line}"
+            task = _problem(found, known, shelf, ids)
+            if isinstance(task, Task):
+                yield where, task
+            else:
+                report.add(Finding(code=task[0], where=where, message=task[1]))
     if not report.records:
         raise empty_dataset(path)
 
@@ -149,17 +149,13 @@ async def keep_proven(path: Path, cache: CallCache, report: ValidationReport, *,
 
 
 def _problem(
-    record: JsonObject | UserError,
-    known: set[str] | None,
-    shelf: ToolShelf | None,
-    ids: dict[int, int],
-    line: int,
+    found: Located, known: set[str] | None, shelf: ToolShelf | None, ids: DiskTable
 ) -> Task | tuple[RejectCode, str]:
     """The task, or the first thing that is wrong with it."""
-    if isinstance(record, UserError):
-        return RejectCode.JSON, record.message
+    if isinstance(found.record, UserError):
+        return RejectCode.JSON, found.record.message
     try:
-        task = Task.model_validate(record)
+        task = Task.model_validate(found.record)
     except ValidationError as error:
         details = error.errors()
         is_prompt = all(d["loc"] == ("prompt",) and d["type"] == "value_error" for d in details)
@@ -178,9 +174,7 @@ def _problem(
         return RejectCode.LIMITS, faults[0]
     if (said := answer_in_prompt(task)) is not None:
         return RejectCode.ANSWER_IN_PROMPT, f"the question itself says {said!r}"
-    digest = int.from_bytes(blake2b(task.id.encode(), digest_size=8).digest(), "big")
-    first = ids.setdefault(digest, line)
-    if first != line:
+    if (first := ids.add(digest(task.id), found.line)) is not None:
         return RejectCode.DUPLICATE_ID, f"task_id {task.id!r} is that of line {first}"
     return task
 
@@ -202,28 +196,3 @@ def _tools_named(task: Task) -> set[str]:
     if truth.success.must_call_tool is not None:
         names.add(truth.success.must_call_tool)
     return names | set(task.offered_tools or ())
-
-
-def _records(path: Path) -> Iterator[tuple[int, JsonObject | UserError]]:
-    """Like `read_records`, but a broken line of JSONL is an item and not the end."""
-    if _is_array(path):
-        yield from read_records(path)
-        return
-    with reading(path), open_bytes(path) as stream:
-        for line, raw in enumerate(stream, 1):
-            text = raw.removeprefix(b"\xef\xbb\xbf") if line == 1 else raw
-            if not text.strip():
-                continue
-            try:
-                yield line, decode_line(text.strip(), path=path, line=line)
-            except UserError as error:
-                yield line, error
-
-
-def _is_array(path: Path) -> bool:
-    with reading(path), open_bytes(path) as stream:
-        for raw in stream:
-            text = raw.removeprefix(b"\xef\xbb\xbf").strip()
-            if text:
-                return text.startswith(b"[")
-    return False

@@ -118,21 +118,9 @@ def open_stage(
 
 
 def open_tasks(config: TrainConfig, data: Path | None = None) -> TaskFile:
-    """The dataset `data`, or the validation set of `config`. Raises UserError, also where two tasks have one
-    id: attempts are kept apart by it."""
+    """The dataset `data`, or the validation set of `config`. Raises UserError."""
     path = data or find_dataset(config.data.validation, split="validation")
-    tasks = TaskFile(path, max_tasks=config.data.max_tasks)
-    seen: set[str] = set()
-    for task in tasks:
-        if task.id in seen:
-            tasks.close()
-            raise UserError(
-                f"the task id {task.id!r} occurs twice",
-                where=str(path),
-                remedy=f"mcpagent data validate {path} names the lines",
-            )
-        seen.add(task.id)
-    return tasks
+    return TaskFile(path, max_tasks=config.data.max_tasks)
 
 
 def catalog_note(tasks: Sequence[Task], pool: PinnedTools) -> str | None:

@@ -153,7 +153,7 @@ def _peak_bytes(read: Any, path: Path) -> int:
         tracemalloc.stop()
 
 
-GOOD = json.dumps(record(1))
+GOOD, OTHER = json.dumps(record(1)), json.dumps(record(2))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ GOOD = json.dumps(record(1))
         ("a.jsonl", '{"a": ' + "9" * 5000 + "}", 1, "Exceeds the limit"),
         ("a.json", '[{"a": ' + "9" * 5000 + "}]", 1, "Exceeds the limit"),
         ("a.jsonl", GOOD[:-1], 1, "broken JSON"),
-        ("a.json", f"[{GOOD},\n{GOOD},\n\n{{'a': 1}}]", 4, "broken JSON, Expecting property name"),
+        ("a.json", f"[{GOOD},\n{OTHER},\n\n{{'a': 1}}]", 4, "broken JSON, Expecting property name"),
         ("a.json", f"[{GOOD}\n,\n\n3]", 4, "a record is a JSON object, but here stands '3]'"),
         ("a.json", f"[{GOOD}\n{GOOD}]", 2, "expected a comma or ]"),
         ("a.json", f"[{GOOD},\n", 2, "the array has no end"),
