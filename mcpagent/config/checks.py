@@ -20,6 +20,8 @@ def findings(config: TrainConfig, *, for_training: bool = True) -> list[Finding]
     """Everything that is wrong between the settings of a valid config; with `for_training` off, what only a
     training run must keep to is left out."""
     found = list(_common(config))
+    if for_training:
+        found += _precision(config)
     if for_training and config.algorithm == "grpo":
         found += [
             *_sampling(config),
@@ -40,7 +42,12 @@ def _common(config: TrainConfig) -> Iterator[Finding]:
             f"rollout.max_new_tokens is {rollout.max_new_tokens}, but rollout.max_context_tokens is {limit}, "
             "which leaves no room for a prompt; lower the first or raise the second",
         )
-    yield from _precision(config)
+    if config.finetune.mode == "qlora" and rollout.backend == "vllm":
+        yield Finding(
+            ("rollout.backend", "finetune.mode"),
+            "rollout.backend is vllm, but finetune.mode is qlora, and vLLM would sample with the weights "
+            "before they were quantised; use rollout.backend hf, or finetune.mode lora",
+        )
     if config.tools.cassette is None and config.tools.cassette_mode in ("record", "strict"):
         yield Finding(
             ("tools.cassette_mode", "tools.cassette"),
@@ -49,15 +56,23 @@ def _common(config: TrainConfig) -> Iterator[Finding]:
         )
 
 
+def refused_on_cpu(config: TrainConfig) -> Finding | None:
+    """The precision that a run cannot train in where its device turns out to be a CPU."""
+    asked = {"model.dtype": config.model.dtype, "training.mixed_precision": config.training.mixed_precision}
+    for key, value in asked.items():
+        if value in ("float16", "fp16"):
+            return Finding(
+                (key, "device"),
+                f"{key} is {value}, but device cpu computes float16 slower than anything else; use "
+                "float32 or bfloat16",
+            )
+    return None
+
+
 def _precision(config: TrainConfig) -> Iterator[Finding]:
     dtype, mixed, mode = config.model.dtype, config.training.mixed_precision, config.finetune.mode
-    if config.device == "cpu" and (dtype == "float16" or mixed == "fp16"):
-        key = "model.dtype" if dtype == "float16" else "training.mixed_precision"
-        yield Finding(
-            (key, "device"),
-            f"{key} is {dtype if key == 'model.dtype' else mixed}, but device cpu computes float16 slower "
-            "than anything else; use float32 or bfloat16",
-        )
+    if config.device == "cpu" and (refused := refused_on_cpu(config)) is not None:
+        yield refused
     elif dtype == "float16" and mode == "full":
         yield Finding(
             ("model.dtype", "finetune.mode"),
@@ -75,12 +90,6 @@ def _precision(config: TrainConfig) -> Iterator[Finding]:
             ("optimization.optimizer", "finetune.mode"),
             "optimization.optimizer is muon, but muon orthogonalises whole weight matrices and "
             f"finetune.mode {mode} trains none; use adamw, or finetune.mode full",
-        )
-    if mode == "qlora" and config.rollout.backend == "vllm":
-        yield Finding(
-            ("rollout.backend", "finetune.mode"),
-            "rollout.backend is vllm, but finetune.mode is qlora, and vLLM would sample with the weights "
-            "before they were quantised; use rollout.backend hf, or finetune.mode lora",
         )
 
 

@@ -11,14 +11,13 @@ from mcpagent.core.records import JsonObject
 from mcpagent.models.load import (
     refuse_missing_attention,
     require_4bit,
-    resolve_device,
     resolve_dtype,
 )
 from mcpagent.policy.vllm_choice import choose_backend
 from mcpagent.rollout.setup import chosen_servers
 from mcpagent.storage.task_file import TaskFile
 from mcpagent.train.forecast import ModelShape, checkpoint, memory, shape_of, trained_parameters
-from mcpagent.train.setup import is_deterministic
+from mcpagent.train.setup import is_deterministic, training_device
 
 _GIB = 2**30
 
@@ -56,7 +55,7 @@ class TrainPlan:
 
 def plan(config: TrainConfig, tasks: TaskFile) -> TrainPlan:
     """Resolve the configuration against this machine and dataset. Raises UserError where it cannot run."""
-    device = resolve_device(config.device)
+    device = training_device(config)
     dtype = resolve_dtype(config.model.dtype, device)
     if config.finetune.mode == "qlora":
         require_4bit(device)

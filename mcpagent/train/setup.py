@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mcpagent.config.checks import refused_on_cpu
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
@@ -61,6 +62,15 @@ class Loaded:
     renderer: Renderer
     device: torch.device
     max_context: int
+
+
+def training_device(config: TrainConfig) -> torch.device:
+    """Where a run trains. Raises UserError where there is no such device, or where it is a CPU and float16 is
+    asked for."""
+    device = resolve_device(config.device)
+    if device.type == "cpu" and (refused := refused_on_cpu(config)) is not None:
+        raise UserError(refused.message, where=refused.keys[0])
+    return device
 
 
 def load(config: TrainConfig) -> Loaded:

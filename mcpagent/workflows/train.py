@@ -14,7 +14,6 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.errors import UserError
-from mcpagent.models.load import resolve_device
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.policy.vllm_choice import require_vllm
 from mcpagent.rollout.setup import Tools, agent_settings, open_tools
@@ -38,6 +37,7 @@ from mcpagent.train.setup import (
     is_deterministic,
     load,
     open_sampler,
+    training_device,
     update_settings,
 )
 from mcpagent.train.sft import SftSettings, SftState, train_sft
@@ -70,7 +70,7 @@ def train(
     if config.algorithm == "grpo" and config.rollout.backend == "vllm":
         require_vllm(has_servers=bool(config.vllm.servers))
     folder = run_dir or Path(config.output_dir) / config.name
-    processes = Processes.join(resolve_device(config.device))
+    processes = Processes.join(training_device(config))
     if not processes.is_first:
         watch = Watch()
     with ExitStack() as stack:

@@ -104,6 +104,21 @@ def test_four_bits_without_a_gpu_are_refused_in_one_message(settings: list[str],
     assert "--mode lora" in message
 
 
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+@pytest.mark.parametrize("setting", ["model.dtype=float16", "training.mixed_precision=fp16"])
+def test_half_precision_is_refused_where_the_device_turns_out_to_be_a_cpu(
+    setting: str, settings: list[str], dry_run: list[str]
+) -> None:
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        pytest.skip("auto is no CPU here")
+    scaled = ["--set", "training.mixed_precision=fp16", "--device", "auto", *dry_run]
+    for algo in ("grpo", "sft"):
+        message = refused(mcpagent_train(*settings, "--algo", algo, *scaled, "--set", setting))
+        assert message.startswith(setting.partition("=")[0])
+        assert "device cpu computes float16 slower" in message
+        assert "use float32 or bfloat16" in message
+
+
 def test_a_missing_engine_and_a_missing_run_are_one_message_each(settings: list[str]) -> None:
     if importlib.util.find_spec("vllm") is None:
         for dry_run in ([], ["--dry-run"]):
