@@ -67,6 +67,14 @@ def gen_data(
     servers: Annotated[
         Path | None, typer.Option(help="An mcp.json with the servers to use. Default: the built-in ones.")
     ] = None,
+    read_only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOOL,...",
+            help="server.tool or a server that only reads, though it does not say so; it may be called "
+            "to see what it does.",
+        ),
+    ] = None,
     cassette: Cassette = None,
     cassette_mode: CassetteMode = None,
     train: Annotated[int, typer.Option(min=0, help="Tasks for training.")] = 800,
@@ -118,6 +126,8 @@ def gen_data(
 
     Example: mcpagent gen-data --train 800 --heldout 240 --seed 1 --out data/processed
 
+    Example: mcpagent gen-data --servers mcp.json --read-only sqlite.list_tables,sqlite.describe_table
+
     Example: mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm
     """
     from mcpagent.console import Console
@@ -128,7 +138,8 @@ def gen_data(
     console = Console(is_json=as_json)
     check_output(out, overwrite=overwrite)
     counts = {"train": train, "validation": validation, "heldout": heldout}
-    tools = Chosen(servers=servers, cassette=cassette, cassette_mode=cassette_mode).config(console).tools
+    chosen = Chosen(servers=servers, read_only=read_only, cassette=cassette, cassette_mode=cassette_mode)
+    tools = chosen.config(console).tools
     if llm:
         options = LLMOptions(
             samples=n_samples,
@@ -166,14 +177,14 @@ def gen_data(
             overwrite=overwrite,
         )
         return
-    chosen = _template_set(templates)
+    template_set = _template_set(templates)
     if servers is None and (templates == "full" or explore):
         tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
     data, taped = _generate(
-        chosen, tools, console, counts=counts, seed=seed, distractors=distractors, explore=explore
+        template_set, tools, console, counts=counts, seed=seed, distractors=distractors, explore=explore
     )
     paths = write_splits(data.tasks, out, overwrite=overwrite)
-    document = _document(data, paths, chosen, seed=seed, seconds=time.perf_counter() - started)
+    document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
     if taped is not None:
         document["cassette"] = taped
     if as_json:
@@ -219,6 +230,12 @@ def _generate(
         wanted = {"counts": counts, "seed": seed, "distractors": distractors, "on_progress": on_progress}
         if explore or not fitting.templates:
             console.note("no templates: the tasks come from what the read-only tools are seen to do")
+            untold = sorted(t.dotted for t in opened.pool.tools.values() if not t.annotations.read_only)
+            if untold:
+                console.note(
+                    f"never called, since they do not say that they only read: {', '.join(untold)}; "
+                    "--read-only names those that do"
+                )
             data = opened.io.run(explore_dataset(opened.pool, **wanted))
         else:
             data = opened.io.run(generate_dataset(opened.pool, fitting, **wanted))

@@ -62,6 +62,7 @@ class Chosen:
     files: Sequence[Path] | None = None
     settings: Sequence[str] | None = None
     servers: Path | None = None
+    read_only: str | None = None
     cassette: Path | None = None
     cassette_mode: str | None = None
     tool_format: str | None = None
@@ -88,6 +89,7 @@ class Chosen:
         options = {
             # A JSON text is a YAML text too, whatever characters the path holds.
             "tools.servers": None if self.servers is None else json.dumps(str(self.servers)),
+            "tools.read_only": None if self.read_only is None else json.dumps(self.read_only.split(",")),
             **cassette_settings(self.cassette, self.cassette_mode),
             "api.base_url": None if self.base_url is None else json.dumps(self.base_url),
             "rollout.tool_format": self.tool_format,

@@ -51,6 +51,7 @@ ALIASES: dict[str, str] = {
     "tools.timeout": "tools.timeout_s",
     "tools.timeout_seconds": "tools.timeout_s",
     "tools.retry_attempts": "tools.retry",
+    "tools.cassette_stateless": "tools.read_only",
 }
 
 

@@ -254,6 +254,7 @@ class ToolsConfig(Section):
     timeout_s: PositiveFloat = 30.0  # hard deadline of one call
     retry: Count = 3  # repeats of a call that is safe to repeat
     allow_list: StringTuple | None = None  # server.tool or server names; None: everything
+    read_only: StringTuple = ()  # server.tool or server: only reads, though it does not say so
     result_limit_chars: PositiveInt = 8000  # longer results are cut in the middle
     isolation: dict[
         str, Literal["shared", "episode"]
@@ -266,7 +267,6 @@ class ToolsConfig(Section):
     cassette_mode: Annotated[
         Literal["record", "replay", "strict", "off"], BeforeValidator(_cassette_mode)
     ] = "replay"
-    cassette_stateless: StringTuple = ()  # server or server.tool: changes nothing, though it does not say so
 
 
 class DataConfig(Section):

@@ -56,7 +56,6 @@ def recording(
                 for name, section in config.per_server.items()
                 for tool in section.safe_to_retry
             ],
-            stateless=config.cassette_stateless,
         ),
         result_limit_chars=config.result_limit_chars,
         secrets=secrets_of(environment(), *held),

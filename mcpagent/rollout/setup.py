@@ -105,6 +105,7 @@ def tool_pool(
         retry=config.retry,
         result_limit_chars=config.result_limit_chars,
         allow=config.allow_list,
+        read_only=config.read_only,
         isolation=_isolation(config),
         per_server={name: _limits(section) for name, section in config.per_server.items()},
         ledger=ledger,

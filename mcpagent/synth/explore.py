@@ -59,7 +59,8 @@ async def explore_dataset(
         why = "; ".join(f"{tool}: {reason}" for tool, reason in sorted(graph.not_tried.items()))
         raise UserError(
             f"there is nothing to make tasks from: {why}",
-            remedy="write templates for these servers: --templates FOLDER (see templates/tasks)",
+            remedy="name the tools that only read: --read-only SERVER.TOOL,... (tools.read_only); or write "
+            "templates for these servers: --templates FOLDER (see templates/tasks)",
         )
     offer = Offer(catalog=pool.tools, distractors=distractors)
     tally, turn = Tally(), asyncio.Lock()

@@ -24,7 +24,7 @@ from mcpagent.tools.cassette_counts import CassetteCounts
 from mcpagent.tools.cassette_deck import Deck
 from mcpagent.tools.cassette_session import CassetteSession
 from mcpagent.tools.cassette_tape import Tape, TapeCatalog
-from mcpagent.tools.catalog import Catalog, near_match
+from mcpagent.tools.catalog import Catalog, declared
 from mcpagent.tools.contract import OnChange, PinnedTools
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.servers_config import Isolation
@@ -35,13 +35,11 @@ _NAMED = 8  # tools named in one note
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
     """What a cassette must know of the live servers, by name: `isolation` (else shared) and `versions`.
-    `repeatable` are dotted names of tools whose second effect does no harm; `stateless` are servers or dotted
-    names of tools that change nothing, though the server does not say so."""
+    `repeatable` are dotted names of tools whose second effect does no harm."""
 
     isolation: Mapping[str, Isolation] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     repeatable: Sequence[str] = ()
-    stateless: Sequence[str] = ()
 
 
 class Cassette:
@@ -71,8 +69,7 @@ class Cassette:
         Raises UserError for a tape that cannot be read or written, and for a name that no tool has.
         """
         tools = list(live.tools.values())
-        harmless = _dotted(servers.stateless, tools)
-        catalog = TapeCatalog(tools=tuple(tools), versions=dict(servers.versions), harmless=harmless)
+        catalog = TapeCatalog(tools=tuple(tools), versions=dict(servers.versions))
         tape = Tape(folder, writable=True)
         deck = Deck(
             tape=tape,
@@ -82,7 +79,6 @@ class Cassette:
             versions=servers.versions,
             limit_chars=result_limit_chars,
             counts=CassetteCounts(mode),
-            harmless=frozenset(harmless),
             repeatable=frozenset(servers.repeatable),
             secrets=secrets or {},
         )
@@ -118,12 +114,11 @@ class Cassette:
         deck = Deck(
             tape=tape,
             mode="strict",
-            catalog=Catalog.of(pinned.tools, allow=allow),
+            catalog=Catalog.of(declared(pinned.tools, read_only=pinned.harmless), allow=allow),
             isolation={},
             versions=pinned.versions,
             limit_chars=result_limit_chars,
             counts=CassetteCounts("strict"),
-            harmless=frozenset(pinned.harmless),
             secrets=secrets or {},
         )
         return cls(deck, None, on_change=on_change)
@@ -174,18 +169,6 @@ class Cassette:
         self.close()
 
 
-def _dotted(names: Sequence[str], tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """The tools that `names` (each `server` or `server.tool`) stand for. Raises UserError."""
-    known = {name for spec in tools for name in (spec.server, spec.dotted)}
-    for name in names:
-        if name not in known:
-            raise UserError(
-                f"tools.cassette_stateless names {name!r}, which no server offers",
-                remedy=near_match(name, known),
-            )
-    return tuple(sorted(spec.dotted for spec in tools if {spec.server, spec.dotted} & set(names)))
-
-
 def _changes(pinned: TapeCatalog | None, tools: Sequence[ToolSpec]) -> list[str]:
     if pinned is None:
         return []
@@ -208,6 +191,6 @@ def _contaminations(deck: Deck, tools: Sequence[ToolSpec]) -> list[str]:
     return [
         f"server {server!r} is shared by all episodes, and {', '.join(names[:_NAMED])} may change it, so a "
         f"recorded answer can depend on other episodes: set tools.isolation.{server}=episode, or name it in "
-        "tools.cassette_stateless if it keeps no state"
+        "tools.read_only if it keeps no state"
         for server, names in writing.items()
     ]

@@ -24,9 +24,8 @@ CassetteMode = Literal["record", "replay", "strict"]
 @dataclass(kw_only=True)
 class Deck:
     """What all sessions of a run share. A server that `isolation` does not name is shared; one that
-    `versions` does not name has the version "". `harmless` and `repeatable` are dotted names of tools whose
-    calls change nothing, and of tools whose second effect does no harm, though their server does not say so.
-    `secrets` (value -> name) never reach the tape."""
+    `versions` does not name has the version "". `repeatable` are dotted names of tools whose second effect
+    does no harm, though their server does not say so. `secrets` (value -> name) never reach the tape."""
 
     tape: Tape
     mode: CassetteMode
@@ -35,7 +34,6 @@ class Deck:
     versions: Mapping[str, str]
     limit_chars: int
     counts: CassetteCounts
-    harmless: Collection[str] = ()
     repeatable: Collection[str] = ()
     secrets: Mapping[str, str] = field(default_factory=dict)
     _under_way: dict[str, asyncio.Event] = field(default_factory=dict)
@@ -56,7 +54,7 @@ class Deck:
 
     def writes(self, spec: ToolSpec) -> bool:
         """True where a call may change what later calls answer."""
-        return not spec.annotations.read_only and spec.dotted not in self.harmless
+        return not spec.annotations.read_only
 
     def may_be_repeated(self, spec: ToolSpec) -> bool:
         """True where making a replayed call on the live server can do no harm. An own instance has not seen

@@ -38,12 +38,11 @@ _SPAN_BITS = 32  # an offset and a length share one integer
 
 
 class TapeCatalog(Record):
-    """The tools of a recording in the order of their offer, the versions of their servers, and the dotted
-    names of tools that were taken to change nothing though their server does not say so."""
+    """The tools of a recording in the order of their offer, and the versions of their servers."""
 
     schema_version: int = 1
     versions: dict[str, str] = {}
-    harmless: tuple[str, ...] = ()
+    harmless: tuple[str, ...] = ()  # of earlier tapes: tools that were taken to change nothing
     tools: tuple[ToolSpec, ...]
 
 

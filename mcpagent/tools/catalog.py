@@ -73,6 +73,24 @@ def to_spec(server: str, tool: Tool) -> ToolSpec:
     )
 
 
+def declared(specs: Iterable[ToolSpec], *, read_only: Sequence[str]) -> list[ToolSpec]:
+    """The tools as they would be if those that `read_only` names (`server.tool`, or a server) said of
+    themselves that they only read. Raises UserError for a name that no tool has."""
+    listed = list(specs)
+    known = {name for spec in listed for name in (spec.server, spec.dotted)}
+    for name in read_only:
+        if name not in known:
+            raise UserError(
+                f"tools.read_only names {name!r}, which no server offers", remedy=near_match(name, known)
+            )
+    return [_reading(s) if {s.server, s.dotted} & set(read_only) else s for s in listed]
+
+
+def _reading(spec: ToolSpec) -> ToolSpec:
+    annotations = spec.annotations.model_copy(update={"read_only": True})
+    return spec.model_copy(update={"annotations": annotations})
+
+
 def near_match(name: str, known: Iterable[str]) -> str | None:
     """`Did you mean ...?` for the nearest known name; None if nothing is near."""
     names = sorted(known)

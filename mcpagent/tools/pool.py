@@ -15,7 +15,7 @@ from typing import Self
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
-from mcpagent.tools.catalog import Catalog, near_match
+from mcpagent.tools.catalog import Catalog, declared, near_match
 from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.limits import ServerLimits
@@ -40,10 +40,12 @@ class ToolPool:
 
     `timeout_s` is the hard deadline of one call (a server's own wins), `retry` how often a call that is safe
     to repeat is, `max_in_flight` the cap of concurrent calls per server, `ledger` the file to which built-in
-    servers append every call, `isolation` and `per_server` are overrides by server name, `log_dir` is where
+    servers append every call, `isolation` and `per_server` are overrides by server name, `read_only` names
+    tools that only read though they do not say so (`catalog.declared`), `log_dir` is where
     the stderr of child processes goes (default: a temporary folder). `on_note` is told what a person should
     know about the tools; where they change while it runs, they are used all the same ("warn") or not.
-    Entering raises UserError, once for all servers, if one does not start or `allow` names nothing.
+    Entering raises UserError, once for all servers, if one does not start, `allow` or `read_only` names
+    nothing.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class ToolPool:
         retry: int = 3,
         result_limit_chars: int = 8000,
         allow: Sequence[str] | None = None,
+        read_only: Sequence[str] = (),
         ledger: Path | None = None,
         isolation: Mapping[str, Isolation] | None = None,
         max_in_flight: int = 64,
@@ -67,6 +70,7 @@ class ToolPool:
         self._retry = retry
         self._result_limit_chars = result_limit_chars
         self._allow = allow
+        self._read_only = read_only
         self._ledger = ledger
         self._isolation: dict[str, Isolation] = dict(isolation or {})
         self._max_in_flight = max_in_flight
@@ -170,7 +174,7 @@ class ToolPool:
                 specs += outcome
         if failures:
             raise UserError("\n".join(failures), remedy=_start_remedy(unstarted))
-        self._catalog = Catalog.of(specs, allow=self._allow)
+        self._catalog = Catalog.of(declared(specs, read_only=self._read_only), allow=self._allow)
 
     def _prepare(self, config: ServerConfig) -> StartedServer:
         return StartedServer(

@@ -51,6 +51,7 @@ def test_keys_without_effect_are_noted_with_their_place() -> None:
         ("tools.timeout=5", "tools.timeout_s", 5.0),
         ("tools.retry=1", "tools.retry", 1),
         ("rollout.tools.allow_list=[fmp]", "tools.allow_list", ("fmp",)),
+        ("tools.cassette_stateless=[fmp]", "tools.read_only", ("fmp",)),
         ("lora.enabled=false", "finetune.mode", "full"),
         ("algorithm.name=GRPO", "algorithm", "grpo"),
         ("temperature=0.5", "rollout.temperature", 0.5),

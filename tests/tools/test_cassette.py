@@ -43,11 +43,13 @@ async def taped(
     ledger: Path | None = None,
     limit: int = 8000,
     timeout_s: float = 30.0,
+    read_only: Sequence[str] = (),
     **options: Any,
 ) -> AsyncIterator[Cassette]:
     """A cassette around live servers, slack by default."""
     chosen = servers or (MemoryServer(name="slack"),)
-    async with ToolPool(chosen, ledger=ledger, result_limit_chars=limit, timeout_s=timeout_s) as pool:
+    limits: dict[str, Any] = {"result_limit_chars": limit, "timeout_s": timeout_s}
+    async with ToolPool(chosen, ledger=ledger, read_only=read_only, **limits) as pool:
         with Cassette.around(
             pool, tape, mode=mode, servers=facts, result_limit_chars=limit, **options
         ) as cassette:
@@ -338,7 +340,7 @@ def test_a_replayed_write_is_made_again_only_where_that_does_no_harm(
         assert "tools.isolation.scratch=episode" in result.content
 
 
-def test_a_server_that_says_nothing_of_its_tools_can_be_named_stateless(tmp_path: Path) -> None:
+def test_a_server_that_says_nothing_of_its_tools_can_be_named_read_only(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def search(query: str) -> str:
@@ -347,29 +349,50 @@ def test_a_server_that_says_nothing_of_its_tools_can_be_named_stateless(tmp_path
 
     server = scratch((search, None))
 
-    async def run(*queries: str, facts: ServerFacts, notes: list[str]) -> dict[str, Any]:
-        async with taped(
-            tmp_path / str(len(facts.stateless)), server, facts=facts, on_note=notes.append
-        ) as c:
+    async def run(*queries: str, read_only: tuple[str, ...], notes: list[str]) -> dict[str, Any]:
+        tape = tmp_path / str(len(read_only))
+        async with taped(tape, server, facts=ServerFacts(), read_only=read_only, on_note=notes.append) as c:
             session = c.session()
             for query in queries:
                 assert (await call(session, "search", server="scratch", query=query)).failure is None
             return c.take_counts()
 
     notes: list[str] = []
-    stateless = ServerFacts(stateless=("scratch",))
-    asyncio.run(run("a", "b", facts=stateless, notes=notes))
+    asyncio.run(run("a", "b", read_only=("scratch",), notes=notes))
     assert notes == []
-    assert asyncio.run(run("b", "c", "a", facts=stateless, notes=notes))["hit_rate"] == 2 / 3
+    assert asyncio.run(run("b", "c", "a", read_only=("scratch",), notes=notes))["hit_rate"] == 2 / 3
     assert asked == ["a", "b", "c"]
     # The tape remembers, so that a strict run keys its calls in the same way.
     strict_result = asyncio.run(call(strict(tmp_path / "1").session(), "search", server="scratch", query="c"))
     assert strict_result.content == "about c"
-    asyncio.run(run("a", "b", facts=ServerFacts(), notes=notes))
-    assert len(notes) == 1 and "tools.cassette_stateless" in notes[0] and "search" in notes[0]
+    asyncio.run(run("a", "b", read_only=(), notes=notes))
+    assert len(notes) == 1 and "tools.read_only" in notes[0] and "search" in notes[0]
     with pytest.raises(UserError, match="scratsh") as refused:
-        asyncio.run(run(facts=ServerFacts(stateless=("scratsh",)), notes=notes))
+        asyncio.run(run(read_only=("scratsh",), notes=notes))
     assert refused.value.remedy == "Did you mean scratch?"
+
+
+def test_what_an_earlier_tape_took_to_change_nothing_still_does(tmp_path: Path) -> None:
+    """Then the catalog of the tape named such tools, and their annotations said nothing."""
+
+    def search(query: str) -> str:
+        return f"about {query}"
+
+    server = scratch((search, None))
+
+    async def record() -> None:
+        async with taped(tmp_path, server, facts=ServerFacts(), read_only=("scratch",)) as c:
+            session = c.session()
+            await call(session, "search", server="scratch", query="a")
+            await call(session, "search", server="scratch", query="b")
+
+    asyncio.run(record())
+    path = tmp_path / CATALOG_NAME
+    catalog = json.loads(path.read_text())
+    catalog["tools"][0]["annotations"]["read_only"] = False
+    path.write_text(json.dumps({**catalog, "harmless": ["scratch.search"]}))
+    result = asyncio.run(call(strict(tmp_path).session(), "search", server="scratch", query="b"))
+    assert result.content == "about b"
 
 
 def test_failures_of_the_infrastructure_are_never_recorded(tmp_path: Path) -> None:
