@@ -1,9 +1,10 @@
-"""Models whose logits are more than the output head of the last hidden state: what scores tokens here takes
-the head alone, so that such a model would be trained on other probabilities than its own."""
+"""From the last hidden state of a model to its logits: the output head and, in some families, a scale or a
+soft cap after it. Scoring and sampling take both from here; a model that does anything else is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,54 +12,86 @@ import torch
 from mcpagent.errors import UserError
 from mcpagent.models.load import causal_lm
 
-# What configurations of transformers call it, and the value that changes nothing: Gemma, NanoChat and Muse;
-# Cohere and MPT; Granite and HyperCLOVA X; Falcon H1; Muse.
-_NEUTRAL: Mapping[str, float | None] = {
-    "final_logit_softcapping": None,
-    "logits_soft_cap": None,
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "lm_head_multiplier": 1.0,
-    "output_multiplier": 1.0,
+# What configurations of transformers call it.
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_SCALES: Mapping[str, int] = {  # the power of it that logits are multiplied with
+    "logit_scale": 1,
+    "lm_head_multiplier": 1,
+    "output_multiplier": 1,
+    "logits_scaling": -1,
+    "logits_mup_width_multiplier": -1,
+}
+_SCALES_OF_FAMILY: Mapping[tuple[str, str], int] = {
+    ("hyperclovax", "logits_scaling"): 1,
+    ("mpt", "logit_scale"): 0,  # its configuration has it, its code does not
 }
 _PROBE_TOKENS = 8
 
 
-def logit_transforms(config: Any) -> list[str]:
-    """The settings of a transformers configuration that change logits after the head, as `name=value`."""
-    text = config.get_text_config()
-    return [
-        f"{name}={value}"
-        for name, neutral in _NEUTRAL.items()
-        if (value := getattr(text, name, None)) is not None and value != neutral
-    ]
+@dataclass(frozen=True, kw_only=True)
+class LogitTransform:
+    """`cap * tanh(scale * logits / cap)`, without a cap `scale * logits`; in float32 at least."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.cap is None:
+            return logits * self.scale
+        return torch.tanh(logits * (self.scale / self.cap)) * self.cap
+
+    def __str__(self) -> str:
+        scaled = "" if self.scale == 1.0 else f"times {self.scale:g}"
+        capped = "" if self.cap is None else f"softly capped at {self.cap:g}"
+        return ", ".join(filter(None, (scaled, capped)))
+
+
+def logit_transform(config: Any) -> LogitTransform | None:
+    """What a model of this transformers configuration does to the logits of its head; None where that is
+    nothing."""
+    text, scale = config.get_text_config(), 1.0
+    for name, power in _SCALES.items():
+        power = _SCALES_OF_FAMILY.get((text.model_type, name), power)
+        value = getattr(text, name, None)
+        if power and value is not None:
+            scale *= value**power
+    cap = next((cap for name in _CAPS if (cap := getattr(text, name, None)) is not None), None)
+    return None if scale == 1.0 and cap is None else LogitTransform(scale=scale, cap=cap)
+
+
+def output_head(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Hidden states [..., hidden] -> the logits [..., V] of a causal LM of transformers; the head's module
+    itself where nothing comes after it."""
+    head, transform = model.get_output_embeddings(), logit_transform(model.config)
+    return head if transform is None else lambda hidden: transform(head(hidden))
 
 
 @torch.no_grad()
-def refuse_logit_transforms(model: Any, *, name: str) -> None:
-    """Raises UserError where the configuration names such a transform, or the model's logits on a few tokens
-    are not those of its head: an architecture may do what no setting says."""
-    found = logit_transforms(model.config)
-    if not found:
-        inner = causal_lm(model)
-        was_training = inner.training
-        inner.eval()
-        ids = torch.arange(1, 1 + _PROBE_TOKENS, device=next(inner.parameters()).device)[None]
-        own = inner(input_ids=ids, use_cache=False).logits.float()
-        states = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        head = inner.get_output_embeddings()(states).float()
-        inner.train(was_training)
-        difference = float((own - head).abs().max()) if own.shape == head.shape else float("inf")
-        if difference > 8 * torch.finfo(model.dtype).eps * float(head.abs().max()):
-            found = [f"logits up to {difference:.2g} away from those of its head"]
-    if found:
-        raise logits_refusal(name, found)
+def refuse_other_logits(model: Any, *, name: str) -> None:
+    """Raises UserError where the model's logits on a few tokens are not those of `output_head`: an
+    architecture may do what no setting says."""
+    inner = causal_lm(model)
+    was_training = inner.training
+    inner.eval()
+    ids = torch.arange(1, 1 + _PROBE_TOKENS, device=next(inner.parameters()).device)[None]
+    own = inner(input_ids=ids, use_cache=False).logits.float()
+    states = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    ours = output_head(inner)(states).float()
+    inner.train(was_training)
+    if own.shape != ours.shape:
+        raise _refusal(name, f"{own.shape[-1]} logits of the {ours.shape[-1]} of its head")
+    difference = float((own - ours).abs().max())
+    # Not `>`: a difference that is no number must not pass.
+    if not difference <= 8 * torch.finfo(model.dtype).eps * float(ours.abs().max()):
+        raise _refusal(name, f"logits up to {difference:.2g} away from those that its configuration tells")
 
 
-def logits_refusal(name: str, found: list[str]) -> UserError:
+def _refusal(name: str, found: str) -> UserError:
     return UserError(
-        f"{name} changes its logits after the output head ({', '.join(found)}), which scoring and sampling "
-        "here leave out, so that it would be trained on probabilities that are not its own",
+        f"{name} changes its logits after the output head in a way of its own ({found}), which scoring and "
+        "sampling here would leave out, so that it would be trained on probabilities that are not its own",
         where="model.name",
-        remedy="use a model without such a transform, such as those of the Qwen3 or Llama families",
+        remedy="use a model whose logits are its head's, scaled or soft-capped by a setting of transformers, "
+        "such as those of the Qwen3, Llama, Gemma or Granite families",
     )

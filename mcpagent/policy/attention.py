@@ -19,6 +19,8 @@ def why_no_slots(model: Any) -> str | None:
     if kinds != {"full_attention"} or window is not None:
         found = ", ".join(sorted(kinds - {"full_attention"})) or f"a sliding window of {window} tokens"
         return f"{config.model_type} has {found}"
+    if model._is_stateful:
+        return f"{config.model_type} has recurrent layers"
     if config._attn_implementation not in ("sdpa", "eager", NAME):
         return f"attn_implementation {config._attn_implementation} takes no mask of its own"
     use_own_attention(model)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mcpagent.core.trajectory import Completion
+from mcpagent.models.logits import output_head
 from mcpagent.policy.attention import why_no_slots
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import EngineThread
@@ -44,7 +45,7 @@ class HFPolicy:
             log.warning("sampling each episode by itself, which is slower: %s", reason)
         common: dict[str, Any] = {
             "decoder": model.get_decoder(),
-            "head": model.get_output_embeddings(),
+            "head": output_head(model),
             "stop_ids": stop_ids,
             "max_context": max_context,
             "device": model.device,

@@ -114,7 +114,8 @@ class PlainEngine:
             self.prefilled_tokens += len(new)
         ids = torch.tensor([new], device=self._device)
         out = self._decoder(input_ids=ids, past_key_values=turn.cache, use_cache=True)
-        turn.cache = out.past_key_values
+        # Some recurrent models (Mamba, RecurrentGemma) give none: their context is computed for every token.
+        turn.cache = getattr(out, "past_key_values", None)
         return out.last_hidden_state[:, -1]
 
     def _finished(self, turn: _Turn) -> Finished:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mcpagent.models.attention import NAME, use_own_attention
 from mcpagent.models.load import causal_lm
+from mcpagent.models.logits import output_head
 from mcpagent.train.batching import PaddedBatch, padded_batches
 from mcpagent.train.logprobs import selected_logprobs
 from mcpagent.train.packing import PackedBatch, pack
@@ -70,8 +71,8 @@ class TokenScorer(nn.Module):
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         targets_N = batch.targets_N
-        head = inner.get_output_embeddings()
-        step = max(1, self._max_logits // head.weight.shape[0])
+        head = output_head(inner)
+        step = max(1, self._max_logits // inner.get_output_embeddings().weight.shape[0])
         if len(targets_N) <= step:
             return _score(head, hidden_N, targets_N, temperature, entropy_gradient)
         parts = [
@@ -131,7 +132,7 @@ def _hidden(decoder: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def _score(
-    head: nn.Module,
+    head: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
     targets: torch.Tensor,
     temperature: float,

@@ -33,7 +33,7 @@ from mcpagent.models.load import (
     resolve_dtype,
     use_checkpointing,
 )
-from mcpagent.models.logits import refuse_logit_transforms
+from mcpagent.models.logits import refuse_other_logits
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.canary import CANARY_PROMPTS, MAX_TEMPERATURE, Canary
 from mcpagent.policy.vllm import VllmPolicy
@@ -102,7 +102,7 @@ def load(config: TrainConfig) -> Loaded:
 
 def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig) -> Loaded:
     """A model that is already in memory (the embedded one), as `load` gives it."""
-    refuse_logit_transforms(model, name=config.model.name)
+    refuse_other_logits(model, name=config.model.name)
     limits = [model.config.get_text_config().max_position_embeddings]
     if config.rollout.max_context_tokens is not None:
         limits.append(config.rollout.max_context_tokens)

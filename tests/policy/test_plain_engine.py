@@ -1,16 +1,27 @@
-"""Architectures that the slot cache cannot serve, against sampling without any cache."""
+"""Architectures that the slot cache cannot serve, or whose logits are more than the head's, against sampling
+without any cache."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import (
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.policy.hf import HFPolicy
+from tests.models.families import FAMILIES, tiny
 from tests.policy.oracle import MAX_CONTEXT, STOP, VOCABULARY, naive_turn, request
 
 SHAPE: dict[str, Any] = {
@@ -42,10 +53,23 @@ def recurrent() -> Any:
     return Qwen3_5ForCausalLM(config)
 
 
-@pytest.mark.parametrize("make", [windowed, recurrent])
-def test_turns_of_any_architecture_are_sampled_as_without_a_cache(make: Any) -> None:
+def without_a_cache() -> Any:
+    """One that does not give back what it could be continued from."""
+    return MambaForCausalLM(MambaConfig(**SHAPE, state_size=4))
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "windowed": windowed,
+    "recurrent": recurrent,
+    "without a cache": without_a_cache,
+    **{family: partial(tiny, family) for family in FAMILIES},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_turns_of_any_architecture_are_sampled_as_without_a_cache(name: str) -> None:
     torch.manual_seed(0)
-    model = make().eval()
+    model = MODELS[name]().eval()
 
     async def run() -> None:
         policy = HFPolicy(model, decode=str, stop_ids=frozenset({STOP}), max_context=MAX_CONTEXT)

@@ -12,6 +12,7 @@ from mcpagent.models.load import LoraShape, MergedCopy, attach_lora, load_model
 from mcpagent.train.batching import PaddedBatch, padded_batches
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.scoring import TokenScorer
+from tests.models.families import FAMILIES, VOCABULARY, tiny
 
 
 @pytest.fixture
@@ -36,18 +37,31 @@ def _plain(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("chunk", [1 << 25, 512 * 7])  # all at once; seven tokens of logits at a time
 def test_logprobs_and_gradients_equal_the_plain_computation(model: Any, chunk: int) -> None:
+    _assert_as_plain(model, *_rows(), chunk=chunk)
+
+
+def _assert_as_plain(model: Any, ids: torch.Tensor, mask: torch.Tensor, *, chunk: int) -> None:
     scorer = TokenScorer(model, max_logits=chunk)
-    ids, mask = _rows()
     gradients = []
     for compute in (lambda: scorer(PaddedBatch((), ids, mask))[0], lambda: _plain(model, ids, mask)):
         model.zero_grad()
         logprobs = compute()
         (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
-        gradients.append((logprobs.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}))
+        found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        gradients.append((logprobs.detach(), found))
     (ours, our_gradient), (plain, plain_gradient) = gradients
     assert torch.allclose(ours, plain, atol=1e-5)
+    assert our_gradient.keys() == plain_gradient.keys()
     for name, gradient in plain_gradient.items():
         assert torch.allclose(our_gradient[name], gradient, atol=1e-4), name
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "Mpt"])
+@pytest.mark.parametrize("chunk", [1 << 25, VOCABULARY * 7])
+def test_what_a_model_does_to_its_logits_is_in_logprobs_and_gradients(family: str, chunk: int) -> None:
+    model = tiny(family)
+    ids, mask = (rows[:2, 30:50] for rows in _rows())
+    _assert_as_plain(model, ids % VOCABULARY, mask, chunk=chunk)
 
 
 def test_entropy_is_that_of_the_whole_distribution(model: Any) -> None:

@@ -93,12 +93,12 @@ def test_drift_is_measured_and_no_failure(tiny_checkpoint: Path, tmp_path: Path)
     assert not checks["model drift"].detail.startswith("0 of")
 
 
-def test_logits_that_are_not_the_heads_are_a_failure(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_what_comes_after_the_head_is_told(tiny_checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "capped"
     shutil.copytree(tiny_checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 30.0}))
-    assert "final_logit_softcapping=30.0" in check(folder)["model"].detail
+    assert check(folder)["model logits"].detail == "the output head's, softly capped at 30"
 
 
 def test_a_model_that_is_not_there_is_a_failed_check(tmp_path: Path) -> None:
