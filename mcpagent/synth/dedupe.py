@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from datasketch import MinHash, MinHashLSH
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.storage.disk_table import digest
+from mcpagent.storage.disk_table import DiskTable, digest
 from mcpagent.storage.jsonl import read_tasks
 from mcpagent.synth.similar import entities, plan_signature, said, shingles
 
@@ -39,33 +41,69 @@ class DedupeReport:
 
 
 def distinct_tasks(path: Path, *, threshold: float, report: DedupeReport) -> Iterator[Task]:
-    """The first task of each kind, in the order of the file. `threshold` is the Jaccard similarity of the
-    questions, in pieces of five characters, from which tasks that call the same tools about the same things
-    are one. About 4 kB of memory for each kept task."""
-    plans: dict[int, str] = {}
-    alike: dict[str, MinHashLSH] = {}
-    for task in read_tasks(path):
-        report.records += 1
-        # The same calls in other words are the same task; without a call the words are all there is.
-        signature = digest(plan_signature(task))
-        if signature in plans:
-            report.remove(task, "same_plan", plans[signature])
-            continue
-        lsh = alike.setdefault(_kind(task), MinHashLSH(threshold=threshold, num_perm=_PERMUTATIONS))
-        sketch = MinHash(num_perm=_PERMUTATIONS, seed=1)
-        sketch.update_batch(list(shingles(task)))
-        near = lsh.query(sketch)
-        if near:
-            report.remove(task, "similar", str(sorted(map(str, near))[0]))
-            continue
-        plans[signature] = task.id
-        lsh.insert(f"{task.id}: {said(task)[:60]}", sketch, check_duplication=False)
-        report.kept += 1
-        yield task
+    """The first task of each kind, in the order of the file, which is read twice. `threshold` is the Jaccard
+    similarity of the questions, in pieces of five characters, from which tasks that call the same tools about
+    the same things are one. What is kept of each task lies on disk."""
+    with ExitStack() as stack:
+        kinds: DiskTable[int] = stack.enter_context(DiskTable())
+        plans: DiskTable[str] = stack.enter_context(DiskTable())
+        alike = stack.enter_context(_AlikeTasks(threshold))
+        for task in read_tasks(path):
+            kinds.count([_kind(task)])
+        for task in read_tasks(path):
+            report.records += 1
+            # The same calls in other words are the same task; without a call the words are all there is.
+            if (first := plans.least([signature := digest(plan_signature(task))])) is not None:
+                report.remove(task, "same_plan", first)
+                continue
+            is_only_one = kinds.least([kind := _kind(task)]) == 1
+            if not is_only_one and (near := alike.add(task, kind)) is not None:
+                report.remove(task, "similar", near)
+                continue
+            plans.add(signature, _storable(task.id))
+            report.kept += 1
+            yield task
 
 
-def _kind(task: Task) -> str:
+class _AlikeTasks:
+    """Locality-sensitive hashing of questions: two are alike where any band of their sketches is equal."""
+
+    def __init__(self, threshold: float) -> None:
+        self._sketch = MinHash(num_perm=_PERMUTATIONS, seed=1)
+        self._bands = MinHashLSH(threshold=threshold, num_perm=_PERMUTATIONS).hashranges
+        self._number_with: DiskTable[int] = DiskTable()
+        self._names: DiskTable[str] = DiskTable()
+        self._count = 0
+
+    def add(self, task: Task, kind: int) -> str | None:
+        """Remember a task that is like none of its kind; else the name of one that it is like."""
+        self._sketch.clear()
+        self._sketch.update_batch(sorted(shingles(task)))
+        values = self._sketch.hashvalues
+        keys = [digest(repr((kind, start, values[start:end].tolist()))) for start, end in self._bands]
+        if (number := self._number_with.least(keys)) is not None:
+            return self._names.least([number])
+        self._count += 1
+        self._names.add(self._count, _storable(f"{task.id}: {said(task)[:60]}"))
+        for key in keys:
+            self._number_with.add(key, self._count)
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._number_with.close()
+        self._names.close()
+
+
+def _storable(text: str) -> str:
+    """Half of a surrogate pair, which models do write, cannot be stored as text."""
+    return text.encode(errors="replace").decode()
+
+
+def _kind(task: Task) -> int:
     """Only tasks that are equal in this are compared: two long questions that differ in a name read alike,
     and have different answers."""
     tools = [(step.server, step.tool) for step in task.truth.tool_sequence]
-    return repr((tools, sorted(entities(task)) if tools else None))
+    return digest(repr((tools, sorted(entities(task)) if tools else None)))

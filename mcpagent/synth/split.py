@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from array import array
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
-from mcpagent.storage.disk_table import digest
+from mcpagent.storage.disk_table import DiskTable, digest
 from mcpagent.storage.jsonl import encode_record, read_tasks
 from mcpagent.synth.pools import SPLITS, SplitShares
 from mcpagent.synth.similar import entities, plan_signature
@@ -56,8 +57,8 @@ def split_dataset(
     drop_crossing: bool = False,
     overwrite: bool = False,
 ) -> SplitOutcome:
-    """Write `SPLIT.jsonl` for each split with a share, reading the file twice or three times and holding a
-    few numbers for each record.
+    """Write `SPLIT.jsonl` for each split with a share, reading the file twice or three times and holding two
+    numbers for each record.
 
     Tasks that name a common entity (have the same plan) are of one group, directly or through others, and a
     group is never divided. Where nearly everything is one group, `drop_crossing` gives each entity a split
@@ -73,22 +74,17 @@ def split_dataset(
             remedy="add --overwrite, or choose another folder with --out",
         )
     common = _common_texts(path) if group_by == "entity" else set()
+    groups = largest = 0
     if drop_crossing:
-        sizes: Counter[int] = Counter()
         assigned = _by_each_entity(path, common, shares, seed)
     else:
-        groups = _groups(path, group_by, common)
-        sizes = Counter(groups)
-        _check_sizes(sizes, len(groups), shares, path)
-        assigned = (shares.split_of(group, seed=seed) for group in groups)
+        group_of = _groups(path, group_by, common)
+        sizes = np.bincount(group_of)
+        groups, largest = int(np.count_nonzero(sizes)), int(sizes.max())
+        _check_sizes(groups, largest, len(group_of), shares, path)
+        assigned = (shares.split_of(group, seed=seed) for group in group_of)
     counts, crossing = _write(path, paths, assigned)
-    return SplitOutcome(
-        paths=paths,
-        counts=counts,
-        groups=len(sizes),
-        largest_group=max(sizes.values(), default=0),
-        crossing=crossing,
-    )
+    return SplitOutcome(paths=paths, counts=counts, groups=groups, largest_group=largest, crossing=crossing)
 
 
 def _share(shares: SplitShares, split: str) -> float:
@@ -97,12 +93,12 @@ def _share(shares: SplitShares, split: str) -> float:
 
 
 def _common_texts(path: Path) -> set[int]:
-    counts: Counter[int] = Counter()
     records = 0
-    for task in read_tasks(path):
-        records += 1
-        counts.update(digest(entity) for entity in entities(task))
-    return {text for text, count in counts.items() if count > max(_FEW, _COMMON * records)}
+    with DiskTable() as counts:
+        for task in read_tasks(path):
+            records += 1
+            counts.count(digest(entity) for entity in entities(task))
+        return counts.above(max(_FEW, _COMMON * records))
 
 
 def _keys(task: Task, group_by: GroupBy, common: set[int]) -> list[int]:
@@ -114,8 +110,7 @@ def _keys(task: Task, group_by: GroupBy, common: set[int]) -> list[int]:
 
 def _groups(path: Path, group_by: GroupBy, common: set[int]) -> array[int]:
     """For each record the number of its group: the first record in it. Union-find over what they name."""
-    first_with: dict[int, int] = {}
-    parent = array("Q")
+    parent = array("q")
 
     def root(index: int) -> int:
         while parent[index] != index:
@@ -123,17 +118,18 @@ def _groups(path: Path, group_by: GroupBy, common: set[int]) -> array[int]:
             index = parent[index]
         return index
 
-    for index, task in enumerate(read_tasks(path)):
-        parent.append(index)
-        for key in _keys(task, group_by, common):
-            one, other = root(first_with.setdefault(key, index)), root(index)
-            parent[max(one, other)] = min(one, other)
-    return array("Q", (root(index) for index in range(len(parent))))
+    with DiskTable() as first_with:
+        for index, task in enumerate(read_tasks(path)):
+            parent.append(index)
+            for key in _keys(task, group_by, common):
+                if (first := first_with.add(key, index)) is not None:
+                    one, other = root(first), root(index)
+                    parent[max(one, other)] = min(one, other)
+    return array("q", (root(index) for index in range(len(parent))))
 
 
-def _check_sizes(sizes: Counter[int], records: int, shares: SplitShares, path: Path) -> None:
-    largest = max(sizes.values())
-    if (largest > _share(shares, "train") * records and len(sizes) > 1) or len(sizes) == 1:
+def _check_sizes(groups: int, largest: int, records: int, shares: SplitShares, path: Path) -> None:
+    if (largest > _share(shares, "train") * records and groups > 1) or groups == 1:
         raise UserError(
             f"{largest} of {records} tasks hang together through what they name, so they cannot be divided",
             where=str(path),
