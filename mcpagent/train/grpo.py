@@ -5,132 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from statistics import fmean
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.rollout.collector import group_trajectories
 from mcpagent.storage.checkpoints import rotate
-from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import write_trajectories
-from mcpagent.train.budget import Budget, BudgetReached, Meter, Spent
-from mcpagent.train.callbacks import Abandoned, Callback, StepReport, uninterrupted
-from mcpagent.train.health import PPOHealthCallback
-from mcpagent.train.learner import Learner
+from mcpagent.train.budget import BudgetReached
+from mcpagent.train.callbacks import Abandoned, StepReport, uninterrupted
+from mcpagent.train.credit import Graded
+from mcpagent.train.episode_metrics import episode_metrics, success_rate
+from mcpagent.train.grpo_run import GrpoRun, GrpoSettings, GrpoState
 from mcpagent.train.memory import resident_mib
-from mcpagent.train.order import TaskOrder
-from mcpagent.train.processes import Processes
-from mcpagent.train.rewards import GradeSettings, apply_penalty, grade_groups
+from mcpagent.train.rewards import apply_penalty, grade_groups
 from mcpagent.train.update import update_policy
 from mcpagent.train.update_settings import UpdateSettings
-
-
-class Actor(Protocol):
-    """Where episodes come from."""
-
-    @property
-    def ledger_bytes(self) -> int:
-        """Size of the servers' call ledger, where one is kept."""
-        ...
-
-    def collect(
-        self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
-    ) -> list[Trajectory]:
-        """`group_size` attempts at each task with the current weights; `round_` 1, 2, ... are further tasks
-        of the same step. What `on_episode` raises ends the other episodes and is raised here."""
-        ...
-
-    def tool_metrics(self) -> JsonObject:
-        """What a step's record says of the tool calls, besides what its trajectories say."""
-        ...
-
-    def sync(self) -> JsonObject:
-        """The weights have changed. Returns what it measured, for the step's record."""
-        ...
-
-    def evaluate(self, tasks: Sequence[Task], *, step: int) -> float | None:
-        """Share of `tasks` that the current weights solve greedily; recorded with the run."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class GrpoSettings:
-    """What the loop itself needs to know. `eval_every` 0 never evaluates; `patience` is how many evaluations
-    without a better one end the run; `resample_rounds` how often uniform groups are replaced in a step."""
-
-    total_steps: int
-    save_every: int
-    keep_checkpoints: int | None = None  # None keeps all
-    eval_every: int
-    patience: int | None = None
-    resample_rounds: int = 0
-    seed: int
-    penalty_after_success: float
-    grading: GradeSettings
-    update: UpdateSettings
-    target_kl: float | None = None  # with a value, kl_coef adapts to it
-    budget: Budget = field(default_factory=Budget)
-
-
-@dataclass
-class GrpoState:
-    """What a resumed run must know besides weights, moments and random state."""
-
-    step: int = 0
-    optimizer_steps: int = 0
-    penalty_active: bool = False
-    kl_coef: float = 0.0
-    best_success: float | None = None
-    best_step: int | None = None
-    evaluations_since_best: int = 0
-    good_step: int | None = None  # the last checkpoint whose weights were seen healthy, in the step after it
-    ledger_bytes: int = 0  # of the servers' call ledger, where one is kept
-    spent: Spent = field(default_factory=Spent)
-
-    @classmethod
-    def from_json(cls, saved: JsonObject) -> GrpoState:
-        """What `as_json` gave."""
-        return cls(**{**saved, "spent": Spent(**saved["spent"])})
-
-    def as_json(self) -> JsonObject:
-        return {**vars(self), "spent": dict(vars(self.spent))}
-
-    def agree(self, saved: JsonObject) -> None:
-        """Become what `as_json` gave in another process; `spent` stays the object that it is."""
-        vars(self.spent).update(saved["spent"])
-        vars(self).update({**saved, "spent": self.spent})
-
-
-@dataclass(kw_only=True)
-class GrpoRun:
-    """A run in progress: its parts, and how far it is."""
-
-    learner: Learner
-    actor: Actor
-    tasks: Sequence[Task]
-    validation: Sequence[Task]
-    order: TaskOrder
-    folder: RunFolder
-    settings: GrpoSettings
-    state: GrpoState
-    health: PPOHealthCallback | None = None
-    callbacks: Sequence[Callback] = ()
-    on_step: Callable[[StepReport], None] = lambda _: None
-    note: Callable[[str], None] = lambda _: None
-
-    def __post_init__(self) -> None:
-        self.meter = Meter(self.settings.budget, self.state.spent)
-
-    @property
-    def watchers(self) -> Sequence[Callback]:
-        return self.callbacks if self.health is None else (self.health, *self.callbacks)
-
-    @property
-    def processes(self) -> Processes:
-        return self.learner.processes
 
 
 def train_grpo(run: GrpoRun) -> str:
@@ -194,38 +84,53 @@ def _why_ended(run: GrpoRun) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Collected:
+    """The episodes that a step learns from, with penalties in force or not."""
+
     trajectories: list[Trajectory]
+    penalty_active: bool
     resampled: int
     started_cpu_s: float
     ended_cpu_s: float
 
 
 def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Collected:
-    """A step's episodes; with `resample_rounds`, groups whose attempts are all alike give way to others.
-    `asked` says whether the run is to be interrupted."""
-    started = time.process_time()
-    chosen = run.order.batch(step)
+    """A step's episodes; with `resample_rounds`, groups that carry no signal give way to others. `asked` says
+    whether the run is to be interrupted."""
+    started, settings = time.process_time(), run.settings
+    chosen = fresh = run.order.batch(step)
     kept: list[Trajectory] = []
-    wanted, fresh, resampled = len(chosen), chosen, 0
-    for round_ in range(run.settings.resample_rounds + 1):
+    resampled, penalty_active = 0, run.state.penalty_active
+    for round_ in range(settings.resample_rounds + 1):
         found = _episodes(run, fresh, step, round_, asked)
-        groups = group_trajectories(apply_penalty(found, active=run.state.penalty_active))
-        is_last = round_ == run.settings.resample_rounds
-        telling = [group for group in groups if not group.is_uniform]
-        missing = wanted - len(telling)
-        fresh = [] if is_last else run.order.fresh(step, round_=round_ + 1, count=missing, taken=chosen)
+        if round_ == 0:  # later rounds are what is left after a choice by reward
+            penalty_active |= success_rate(found) >= settings.penalty_after_success
+        found = apply_penalty(found, active=penalty_active)
+        is_last = round_ == settings.resample_rounds
+        dull = set[str]() if is_last else _without_signal(_graded(run, step, found))
+        fresh = run.order.fresh(step, round_=round_ + 1, count=len(dull), taken=chosen)
         if not fresh:
             kept += found
             break
-        kept += [t for group in telling for t in group.trajectories]
-        resampled += len(groups) - len(telling)
-        wanted, chosen = missing, [*chosen, *fresh]
+        kept += [t for t in found if t.group_id not in dull]
+        resampled += len(dull)
+        chosen = [*chosen, *fresh]
     return _Collected(
         trajectories=kept,
+        penalty_active=penalty_active,
         resampled=resampled,
         started_cpu_s=started,
         ended_cpu_s=time.process_time(),
     )
+
+
+def _graded(run: GrpoRun, step: int, trajectories: Sequence[Trajectory]) -> Graded:
+    return grade_groups(
+        group_trajectories(trajectories), settings=run.settings.grading, seed=run.settings.seed + step
+    )
+
+
+def _without_signal(graded: Graded) -> set[str]:
+    return {group.group_id for group in graded.groups if not group.has_signal}
 
 
 def _episodes(
@@ -260,14 +165,8 @@ def _episodes(
 def _learn(run: GrpoRun, step: int, collected: _Collected) -> None:
     """The rest of a step: from its episodes to its record and, where it is due, its checkpoint."""
     state, settings = run.state, run.settings
-    trajectories = collected.trajectories
-    state.penalty_active |= _success_rate(trajectories) >= settings.penalty_after_success
-    trajectories = apply_penalty(trajectories, active=state.penalty_active)
-    graded = grade_groups(
-        group_trajectories(trajectories),
-        settings=settings.grading,
-        seed=settings.seed + step,
-    )
+    trajectories, state.penalty_active = collected.trajectories, collected.penalty_active
+    graded = _graded(run, step, trajectories)
     stats = update_policy(
         run.learner,
         graded,
@@ -288,7 +187,7 @@ def _learn(run: GrpoRun, step: int, collected: _Collected) -> None:
     groups = len({t.group_id for t in trajectories})
     record: JsonObject = {
         "step": step,
-        **_episode_metrics(trajectories),
+        **episode_metrics(trajectories),
         **summary,
         **synced,
         "uniform_groups": graded.uniform_groups,
@@ -357,30 +256,3 @@ def _adapt_kl(state: GrpoState, settings: GrpoSettings, kl: float | None) -> Non
     if settings.target_kl is not None and kl is not None:
         error = max(-0.2, min(0.2, kl / settings.target_kl - 1.0))
         state.kl_coef *= 1.0 + 0.1 * error
-
-
-def _success_rate(trajectories: Sequence[Trajectory]) -> float:
-    scored = [t.is_success for t in trajectories if t.is_success is not None]
-    return fmean(scored) if scored else 0.0
-
-
-def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """What the episodes of a step say; means are over scored episodes."""
-    scored = [t for t in trajectories if t.reward is not None]
-    metrics: dict[str, Any] = {
-        "episodes": len(trajectories),
-        "unscored": len(trajectories) - len(scored),
-        "tokens": sum(len(t.completion.token_ids) for x in trajectories for t in x.turns),
-        "tool_calls": sum(len(x.tool_results) for x in trajectories),
-    }
-    if not scored:
-        return metrics
-    metrics["reward_mean"] = fmean(t.reward or 0.0 for t in scored)
-    metrics["success_rate"] = _success_rate(scored)
-    metrics["turns_mean"] = fmean(len(t.turns) for t in scored)
-    metrics["penalty_mean"] = fmean(t.term("penalty") or 0.0 for t in scored)
-    metrics["invalid_rate"] = fmean(t.term("invalid_rate") or 0.0 for t in scored)
-    for complexity in sorted({t.complexity for t in scored}):
-        own = [t for t in scored if t.complexity == complexity]
-        metrics[f"success_{complexity}"] = _success_rate(own)
-    return metrics

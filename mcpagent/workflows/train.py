@@ -24,7 +24,8 @@ from mcpagent.train.actor import LocalActor, roll_back
 from mcpagent.train.budget import Budget
 from mcpagent.train.callbacks import Callback, StepReport
 from mcpagent.train.demonstrations import demonstrate, samples
-from mcpagent.train.grpo import Actor, GrpoRun, GrpoSettings, GrpoState, train_grpo
+from mcpagent.train.grpo import train_grpo
+from mcpagent.train.grpo_run import Actor, GrpoRun, GrpoSettings, GrpoState
 from mcpagent.train.learner import Learner
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.pipelined import PipelinedActor, refuse_pipeline, scheduled, trained_groups

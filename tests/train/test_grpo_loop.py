@@ -20,10 +20,12 @@ from mcpagent.storage.checkpoints import damage, last_good_checkpoint
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.budget import Budget
 from mcpagent.train.callbacks import StepReport
-from mcpagent.train.grpo import GrpoRun, GrpoSettings, GrpoState, train_grpo
+from mcpagent.train.credit import CreditSettings
+from mcpagent.train.grpo import train_grpo
+from mcpagent.train.grpo_run import GrpoRun, GrpoSettings, GrpoState
 from mcpagent.train.health import HealthSettings, PPOHealthCallback
 from mcpagent.train.order import TaskOrder
-from mcpagent.train.rewards import GradeSettings
+from mcpagent.train.rewards import GradeSettings, Overlong
 from mcpagent.train.update_settings import UpdateSettings
 from tests.train.world import VOCABULARY, make_learner, tiny_model, trajectory
 
@@ -225,6 +227,42 @@ def test_uniform_groups_give_way_to_fresh_tasks_for_so_many_rounds(tmp_path: Pat
             assert record["uniform_groups"] == missing
         assert next(rounds, None) is None
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize(
+    ("grading", "resampled"),
+    [
+        (GradeSettings(), 4),  # both groups, in both rounds: all attempts are alike
+        (GradeSettings(credit=CreditSettings(advantage="reinforce++")), 0),  # against the batch
+        (GradeSettings(control="rejection"), 0),  # successes are trained on as they are
+        (GradeSettings(control="random"), 0),
+        (GradeSettings(overlong=Overlong(penalty=1.0, max_tokens=4, buffer_tokens=4)), 4),  # equally long
+    ],
+)
+def test_a_group_gives_way_only_where_it_has_no_gradient(
+    grading: GradeSettings, resampled: int, tmp_path: Path
+) -> None:
+    actor = ScriptedActor(reward=lambda _task, _step, _attempt: 1.0)
+    run = a_run(tmp_path / "run", actor=actor, total_steps=1, resample_rounds=2, grading=grading)
+    train_grpo(run)
+    (record,) = run.folder.metrics()
+    assert record["resampled_groups"] == resampled
+    assert (record["uniform_groups"] == 0) == (resampled == 0), "what is kept is what carries a gradient"
+
+
+def test_penalties_begin_by_the_tasks_as_they_come_not_by_those_that_are_left(tmp_path: Path) -> None:
+    """One of the two tasks always fails. Left out, it would leave half of the others' attempts: 1/3."""
+
+    def reward(task: str, _step: int, attempt: int) -> float:
+        return 0.0 if task == first_task else float(attempt == 1)
+
+    run = a_run(tmp_path / "run", total_steps=1, resample_rounds=2, penalty_after_success=0.3)
+    first_task = TASKS[run.order.batch(1)[0]].id
+    run.actor = ScriptedActor(reward=reward)
+    train_grpo(run)
+    (record,) = run.folder.metrics()
+    assert (record["resampled_groups"], record["penalty_active"]) == (1, False)
+    assert record["success_rate"] == pytest.approx(1 / 3)
 
 
 class Stopper:
