@@ -129,7 +129,9 @@ class VllmEngine:
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
         """Replace every weight, also under turns that are being sampled: they go on with new keys for what
         they have, and their spans say which tokens are whose."""
-        self._llm.collective_rpc("mcpagent_load_weights", args=(list(weights),))
+        # Of a tied tensor's names a checkpoint holds the first, and some models (Gemma) know no other.
+        once = {(w.data_ptr(), w.shape): (name, w) for name, w in reversed(list(weights))}
+        self._llm.collective_rpc("mcpagent_load_weights", args=(list(reversed(once.values())),))
         self._llm.reset_prefix_cache(reset_running_requests=True)
         self._llm.set_weight_version(str(version))
 

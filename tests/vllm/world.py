@@ -20,25 +20,23 @@ from mcpagent.policy.vllm_engine import VllmSettings, cpu_cache_bytes
 VOCABULARY = 512
 STOP = 0
 MAX_CONTEXT = 256
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "head_dim": 32,
+    "intermediate_size": 288,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,  # distributions far from uniform
+}
 PARITY = 1e-4  # nats, in float32: any single token
 
 
 def tiny_model(seed: int = 0, *, tied: bool = True) -> Any:
-    """Weights large enough that its distributions are far from uniform."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        num_key_value_heads=3,
-        head_dim=32,
-        intermediate_size=288,
-        max_position_embeddings=1024,
-        tie_word_embeddings=tied,
-        initializer_range=0.2,
-    )
-    return Qwen3ForCausalLM(config).eval()
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=tied)).eval()
 
 
 def with_adapters(model: Any, *, seed: int = 0) -> Any:
