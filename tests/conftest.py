@@ -1,9 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    # A shell starts background jobs with SIGINT ignored, and children inherit it: Ctrl-C would test nothing.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
