@@ -70,8 +70,8 @@ def check(
     Only tools that the server declares read-only, or additive and closed, and that need no path are called
     for it, with a text that can be found again; --allow-writes calls every tool.
 
-    With --chaos, every server that runs as a process is killed, stopped, hung and garbled, without one of its
-    tools being called; exits 1 where one does not recover or leaves something behind.
+    With --chaos, every server is killed, stopped, hung and garbled (over HTTP what is between it and us is),
+    without one of its tools being called; exits 1 where one does not recover or leaves something behind.
 
     Example: mcpagent env check --data data/processed/train.jsonl
 

@@ -1,53 +1,32 @@
-"""Faults injected into a user's own stdio server, and what an episode would have seen of them.
+"""Faults injected into a user's own server, and what an episode would have seen of them.
 
-Every trial starts the server behind `chaos_proxy`, strikes it once while a reading and a writing episode wait
-for a call, and watches how new episodes fare until one gets an answer. No tool of the server is called: the
-proxy answers for it (see there), so nothing of the user's is written or deleted.
+Every trial reaches the server through a proxy (`chaos_rigs`), strikes once while a reading and a writing
+episode wait for a call, and watches how new episodes fare until one gets an answer. No tool of the server is
+called: the proxy answers for it, so nothing of the user's is written or deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from pathlib import Path
+from dataclasses import dataclass
 
 from mcpagent.core.metrics import CheckStatus
 from mcpagent.core.records import Record
 from mcpagent.core.tools import FailureKind, ToolCall
 from mcpagent.errors import UserError
-from mcpagent.tools import chaos_proxy
 from mcpagent.tools.chaos_leaks import Leaks, LeakWatch
-from mcpagent.tools.chaos_proxy import READ_TOOL, WRITE_TOOL, CallFault
+from mcpagent.tools.chaos_proxy import READ_TOOL, WRITE_TOOL
+from mcpagent.tools.chaos_rigs import ChaosFault, Rig, faults_of, rig
 from mcpagent.tools.contract import ToolSession
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.processes import MARK_ENV, Process, kill, marked, readers_of, stop
-from mcpagent.tools.servers_config import StdioServer
-from mcpagent.tools.wire import MAX_MESSAGE_BYTES
+from mcpagent.tools.processes import kill, marked
+from mcpagent.tools.servers_config import HttpServer, StdioServer
 
 _POLL_S = 0.05
-_CALLS = 2  # in flight when a fault strikes: one that reads, one that writes
 _SHOWN_CHARS = 500
-_SLOW_START_S = 3.0
-_OVERSIZE_BYTES = MAX_MESSAGE_BYTES + 2**20
-
-
-class ChaosFault(StrEnum):
-    """What is done to a server."""
-
-    NONE = "none"  # the control: it is started, called and stopped
-    KILL = "kill"  # SIGKILL
-    STOP = "stop"  # SIGSTOP, and never SIGCONT
-    HANG = "hang"  # a call is never answered
-    OVERSIZE = "oversize"  # an answer is larger than is taken
-    GARBAGE = "garbage"  # noise on stdout, then an answer that is no JSON
-    SLOW_START = "slow_start"  # killed, and its next start takes 3 s longer
-    DRIFT = "drift"  # killed, and back with other descriptions and arguments
 
 
 class Seen(Record):
@@ -89,15 +68,16 @@ class ChaosLimits:
 
 
 async def chaos(
-    config: StdioServer,
+    config: StdioServer | HttpServer,
     *,
-    faults: Sequence[ChaosFault] = tuple(ChaosFault),
+    faults: Sequence[ChaosFault] | None = None,
     limits: ChaosLimits = ChaosLimits(),
     on_result: Callable[[ChaosResult], None] = lambda _: None,
 ) -> list[ChaosResult]:
-    """One result for each fault. Where the server does not even run without one, only that is reported."""
+    """One result for each fault; None is every one that there is for its transport. Where the server does not
+    even answer without one, only that is reported."""
     results: list[ChaosResult] = []
-    for fault in faults:
+    for fault in faults_of(config) if faults is None else faults:
         results.append(await _trial(config, fault, limits))
         on_result(results[-1])
         if fault is ChaosFault.NONE and results[-1].status is CheckStatus.FAIL:
@@ -105,32 +85,33 @@ async def chaos(
     return results
 
 
-async def _trial(config: StdioServer, fault: ChaosFault, limits: ChaosLimits) -> ChaosResult:
+async def _trial(config: StdioServer | HttpServer, fault: ChaosFault, limits: ChaosLimits) -> ChaosResult:
     mark = secrets.token_hex(8)
     notes: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="mcpagent-chaos-") as folder:
-        watch = LeakWatch(mark)
-        proxied = _behind_proxy(config, control=Path(folder), mark=mark)
-        pool = ToolPool([proxied], timeout_s=limits.call_s, on_note=notes.append)
-        trial = _Trial(config.name, fault, pool, _Striker(Path(folder), mark), limits)
-        problems: list[str] = []
-        try:
-            async with pool:
-                await trial.run()
-                problems += trial.problems()
-            if fault is ChaosFault.DRIFT and not notes:
-                problems.append("nobody was told that the tools had changed")
-        except UserError as error:
-            problems.append(error.message)
-        finally:
-            leaks = await watch.leaks()
-            kill(marked(mark))
+    problems: list[str] = []
+    watch = LeakWatch(mark)
+    trial = _Trial(config.name, fault, limits)
+    try:
+        async with (
+            rig(config, mark=mark, slow_s=limits.call_s / 2) as rigged,
+            ToolPool([rigged.server], timeout_s=limits.call_s, on_note=notes.append) as pool,
+        ):
+            await trial.run(pool, rigged)
+            problems += trial.problems()
+        if fault is ChaosFault.DRIFT and not notes:
+            problems.append("nobody was told that the tools had changed")
+    except UserError as error:
+        problems.append(error.message)
+    finally:
+        leaks = await watch.leaks()
+        kill(marked(mark))
     problems += leaks.problems()
+    status = CheckStatus.SKIP if trial.not_struck else CheckStatus.PASS
     return ChaosResult(
         server=config.name,
         fault=fault,
-        status=CheckStatus.FAIL if problems else CheckStatus.PASS,
-        detail="; ".join(problems),
+        status=CheckStatus.FAIL if problems else status,
+        detail="; ".join(problems) or trial.not_struck,
         read=trial.read,
         write=trial.write,
         recovery_s=trial.recovery_s,
@@ -140,106 +121,49 @@ async def _trial(config: StdioServer, fault: ChaosFault, limits: ChaosLimits) ->
     )
 
 
-def _behind_proxy(config: StdioServer, *, control: Path, mark: str) -> StdioServer:
-    return replace(
-        config,
-        command=sys.executable,
-        args=("-I", chaos_proxy.__file__, str(control), config.command, *config.args),
-        env={**config.env, MARK_ENV: mark},
-        isolation="shared",
-        timeout_s=None,
-    )
-
-
-@dataclass(frozen=True)
-class _Striker:
-    """Does to the server behind a proxy what a fault says."""
-
-    control: Path
-    mark: str
-
-    def before_calls(self, fault: ChaosFault) -> None:
-        """What must be there before the calls that it befalls."""
-        match fault:
-            case ChaosFault.STOP:
-                stop(self._server())
-            case ChaosFault.HANG | ChaosFault.KILL:
-                self._befall(CallFault.HANG)  # where it is killed: so that the calls are in flight
-            case ChaosFault.OVERSIZE:
-                self._befall(f"{CallFault.OVERSIZE}:{_OVERSIZE_BYTES}")
-            case ChaosFault.GARBAGE:
-                self._befall(CallFault.GARBAGE)
-            case ChaosFault.SLOW_START:
-                self._befall(CallFault.HANG)
-                self._tell("start", str(_SLOW_START_S))
-            case ChaosFault.DRIFT:
-                self._befall(CallFault.HANG)
-                self._tell("drift", "")
-
-    def with_calls(self, fault: ChaosFault) -> None:
-        """What strikes the calls that are in flight."""
-        if fault in (ChaosFault.KILL, ChaosFault.SLOW_START, ChaosFault.DRIFT):
-            kill(self._server())
-
-    def have_calls_arrived(self) -> bool:
-        return not list(self.control.glob("call-*"))
-
-    def _befall(self, fault: str) -> None:
-        for number in range(_CALLS):
-            self._tell(f"call-{number}", fault)
-
-    def _tell(self, name: str, text: str) -> None:
-        """Whole or not at all: the proxy may look at any moment."""
-        draft = self.control / f"draft-{name}"
-        draft.write_text(text)
-        draft.rename(self.control / name)
-
-    def _server(self) -> list[Process]:
-        everything = marked(self.mark)
-        proxy = next(process for process in everything if chaos_proxy.__file__ in process.command)
-        below = [process for process in everything if process.pid != proxy.pid]
-        return readers_of(next(process for process in below if process.parent == proxy.pid), below)
-
-
 @dataclass
 class _Trial:
-    """One fault on a started pool; single use. Afterwards the fields below `limits` hold what was seen."""
+    """One fault; single use. Afterwards the fields below `limits` hold what was seen."""
 
     server: str
     fault: ChaosFault
-    pool: ToolPool
-    striker: _Striker
     limits: ChaosLimits
     read: Seen | None = None
     write: Seen | None = None
     recovery_s: float | None = None
     restarts: int = 0
     is_sound: bool = False  # it answered before the fault
+    not_struck: str = ""  # why the fault does not exist for this server
 
-    async def run(self) -> None:
+    async def run(self, pool: ToolPool, rigged: Rig) -> None:
         """Strike while two episodes wait for a call, and try new episodes until one gets an answer."""
-        self.is_sound = (await self._new_episode()).failure is None
+        self.is_sound = (await self._new_episode(pool)).failure is None
         if not self.is_sound:
             return
-        async with self.pool.session() as reader, self.pool.session() as writer:
-            self.striker.before_calls(self.fault)
+        self.not_struck = rigged.why_not(self.fault)
+        if self.not_struck:
+            return
+        async with pool.session() as reader, pool.session() as writer:
+            rigged.before_calls(self.fault)
             read = asyncio.create_task(self._call(reader, READ_TOOL))
             write = asyncio.create_task(self._call(writer, WRITE_TOOL))
             # Longer than a call may take with all its repeats and restarts.
             end_s = asyncio.get_running_loop().time() + 10 * self.limits.call_s + self.limits.recovery_s
-            await self._until(self.striker.have_calls_arrived, end_s)
+            await self._until(rigged.have_calls_arrived, end_s)
             struck_s = time.perf_counter()
-            self.striker.with_calls(self.fault)
-            await self._recover(struck_s)
+            await rigged.with_calls(self.fault)
+            await self._recover(pool, struck_s)
             await self._until(lambda: read.done() and write.done(), end_s)
             self.read, self.write = (task.result() if task.done() else None for task in (read, write))
             read.cancel()
             write.cancel()
-        self.restarts = self.pool.metrics().restarts
+        self.restarts = pool.metrics().restarts
 
     def problems(self) -> list[str]:
         if not self.is_sound:
             return ["it did not answer before any fault"]
+        if self.not_struck:
+            return []
         found = [
             f"a call that {does} never ended"
             for does, seen in (("reads", self.read), ("writes", self.write))
@@ -249,15 +173,15 @@ class _Trial:
             found.append(f"no answer to a new episode within {self.limits.recovery_s:g} s")
         return found
 
-    async def _recover(self, struck_s: float) -> None:
+    async def _recover(self, pool: ToolPool, struck_s: float) -> None:
         while time.perf_counter() - struck_s < self.limits.recovery_s:
-            if (await self._new_episode()).failure is None:
+            if (await self._new_episode(pool)).failure is None:
                 self.recovery_s = time.perf_counter() - struck_s
                 return
             await asyncio.sleep(_POLL_S)
 
-    async def _new_episode(self) -> Seen:
-        async with self.pool.session() as session:
+    async def _new_episode(self, pool: ToolPool) -> Seen:
+        async with pool.session() as session:
             return await self._call(session, READ_TOOL)
 
     async def _call(self, session: ToolSession, tool: str) -> Seen:

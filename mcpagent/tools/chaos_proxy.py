@@ -28,7 +28,6 @@ from typing import IO, Any
 
 READ_TOOL = "mcpagent_chaos_read"
 WRITE_TOOL = "mcpagent_chaos_write"
-ANSWER = "the server answers"
 
 _RESERVED = "io.modelcontextprotocol/"  # the `_meta` keys that every request of protocol 2026-07-28 must have
 _NOISE = b'\xff\xfe not a message\n{"jsonrpc": "2.0", "id"\n[1, 2]\nWarning: something was printed here\n'
@@ -67,7 +66,7 @@ class Proxy:
         for line in sys.stdin.buffer:
             own = self._own_call(line)
             if own is None and b'"tools/list"' in line:
-                self._lists.add(_message(line).get("id"))
+                self._lists.add(as_message(line).get("id"))
             to_server.write(line if own is None else own)
         to_server.close()
 
@@ -75,16 +74,15 @@ class Proxy:
         """For a call of our own tools: the request that goes to the server in its place (empty: none)."""
         if b'"tools/call"' not in line or b'"mcpagent_chaos_' not in line:
             return None
-        message = _message(line)
-        params = message.get("params", {})
-        if params.get("name") not in (READ_TOOL, WRITE_TOOL):
+        message = as_message(line)
+        if not is_own_call(message):
             return None
         fault, _, size = self._next_fault().partition(":")
         match fault:
             case CallFault.HANG:
                 return b""
             case CallFault.OVERSIZE:
-                self._answer(message["id"], "x" * int(size))
+                self._to_client.write(_line(answer(message["id"], "x" * int(size))))
                 return b""
             case CallFault.GARBAGE:
                 broken = f'{{"jsonrpc":"2.0","id":{json.dumps(message["id"])},"result":{{,\n'
@@ -92,36 +90,21 @@ class Proxy:
                 return b""
         own_id = f"mcpagent-chaos-{message['id']}"
         self._calls[own_id] = message["id"]
-        meta = {key: value for key, value in params.get("_meta", {}).items() if key.startswith(_RESERVED)}
-        return _line({"id": own_id, "method": "tools/list", "params": {"_meta": meta} if meta else {}})
+        return _line({**list_request(message), "id": own_id})
 
     def _from_server(self, line: bytes) -> None:
         """Pass it on, unless it answers a request for the tools."""
         if self._lists or self._calls:
-            message = _message(line)
+            message = as_message(line)
             request_id = message.get("id")
             if request_id in self._calls and "method" not in message:
-                self._answer(self._calls.pop(request_id), ANSWER)
+                self._to_client.write(_line(answer(self._calls.pop(request_id))))
                 return
             if request_id in self._lists and "tools" in message.get("result", {}):
                 self._lists.discard(request_id)
-                line = _line({**message, "result": self._with_own_tools(message["result"])})
+                page = with_own_tools(message["result"], has_drifted=(self._control / "drift").exists())
+                line = _line({**message, "result": page})
         self._to_client.write(line)
-
-    def _with_own_tools(self, result: dict[str, Any]) -> dict[str, Any]:
-        """The page with our tools on the last one, drifted where told so."""
-        tools = result["tools"]
-        if "nextCursor" not in result:
-            tools = [*tools, _own_tool(READ_TOOL, reads=True), _own_tool(WRITE_TOOL, reads=False)]
-        if (self._control / "drift").exists():
-            tools = [_drifted(tool) for tool in tools]
-        return {**result, "tools": tools}
-
-    def _answer(self, request_id: Any, text: str) -> None:
-        content = [{"type": "text", "text": text}]
-        # `resultType` is of protocol 2026-07-28; before it, what is not known is ignored.
-        result = {"content": content, "isError": False, "resultType": "complete"}
-        self._to_client.write(_line({"id": request_id, "result": result}))
 
     def _next_fault(self) -> str:
         for path in sorted(self._control.glob("call-*")):
@@ -157,6 +140,38 @@ class _Writer:
             self._pipe.close()
 
 
+def is_own_call(message: dict[str, Any]) -> bool:
+    """Whether a message calls one of our tools."""
+    return message.get("method") == "tools/call" and message.get("params", {}).get("name") in (
+        READ_TOOL,
+        WRITE_TOOL,
+    )
+
+
+def list_request(call: dict[str, Any]) -> dict[str, Any]:
+    """What goes to the server in place of a call of our tools; it has the same id."""
+    meta = call.get("params", {}).get("_meta", {})
+    kept = {key: value for key, value in meta.items() if key.startswith(_RESERVED)}
+    params = {"_meta": kept} if kept else {}
+    return {"jsonrpc": "2.0", "id": call["id"], "method": "tools/list", "params": params}
+
+
+def answer(request_id: Any, text: str = "the server answers") -> dict[str, Any]:
+    """The response to a call of our tools."""
+    content = [{"type": "text", "text": text}]
+    # `resultType` is of protocol 2026-07-28; before it, what is not known is ignored.
+    result = {"content": content, "isError": False, "resultType": "complete"}
+    return {"jsonrpc": "2.0", "id": request_id, "result": result}
+
+
+def with_own_tools(page: dict[str, Any], *, has_drifted: bool) -> dict[str, Any]:
+    """A page of the server's tools; with ours, if it is the last one."""
+    tools = page["tools"]
+    if "nextCursor" not in page:
+        tools = [*tools, _own_tool(READ_TOOL, reads=True), _own_tool(WRITE_TOOL, reads=False)]
+    return {**page, "tools": [_drifted(tool) for tool in tools] if has_drifted else tools}
+
+
 def _own_tool(name: str, *, reads: bool) -> dict[str, Any]:
     return {
         "name": name,
@@ -176,8 +191,8 @@ def _drifted(tool: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _message(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line; empty where it is none."""
+def as_message(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line or a body; empty where it is none."""
     try:
         message = json.loads(line)
     except ValueError:
@@ -186,8 +201,7 @@ def _message(line: bytes) -> dict[str, Any]:
 
 
 def _line(message: dict[str, Any]) -> bytes:
-    ordered = {"jsonrpc": "2.0", **{k: v for k, v in message.items() if k != "jsonrpc"}}
-    return json.dumps(ordered).encode() + b"\n"
+    return json.dumps(message).encode() + b"\n"
 
 
 def main() -> None:

@@ -6,16 +6,13 @@ In place of the SDK's, where one failed POST ends the session with every call in
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
-import httpx2
 from mcp.shared.inbound import (
     MCP_METHOD_HEADER,
     MCP_PROTOCOL_VERSION_HEADER,
@@ -27,16 +24,14 @@ from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import HEADER_MISMATCH, JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from mcpagent.tools.http_client import http_client
 from mcpagent.tools.http_endpoint import HttpEndpoint, Refusal, Reply
 from mcpagent.tools.jsonrpc import Inbox, error_reply
 from mcpagent.tools.servers_config import HttpServer
 from mcpagent.tools.wire import MAX_MESSAGE_BYTES, RESPONSE_LOST
 
-# It logs every URL in full, and keys are kept in URLs.
-logging.getLogger("httpx2").setLevel(logging.WARNING)
 log = logging.getLogger(__name__)
 
-_CONNECT_TIMEOUT_S = 15.0
 _RELIST_PAGES_MAX = 100
 
 
@@ -77,15 +72,7 @@ async def http_streams(
     There are no time-outs but for connecting: the caller has a deadline, and leaves. `on_eof` is called
     when the server has forgotten our session.
     """
-    is_secure = httpx2.URL(config.url).scheme == "https"
-    async with httpx2.AsyncClient(
-        headers=dict(config.headers),
-        # The pool's own limits would lose the calls that wait for a connection. Without TLS there is
-        # nothing to verify: no redirect leads to another scheme.
-        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
-        timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-        verify=_tls() if is_secure else False,
-    ) as client:
+    async with http_client(config.url, config.headers) as client:
         inbox = Inbox(on_end=on_eof)
         endpoint = HttpEndpoint(
             client, config.url, max_message_bytes=max_message_bytes, on_message=inbox.put, on_lost=on_eof
@@ -204,8 +191,3 @@ class _Posts:
             await self._endpoint.notify(message, headers)
         except Refusal as refusal:
             log.debug("a message without an answer was not taken: %s", refusal.text)
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    return httpx2.create_ssl_context()  # 20 ms, so one for all

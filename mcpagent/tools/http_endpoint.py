@@ -24,6 +24,7 @@ from mcp_types import (
 )
 
 from mcpagent.core.retry_after import retry_after_s
+from mcpagent.tools.http_client import host_of, send
 from mcpagent.tools.jsonrpc import Malformed, parse
 from mcpagent.tools.wire import (
     FORBIDDEN,
@@ -43,7 +44,6 @@ _HEADERS = {
     "accept-encoding": "identity",  # a compressed body would be counted only once it is unpacked
     "content-type": "application/json",
 }
-_REDIRECTS_MAX = 5
 _ERROR_BODY_BYTES = 64 * 1024
 _RESUMES_MAX = 2  # of a stream that broke off, without a new event in between
 _RESUME_DELAY_S = 1.0
@@ -123,7 +123,7 @@ class HttpEndpoint:
             method, self._url, headers=_HEADERS | named | dict(headers), content=body
         )
         try:
-            response = await self._follow(request)
+            response = await send(self._client, request)
             try:
                 yield response
             finally:
@@ -134,24 +134,11 @@ class HttpEndpoint:
             raise Refusal(NOT_SENT, f"cannot connect to {self._host()}: {error}") from error
         except (httpx2.LocalProtocolError, httpx2.ProxyError, httpx2.UnsupportedProtocol) as error:
             raise Refusal(NOT_SENT, f"cannot send to {self._host()}: {type(error).__name__}") from error
+        except httpx2.TooManyRedirects as error:
+            raise Refusal(INVALID_REQUEST, f"{self._host()} redirects in a circle") from error
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             text = f"{self._host()} did not answer: {type(error).__name__}"
             raise Refusal(RESPONSE_LOST, text) from error
-
-    async def _follow(self, request: httpx2.Request) -> httpx2.Response:
-        """Redirects are followed on the same host and scheme, with the same method: the keys are its own."""
-        for _ in range(_REDIRECTS_MAX):
-            response = await self._client.send(request, stream=True, follow_redirects=False)
-            following = response.next_request
-            if (
-                following is None
-                or following.method != request.method
-                or _origin(following.url) != _origin(request.url)
-            ):
-                return response
-            await response.aclose()
-            request = following
-        raise Refusal(INVALID_REQUEST, f"{self._host()} redirects in a circle")
 
     async def _reply(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
         if response.status_code >= 400:
@@ -236,7 +223,7 @@ class HttpEndpoint:
         )
 
     def _host(self) -> str:
-        return f"{self._url.scheme}://{self._url.netloc.decode('ascii').rpartition('@')[2]}"
+        return host_of(self._url)
 
 
 _AUTH_ADVICE = 'look at "headers" of this server, say {"Authorization": "Bearer ${TOKEN}"}'
@@ -295,10 +282,6 @@ def _meaning(status: int, host: str) -> tuple[int, str]:
     if status >= 500:
         return RESPONSE_LOST, f"{host} failed (HTTP {status})"
     return INVALID_REQUEST, f"{host} refused the request (HTTP {status})"
-
-
-def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port
 
 
 def _encoded(message: JSONRPCMessage) -> bytes:

@@ -9,39 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
-from mcp import Client, MCPError
+from mcp import MCPError
 
 from mcpagent.core.tools import FailureKind
-from mcpagent.tools.breaker import BreakerState, CircuitBreaker
+from mcpagent.tools.breaker import CircuitBreaker
 from mcpagent.tools.deadline import settled
 from mcpagent.tools.faults import CallFailed, OpenFailed, flat, innermost
 from mcpagent.tools.limits import START_TIMEOUT_S
 from mcpagent.tools.listing import Listing, read_listing
-from mcpagent.tools.sign_of_life import Sign, sign_of_life
 from mcpagent.tools.transports import Launcher
+from mcpagent.tools.vigil import PING_TIMEOUT_S, Live, Vigil
 from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST
 
 log = logging.getLogger(__name__)
 
-PING_TIMEOUT_S = 10.0  # for a sign of life after a timeout; less where the call's own deadline was shorter
-
 _CLOSE_TIMEOUT_S = 10.0  # the SDK's own escalation (EOF, SIGTERM, SIGKILL) takes up to 6.5 s
-
-
-@dataclass(eq=False)
-class Live:
-    """One generation of a server; `leave` is set when its owner must leave or the peer is gone."""
-
-    client: Client
-    leave: asyncio.Event
-    listing: Listing
-    number: int  # 1 for the first
-    ping: asyncio.Task[None] | None = None  # while a sign of life is awaited, calls wait for it
-    is_shaky: bool = False  # its last call was lost, though not the connection: calls wait out the backoff
-    fault: str = "it ended by itself"
 
 
 class Lifeline:
@@ -72,6 +56,9 @@ class Lifeline:
         self._opening: asyncio.Task[Live] | None = None
         self._owners: set[asyncio.Task[None]] = set()
         self._loose: set[asyncio.Task[Any]] = set()
+        self._vigil = Vigil(
+            name, breaker=breaker, patience_s=start_timeout_s, on_listing=on_listing, keep=self.keep
+        )
         self._closed = False
 
     async def open(self) -> Listing:
@@ -106,7 +93,7 @@ class Lifeline:
 
     def is_fit(self, live: Live) -> bool:
         """True where nothing speaks against sending a call now."""
-        if live.leave.is_set() or live.ping is not None:
+        if live.leave.is_set() or live.vigil is not None:
             return False
         return not (live.is_shaky and self._breaker.delay_s)
 
@@ -114,7 +101,8 @@ class Lifeline:
         """Ask for a sign of life, and replace the server where none comes within `patience_s` (at most 10).
 
         New calls wait for the verdict instead of being sent to a server that may be stopped."""
-        self._ask(live, min(patience_s, PING_TIMEOUT_S), is_doubted=True)
+        if not self._closed:
+            self._vigil.keep_over(live, min(patience_s, PING_TIMEOUT_S), is_doubted=True)
 
     def lost(self, live: Live, reason: str) -> None:
         """Note that a call or its answer was lost on the way, though not the connection.
@@ -123,8 +111,8 @@ class Lifeline:
         for a server that starts: at most `start_timeout_s`."""
         live.is_shaky = True
         self._breaker.failed(reason)
-        if self._breaker.state is BreakerState.CLOSED:
-            self._ask(live, PING_TIMEOUT_S, is_doubted=False)
+        if self._breaker.refusal is None and not self._closed:
+            self._vigil.keep_over(live, PING_TIMEOUT_S, is_doubted=False)
 
     def keep(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         """Hold a task that nobody may wait for until it is done, and take its exception."""
@@ -152,8 +140,8 @@ class Lifeline:
         if live is not None and live.leave.is_set():
             self._bury(live)
             live = None
-        if live is not None and live.ping is not None:
-            return live.ping
+        if live is not None and live.vigil is not None:
+            return live.vigil
         if self._opening is not None:
             return self._opening
         if self._closed:
@@ -249,37 +237,6 @@ class Lifeline:
             self._live = None
             if not self._closed:
                 self._breaker.failed(live.fault)
-
-    def _ask(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
-        if live.ping is None and not live.leave.is_set() and not self._closed:
-            asking = self._await_sign(live, timeout_s, is_doubted=is_doubted)
-            live.ping = self.keep(asyncio.create_task(asking, name=f"ping {self.name}"))
-
-    async def _await_sign(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
-        """Ask until there is a sign of life, the connection has ended or the breaker opens. One that takes a
-        question and keeps silent is replaced where it `is_doubted` already."""
-        loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self.start_timeout_s
-        try:
-            while not live.leave.is_set():
-                sign, text = await sign_of_life(live.client, timeout_s, keep=self.keep)
-                if sign is Sign.GONE:
-                    live.leave.set()
-                elif sign is Sign.SILENT and is_doubted:
-                    live.fault = (
-                        f"a call timed out, and then it did not answer a ping within {timeout_s:g} s; if it "
-                        f"takes one call at a time, lower tools.per_server.{self.name}.max_in_flight"
-                    )
-                    live.leave.set()
-                if sign is not Sign.AWAY:
-                    return
-                live.is_shaky = True
-                self._breaker.failed(text, may_return=loop.time() < give_up_s)
-                if self._breaker.refusal is not None:
-                    return
-                await asyncio.sleep(self._breaker.delay_s)
-        finally:
-            live.ping = None
 
     def _open_error(self, error: Exception) -> OpenFailed:
         match innermost(error):

@@ -32,7 +32,7 @@ async def read_listing(client: Client) -> Listing:
     cursor: str | None = None
     for _ in range(_PAGES_MAX):
         try:
-            page = await client.list_tools(cursor=cursor)
+            page = await client.list_tools(cursor=cursor, cache_mode="refresh")
             offered, cursor = page.tools, page.next_cursor
         except ValidationError:
             # The SDK refuses a page for one bad tool; the good ones of it are still wanted.

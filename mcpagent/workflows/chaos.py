@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mcpagent.config.schema import TrainConfig
@@ -11,8 +10,9 @@ from mcpagent.console import Console
 from mcpagent.core.metrics import CheckStatus
 from mcpagent.core.records import JsonObject
 from mcpagent.rollout.setup import chosen_servers
-from mcpagent.tools.chaos import ChaosFault, ChaosResult, chaos
-from mcpagent.tools.servers_config import ServerConfig, StdioServer, builtin_servers
+from mcpagent.tools.chaos import ChaosResult, chaos
+from mcpagent.tools.chaos_rigs import ChaosFault, faults_of
+from mcpagent.tools.servers_config import HttpServer, StdioServer, builtin_servers
 
 
 @dataclass(frozen=True)
@@ -36,46 +36,43 @@ class ChaosOutcome:
 def check_chaos(config: TrainConfig, *, console: Console | None = None) -> ChaosOutcome:
     """Inject every fault into every server of `config`; built-in servers run as processes for it.
 
-    The servers are started and killed, and none of their tools is called. Raises UserError for a
-    configuration that cannot be read.
+    Servers over stdio are started and killed; those over HTTP are left alone, and what is between them and us
+    is struck. None of their tools is called. Raises UserError for a configuration that cannot be read.
     """
     console = console or Console()
     servers = _servers(config, console)
-    with console.progress("Faults", total=len(servers) * len(ChaosFault)) as advance:
+    total = sum(len(faults_of(server)) for server in servers)
+    with console.progress("Faults", total=total) as advance:
 
         async def all_of_them() -> list[ChaosResult]:
             # One at a time: what a fault leaks is seen by counting what this process has open.
             results: list[ChaosResult] = []
             for server in servers:
-                if isinstance(server, StdioServer):
-                    results += await chaos(
-                        server, on_result=lambda result: advance(note=f"{result.server} {result.fault}")
-                    )
-                else:
+                results += await chaos(
+                    server, on_result=lambda result: advance(note=f"{result.server} {result.fault}")
+                )
+                if isinstance(server, HttpServer):
                     results += _not_ours(server)
-                    advance(len(ChaosFault), note=f"{server.name} skipped")
             return results
 
         return ChaosOutcome(tuple(asyncio.run(all_of_them())))
 
 
-def _servers(config: TrainConfig, console: Console) -> Sequence[ServerConfig]:
+def _servers(config: TrainConfig, console: Console) -> list[StdioServer | HttpServer]:
     if config.tools.servers is None:
-        return builtin_servers(limited=config.tools.limited, transport="stdio")
-    return chosen_servers(config.tools, on_note=console.note)
+        chosen = builtin_servers(limited=config.tools.limited, transport="stdio")
+    else:
+        chosen = chosen_servers(config.tools, on_note=console.note)
+    return [server for server in chosen if isinstance(server, StdioServer | HttpServer)]
 
 
-def _not_ours(server: ServerConfig) -> list[ChaosResult]:
-    on_process = {ChaosFault.KILL, ChaosFault.STOP, ChaosFault.SLOW_START}
+def _not_ours(server: HttpServer) -> list[ChaosResult]:
     return [
         ChaosResult(
             server=server.name,
             fault=fault,
             status=CheckStatus.SKIP,
-            detail="the process of a server over HTTP is not ours; run it over stdio to inject this"
-            if fault in on_process
-            else "there is no proxy for this over HTTP; run the server over stdio to inject it",
+            detail="the process of a server over HTTP is not ours; run it over stdio to inject this",
         )
-        for fault in ChaosFault
-        if fault is not ChaosFault.NONE
+        for fault in (ChaosFault.KILL, ChaosFault.STOP)
     ]

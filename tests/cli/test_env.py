@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.tools.chaos import ChaosFault
+from mcpagent.tools.chaos_rigs import faults_of
+from mcpagent.tools.servers_config import StdioServer
 from tests.cli.running import mcpagent, refused
 from tests.env.world import make_task
 from tests.tools.servers.files import servers_file
+from tests.tools.wild import http_poison
 from tests.workflows.world import TRAIN, dataset, samples, with_id
+
+OVER_STDIO = faults_of(StdioServer(name="any", command="any"))
 
 
 def test_a_sound_environment_exits_0_with_its_checks() -> None:
@@ -77,7 +81,7 @@ def test_chaos_exits_1_and_names_the_server_that_does_not_start_again(tmp_path: 
     document = json.loads(done.stdout)
     assert document["passed"] is False
     assert [(result["server"], result["fault"]) for result in document["chaos"]] == [
-        ("frail", fault.value) for fault in ChaosFault
+        ("frail", fault.value) for fault in OVER_STDIO
     ]
     sound, *others = document["chaos"]
     assert sound["status"] == "pass" and sound["leaks"] == {"processes": [], "tasks": [], "files": 0}
@@ -87,11 +91,12 @@ def test_chaos_exits_1_and_names_the_server_that_does_not_start_again(tmp_path: 
 
 def test_chaos_says_which_faults_a_server_over_http_cannot_be_given(tmp_path: Path) -> None:
     servers = tmp_path / "mcp.json"
-    servers.write_text(json.dumps({"mcpServers": {"web": {"url": "http://127.0.0.1:1/mcp"}}}))
-    done = mcpagent("env", "check", "--chaos", "--servers", servers)
-    assert done.returncode == 0, done.stderr
-    assert "skip  kill, stop, slow_start: the process of a server over HTTP is not ours" in done.stdout
-    assert "skip  hang, oversize, garbage, drift: there is no proxy for this over HTTP" in done.stdout
+    with http_poison("once") as server:
+        servers.write_text(json.dumps({"mcpServers": {"web": {"url": server.url}}}))
+        done = mcpagent("env", "check", "--chaos", "--servers", servers)
+    assert done.returncode == 1, done.stderr
+    assert "skip  kill, stop: the process of a server over HTTP is not ours" in done.stdout
+    assert "refuses us (HTTP 401)" in done.stdout
 
 
 @pytest.mark.slow
@@ -101,5 +106,5 @@ def test_chaos_shows_each_fault_and_what_an_episode_saw_of_it(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "│" in line]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
-    assert [row[0] for row in rows if row[0]] == [fault.value for fault in ChaosFault]
+    assert [row[0] for row in rows if row[0]] == [fault.value for fault in OVER_STDIO]
     assert {row[1] for row in rows if row[0]} == {"pass"}

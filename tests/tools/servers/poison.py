@@ -1,12 +1,12 @@
 """A server that writes its own bytes, over stdio or HTTP, so that they may be wrong. Standard library only.
 
-`python poison.py stdio [modern]`, or `python poison.py http [modern] [sse] [resume] [auth]`, which prints its
-port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bearer token "right". `badlist`
-puts what are no tools between the tools.
+`python poison.py stdio [modern]`, or `python poison.py http [modern] [sse] [resume] [auth] [once]`, which
+prints its port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bearer token "right",
+`once` opens one session and no other. `badlist` puts what are no tools between the tools.
 Tools: `echo`; `wait`, whose answer comes once `release` is called, which waits for `after` of them first;
-`poison`, which answers as `kind` says; `probes` counts what was asked in vain. Over HTTP also `status`
-(answers with that HTTP status), `busy` (HTTP 429 with a Retry-After for the first `times` calls), `hang_up`
-and `forget` (all sessions).
+`poison`, which answers as `kind` says; `probes` counts what was asked in vain, `calls` the calls before it.
+Over HTTP also `status` (answers with that HTTP status), `busy` (HTTP 429 with a Retry-After for the first
+`times` calls), `hang_up` and `forget` (all sessions).
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from typing import Any
 
 OVERSIZE = 50_000_000
 MODERN = "2026-07-28"
-TOOLS = ("echo", "wait", "release", "poison", "status", "hang_up", "forget", "probes", "busy")
+TOOLS = ("echo", "wait", "release", "poison", "status", "hang_up", "forget", "probes", "calls", "busy")
 
 released = threading.Event()
 waiting = threading.Semaphore(0)
 probes: list[str] = []
+calls: list[str] = []
 is_modern = "modern" in sys.argv
 
 
@@ -110,7 +111,10 @@ def respond(request: dict[str, Any]) -> bytes:
 
 
 def call(tool: str, arguments: dict[str, Any]) -> str:
+    calls.append(tool)
     match tool:
+        case "calls":
+            return str(len(calls) - 1)
         case "wait":
             waiting.release()
             released.wait()
@@ -151,6 +155,7 @@ class Handler(BaseHTTPRequestHandler):
     sessions: set[str] = set()
     left: dict[str, bytes] = {}  # what is had by resuming
     turned_away: list[str] = []
+    had_one = False
     lock = threading.Lock()
 
     def do_POST(self) -> None:
@@ -182,6 +187,9 @@ class Handler(BaseHTTPRequestHandler):
             self.sessions.clear()
         headers = {}
         if method == "initialize":
+            if "once" in sys.argv and self.had_one:
+                return self.reply(401, b"")
+            Handler.had_one = True
             headers["mcp-session-id"] = secrets.token_hex(8)
             self.sessions.add(headers["mcp-session-id"])
         body = respond(message)
