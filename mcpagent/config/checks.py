@@ -48,6 +48,14 @@ def _common(config: TrainConfig) -> Iterator[Finding]:
             "rollout.backend is vllm, but finetune.mode is qlora, and vLLM would sample with the weights "
             "before they were quantised; use rollout.backend hf, or finetune.mode lora",
         )
+    # What GRPO starts from is refused where the model is loaded: quickstart puts its warm start there.
+    is_from_scratch = config.algorithm == "sft" and config.model.name == "embedded"
+    if is_from_scratch and config.finetune.mode != "full":
+        yield Finding(
+            ("finetune.mode", "model.name"),
+            f"finetune.mode is {config.finetune.mode}, but model.name is embedded, which begins with random "
+            "weights: adapters would leave them random; use finetune.mode full",
+        )
     if config.tools.cassette is None and config.tools.cassette_mode in ("record", "strict"):
         yield Finding(
             ("tools.cassette_mode", "tools.cassette"),

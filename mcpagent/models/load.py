@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from mcpagent.errors import UserError
+from mcpagent.storage.checkpoints import find_checkpoint
 
 _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
@@ -64,10 +65,8 @@ def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
     """The transformers configuration of a hub id or folder; of an adapter folder, that of its base."""
     from transformers import AutoConfig
 
-    if (Path(name) / "adapter_config.json").is_file():
-        from peft import PeftConfig
-
-        name = _from_pretrained(PeftConfig.from_pretrained, name).base_model_name_or_path
+    if (base := _base_of_adapter(name)) is not None:
+        name = base
     return _from_pretrained(AutoConfig.from_pretrained, name, trust_remote_code=trust_remote_code)
 
 
@@ -91,7 +90,7 @@ def load_model(
     if in_4bit:
         require_4bit(device)
         options |= {"quantization_config": _nf4(dtype), "device_map": {"": device}}
-    if (Path(name) / "adapter_config.json").is_file():
+    if _base_of_adapter(name) is not None:
         from peft import AutoPeftModelForCausalLM
 
         if in_4bit:
@@ -247,15 +246,37 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def _base_of_adapter(name: str) -> str | None:
+    """The model that an adapter folder belongs to; None for what is no adapter folder."""
+    if not (Path(name) / "adapter_config.json").is_file():
+        return None
+    from peft import PeftConfig
+
+    base = _from_pretrained(PeftConfig.from_pretrained, name).base_model_name_or_path
+    if not base:
+        raise UserError(
+            f"{name} is an adapter that does not say of which model",
+            where=f"{name}/adapter_config.json",
+            remedy="write the folder or hub id of its model there as base_model_name_or_path",
+        )
+    return base
+
+
 def _from_pretrained(load: Callable[..., Any], name: str, **options: Any) -> Any:
-    path = Path(name)
-    if name.startswith((".", "/", "~")) and not path.expanduser().is_dir():
+    path = Path(name).expanduser()
+    is_local = path.is_dir()
+    if name.startswith((".", "/", "~")) and not is_local:
         raise UserError(f"there is no model folder {name}", remedy="check model.name or the path")
-    is_local = path.expanduser().is_dir()
+    if is_local and (path / "checkpoints").is_dir() and (checkpoint := find_checkpoint(path)) != path:
+        raise UserError(
+            f"{name} is the folder of a run, not of a model",
+            where="model.name",
+            remedy=f"name a checkpoint of it, such as {checkpoint}",
+        )
     if is_local:
         _hide_progress_bars()
     try:
-        return load(str(path.expanduser()) if is_local else name, **options)
+        return load(str(path) if is_local else name, **options)
     except (OSError, ValueError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(

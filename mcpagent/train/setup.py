@@ -79,8 +79,8 @@ def load(config: TrainConfig) -> Loaded:
         raise UserError(
             "the embedded model starts from random weights, which GRPO cannot learn from",
             where="model.name",
-            remedy="warm it up first: mcpagent train --algo sft --set model.name=embedded ..., then name "
-            "that run's checkpoint; or run `mcpagent quickstart`, which does both",
+            remedy="warm it up first: mcpagent train --algo sft --mode full --set model.name=embedded "
+            "..., then name that run's checkpoint; or run `mcpagent quickstart`, which does both",
         )
     device = resolve_device(config.device)
     torch.set_num_threads(config.threads)

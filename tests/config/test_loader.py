@@ -317,6 +317,12 @@ def test_each_way_of_training_has_a_preset(mode: str) -> None:
     assert load_train_config([*DEFAULT_FILES, f"configs/{mode}.yaml"]).config.finetune.mode == mode
 
 
+def test_a_network_of_random_weights_is_trained_whole() -> None:
+    asked = ["algo=sft", "model.name=embedded"]
+    assert "finetune.mode is lora, but model.name is embedded" in message_of([], asked)
+    assert load_train_config([], [*asked, "finetune.mode=full"]).config.finetune.mode == "full"
+
+
 def test_the_ppo_preset_is_a_value_head_with_discounted_turns() -> None:
     grpo = load_train_config([resource_path("configs/ppo.yaml")]).config.grpo
     assert (grpo.advantage, grpo.gae_gamma, grpo.gae_lambda, grpo.value_loss_coef) == ("gae", 0.99, 0.95, 0.5)

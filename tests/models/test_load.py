@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from mcpagent.models.load import (
     LoraShape,
     attach_lora,
     causal_lm,
+    load_config,
     load_model,
     load_tokenizer,
     resolve_device,
@@ -94,6 +97,31 @@ def test_a_folder_without_a_model_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot load") as caught:
         load(tmp_path)
     assert caught.value.remedy
+
+
+def test_a_run_folder_is_answered_with_the_name_of_its_checkpoint(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000003"
+    shutil.copytree(tiny_checkpoint, checkpoint)
+    for read in (load, lambda run: load_tokenizer(str(run)), lambda run: load_config(str(run))):
+        with pytest.raises(UserError, match="the folder of a run") as caught:
+            read(tmp_path / "run")
+        assert str(checkpoint) in str(caught.value.remedy)
+
+
+def test_an_adapter_of_no_model_is_the_users_error_and_asks_no_hub(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    save_model(
+        attach_lora(load(tiny_checkpoint), LORA, seed=0), load_tokenizer(str(tiny_checkpoint)), tmp_path
+    )
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": None}))
+    for read in (load, lambda folder: load_config(str(folder))):
+        with pytest.raises(UserError, match="does not say of which model") as caught:
+            read(tmp_path)
+        assert caught.value.where == f"{tmp_path}/adapter_config.json"
 
 
 def test_a_device_that_is_missing_is_an_error_and_auto_is_none() -> None:
