@@ -1,15 +1,18 @@
 """Records a second and peak memory of each step over many tasks: python -m benchmarks.data [--records N].
 
-Each step runs in a process of its own, so that its peak is its own. The dataset is one of generated tasks,
-repeated under new ids until there are N records; --generate is how many of them are really generated.
+Each step runs in a process of its own, so that its peak is its own. The dataset is N distinct records of 3 kB,
+made from the samples of this repository; --generate is how many tasks are really generated, and proven.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,13 +20,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mcpagent.storage.jsonl import read_tasks
+from mcpagent.storage.jsonl import read_tasks, write_jsonl
 from mcpagent.storage.task_file import TaskFile
+from mcpagent.synth.dedupe import DedupeReport, distinct_tasks
+from mcpagent.synth.describe import count_tasks
 from mcpagent.synth.pools import SplitShares
 from mcpagent.synth.split import split_dataset
 from mcpagent.synth.validate import validate_dataset
+from mcpagent.train.order import TaskOrder
 
-_SHUFFLED = 100_000  # records read in random order
+_SAMPLES = Path(__file__).parents[1] / "data" / "samples"
+_NAMED = re.compile(r"\b(?:[A-Z]{4}|C[0-9]{3})\b")  # tickers and channels
+_ID = re.compile(r'"task_id": "')
+_BATCH = 100
 
 
 def generate(folder: Path, records: int) -> int:
@@ -39,37 +48,45 @@ def generate(folder: Path, records: int) -> int:
     return records
 
 
-def repeat(folder: Path, records: int) -> int:
-    """Other tickers' worth of records is not the point here, their number and size are."""
-    lines = (folder / "generated/train.jsonl").read_text().splitlines()
-    with (folder / "tasks.jsonl").open("w") as stream:
+def make(folder: Path, records: int) -> int:
+    """The samples of this repository under new ids and about new things. One in twenty asks in the same words
+    for what the task before it asks for, with another limit."""
+    samples = (_SAMPLES / "train.jsonl").read_text().splitlines()
+    shapes = [(line, sorted(set(_NAMED.findall(line)))) for line in samples]
+    line = ""
+    rng = random.Random(0)
+    with _tasks(folder).open("w") as stream:
         for number in range(records):
-            record = json.loads(lines[number % len(lines)])
-            truth = record["reward_spec"]["ground_truth"]
-            truth["task_id"] = f"{truth['task_id']}-{number}"
-            record["extra_info"]["slots"] = {"ticker": f"T{number // 3}"}
-            for step in truth["tool_sequence"]:
-                step["params"] = {**step["params"], "note": f"T{number // 3}"}
-            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+            if number % 20 or not number:
+                line, named = rng.choice(shapes)
+                new = {name: f"{name[0]}{number:07}{place}" for place, name in enumerate(named)}
+                line = _NAMED.sub(lambda match: new[match[0]], line)  # noqa: B023 - used at once
+            else:
+                line = line.replace('"limit": 1', '"limit": 2')
+            stream.write(_ID.sub(rf"\g<0>{number}-", line, count=1) + "\n")
     return records
 
 
 def validate(folder: Path, records: int) -> int:
-    report = validate_dataset(folder / "tasks.jsonl", catalog=None)
+    report = validate_dataset(_tasks(folder), catalog=None)
     assert report.valid == records, report.findings[:1]
     return records
 
 
+def stats(folder: Path, records: int) -> int:
+    return count_tasks(read_tasks(_tasks(folder))).records
+
+
 def split(folder: Path, records: int) -> int:
-    split_dataset(
-        folder / "tasks.jsonl",
-        folder / "split",
-        shares=SplitShares(),
-        seed=0,
-        drop_crossing=True,
-        overwrite=True,
-    )
+    split_dataset(_tasks(folder), folder / "split", shares=SplitShares(), seed=0, overwrite=True)
     return records
+
+
+def dedupe(folder: Path, records: int) -> int:
+    report = DedupeReport()
+    write_jsonl(folder / "distinct.jsonl", distinct_tasks(_tasks(folder), threshold=0.8, report=report))
+    print(f"          {report.as_json()['removed']}", file=sys.stderr)
+    return report.records
 
 
 def convert(folder: Path, records: int) -> int:
@@ -97,27 +114,35 @@ def convert(folder: Path, records: int) -> int:
 
 
 def iterate(folder: Path, records: int) -> int:
-    return sum(1 for _ in read_tasks(folder / "tasks.jsonl"))
+    return sum(1 for _ in read_tasks(_tasks(folder)))
 
 
 def index(folder: Path, records: int) -> int:
-    with TaskFile(folder / "tasks.jsonl") as tasks:
+    """Opened for the first time: every record is checked."""
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    with TaskFile(_tasks(folder)) as tasks:
         return len(tasks)
 
 
-def shuffled(folder: Path, records: int) -> int:
-    with TaskFile(folder / "tasks.jsonl") as tasks:
-        order = random.Random(0)
-        started = time.process_time()
-        for _ in range(min(_SHUFFLED, records)):
-            tasks[order.randrange(len(tasks))]
-        each = 1e6 * (time.process_time() - started) / min(_SHUFFLED, records)
-    print(f"          {each:.0f} us of CPU for a record in random order", file=sys.stderr)
-    return records
+def reopen(folder: Path, records: int) -> int:
+    with TaskFile(_tasks(folder)) as tasks:
+        return len(tasks)
+
+
+def epoch(folder: Path, records: int) -> int:
+    """Every task once in the order of training, from a file that was opened before."""
+    with TaskFile(_tasks(folder)) as tasks:
+        order = TaskOrder(len(tasks), batch_size=_BATCH, seed=0)
+        return sum(len([tasks[i] for i in order.batch(step)]) for step in range(1, len(tasks) // _BATCH + 1))
+
+
+def _tasks(folder: Path) -> Path:
+    return folder / "tasks.jsonl"
 
 
 _STEPS: dict[str, Callable[[Path, int], int]] = {
-    f.__name__: f for f in (generate, repeat, validate, convert, split, iterate, index, shuffled)
+    f.__name__: f
+    for f in (generate, make, validate, stats, split, dedupe, convert, iterate, index, reopen, epoch)
 }
 
 
@@ -137,7 +162,12 @@ def main() -> None:
         for step in given.steps:
             records = given.generate if step == "generate" else given.records
             command = [sys.executable, "-m", "benchmarks.data", "--one", step, "--folder", str(folder)]
-            subprocess.run([*command, "--records", str(records)], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [*command, "--records", str(records)],
+                check=True,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
+            )
 
 
 def _measure(step: str, folder: Path, records: int) -> None:
