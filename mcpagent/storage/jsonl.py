@@ -21,8 +21,11 @@ _DATA_FOLDERS = ("data/processed", "data/inputs")
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
 
 
-def find_dataset(given: str | None, *, split: Literal["train", "validation"]) -> Path:
-    """The file `given`, or the default one of the split. Raises UserError if it is not there."""
+def find_dataset(
+    given: str | None, *, split: Literal["train", "validation"], beside: str | None = None
+) -> Path:
+    """The file `given`; without one, that of the split in the folder of the file `beside`, then the default
+    one. Raises UserError if it is not there."""
     if given is not None:
         path = Path(given)
         if not path.is_file():
@@ -32,13 +35,14 @@ def find_dataset(given: str | None, *, split: Literal["train", "validation"]) ->
                 remedy=f"name a file with --set data.{split}=FILE, or make one: mcpagent gen-data",
             )
         return path
-    for folder in _DATA_FOLDERS:
+    folders = _DATA_FOLDERS if beside is None else (str(Path(beside).parent), *_DATA_FOLDERS)
+    for folder in folders:
         for suffix in _SUFFIXES:
             path = Path(folder, split + suffix)
             if path.is_file():
                 return path
     raise UserError(
-        f"there is no {split} dataset: data.{split} is not set, and neither {' nor '.join(_DATA_FOLDERS)} "
+        f"there is no {split} dataset: data.{split} is not set, and none of {', '.join(folders)} "
         f"holds {split}.json or {split}.jsonl",
         remedy=f"name a file with --set data.{split}=FILE, or make one: mcpagent gen-data",
     )

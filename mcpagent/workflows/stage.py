@@ -119,7 +119,7 @@ def open_stage(
 
 def open_tasks(config: TrainConfig, data: Path | None = None) -> TaskFile:
     """The dataset `data`, or the validation set of `config`. Raises UserError."""
-    path = data or find_dataset(config.data.validation, split="validation")
+    path = data or find_dataset(config.data.validation, split="validation", beside=config.data.train)
     return TaskFile(path, max_tasks=config.data.max_tasks)
 
 

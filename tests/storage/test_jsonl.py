@@ -273,6 +273,12 @@ def test_the_default_dataset_is_looked_for_where_the_readme_says(
         assert find_dataset(None, split="train") == Path(name)
     with pytest.raises(UserError, match=r"no.json: there is no such dataset"):
         find_dataset("no.json", split="train")
+    write_jsonl("data/processed/validation.jsonl", [record(0)])
+    mine = Path("mine/validation.jsonl.zst")
+    assert find_dataset(None, split="validation", beside="mine/train.jsonl") != mine
+    write_jsonl(mine, [record(0)])
+    assert find_dataset(None, split="validation", beside="mine/train.jsonl") == mine
+    assert find_dataset("data/inputs/train.json", split="validation", beside="mine/train.jsonl") != mine
 
 
 def test_a_task_made_in_code_has_the_fields_that_other_readers_need(tmp_path: Path) -> None:
