@@ -270,8 +270,8 @@ class ToolsConfig(Section):
 
 
 class DataConfig(Section):
-    """Datasets; None looks for data/processed/{train,validation}.json or .jsonl, then in data/inputs/, and for
-    `validation` beside `train` first, where that is set."""
+    """Datasets; None looks for data/processed/{train,validation}.json or .jsonl, then in data/inputs/; that
+    of validation lies beside `train` first, where that is set."""
 
     train: str | None = None
     validation: str | None = None

@@ -77,12 +77,25 @@ def result_value(result: ToolResult) -> dict[str, Any]:
 
 def text_value(content: str) -> dict[str, Any]:
     """What a step reference sees of a result of which only the text is at hand: the object that it is in
-    JSON; other JSON under `result`, as MCP servers wrap it; plain text under `text`."""
+    JSON; other JSON under `result`, as MCP servers wrap it; plain text under `text`. Lists and objects that a
+    server in Python printed as they are count as JSON."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
-        return {"text": content}
+        value = _printed(content)
+        if value is None:
+            return {"text": content}
     return value if isinstance(value, dict) else {"result": value}
+
+
+def _printed(content: str) -> Any:
+    """A list or an object in Python's notation, as JSON has it; None where it is neither."""
+    if content[:1] not in ("[", "{"):
+        return None
+    try:
+        return json.loads(json.dumps(ast.literal_eval(content), allow_nan=False))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
 
 
 def lookup_path(value: Any, path: str) -> Any:

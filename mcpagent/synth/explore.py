@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -22,12 +23,13 @@ from mcpagent.synth.pools import SPLITS, SplitShares
 from mcpagent.synth.record import Offer, system_message
 from mcpagent.synth.rules import GeneratedData, Progress, Tally, check_counts, fill_split, ground_in_turn
 from mcpagent.synth.stages import RejectCode, Rejection
-from mcpagent.synth.wording import words_of
+from mcpagent.synth.wording import WORDINGS, words_of
 from mcpagent.tools.contract import ToolProvider
 
 DATA_SOURCE = "synthetic/explored"
 _LONGEST = 4  # calls of a walk
 _SPARE_TURNS = 3
+_PLACE = re.compile(r"\[(\d+)\]")
 _KINDS = {
     "single": 3,
     "sequential": 4,
@@ -137,7 +139,7 @@ def _walk(rng: Random, graph: ToolGraph, facts: Sequence[Fact]) -> Walk | None:
     """A random question about one of `facts`; None where this one has nothing to ask."""
     kind = rng.choices(list(_KINDS), weights=list(_KINDS.values()))[0]
     last = rng.choice(facts)
-    wording = rng.randrange(3)
+    wording = rng.randrange(WORDINGS)
     askable = [leaf for leaf in last.leaves if _is_worth_asking(leaf)]
     if kind == "irrelevance":
         return Walk(kind, (last,), (None,), (), wording) if list(last.texts) else None
@@ -173,10 +175,11 @@ def _chain(rng: Random, graph: ToolGraph, last: Fact, leaf: Leaf, wording: int) 
 
 
 def _is_worth_asking(leaf: Leaf) -> bool:
-    """Not what could be guessed."""
+    """Not what could be guessed: a short word, a small number, or the place in a list that it is asked of."""
     if isinstance(leaf.value, str):
         return len(leaf.value) >= 3 and any(character.isalnum() for character in leaf.value)
-    return abs(leaf.value) > 2
+    places = [int(place) for place in _PLACE.findall(leaf.expression)]
+    return abs(leaf.value) > 2 and leaf.value not in places and leaf.value - 1 not in places
 
 
 def _draft(walk: Walk, *, offer: Offer, split: str, seed: int) -> Task:

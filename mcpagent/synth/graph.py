@@ -21,6 +21,9 @@ _CALLS_A_TOOL = 120  # in all rounds together
 _ITEMS = 12  # of a list that are looked into
 _WORDS = 60  # of a text
 _SHORT = 60  # characters of a value that can be asked for
+_FIRST = ("first", "second", "third", "fourth", "fifth", "sixth")
+_SELECT = "SELECT * FROM "  # the one statement that is tried where SQL is asked for
+_SQL = re.compile(r"\b(SQL|SELECT)\b")
 _PROBE = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _WORD = re.compile(r"[\w/~.](\S*\w)?")  # no bracket, quote or comma at its ends: it can be passed on as it is
@@ -121,9 +124,11 @@ class ToolGraph:
     def edges_into(self, fact: Fact) -> list[Edge]:
         """Every way to learn an argument of `fact` from another fact that did not have it to begin with."""
         return [
-            Edge(source, leaf, name, text, prefix)
+            Edge(source, leaf, name, text, start + prefix)
             for name, text in fact.texts
-            for source, leaf, prefix in self._givers.get(text, ())
+            for start in ("", _SELECT)
+            if text.startswith(start)
+            for source, leaf, prefix in self._givers.get(text.removeprefix(start), ())
             if source is not fact and text not in {given for _, given in source.texts}
         ]
 
@@ -186,8 +191,11 @@ def _walk(value: Any, expression: str, path: tuple[str, ...]) -> Iterator[Leaf]:
             if _NAME.fullmatch(key):
                 yield from _walk(item, f"{expression}.{key}", (*path, key))
     elif isinstance(value, list):
+        *above, kind = path or ("entries",)
+        if " " in kind:  # one of a list, and itself a list
+            above, kind = [*above, kind], "entries"
         for index, item in enumerate(value[:_ITEMS]):
-            yield from _walk(item, f"{expression}[{index}]", (*path, f"entry {index + 1}"))
+            yield from _walk(item, f"{expression}[{index}]", (*above, f"{_ordinal(index)} {_one_of(kind)}"))
     elif isinstance(value, str):
         yield from _of_text(value, expression, path)
     elif isinstance(value, int | float) and not isinstance(value, bool):
@@ -204,14 +212,28 @@ def _of_text(text: str, expression: str, path: tuple[str, ...]) -> Iterator[Leaf
     for index, word in enumerate(words[:_WORDS]):
         if not _WORD.fullmatch(word):
             continue
-        label = pairs.get(word) or f"word {index + 1} of the {_label(path)}"
+        label = pairs.get(word) or f"{_ordinal(index)} word of the {_label(path)}"
         yield Leaf(f"word({expression}, {index})", label, word)
     if numbers := numbers_in(text):
         yield Leaf(f"number({expression}, -1)", f"last number of the {_label(path)}", numbers[-1])
 
 
 def _label(path: tuple[str, ...]) -> str:
-    return " of ".join(part.replace("_", " ") for part in reversed(path)) or "answer"
+    return " of the ".join(part.replace("_", " ") for part in reversed(path)) or "answer"
+
+
+def _ordinal(index: int) -> str:
+    """`first` for 0."""
+    number = index + 1
+    if number <= len(_FIRST):
+        return _FIRST[index]
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def _one_of(kind: str) -> str:
+    """One thing of a list, by the list's name: `messages` has a `message`."""
+    return kind.removesuffix("ies") + "y" if kind.endswith("ies") else kind.removesuffix("s")
 
 
 def _candidates(spec: ToolSpec, texts: list[str]) -> Iterator[JsonObject]:
@@ -224,8 +246,17 @@ def _candidates(spec: ToolSpec, texts: list[str]) -> Iterator[JsonObject]:
         return
     choices = texts if len(free) == 1 else texts[:_ITEMS]
     for values in itertools.product(choices, repeat=len(free)):
-        given = {n: [v] if isinstance(base[n], list) else v for n, v in zip(free, values, strict=True)}
-        yield {**base, **given}
+        yield {
+            **base,
+            **{name: _said(spec, name, base, text) for name, text in zip(free, values, strict=True)},
+        }
+
+
+def _said(spec: ToolSpec, name: str, base: JsonObject, text: str) -> Any:
+    """`text` as an argument: where SQL is asked for, all of the table that it may name."""
+    described = f"{spec.description} {spec.input_schema['properties'][name].get('description', '')}"
+    text = _SELECT + text if _SQL.search(described) else text
+    return [text] if isinstance(base[name], list) else text
 
 
 async def _nonsense(session: SynthSession, spec: ToolSpec) -> Any:

@@ -110,6 +110,13 @@ def test_a_result_without_structure_is_read_from_its_text() -> None:
     assert text_value('{"close": 1}') == {"close": 1}
     assert text_value("[1, 2]") == {"result": [1, 2]}
     assert text_value("sunny, 21 degrees") == {"text": "sunny, 21 degrees"}
+    # What a server in Python prints.
+    assert text_value("[{'name': 'ships', 'pk': None, 'ok': True}]") == {
+        "result": [{"name": "ships", "pk": None, "ok": True}]
+    }
+    assert text_value("{'at': (1, 2)}") == {"at": [1, 2]}
+    for prose in ("[FILE] notes.txt", "{'a': open('x')}", "[nan]", "{1, 2}", "'quoted'", "[" * 5000):
+        assert text_value(prose) == {"text": prose}
 
 
 @given(st.text(alphabet="step12.close[]()+-*/,'\"${} abs", max_size=40))
