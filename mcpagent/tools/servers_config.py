@@ -18,6 +18,7 @@ from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.servers.names import DATA_SERVERS, UpstreamKind, live_variables
 from mcpagent.servers.sandbox.kinds import SandboxKind
+from mcpagent.tools.inherited import withheld
 from mcpagent.tools.jsonc import parse_jsonc
 from mcpagent.tools.variables import Unresolved, expand, known_variables
 
@@ -39,7 +40,7 @@ _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
 
 @dataclass(frozen=True, kw_only=True)
 class StdioServer:
-    """A server run as a child process. The child sees HOME, LOGNAME, PATH, SHELL, TERM, USER and `env` only.
+    """A server run as a child process. The child sees what `tools.inherited` passes on, and `env`.
 
     `timeout_s` is the hard deadline of a call, None for the pool's default. `isolation` None means shared.
     """
@@ -176,7 +177,16 @@ class _Reader:
             raise UserError(
                 "every server in it is disabled" if entries else "no servers in it", where=str(self.path)
             )
+        self._note_withheld(servers)
         return ServersFile(servers=servers, notes=tuple(self.notes))
+
+    def _note_withheld(self, servers: Iterable[StdioServer | HttpServer]) -> None:
+        for variable in withheld(os.environ):
+            if any(isinstance(server, StdioServer) and variable not in server.env for server in servers):
+                self.notes.append(
+                    f"{variable} holds a user or a password, so a server gets it only where its env has "
+                    f'"{variable}": "${{{variable}}}"'
+                )
 
     def _server(self, name: str, entry: object) -> StdioServer | HttpServer | None:
         if not isinstance(entry, dict):

@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
 
 import anyio
-from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
+from mcpagent.tools.inherited import inherited
 from mcpagent.tools.jsonrpc import Inbox, Malformed, error_reply, parse, response_id
 from mcpagent.tools.lines import LineSplitter, OversizeLine
 from mcpagent.tools.process_trees import Tree
@@ -85,7 +85,7 @@ def _spawn(config: StdioServer, log_file: BinaryIO) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log_file,
-        env=get_default_environment() | dict(config.env),
+        env=inherited() | dict(config.env),
         cwd=config.cwd,
         bufsize=0,
         start_new_session=True,

