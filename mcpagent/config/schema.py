@@ -200,7 +200,7 @@ class TrainingConfig(Section):
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_precision_name)] = "no"
 
     def total_steps(self, *, n_tasks: int) -> int:
-        """Steps of the whole run on a dataset of `n_tasks` prompts."""
+        """Steps on a dataset of `n_tasks` prompts."""
         per_epoch = self.steps_per_epoch or max(1, math.ceil(n_tasks / self.batch_size))
         planned = self.max_epochs * per_epoch
         return planned if self.max_steps is None else self.max_steps
@@ -342,6 +342,11 @@ class TrainConfig(Section):
     def method(self) -> Literal["grpo", "ppo", "sft"]:
         """The algorithm by the name that `--algo` has for it: ppo is GRPO's loop with a value head."""
         return "ppo" if self.algorithm == "grpo" and self.grpo.advantage == "gae" else self.algorithm
+
+    def total_steps(self, *, n_tasks: int) -> int:
+        """Steps of the whole run on a dataset of `n_tasks` prompts, those on copying included."""
+        copying = self.sft.copy_steps if self.algorithm == "sft" else 0
+        return self.training.total_steps(n_tasks=n_tasks) + copying
 
     def for_sft(self) -> TrainConfig:
         """This configuration as a supervised run: the overrides of `sft` moved to where they act."""

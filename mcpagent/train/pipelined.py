@@ -19,6 +19,7 @@ from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.train.actor import LocalActor
+from mcpagent.train.processes import Processes
 from mcpagent.train.setup import is_deterministic
 
 
@@ -63,7 +64,7 @@ class PipelinedActor:
         self._io.run(self._pipeline.close())
 
 
-def refuse_pipeline(config: TrainConfig, device: torch.device) -> None:
+def refuse_pipeline(config: TrainConfig, device: torch.device, processes: Processes) -> None:
     """Raises UserError where episodes cannot run beside the update."""
     stale = f"rollout.max_staleness is {config.rollout.max_staleness}"
     if is_deterministic(config, device):
@@ -79,6 +80,12 @@ def refuse_pipeline(config: TrainConfig, device: torch.device) -> None:
             "update is writing",
             where="rollout.max_staleness",
             remedy="set it to 0, use finetune.mode lora, or --backend vllm",
+        )
+    if processes.count > 1:
+        raise UserError(
+            f"{stale}, but {processes.count} processes collect each step together",
+            where="rollout.max_staleness",
+            remedy="set it to 0, or train in one process",
         )
 
 

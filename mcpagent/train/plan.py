@@ -71,8 +71,7 @@ def plan(config: TrainConfig, tasks: TaskFile) -> TrainPlan:
         memory(config, shape, itemsize=dtype.itemsize, samples_here=choice.backend == "hf") if shape else None
     )
     group = config.rollout.group_size if config.algorithm == "grpo" else 1
-    copying = config.sft.copy_steps if config.algorithm == "sft" else 0
-    steps = config.training.total_steps(n_tasks=len(tasks)) + copying
+    steps = config.total_steps(n_tasks=len(tasks))
     updates = config.grpo.epochs_per_batch * config.grpo.minibatches if config.algorithm == "grpo" else 1
     return TrainPlan(
         algorithm=config.method,

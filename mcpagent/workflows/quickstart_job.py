@@ -78,7 +78,7 @@ class QuickstartJob:
 
     @property
     def warm_steps(self) -> int:
-        return self.warm.training.total_steps(n_tasks=SPLITS["train"]) + self.warm.sft.copy_steps
+        return self.warm.total_steps(n_tasks=SPLITS["train"])
 
     @property
     def warm_checkpoint(self) -> Path:

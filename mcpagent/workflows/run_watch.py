@@ -12,6 +12,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.health import HealthSettings, PPOHealthCallback
+from mcpagent.train.learner import Learner
 from mcpagent.train.processes import Processes
 from mcpagent.train.trackers import TrackedRun, Trackers, open_trackers
 
@@ -61,6 +62,14 @@ def outcome_of(run: RunFolder, steps: int, *, best_step: int | None, stop_reason
         metrics=metrics[-1] if metrics else {},
         stop_reason=stop_reason,
     )
+
+
+def note_padding(learner: Learner, watch: Watch) -> None:
+    """Say where the trainer cannot pack samples, and why."""
+    if learner.why_not_packed is not None:
+        watch.note(
+            f"the trainer pads samples and computes shared prompts once an attempt: {learner.why_not_packed}"
+        )
 
 
 def health_callback(config: TrainConfig, run: RunFolder, watch: Watch) -> PPOHealthCallback | None:

@@ -15,6 +15,7 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.pipelined import refuse_pipeline
+from mcpagent.train.processes import Processes
 from mcpagent.workflows.train import train
 
 STEPS, BATCH, GROUP, STALENESS = 5, 2, 2, 2
@@ -91,5 +92,5 @@ def test_settings_that_a_pipeline_cannot_keep_are_refused(
 @pytest.mark.parametrize("override", ["rollout.deterministic=null", "finetune.mode=full"])
 def test_a_machine_or_model_that_a_pipeline_cannot_run_on_is_refused(override: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="max_staleness is 2") as caught:
-        refuse_pipeline(_config(tmp_path, override), torch.device("cpu"))
+        refuse_pipeline(_config(tmp_path, override), torch.device("cpu"), Processes())
     assert caught.value.remedy

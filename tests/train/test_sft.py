@@ -25,7 +25,13 @@ def renderer() -> Renderer:
 
 
 def run_sft(
-    folder: Path, renderer: Renderer, model: Any, *, learning_rate: float = 0.01, **settings: Any
+    folder: Path,
+    renderer: Renderer,
+    model: Any,
+    *,
+    learning_rate: float = 0.01,
+    of_tools: JsonObject | None = None,
+    **settings: Any,
 ) -> list[JsonObject]:
     records: list[JsonObject] = []
     defaults = {"total_steps": 4, "save_every": 2, "batch_size": 3, "micro_batch_tokens": 150, "seed": 0}
@@ -36,6 +42,7 @@ def run_sft(
         run=RunFolder.create(folder, config_yaml="", manifest={}),
         settings=SftSettings(**{**defaults, **settings}),
         state=SftState(),
+        of_tools=of_tools or {},
         on_step=records.append,
     )
     return records
@@ -60,6 +67,15 @@ def test_copying_comes_first_and_joins_the_demonstrations(tmp_path: Path, render
     records = run_sft(tmp_path / "run", renderer, tiny_model(), copy_steps=2, copy_mix=1)
     assert [r["phase"] for r in records] == ["copy", "copy", "demonstrations", "demonstrations"]
     assert [r["step"] for r in records] == [1, 2, 3, 4]
+
+
+def test_what_the_demonstrations_cost_the_servers_stands_in_the_first_record(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    records = run_sft(tmp_path / "run", renderer, tiny_model(), of_tools={"tool_metrics": {"servers": []}})
+    kept = RunFolder(tmp_path / "run").metrics()
+    assert [("tool_metrics" in record) for record in records] == [True, False, False, False]
+    assert kept == records
 
 
 def test_checkpoints_are_kept_at_their_interval_and_at_the_end(tmp_path: Path, renderer: Renderer) -> None:

@@ -22,6 +22,8 @@ from mcpagent.cli.train import app
 from mcpagent.config.resources import resource_path
 from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.tools.metrics import PoolMetrics
 
 BOUND_S = 120.0
 
@@ -146,6 +148,20 @@ def test_a_run_says_how_it_ended_and_a_resume_goes_on(settings: list[str], tmp_p
     damaged = refused(mcpagent_train(*settings, "--set", "training.max_steps=3", "--resume"))
     assert "adapter_model.safetensors is not what was written" in damaged
     assert "the last good one is step-000001" in damaged
+
+
+def test_a_supervised_run_tells_what_its_demonstrations_asked_of_the_servers(
+    settings: list[str], tmp_path: Path
+) -> None:
+    options = [*settings, "--algo", "sft", "--set", "data.max_tasks=4"]
+    for more in (["--set", "budget.steps=1"], ["--resume"]):
+        done = mcpagent_train(*options, *more)
+        assert done.exit_code == 0, done.output
+    run = RunFolder.open(tmp_path / "train")
+    played = read_trajectories(run.trajectories / "demonstrations.jsonl.zst", with_tokens=False)
+    calls = sum(len(t.tool_results) + len(t.state_results) for t in played)
+    told = [PoolMetrics.model_validate(record["tool_metrics"]).calls for record in run.metrics()]
+    assert told == [calls, calls] != [0, 0], "each part made them anew"
 
 
 def test_ctrl_c_leaves_a_checkpoint_says_how_to_go_on_and_exits_with_130(
