@@ -109,6 +109,19 @@ class ToolResult(Record):
     meta: JsonObject = {}
 
 
+def failed_result(call: ToolCall, failure: FailureKind, text: str, *, latency_s: float = 0.0) -> ToolResult:
+    """The result of a call that has no other; `text` tells the model why."""
+    return ToolResult(
+        call_id=call.id,
+        server=call.server,
+        tool=call.tool,
+        content=f"error: {failure.value}: {text}",
+        is_error=True,
+        failure=failure,
+        latency_s=latency_s,
+    )
+
+
 def catalog_hash(tools: Iterable[ToolSpec]) -> str:
     """SHA-256 over names, descriptions and schemas, independent of order: what a dataset or run pins."""
     entries = sorted(

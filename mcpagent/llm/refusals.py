@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import email.utils
 import json
-import math
 import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import openai
 
+from mcpagent.core.retry_after import retry_after_s
 from mcpagent.errors import UserError
 from mcpagent.llm.bodies import MODES
 from mcpagent.llm.contract import ChatFailed, FailureReason
@@ -94,24 +92,6 @@ def failure_of(error: openai.APIStatusError, *, where: str, model: str) -> ChatF
         wait_s = retry_after_s(error.response.headers)
         return ChatFailed(FailureReason.SERVER_ERROR, f"{status}: {text}", retry_after_s=wait_s)
     return ChatFailed(FailureReason.BAD_REQUEST, f"{status}: {text}")
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a response asks to wait: `retry-after-ms`, or RFC 9110 10.2.3, a number or a date."""
-    for name, divisor in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        text = headers.get(name, "").strip()
-        if not text:
-            continue
-        try:
-            seconds = float(text) / divisor
-        except ValueError:
-            try:
-                seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-            except ValueError:
-                continue
-        if math.isfinite(seconds):
-            return max(0.0, seconds)
-    return None
 
 
 def _message(error: openai.APIStatusError) -> str:

@@ -12,7 +12,7 @@ from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
+from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
 from mcpagent.core.validation import shown
 from mcpagent.tools.cassette_answer import Answer
 from mcpagent.tools.cassette_counts import Miss
@@ -156,14 +156,14 @@ class CassetteSession:
         if self._live is not None:
             return await self._live.call(call, purpose=purpose)
         if fault is not None:
-            return _failed(call, FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
+            return failed_result(call, FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
         if self._deck.catalog.denies(call.server, call.tool):
-            return _failed(call, FailureKind.DENIED, f"{call.tool} is not allowed here")
-        return _failed(call, FailureKind.UNKNOWN_TOOL, f"there is no tool {call.tool!r}")
+            return failed_result(call, FailureKind.DENIED, f"{call.tool} is not allowed here")
+        return failed_result(call, FailureKind.UNKNOWN_TOOL, f"there is no tool {call.tool!r}")
 
     def _refused(self, call: ToolCall, text: str) -> ToolResult:
         self._deck.counts.refused += 1
-        return _failed(call, FailureKind.CASSETTE, text)
+        return failed_result(call, FailureKind.CASSETTE, text)
 
 
 def _strict_text(made: _Made, key: CallKey, why: Miss, *, tape: str) -> str:
@@ -184,15 +184,4 @@ def _stale_text(past: _Made, expected: Answer, result: ToolResult) -> str:
     return (
         f"the tape is stale: {past.spec.dotted}, made again on the live server, answered "
         f"{shown(result.content)} and not {shown(expected.content)} as recorded"
-    )
-
-
-def _failed(call: ToolCall, kind: FailureKind, text: str) -> ToolResult:
-    return ToolResult(
-        call_id=call.id,
-        server=call.server,
-        tool=call.tool,
-        content=f"error: {kind.value}: {text}",
-        is_error=True,
-        failure=kind,
     )

@@ -90,6 +90,20 @@ def end_trees(trees: list[Tree]) -> None:
             tree.signal(number)
 
 
+def stat_fields(pid: int) -> list[str]:
+    """What proc(5) says of a process from field 3 on, its state; empty for one that only waits to be reaped.
+    Raises OSError where there is none."""
+    text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    fields = text.rpartition(")")[2].split()  # before it is its name, which may itself hold anything
+    return [] if fields[0] in "ZX" else fields
+
+
+def ps(columns: str) -> list[str]:
+    """A row for each process. Where there is no /proc (macOS), there is nothing else."""
+    command = ["ps", "-A", "-ww", "-o", columns]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+
+
 def _processes() -> Iterator[_Process]:
     return _from_proc() if _HAS_PROC else _from_ps()
 
@@ -98,16 +112,12 @@ def _from_proc() -> Iterator[_Process]:
     for path in _PROC.iterdir():
         if path.name.isdecimal():
             with contextlib.suppress(OSError):  # it has just ended
-                # proc(5): what follows the name, which may itself hold anything.
-                fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if fields[0] not in "ZX":
+                if fields := stat_fields(int(path.name)):
                     yield _Process(int(path.name), int(fields[1]), int(fields[2]), fields[19])
 
 
 def _from_ps() -> Iterator[_Process]:
-    columns = "pid=,ppid=,pgid=,state=,lstart="
-    rows = subprocess.run(["ps", "-A", "-o", columns], capture_output=True, text=True, check=False).stdout
-    for row in rows.splitlines():
+    for row in ps("pid=,ppid=,pgid=,state=,lstart="):
         pid, parent, group, state, birth = row.split(maxsplit=4)
         if not state.startswith("Z"):
             yield _Process(int(pid), int(parent), int(group), birth)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from mcpagent.tools.process_trees import ps, stat_fields
 
 MARK_ENV = (
     "MCPAGENT_STARTED_BY"  # a server's processes inherit it, also those that leave its group and session
@@ -102,14 +103,13 @@ def _carries(entry: Path, wanted: bytes) -> bool:
 def _from_proc(pid: int) -> Process | None:
     """None for one that is gone or only waits to be reaped."""
     try:
-        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        fields = stat_fields(pid)
         command = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return None
-    # proc(5): the name in parentheses may hold spaces; counted from the state (3), utime is field 14.
-    fields = stat.rpartition(")")[2].split()
-    if fields[0] == "Z":
+    if not fields:
         return None
+    # Counted from the state, which is field 3, utime is field 14.
     return Process(
         pid=pid,
         parent=int(fields[1]),
@@ -120,13 +120,7 @@ def _from_proc(pid: int) -> Process | None:
 
 
 def _from_ps() -> list[Process]:
-    listed = subprocess.run(
-        ["ps", "-A", "-ww", "-o", "pid=,ppid=,rss=,time=,command="],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    rows = (line.split(maxsplit=4) for line in listed.stdout.splitlines())
+    rows = (row.split(maxsplit=4) for row in ps("pid=,ppid=,rss=,time=,command="))
     return [
         Process(
             pid=int(row[0]),

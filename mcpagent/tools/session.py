@@ -9,7 +9,7 @@ from typing import Self
 
 from mcp.types import CallToolResult
 
-from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
+from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
 from mcpagent.tools.catalog import Catalog, near_match
 from mcpagent.tools.connection import Connection, Footprint, Order
 from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
@@ -47,7 +47,7 @@ class PoolSession:
         try:
             spec = self._resolve(call)
         except CallFailed as failure:
-            return _failed(call, failure)
+            return failed_result(call, failure.kind, failure.text)
         named = call.model_copy(update={"server": spec.server, "tool": spec.name})
         server = self._servers[spec.server]
         order = self._order(server, spec, call, purpose)
@@ -60,7 +60,7 @@ class PoolSession:
             if failure.kind is FailureKind.UPSTREAM and server.inputs[spec.name].fault(call.arguments):
                 # Some servers break down over wrong arguments instead of refusing them.
                 failure = CallFailed(FailureKind.INVALID_ARGUMENTS, failure.text)
-            result = _failed(named, failure, latency_s=order.latency_s)
+            result = failed_result(named, failure.kind, failure.text, latency_s=order.latency_s)
         server.watch.note(result, waited_s=order.waited_s, sendings=order.sendings)
         return result
 
@@ -140,15 +140,3 @@ class PoolSession:
             truncated_chars=cut,
             meta={k: v for k, v in (raw.meta or {}).items() if not k.startswith(_RESERVED_META)},
         )
-
-
-def _failed(call: ToolCall, failure: CallFailed, *, latency_s: float = 0.0) -> ToolResult:
-    return ToolResult(
-        call_id=call.id,
-        server=call.server,
-        tool=call.tool,
-        content=f"error: {failure.kind.value}: {failure.text}",
-        is_error=True,
-        failure=failure.kind,
-        latency_s=latency_s,
-    )

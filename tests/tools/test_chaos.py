@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from mcpagent.tools.servers_config import HttpServer, StdioServer
 from tests.house import ROOT
 from tests.tools.servers import frail
 from tests.tools.support import call, stdio_echo
-from tests.tools.wild import http_poison
+from tests.tools.wild import http_poison, living
 
 QUICK = ChaosLimits(call_s=1.0, recovery_s=15.0)
 MODULE = "tests.tools.servers.frail"
@@ -44,19 +43,10 @@ def _chaos(
     return {result.fault: result for result in asyncio.run(run())}
 
 
-def _living(log: Path) -> list[int]:
+def _living(log: Path) -> set[int]:
     pids = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("pid ")]
     assert pids
-    return [pid for pid in pids if _is_running(pid)]
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    return living(pids)
 
 
 def test_a_sound_server_recovers_from_every_fault_and_none_of_its_tools_is_called(tmp_path: Path) -> None:
@@ -86,7 +76,7 @@ def test_a_sound_server_recovers_from_every_fault_and_none_of_its_tools_is_calle
     assert "other tools" in results[ChaosFault.DRIFT].notes[0]
     assert "method tools/list" in log.read_text()
     assert "tools/call" not in log.read_text()
-    assert _living(log) == []
+    assert _living(log) == set()
 
 
 def test_a_server_that_never_comes_back_is_reported(tmp_path: Path) -> None:
@@ -129,7 +119,7 @@ def test_a_server_below_a_wrapper_is_what_the_fault_strikes(tmp_path: Path) -> N
         ChaosFault.KILL: (CheckStatus.PASS, 1),
         ChaosFault.STOP: (CheckStatus.PASS, 1),
     }
-    assert _living(log) == []
+    assert _living(log) == set()
 
 
 def test_a_server_of_the_newest_protocol_is_struck_too() -> None:

@@ -19,21 +19,13 @@ from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer, builtin_servers
 from mcpagent.tools.session import PoolSession
 from tests.tools.support import call, memory_echo, stdio_echo
-from tests.tools.wild import stdio_poison
+from tests.tools.wild import living, stdio_poison
 
 
 async def _pid(session: PoolSession) -> int:
     result = await call(session, "pid")
     assert result.structured is not None, result.content
     return result.structured["result"]
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_killed_server_fails_the_call_in_flight_and_answers_the_next() -> None:
@@ -198,7 +190,7 @@ def test_an_isolated_process_lives_as_long_as_its_session() -> None:
                 await call(left, "write_down", note="mine")
                 notes = await call(right, "write_down", note="theirs")
                 assert notes.structured == {"result": ["theirs"]}
-            assert not any(_is_running(pid) for pid in pids)
+            assert living(pids) == set()
 
     asyncio.run(run())
 
@@ -211,7 +203,7 @@ def test_closing_the_pool_ends_every_process_and_task() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return pid
 
-    assert not _is_running(asyncio.run(run()))
+    assert living([asyncio.run(run())]) == set()
 
 
 def test_an_interrupted_start_leaves_no_process(tmp_path: Path) -> None:
@@ -229,7 +221,7 @@ def test_an_interrupted_start_leaves_no_process(tmp_path: Path) -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return pid
 
-    assert not _is_running(asyncio.run(run()))
+    assert living([asyncio.run(run())]) == set()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from tests.tools.servers import ledgered
+from tests.tools.wild import living
 
 SCRIPT = Path(ledgered.__file__)
 
@@ -54,15 +55,7 @@ async def _one(pool: ToolPool, tool: str, **arguments: object) -> ToolResult:
 
 def _assert_nothing_is_left(place: _Place) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert [pid for pid in place.pids if _is_running(pid)] == []
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert living(place.pids) == set()
 
 
 def test_1500_calls_through_3_kills_lose_nothing_and_repeat_no_effect(tmp_path: Path) -> None:
