@@ -95,6 +95,9 @@ class GroundTruth(OpenRecord):
     state: dict[str, tuple[StateCheck, ...]] = {}
     setup: dict[str, tuple[StateCall, ...]] = {}
     user_turns: tuple[str, ...] = ()
+    tools_added: dict[
+        int, tuple[str, ...]
+    ] = {}  # by user turn, `server.tool` names that are offered from it on
     abstain: bool = False
     reference_answer: str | None = None  # what a right final message says; may hold references
 
@@ -136,6 +139,13 @@ class Task(OpenRecord):
 
     @property
     def offered_tools(self) -> tuple[str, ...] | None:
-        """`server.tool` names that the task offers; None offers the whole catalog."""
+        """`server.tool` names that the task offers at the start; None offers the whole catalog."""
         tools = self.extra_info.get("tools")
         return tuple(tools) if tools is not None else None
+
+    def offered_in(self, user_turn: int) -> tuple[str, ...] | None:
+        """Those that it offers once `user_turn` has begun: the last user turn has all of them."""
+        if self.offered_tools is None:
+            return None
+        added = [names for turn, names in sorted(self.truth.tools_added.items()) if turn <= user_turn]
+        return (*self.offered_tools, *(name for names in added for name in names))

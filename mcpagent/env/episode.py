@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from mcpagent.errors import EpisodeError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
 from mcpagent.reward.rule import grade, turn_terms
 from mcpagent.tools.contract import Purpose, ToolProvider
+
+# Stands before the schemas in a user message that brings more tools: the system message stays as it is.
+_TOOLS_ADDED = "From now on there are these tools, too:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,8 @@ class EpisodeStart:
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
     """What one model step led to. `observations` (`{"role": "tool" | "user", "content"}`) go to the model;
-    `tool_results` has one result for each call, in order; `stop_reason` is set exactly when `done`."""
+    `tool_results` has one result for each call, in order; `stop_reason` is set exactly when `done`.
+    `tool_schemas` are those of tools that are offered from now on; `user_message` has them too."""
 
     observations: list[JsonObject]
     done: bool
@@ -49,6 +54,7 @@ class StepOutput:
     parse_failures: tuple[ParseFailure, ...] = ()
     tool_results: tuple[ToolResult, ...] = ()
     user_message: str | None = None
+    tool_schemas: tuple[JsonObject, ...] = ()
 
 
 class Episode:
@@ -107,10 +113,13 @@ class Episode:
     async def start(self) -> EpisodeStart:
         """Put the servers into their initial state.
 
-        Raises UserError where the catalog lacks an offered tool, EpisodeError where the set-up fails.
+        Raises UserError where the catalog lacks a tool that is or will be offered, EpisodeError where the
+        set-up fails.
         """
-        offered = offer(self._catalog, self.task.offered_tools, task_id=self.task.id)
         truth, timeout_s = self.task.truth, self._limits.timeout_s
+        if truth.tools_added:
+            self._offered_in(len(truth.user_turns))
+        offered = self._offered_in(0)
         limits = CallLimits(
             max_calls=self._limits.max_tool_calls,
             max_tools=truth.limits.max_tools,
@@ -188,13 +197,18 @@ class Episode:
         if remaining:
             checks = state_checks(self.task.truth)
             await self._read_state([item for item in checks if item[1].user_turn == self._user_turn])
-            return self._advance(CallOutcome(), (), user_message=remaining[0])
+            return self._advance(CallOutcome(), (), user_message=remaining[0], added=self._add_tools())
         self.final_answer = text
         self._stop(StopReason.ANSWERED)
         return self._advance(CallOutcome(), ())
 
     def _advance(
-        self, outcome: CallOutcome, failures: tuple[ParseFailure, ...], *, user_message: str | None = None
+        self,
+        outcome: CallOutcome,
+        failures: tuple[ParseFailure, ...],
+        *,
+        user_message: str | None = None,
+        added: tuple[JsonObject, ...] = (),
     ) -> StepOutput:
         """Record the model step and make what the model sees next."""
         turn = RecordedTurn(
@@ -209,14 +223,13 @@ class Episode:
             allowed = min(allowed, self._limits.max_turns)
         if len(self._turns) >= allowed:
             self._stop(StopReason.MAX_TURNS)
-        texts = [result.content for result in outcome.results]
-        texts += [error_content(f"not a tool call: {failure.reason}") for failure in failures]
-        observations: list[JsonObject] = [{"role": "tool", "content": text} for text in texts]
         if user_message is not None:
             self._user_turn += 1
-            observations.append({"role": "user", "content": user_message})
+            if added:
+                schemas = [json.dumps(schema, ensure_ascii=False) for schema in added]
+                user_message = "\n".join([_TOOLS_ADDED, *schemas, "", user_message])
         return StepOutput(
-            observations=observations,
+            observations=observations(outcome.results, failures, user_message),
             done=self.done,
             stop_reason=self.stop_reason,
             user_turn=turn.user_turn,
@@ -224,7 +237,19 @@ class Episode:
             parse_failures=failures,
             tool_results=turn.results,
             user_message=user_message,
+            tool_schemas=added,
         )
+
+    def _add_tools(self) -> tuple[JsonObject, ...]:
+        """Offer what the next user turn brings; the schemas of that."""
+        names = self.task.truth.tools_added.get(self._user_turn + 1, ())
+        if names and self._runner is not None:
+            self._offer = self._runner.offer = self._offered_in(self._user_turn + 1)
+            return self._offer.schemas[-len(names) :]
+        return ()
+
+    def _offered_in(self, user_turn: int) -> Offer:
+        return offer(self._catalog, self.task.offered_in(user_turn), task_id=self.task.id)
 
     async def _read_state(self, checks: Sequence[tuple[str, StateCheck]]) -> None:
         for server, check in checks:
@@ -236,3 +261,13 @@ class Episode:
     ) -> ToolResult:
         call = ToolCall(id=f"{purpose.value}:{tool}", server=server, tool=tool, arguments=arguments)
         return await self._session.call(call, purpose=purpose)
+
+
+def observations(
+    results: Sequence[ToolResult], failures: Sequence[ParseFailure], user_message: str | None
+) -> list[JsonObject]:
+    """The messages that a model sees after its step."""
+    texts = [result.content for result in results]
+    texts += [error_content(f"not a tool call: {failure.reason}") for failure in failures]
+    seen: list[JsonObject] = [{"role": "tool", "content": text} for text in texts]
+    return seen if user_message is None else [*seen, {"role": "user", "content": user_message}]

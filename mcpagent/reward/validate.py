@@ -85,12 +85,20 @@ def _state_problems(truth: GroundTruth) -> Iterator[str]:
 
 
 def _offer_problems(task: Task) -> Iterator[str]:
-    if task.offered_tools is None:
+    later, last = task.truth.tools_added, len(task.truth.user_turns)
+    everything = task.offered_in(last)
+    if everything is None:
+        if later:
+            yield "tools_added adds to extra_info.tools, which the task lacks: it offers every tool"
         return
-    offered = set(task.offered_tools)
+    if strange := [turn for turn in later if not 1 <= turn <= last]:
+        yield f"tools_added has user_turn {strange[0]}, but later user turns are 1 to {last}"
+    if len(set(everything)) < len(everything):
+        yield "tools_added offers a tool that was offered before"
     for step in task.truth.tool_sequence:
-        if f"{step.server}.{step.tool}" not in offered:
+        if f"{step.server}.{step.tool}" not in (task.offered_in(step.user_turn) or ()):
             yield f"tool_sequence step {step.step} calls {step.server}.{step.tool}, which is not offered"
+    offered = set(everything)
     wanted = task.truth.success.must_call_tool
     names = offered | {part for name in offered for part in name.split(".", 1)}
     if wanted is not None and wanted not in names:

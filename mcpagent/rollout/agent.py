@@ -137,6 +137,7 @@ async def _play(
         if not done:
             context += completion.token_ids
             added = renderer.suffix_ids(out.observations) if renderer else ()
+            schemas += out.tool_schemas
             messages += [{"role": "assistant", "content": completion.text}, *out.observations]
 
 

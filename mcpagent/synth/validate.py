@@ -195,4 +195,4 @@ def _tools_named(task: Task) -> set[str]:
     names |= {f"{server}.{check.call.tool}" for server, checks in truth.state.items() for check in checks}
     if truth.success.must_call_tool is not None:
         names.add(truth.success.must_call_tool)
-    return names | set(task.offered_tools or ())
+    return names | set(task.offered_in(len(truth.user_turns)) or ())

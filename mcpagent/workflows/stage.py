@@ -131,7 +131,7 @@ def catalog_note(tasks: Sequence[Task], pool: PinnedTools) -> str | None:
     )
     if pinned is None or pinned == pool.catalog_hash:
         return None
-    offered = {name for task in tasks for name in task.offered_tools or ()}
+    offered = {name for task in tasks for name in task.offered_in(len(task.truth.user_turns)) or ()}
     live = {spec.dotted for spec in pool.tools.values()}
     gone, new = sorted(offered - live), sorted(live - offered)
     changes = [

@@ -122,6 +122,57 @@ def test_a_state_that_must_hold_after_a_user_turn_is_read_when_that_turn_ends(
     with_builtins(play)
 
 
+def test_a_tool_that_a_later_user_turn_brings_is_offered_from_then_on() -> None:
+    async def play(pool: ToolPool) -> None:
+        channel, ticker = await any_channel(pool)
+        plan = {"step": 1, "server": "fmp", "tool": QUOTE, "user_turn": 1, "params": {"symbol": ticker}}
+        episode = Episode(
+            make_task(
+                tools=[f"slack.{HISTORY}"],
+                user_turns=["And now?"],
+                tools_added={"1": [f"fmp.{QUOTE}"]},
+                tool_sequence=[plan],
+            ),
+            pool,
+            episode_id="t#0",
+        )
+        start = await episode.start()
+        assert [schema["function"]["name"] for schema in start.tool_schemas] == [HISTORY]
+        refused = await episode.step(call(QUOTE, symbol=ticker))
+        assert refused.tool_results[0].failure is FailureKind.UNKNOWN_TOOL
+        told = await episode.step("I have no tool for that.")
+        (schema,) = told.tool_schemas
+        message = told.observations[-1]["content"]
+        assert message == told.user_message
+        assert message.endswith("\n\nAnd now?")
+        assert json.loads(message.splitlines()[1]) == schema
+        assert schema["function"]["name"] == QUOTE
+        for tool, arguments in ((QUOTE, {"symbol": ticker}), (HISTORY, {"channel_id": channel})):
+            made = await episode.step(call(tool, **arguments))
+            assert made.tool_results[0].failure is None
+            assert made.tool_schemas == ()
+        await episode.step("Done.")
+        terms = {term.name: term.value for term in await episode.grade()}
+        await episode.close()
+        assert terms["coverage"] == 1.0
+
+    with_builtins(play)
+
+
+def test_a_tool_that_is_to_come_and_that_no_server_has_is_missed_before_anything_is_played() -> None:
+    async def play(pool: ToolPool) -> None:
+        with pytest.raises(UserError, match="no_such_tool"):
+            await begun(
+                pool,
+                tools=[f"fmp.{QUOTE}"],
+                user_turns=["And now?"],
+                tools_added={"1": ["fmp.no_such_tool"]},
+                abstain=True,
+            )
+
+    with_builtins(play)
+
+
 def test_episodes_do_not_see_what_others_wrote() -> None:
     async def play(pool: ToolPool) -> None:
         channel, _ = await any_channel(pool)

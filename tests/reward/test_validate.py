@@ -39,12 +39,36 @@ def test_a_task_that_can_be_judged_has_no_problems(truth: dict[str, Any]) -> Non
         ({"final_answer": {"type": "regex", "value": "("}}, "not a regular expression"),
         ({"final_answer": {"type": "must_include", "value": []}}, "every answer would pass"),
         ({"state": {"chat": [{"call": {"tool": "x"}, "expect": {}}]}}, "every end state would pass"),
+        (
+            {"state": {"chat": [{"call": {"tool": "x"}, "expect": {"n": 1}, "user_turn": 1}]}},
+            "user_turn 1, but the last one is 0",
+        ),
+        ({"tool_sequence": [QUOTE], "tools_added": {"1": ["a.b"]}}, "it offers every tool"),
     ],
 )
 def test_a_task_that_cannot_be_judged_says_why(truth: dict[str, Any], says: str) -> None:
     problems = task_problems(make_task(**truth))
     assert len(problems) == 1
     assert says in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("added", "says"),
+    [
+        ({"1": ["chat.send"]}, None),
+        ({"2": ["chat.send"]}, "user_turn 2, but later user turns are 1 to 1"),
+        ({"1": ["chat.send", "stocks.quote"]}, "offered before"),
+        ({}, "step 2 calls chat.send, which is not offered"),
+    ],
+)
+def test_a_tool_that_comes_later_comes_in_time_and_once(
+    added: dict[str, list[str]], says: str | None
+) -> None:
+    truth = {"tool_sequence": [QUOTE, {**SEND, "user_turn": 1}], "user_turns": ["Post it."]}
+    task = make_task(**truth, tools_added=added)
+    problems = task_problems(task.model_copy(update={"extra_info": {"tools": ["stocks.quote"]}}))
+    assert [says in problem for problem in problems if says][:1] == [True] * bool(says)
+    assert bool(problems) == bool(says)
 
 
 def test_gold_tools_must_be_offered() -> None:

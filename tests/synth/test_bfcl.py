@@ -20,7 +20,7 @@ from mcpagent.policy.scripted import call_text
 from mcpagent.reward.validate import task_problems
 from mcpagent.servers.bfcl.package import BfclPackage
 from mcpagent.servers.bfcl.server import build_server
-from mcpagent.storage.jsonl import read_tasks
+from mcpagent.storage.jsonl import read_tasks, task_record
 from mcpagent.synth.bfcl.calls import CallSyntaxError, parse_call
 from mcpagent.synth.bfcl.convert import Importer
 from mcpagent.tools.pool import ToolPool
@@ -69,6 +69,13 @@ _ROW = {
     "involved_classes": ["TicketAPI"],
 }
 _ANSWER = [["close_ticket(1)", "tag(2, tags=['new'])"], ["list_open()", "add_tag(ticket_id=2, tag='late')"]]
+_MISSING = {
+    **_ROW,
+    "id": "multi_turn_miss_func_0",
+    "question": [[{"role": "user", "content": "Close ticket 1."}], []],
+    "missed_function": {"1": ["close_ticket"]},
+}
+_MISSING_ANSWER = [[], ["close_ticket(1)"]]
 
 Calls = list[list[tuple[str, dict[str, object]]]]
 _GOLD: Calls = [
@@ -93,9 +100,11 @@ def package(tmp_path: Path) -> Iterator[BfclPackage]:
         for name, (properties, required) in _DOCS.items()
     ]
     (data / "multi_turn_func_doc" / "ticket_api.json").write_text("\n".join(map(json.dumps, docs)))
-    (data / "BFCL_v4_multi_turn_base.json").write_text(json.dumps(_ROW))
-    answer = {"id": _ROW["id"], "ground_truth": _ANSWER}
-    (data / "possible_answer" / "BFCL_v4_multi_turn_base.json").write_text(json.dumps(answer))
+    for category, row, answer in (("base", _ROW, _ANSWER), ("miss_func", _MISSING, _MISSING_ANSWER)):
+        name = f"BFCL_v4_multi_turn_{category}.json"
+        (data / name).write_text(json.dumps(row))
+        right = {"id": row["id"], "ground_truth": answer}
+        (data / "possible_answer" / name).write_text(json.dumps(right))
     path, loaded = list(sys.path), set(sys.modules)
     yield BfclPackage(root)
     sys.path[:] = path
@@ -160,6 +169,18 @@ def test_an_episode_over_mcp_succeeds_as_bfcl_would_have_it(
             return terms[0].value
 
     assert asyncio.run(run()) == success
+
+
+def test_a_function_that_is_missing_at_first_comes_with_the_user_turn_that_adds_it(
+    package: BfclPackage,
+) -> None:
+    (task,) = Importer(package).tasks("miss_func")
+    assert task_problems(task) == []
+    assert task.offered_tools == ("TicketAPI.tag", "TicketAPI.add_tag", "TicketAPI.list_open")
+    assert task.truth.tools_added == {1: ("TicketAPI.close_ticket",)}
+    assert "close_ticket" not in task.prompt[0].content
+    assert "updated some more functions" in task.truth.user_turns[0]
+    assert Task.model_validate_json(json.dumps(task_record(task))) == task
 
 
 def test_the_state_is_what_the_class_shows_and_a_failure_is_a_result_in_its_words(

@@ -53,6 +53,11 @@ class Importer:
         ]
         is_long = category == "long_context"
         users = [turn[0]["content"] if turn else _FUNCTIONS_ADDED for turn in row["question"]]
+        everything = {tool.name: tool for ts in tools.values() for tool in ts}
+        missed: dict[str, list[str]] = row.get("missed_function", {})
+        later = {turn: [everything[name].dotted for name in names] for turn, names in missed.items()}
+        held = {name for names in missed.values() for name in names}
+        shown = {name: tool for name, tool in everything.items() if name not in held}
         truth: JsonObject = {
             "task_id": row["id"],
             "complexity": _complexity(len(plan)),
@@ -60,6 +65,7 @@ class Importer:
             + _STEPS_PER_USER_TURN * len(users),  # some plans are longer than BFCL allows
             "tool_sequence": [{"step": n, **step} for n, step in enumerate(plan, start=1)],
             "user_turns": users[1:],
+            **({"tools_added": later} if later else {}),
             "setup": {
                 name: [{"tool": load_tool(name), "arguments": _scenario(row, name, is_long=is_long)}]
                 for name in backends
@@ -67,7 +73,6 @@ class Importer:
             },
             "state": _states(self.package, row, plan, is_long=is_long),
         }
-        shown = {tool.name: tool for ts in tools.values() for tool in ts}
         return Task(
             data_source=f"{DATA_SOURCE}_{category}",
             prompt=(
@@ -80,8 +85,6 @@ class Importer:
                 "generator": _GENERATOR,
                 "class": category,
                 "bfcl_eval": VERSION,
-                # BFCL offers these tools from that user turn on; here they are offered from the start.
-                **({"missed_function": row["missed_function"]} if "missed_function" in row else {}),
             },
         )
 
