@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from mcpagent.train.processes import Processes
 from mcpagent.train.reference import EmaReference
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.scoring import Batch, TokenScorer, why_not_packed
-from mcpagent.train.value import load_value_head, named_parameters, save_value_head
+from mcpagent.train.value import ValueHead, load_value_head, named_parameters, save_value_head
 
 
 class Learner:
@@ -42,7 +42,7 @@ class Learner:
         processes: Processes | None = None,
         reference: Any = None,
         ema: EmaReference | None = None,
-        value_head: nn.Linear | None = None,
+        value_head: ValueHead | None = None,
         precision: Precision | None = None,
     ) -> None:
         self.model, self.tokenizer, self.processes = model, tokenizer, processes or Processes()
@@ -88,6 +88,12 @@ class Learner:
         if self._value_head is None:
             return *self.score(batch, temperature=temperature, entropy_gradient=entropy_gradient), None
         return self.scorer(batch, temperature, entropy_gradient=entropy_gradient, value_at=value_at)
+
+    def measuring_states(self) -> AbstractContextManager[None]:
+        """What is scored in here, by all processes, tells a new value head how states are distributed."""
+        if self._value_head is None:
+            return nullcontext()
+        return self._value_head.measuring(self.processes.sum)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, *, temperature: float = 1.0) -> torch.Tensor:

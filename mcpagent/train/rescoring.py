@@ -35,17 +35,18 @@ def rescore(
     by_row: dict[int, Rescored] = {}
     was_training = learner.model.training
     learner.model.eval()
-    for batch in learner.batches(samples, max_tokens=max_tokens):
-        rows = [samples[i] for i in batch.rows]
-        tokens, turns = [s.loss_tokens for s in rows], [len(s.turn_tokens_K) for s in rows]
-        logprobs, _, values = learner.score_with_values(batch, turn_starts(rows), temperature=temperature)
-        reference = learner.reference_logprobs(batch, temperature=temperature) if with_reference else None
-        nothing = (None,) * len(rows)
-        references = nothing if reference is None else reference.split(tokens)
-        by_turn = nothing if values is None else values.split(turns)
-        for row, own, other, worth in zip(
-            batch.rows, logprobs.split(tokens), references, by_turn, strict=True
-        ):
-            by_row[row] = Rescored(own, other, worth)
+    with learner.measuring_states():
+        for batch in learner.batches(samples, max_tokens=max_tokens):
+            rows = [samples[i] for i in batch.rows]
+            tokens, turns = [s.loss_tokens for s in rows], [len(s.turn_tokens_K) for s in rows]
+            logprobs, _, values = learner.score_with_values(batch, turn_starts(rows), temperature=temperature)
+            reference = learner.reference_logprobs(batch, temperature=temperature) if with_reference else None
+            nothing = (None,) * len(rows)
+            references = nothing if reference is None else reference.split(tokens)
+            by_turn = nothing if values is None else values.split(turns)
+            for row, own, other, worth in zip(
+                batch.rows, logprobs.split(tokens), references, by_turn, strict=True
+            ):
+                by_row[row] = Rescored(own, other, worth)
     learner.model.train(was_training)
     return [by_row[row] for row in range(len(samples))]

@@ -17,6 +17,7 @@ from mcpagent.train.logprobs import selected_logprobs
 from mcpagent.train.packing import PackedBatch, pack
 from mcpagent.train.precision import Precision
 from mcpagent.train.samples import TrainSample
+from mcpagent.train.value import ValueHead
 
 Batch = PackedBatch | PaddedBatch
 
@@ -33,7 +34,7 @@ class TokenScorer(nn.Module):
         self,
         model: Any,
         *,
-        value_head: nn.Linear | None = None,
+        value_head: ValueHead | None = None,
         precision: Precision | None = None,
         max_logits: int = _MAX_LOGITS,
     ) -> None:
@@ -60,7 +61,7 @@ class TokenScorer(nn.Module):
             return scores
         assert self.value_head is not None
         states = hidden_N[torch.tensor(value_at, dtype=torch.long, device=hidden_N.device)]
-        return *scores, self.value_head(states.to(self.value_head.weight.dtype))[:, 0]
+        return *scores, self.value_head(states)
 
     def _scores(
         self,

@@ -56,9 +56,9 @@ def update_rows(
         reduce=learner.processes.sum,
     )
     if values is not None:
-        outcomes = _outcomes(graded)
         flat = [v for own in values for v in own]
-        stats.explained_variance = explained_variance(flat, outcomes)
+        pairs = learner.processes.gather(zip(flat, _outcomes(graded), strict=True))
+        stats.explained_variance = explained_variance([v for v, _ in pairs], [o for _, o in pairs])
     return _join(graded, credit, before)
 
 

@@ -1,8 +1,9 @@
-"""A value for the state before each turn: a linear head on the policy's own hidden states."""
+"""A value for the state before each turn: a small head on the policy's own hidden states."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import pvariance
 from typing import Any
@@ -16,29 +17,77 @@ from mcpagent.train.samples import TrainSample
 
 VALUE_HEAD = "value_head"  # prefix of its parameters' names
 _FILE = "value_head.safetensors"
+_UNITS = 128
+_LEAST_VARIANCE = (
+    1e-4  # of a component, as a share of the mean variance: an almost constant one is not blown up
+)
 
 
-def new_value_head(model: Any) -> nn.Linear:
-    """Everything is worth 0 at first, so that nothing is drawn. In float32, whatever the model is."""
+class ValueHead(nn.Module):
+    """Hidden states [K, width] -> values [K], in float32 whatever the model is.
+
+    Two layers on standardised states. Last hidden states share a large mean and vary along a few directions
+    that say what the next token is: gradient descent on them as they are does not find the rest.
+    Everything is worth 0 at first, so that nothing is drawn.
+    """
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, width: int, *, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, _UNITS, device=device, dtype=torch.float32)
+        self.outer = nn.Linear(_UNITS, 1, device=device, dtype=torch.float32)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.zeros_(self.outer.bias)
+        # Buffers, so that a checkpoint has them. A scale of 0 says that no state was measured yet.
+        self.register_buffer("mean", torch.zeros(width, device=device))
+        self.register_buffer("scale", torch.zeros(width, device=device))
+
+    def forward(self, states_K: torch.Tensor) -> torch.Tensor:
+        standard = (states_K.to(self.mean.dtype) - self.mean) * self.scale
+        return self.outer(nn.functional.gelu(self.inner(standard)))[:, 0]
+
+    @contextmanager
+    def measuring(self, add_up: Callable[[Sequence[float]], Sequence[float]]) -> Iterator[None]:
+        """The first states that are seen, in here, are those by whose mean and spread all are standardised:
+        later ones would move the values that were learned. `add_up` adds the sums of all processes."""
+        if self.scale.any():
+            yield
+            return
+        seen = [torch.zeros(0, len(self.mean), device=self.mean.device)]
+        hook = self.register_forward_pre_hook(lambda _, states: seen.append(states[0].detach()))
+        try:
+            yield
+        finally:
+            hook.remove()
+        states_K = torch.cat([states.double() for states in seen])
+        sums = torch.stack([states_K.sum(0), states_K.square().sum(0)]).flatten().tolist()
+        count, *added = add_up([float(len(states_K)), *sums])
+        first, second = torch.tensor(added, dtype=torch.float64).view(2, -1) / max(count, 1.0)
+        variance = (second - first.square()).clamp(min=0.0)
+        if variance.any():
+            self.mean.copy_(first)
+            self.scale.copy_((variance + _LEAST_VARIANCE * variance.mean()).rsqrt())
+
+
+def new_value_head(model: Any) -> ValueHead:
+    """For the hidden states of `model`, on its device."""
     width = causal_lm(model).config.get_text_config().hidden_size
-    device = next(model.parameters()).device
-    head = nn.Linear(width, 1, device=device, dtype=torch.float32)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
+    return ValueHead(width, device=next(model.parameters()).device)
 
 
-def named_parameters(head: nn.Linear | None) -> list[tuple[str, nn.Parameter]]:
+def named_parameters(head: ValueHead | None) -> list[tuple[str, nn.Parameter]]:
     """By the names that they have in a checkpoint."""
     return [(f"{VALUE_HEAD}.{n}", p) for n, p in head.named_parameters()] if head is not None else []
 
 
-def save_value_head(head: nn.Linear, folder: Path) -> None:
+def save_value_head(head: ValueHead, folder: Path) -> None:
     """Into a folder of trainer state: the head is no part of the model that is exported."""
-    save_file({n: p.detach().cpu().contiguous() for n, p in head.named_parameters()}, folder / _FILE)
+    save_file({n: t.cpu().contiguous() for n, t in head.state_dict().items()}, folder / _FILE)
 
 
-def load_value_head(head: nn.Linear, folder: Path) -> None:
+def load_value_head(head: ValueHead, folder: Path) -> None:
     """Put back what `save_value_head` wrote."""
     head.load_state_dict(load_file(folder / _FILE))
 

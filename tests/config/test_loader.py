@@ -294,7 +294,7 @@ def test_the_algorithm_ppo_is_the_preset_below_what_is_given(tmp_path: Path) -> 
     mine = write(tmp_path, "algo: PPO\ngrpo: {lambda_gae: 0.9}\ntraining: {batch_size: 8}\n")
     loaded = load_train_config([mine], ["grpo.gamma=0.5"])
     grpo = loaded.config.grpo
-    assert (grpo.gae_gamma, grpo.gae_lambda, grpo.value_learning_rate) == (0.5, 0.9, 2e-4)
+    assert (grpo.gae_gamma, grpo.gae_lambda, grpo.value_learning_rate) == (0.5, 0.9, 1e-3)
     assert loaded.config.training.batch_size == 8
     assert loaded.sources["grpo.lambda_gae"] == f"{mine}:2"
     again = write(tmp_path, dump_config(loaded.config), "again.yaml")

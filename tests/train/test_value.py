@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mcpagent.train.samples import TrainSample
 from mcpagent.train.update import update_policy
 from mcpagent.train.update_settings import UpdateSettings
 from mcpagent.train.value import (
+    ValueHead,
     explained_variance,
     named_parameters,
     new_value_head,
@@ -26,7 +28,7 @@ from tests.train.world import make_learner, on_policy, some_samples, tiny_model
 GAE = CreditSettings(advantage="gae", gamma=1.0, lambda_=1.0)
 
 
-def with_head(model: Any, **options: Any) -> tuple[Any, torch.nn.Linear]:
+def with_head(model: Any, **options: Any) -> tuple[Any, ValueHead]:
     head = new_value_head(model)
     return make_learner(model, value_head=head, **options), head
 
@@ -81,7 +83,8 @@ def test_turns_start_where_their_first_token_is() -> None:
 def test_a_value_is_that_of_the_state_before_the_turns_first_token() -> None:
     model = tiny_model()
     learner, head = with_head(model)
-    torch.nn.init.normal_(head.weight)
+    torch.nn.init.normal_(head.outer.weight)
+    head.scale.fill_(0.5)
     samples = some_samples(4)
     (batch,) = learner.batches(samples, max_tokens=8192)
     _, _, values = learner.score_with_values(batch, turn_starts([samples[i] for i in batch.rows]))
@@ -92,8 +95,69 @@ def test_a_value_is_that_of_the_state_before_the_turns_first_token() -> None:
         hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0]
         mask = sample.loss_mask_T
         firsts = [t for t in range(1, len(mask)) if mask[t] and not mask[t - 1]]
-        expected += head(hidden[[t - 1 for t in firsts]])[:, 0].tolist()
+        expected += head(hidden[[t - 1 for t in firsts]]).tolist()
     assert values.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def adding(*others: list[float]) -> Callable[[Sequence[float]], list[float]]:
+    """The sums of this process and of `others`."""
+    return lambda own: [sum(column) for column in zip(own, *others, strict=True)]
+
+
+def test_states_are_standardised_by_those_that_were_seen_first() -> None:
+    head = ValueHead(2)
+    states = torch.tensor([[11.0, 5.0], [13.0, 5.0]])
+    with head.measuring(adding()):
+        assert head(states).tolist() == [0.0, 0.0]
+    # Means 12 and 5, variances 1 and 0; an almost constant component counts as 1e-4 of their mean, 0.5.
+    assert head.mean.tolist() == [12.0, 5.0]
+    assert head.scale.tolist() == pytest.approx([(1 + 5e-5) ** -0.5, (5e-5) ** -0.5])
+    before = head.scale.clone()
+    with head.measuring(adding()):
+        head(states * 100)
+    assert torch.equal(head.scale, before)
+
+
+def test_states_are_standardised_over_all_processes() -> None:
+    states = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+    whole, part = ValueHead(3), ValueHead(3)
+    with whole.measuring(adding()):
+        whole(states)
+    theirs = states[:5].double()
+    with part.measuring(adding([5.0, *theirs.sum(0).tolist(), *theirs.square().sum(0).tolist()])):
+        part(states[5:])
+    assert part.mean.tolist() == pytest.approx(whole.mean.tolist())
+    assert part.scale.tolist() == pytest.approx(whole.scale.tolist())
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_states_to_vary_leave_the_measuring_to_a_later_update(count: int) -> None:
+    head = ValueHead(2)
+    with head.measuring(adding()):
+        head(torch.ones(count, 2))
+    assert not head.scale.any()
+    with head.measuring(adding()):
+        head(torch.eye(2))
+    assert head.scale.all()
+
+
+def test_what_little_sets_states_apart_is_found() -> None:
+    torch.manual_seed(0)
+    returns = torch.tensor([0.0, 1.0] * 32)
+    states = 20.0 + 0.05 * torch.randn(64, 16)  # nearly all of a state is the same for all
+    states[:, 5] += 0.3 * returns
+    head = ValueHead(16)
+    with head.measuring(adding()):
+        head(states)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3)
+    for _ in range(200):
+        loss = (head(states) - returns).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    explained = explained_variance(head(states).tolist(), returns.tolist())
+    assert explained is not None
+    assert explained > 0.9
 
 
 def test_values_learn_which_samples_pay() -> None:
@@ -133,9 +197,9 @@ def test_a_checkpoint_brings_the_head_and_its_moments_back_and_the_export_does_n
     resumed, resumed_head = with_head(tiny_model())
     assert resumed.restore(tmp_path / "checkpoint") == {"step": 1}
     updated(resumed, 2)
-    assert head.weight.abs().max() > 0
-    assert torch.equal(head.weight, resumed_head.weight)
-    assert torch.equal(head.bias, resumed_head.bias)
+    assert head.outer.weight.abs().max() > 0
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor, resumed_head.state_dict()[name]), name
     exported = [p.name for p in (tmp_path / "checkpoint").iterdir() if p.suffix == ".safetensors"]
     assert exported == ["model.safetensors"]
     assert b"value_head" not in (tmp_path / "checkpoint" / "model.safetensors").read_bytes()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.core.trajectory import Completion, RewardTerm, StopReason, Trajectory, Turn
@@ -19,7 +18,7 @@ from mcpagent.train.precision import Precision
 from mcpagent.train.processes import Processes
 from mcpagent.train.reference import EmaReference
 from mcpagent.train.samples import TrainSample
-from mcpagent.train.value import named_parameters
+from mcpagent.train.value import ValueHead, named_parameters
 
 VOCABULARY = 280
 
@@ -49,7 +48,7 @@ def make_learner(
     gradient_clip: float | None = None,
     reference: Any = None,
     ema: EmaReference | None = None,
-    value_head: nn.Linear | None = None,
+    value_head: ValueHead | None = None,
     precision: Precision | None = None,
     processes: Processes | None = None,
 ) -> Learner:
