@@ -91,6 +91,12 @@ CHARTS: dict[str, ChartSpec] = {
         "Groups whose attempts all earned the same reward: they carry no gradient.",
         (Line("uniform_groups", "uniform groups"),),
     ),
+    "drift": ChartSpec(
+        "Drift of tokens",
+        "Share of one episode's context that a rendering of its messages would have written otherwise.",
+        (Line("drift_share", "drift"),),
+        percent=True,
+    ),
     "cost": ChartSpec(
         "Cost per step",
         "CPU seconds.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
@@ -34,9 +33,7 @@ def measure_drift(
     `reasoning_content` where they were written after a thought. Needs a conversation that ends with the
     environment's turn."""
     full = renderer.full_ids(messages, tools)
-    blocks = SequenceMatcher(None, kept, full, autojunk=False).get_matching_blocks()
-    same = sum(block.size for block in blocks)
-    return Drift(kept=len(kept), changed=max(len(kept), len(full)) - same)
+    return Drift(kept=len(kept), changed=max(len(kept), len(full)) - _common(kept, full))
 
 
 def refuse_forgery(renderer: Renderer) -> int:
@@ -56,6 +53,19 @@ def refuse_forgery(renderer: Renderer) -> int:
         if _controls(renderer, renderer.prompt_ids([forged], [_tool(attack)])) != clean:
             raise _forged(renderer, "the first message or a tool's description")
     return len(spelled)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common subsequence, a row of the table at a time as the bits of one number
+    (Hyyrö 2004, Bit-parallel LCS-length computation revisited): 4,000 tokens of both take milliseconds."""
+    places: dict[int, int] = {}
+    for i, token in enumerate(a):
+        places[token] = places.get(token, 0) | 1 << i
+    everything = row = (1 << len(a)) - 1
+    for token in b:
+        matches = row & places.get(token, 0)
+        row = (row + matches | row - matches) & everything
+    return len(a) - row.bit_count()
 
 
 def _controls(renderer: Renderer, ids: Sequence[int]) -> list[int]:

@@ -120,8 +120,12 @@ class Renderer:
         return self._render(*self._with_tools(messages, tools), generation=True)
 
     def full_ids(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> tuple[int, ...]:
-        """A whole conversation rendered and tokenised anew, as a server does that is sent messages."""
-        return tuple(self._encode(self.render_text(messages, tools)))
+        """A whole conversation rendered and tokenised anew, as a server does that is sent messages. Raises
+        UserError where the template does not render it."""
+        try:
+            return tuple(self._encode(self.render_text(messages, tools)))
+        except _TEMPLATE_ERRORS as error:
+            raise self._refusal(f"cannot render a whole conversation: {error}") from error
 
     @property
     def has_reasoning(self) -> bool:

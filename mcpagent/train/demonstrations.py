@@ -8,6 +8,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory, Turn
+from mcpagent.env.episode import observations
 from mcpagent.env.offer import offer
 from mcpagent.env.tool_format import rewritten
 from mcpagent.models.tokens import Renderer
@@ -84,7 +85,4 @@ def texts(
 
 
 def _observations(turn: Turn) -> list[JsonObject]:
-    observations: list[JsonObject] = [{"role": "tool", "content": r.content} for r in turn.tool_results]
-    if turn.user_message is not None:
-        observations.append({"role": "user", "content": turn.user_message})
-    return observations
+    return observations(turn.tool_results, turn.parse_failures, turn.user_message)

@@ -36,6 +36,7 @@ def step_row(step: int, *, steps: int = 30) -> JsonObject:
         "entropy": 0.42 - 0.2 * progress + wave / 4,
         "grad_norm": 0.9 + 8 * abs(wave),
         "loss": wave,
+        "drift_share": 0.002 + abs(wave) / 10,
         "uniform_groups": 3 + round(6 * progress),
         "episodes": 96,
         "unscored": 0,

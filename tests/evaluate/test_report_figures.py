@@ -28,7 +28,8 @@ def _resolved(figure: dict[str, object]) -> dict[str, object]:
 def test_every_figure_is_valid_for_plotly() -> None:
     drawn = charts(_run([step_row(i) for i in range(1, 31)]))
     assert [c.id for c in drawn] == [
-        "reward", "success", "complexity", "kl", "clip", "entropy", "gradient", "uniform", "cost", "memory"
+        "reward", "success", "complexity", "kl", "clip", "entropy", "gradient", "uniform", "drift", "cost",
+        "memory",
     ]  # fmt: skip
     for chart in drawn:
         go.Figure(_resolved(chart.figure))  # raises on an unknown or misplaced property

@@ -12,74 +12,22 @@ from mcpagent.errors import UserError
 from mcpagent.models.embedded import SPECIAL_TOKENS, train_tokenizer
 from mcpagent.models.load import load_tokenizer
 from mcpagent.models.tokens import Renderer
+from tests.models.templates import (
+    COUNTS_TURNS,
+    DROPS_ASSISTANTS,
+    DROPS_TOOLS,
+    ENDS_TEXT,
+    QUOTES_TOOLS,
+    REFUSES_TOOLS,
+    STRIPS_THINKING,
+    WITHOUT_END,
+)
 
 TOOL = {
     "type": "function",
     "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
 }
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-# Qwen3's habit: the reasoning of earlier assistant turns is dropped from a full rendering.
-STRIPS_THINKING = """{%- for m in messages -%}
-{%- if m.role == 'assistant' -%}
-<|im_start|>assistant
-{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif -%}
-{{ m.content }}<|im_end|>
-{% else -%}
-<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
-COUNTS_TURNS = """{%- for m in messages -%}
-<|im_start|>{{ m.role }} {{ loop.index }}
-{{ m.content }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
-
-# GLM's habit: nothing ends an assistant's turn but the header of the next message.
-WITHOUT_END = """{%- for m in messages -%}
-<|im_start|>{{ m.role }}
-{{ m.content }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
-# Phi-3's habit: an end of text after the last message, but not before a generation header.
-ENDS_TEXT = """{%- for m in messages -%}
-<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% else %}<|endoftext|>{% endif -%}"""
-# Command R's habit: a tool message without the call that it answers is left out in silence.
-DROPS_TOOLS = """{%- for m in messages if m.role != 'tool' -%}
-<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
-# Gemma's habit.
-REFUSES_TOOLS = """{%- for m in messages -%}
-{%- if m.role == 'tool' %}{{ raise_exception('Roles must alternate') }}{% endif -%}
-<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
-# Llama 3.1's habit: what a tool says is a JSON string.
-QUOTES_TOOLS = """{%- for m in messages -%}
-<|im_start|>{{ m.role }}
-{{ m.content | tojson if m.role == 'tool' else m.content }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
-DROPS_ASSISTANTS = """{%- for m in messages if m.role != 'assistant' or m == messages[-1] -%}
-<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mcpagent.storage.jsonl import read_tasks
+from mcpagent.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -49,6 +50,7 @@ def test_quickstart_learns_with_any_seed_within_its_cost(seed: int, tmp_path: Pa
     assert used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime <= MAX_CPU_S
     assert used.ru_maxrss / 1024 <= MAX_PEAK_MIB
     assert Path(document["report"]).stat().st_size > 100_000
+    assert all("drift_share" in step for step in RunFolder.open(Path(document["run_dir"])).metrics())
 
 
 def test_the_controls_do_not_explain_the_gain(tmp_path: Path) -> None:

@@ -12,37 +12,9 @@ from transformers import AutoTokenizer
 from mcpagent.core.metrics import CheckResult, CheckStatus
 from mcpagent.core.tools import ToolSpec
 from mcpagent.workflows.doctor_model import check_model
+from tests.models.templates import AS_PYTHON, REFUSES_TOOLS, STRIPS_THINKING
 
 TOOLS = [ToolSpec(server="s", name="look", description="Look.", input_schema={"type": "object"})]
-# Gemma's habit: there are no tools.
-WITHOUT_TOOLS = """{%- for m in messages -%}
-{%- if m.role == 'tool' %}{{ raise_exception('Roles must alternate') }}{% endif -%}
-<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
-# LFM2's habit: calls as Python.
-AS_PYTHON = """{%- for m in messages -%}
-<|im_start|>{{ m.role }}
-{% if m.tool_calls %}{% for c in m.tool_calls -%}
-{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}, {% endfor %})
-{%- endfor %}{% else %}{{ m.content }}{% endif %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
-# Qwen3's habit: thoughts of earlier turns are dropped.
-STRIPS_THINKING = """{%- for m in messages -%}
-<|im_start|>{{ m.role }}
-{% if m.role == 'assistant' and loop.last and m.reasoning_content -%}
-<think>
-{{ m.reasoning_content }}
-</think>
-
-{% endif %}{{ m.content }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
 
 
 def check(folder: Path, *, tool_format: str = "auto") -> dict[str, CheckResult]:
@@ -69,7 +41,7 @@ def test_the_embedded_model_passes_without_drift(tiny_checkpoint: Path) -> None:
 
 @pytest.mark.parametrize(
     ("template", "says"),
-    [(WITHOUT_TOOLS, "cannot render a tool message"), (AS_PYTHON, "in a form that no parser here reads")],
+    [(REFUSES_TOOLS, "cannot render a tool message"), (AS_PYTHON, "in a form that no parser here reads")],
 )
 def test_a_template_that_cannot_be_trained_on_fails_with_reason_and_remedy(
     tiny_checkpoint: Path, tmp_path: Path, template: str, says: str
