@@ -15,6 +15,7 @@ from mcpagent.storage.task_file import TaskFile
 from mcpagent.train.actor import LocalActor, roll_back
 from mcpagent.train.budget import Budget
 from mcpagent.train.callbacks import Callback, StepReport
+from mcpagent.train.drift import DriftCallback
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.grpo_run import Actor, GrpoRun, GrpoSettings, GrpoState
 from mcpagent.train.learner import Learner
@@ -119,7 +120,7 @@ def run_grpo(
                 settings=_grpo_settings(config, total=total),
                 state=state,
                 health=health,
-                callbacks=callbacks,
+                callbacks=(DriftCallback(loaded.renderer), *callbacks),
                 on_step=on_step,
                 note=watch.note,
             )
