@@ -18,16 +18,28 @@ from torch import multiprocessing
 
 from mcpagent.config.resources import resource_path
 from mcpagent.errors import UserError
+from mcpagent.models.embedded import train_tokenizer
 from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.models.tokens import Renderer
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.train.credit import CreditSettings
 from mcpagent.train.loss import Objective
 from mcpagent.train.processes import Processes
+from mcpagent.train.reference import EmaReference
+from mcpagent.train.sft import SftSettings, SftState, train_sft
 from mcpagent.train.update import update_policy
 from mcpagent.train.update_settings import UpdateSettings
+from mcpagent.train.value import named_parameters, new_value_head
 from tests.train.world import given, make_learner, some_samples, tiny_model
 
-CASES = [(False, "grpo"), (True, "dapo")]  # whether adapters are trained, and the loss
+# What is different from GRPO on all weights, by name.
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dapo on adapters": {"lora": True, "loss": "dapo"},
+    "gae": {"advantage": "gae"},
+    "a reference that follows adapters": {"lora": True, "is_ema": True},
+}
 CPU = torch.device("cpu")
 # Three groups that tell something and one that does not: one process of two has a single group.
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 0.0, 0.0, 0.8, -0.8]
@@ -60,30 +72,71 @@ def _enter(rank: int, work: Callable[[Path], None], folder: Path, count: int, po
 
 
 def _update(
-    processes: Processes, *, lora: bool, loss: Any = "grpo"
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """Weights and statistics after two epochs of two minibatches."""
+    processes: Processes,
+    *,
+    lora: bool = False,
+    loss: Any = "grpo",
+    advantage: Any = "given",
+    is_ema: bool = False,
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """Weights and statistics after two steps, each of two epochs."""
     model = tiny_model()
     if lora:
         shape = LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear")
         model = attach_lora(model, shape, seed=0)
-    learner = make_learner(model, gradient_clip=1.0, learning_rate=0.003, processes=processes)
-    graded = given(some_samples(8), ADVANTAGES, groups=GROUPS)
-    groups = tuple(replace(group, has_signal=group.group_id != "2") for group in graded.groups)
-    settings = UpdateSettings(objective=Objective(loss=loss, kl_coef=0.1), micro_batch_tokens=150, epochs=2)
-    stats = update_policy(
-        learner,
-        replace(graded, groups=groups),
-        settings=settings,
-        first_optimizer_step=1,
-        seed=0,
+    head = new_value_head(model) if advantage == "gae" else None
+    learner = make_learner(
+        model,
+        gradient_clip=1.0,
+        learning_rate=0.003,
+        processes=processes,
+        value_head=head,
+        ema=EmaReference(model.named_parameters(), every=1, decay=0.5) if is_ema else None,
     )
-    return {n: p.detach() for n, p in model.named_parameters()}, stats.summary()
+    # Rewards that add up to 0 would leave the head's bias a gradient of rounding alone.
+    rewards = [a + 0.3 for a in ADVANTAGES] if advantage == "gae" else ADVANTAGES
+    graded = given(some_samples(8), rewards, groups=GROUPS)
+    groups = tuple(replace(group, has_signal=group.group_id != "2") for group in graded.groups)
+    graded = replace(graded, groups=groups, settings=CreditSettings(advantage=advantage))
+    settings = UpdateSettings(objective=Objective(loss=loss, kl_coef=0.1), micro_batch_tokens=150, epochs=2)
+    summaries: list[dict[str, float]] = []
+    for step in (1, 2):
+        stats = update_policy(
+            learner, graded, settings=settings, first_optimizer_step=2 * step - 1, seed=step
+        )
+        learner.end_step(step)
+        summaries.append(stats.summary())
+    named = [*model.named_parameters(), *named_parameters(head)]
+    return {n: p.detach() for n, p in named}, summaries
+
+
+def _supervised(processes: Processes, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Weights and records after some steps on copies, then on demonstrations."""
+    model = tiny_model()
+    run = processes.from_first(
+        lambda: RunFolder.create(folder / f"sft-{processes.count}", config_yaml="", manifest={})
+    )
+    records: list[dict[str, Any]] = []
+    train_sft(
+        make_learner(model, gradient_clip=1.0, learning_rate=0.003, processes=processes),
+        some_samples(5),
+        renderer=Renderer(train_tokenizer([], vocab_size=0, catalog_hash="")),
+        run=run,
+        settings=SftSettings(
+            total_steps=4, copy_steps=1, save_every=2, batch_size=3, micro_batch_tokens=150, seed=0
+        ),
+        state=SftState(),
+        of_tools={},
+        on_step=records.append,
+    )
+    told = ("step", "loss", "grad_norm", "tokens")
+    return {n: p.detach() for n, p in model.named_parameters()}, [{k: r[k] for k in told} for r in records]
 
 
 def _work(folder: Path) -> None:
     processes = Processes.join(CPU)
-    results = {f"{lora}-{loss}": _update(processes, lora=lora, loss=loss) for lora, loss in CASES}
+    results: dict[str, Any] = {name: _update(processes, **case) for name, case in CASES.items()}
+    results["sft"] = _supervised(processes, folder)
     numbers = [float(i) for i in range(5)]
     shares = {
         "gathered": processes.gather(processes.share(numbers)),
@@ -101,16 +154,20 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
-@pytest.mark.parametrize(("lora", "loss"), CASES)
-def test_two_processes_make_the_update_of_one(lora: bool, loss: str, two: list[Any]) -> None:
-    weights, stats = _update(Processes(), lora=lora, loss=loss)
+@pytest.mark.parametrize("name", [*CASES, "sft"])
+def test_two_processes_make_the_update_of_one(name: str, two: list[Any], tmp_path: Path) -> None:
+    alone = Processes()
+    weights, steps = _supervised(alone, tmp_path) if name == "sft" else _update(alone, **CASES[name])
     for results, _ in two:
-        theirs, their_stats = results[f"{lora}-{loss}"]
+        theirs, their_steps = results[name]
         assert theirs.keys() == weights.keys()
         assert all(torch.allclose(theirs[n], p, rtol=0, atol=1e-5) for n, p in weights.items())
-        assert their_stats == pytest.approx(stats, rel=1e-3, abs=1e-5)
+        for step, other in zip(steps, their_steps, strict=True):
+            assert other == pytest.approx(step, rel=1e-3, abs=1e-5)
     began = tiny_model().state_dict()
-    assert lora or all(float((began[n] - p).abs().max()) > 1e-3 for n, p in weights.items())
+    moved = {n: float((began[n] - p).abs().max()) for n, p in weights.items() if n in began}
+    assert all(distance > 1e-3 for distance in moved.values())
+    assert moved or any(float(p.abs().max()) > 1e-3 for n, p in weights.items() if "lora_B" in n)
 
 
 def test_shares_are_gathered_in_order_and_the_first_decides(two: list[Any]) -> None:
