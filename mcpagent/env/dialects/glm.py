@@ -1,4 +1,4 @@
-"""GLM 4.5 and later: the name, then keys and values as tagged text, whose types only the tool's schema tells.
+"""GLM 4.5 and later.
 
 <tool_call>name
 <arg_key>key</arg_key>
@@ -13,48 +13,18 @@ from collections.abc import Sequence
 
 from mcpagent.core.records import JsonObject
 from mcpagent.env.dialects.dialect import Dialect
-from mcpagent.env.dialects.found import Found, NotACall, end_of
-from mcpagent.env.dialects.values import text_of, typed_values
+from mcpagent.env.dialects.tagged import TaggedBlock
+from mcpagent.env.dialects.values import text_of
 
-_NAME = re.compile(r"\s*([^<>{}\n]+)")
-_KEY = re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>")
-# A value may hold the closing tag: only what a call goes on with after it makes it one.
-_VALUE_END = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
-_CLOSING = re.compile(r"\s*</tool_call>")
-
-
-def _read(body: str, start: int, position: int, found: Found) -> int:
-    try:
-        name, values, end = _fields(body, position)
-        arguments = typed_values(values, found.schema_of(name))
-    except NotACall as problem:
-        end = end_of(body, position, "</tool_call>")
-        reason = str(problem) if body.endswith("</tool_call>", start, end) else "<tool_call> is never closed"
-        found.fail(body[start:end], reason)
-        return end
-    found.add(body[start:end], name, arguments)
-    return end
-
-
-def _fields(body: str, position: int) -> tuple[str, dict[str, str], int]:
-    """Name, values as text, where the block ends. Raises NotACall."""
-    name = _NAME.match(body, position)
-    if name is None:
-        raise NotACall("expected the name of a tool after <tool_call>")
-    position = name.end()
-    values: dict[str, str] = {}
-    while (key := _KEY.match(body, position)) is not None:
-        closing = _VALUE_END.search(body, key.end())
-        if closing is None:
-            raise NotACall(f"the <arg_value> of {key[1]} is never closed")
-        if key[1] in values:
-            raise NotACall(f"{key[1]} is given twice")
-        values[key[1]] = body[key.end() : closing.start()]
-        position = closing.end()
-    closed = _CLOSING.match(body, position)
-    if closed is None:
-        raise NotACall("expected <arg_key> or </tool_call>")
-    return name[1].strip(), values, closed.end()
+_BLOCK = TaggedBlock(
+    name=re.compile(r"\s*([^<>{}\n]+)"),
+    key=re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>"),
+    value_end=re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))"),
+    closing=re.compile(r"\s*</tool_call>"),
+    name_form="the name of a tool",
+    value_form="the <arg_value> of {}",
+    rest_form="<arg_key> or </tool_call>",
+)
 
 
 def _write(calls: Sequence[tuple[str, JsonObject]]) -> str:
@@ -72,6 +42,6 @@ def _write_one(name: str, arguments: JsonObject) -> str:
 GLM = Dialect(
     name="glm",
     write=_write,
-    blocks={"<tool_call>": _read},
+    blocks={"<tool_call>": _BLOCK.read},
     strays=("</tool_call>", "<arg_key>", "<arg_value>"),
 )
