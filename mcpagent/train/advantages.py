@@ -44,15 +44,13 @@ def turn_advantages(rewards_GK: Sequence[Sequence[float] | None]) -> list[list[f
     The turn-level part of MT-GRPO (arXiv 2505.11821), for any number of turns. Attempts that ended before
     turn k are not compared there; a turn that all of them did equally well gets exact zeros.
     """
-    turns = max((len(r) for r in rewards_GK if r is not None), default=0)
-    by_turn = [
-        group_advantages([r[k] if r is not None and k < len(r) else None for r in rewards_GK])
-        for k in range(turns)
-    ]
-    return [
-        None if r is None else [by_turn[k][attempt] or 0.0 for k in range(len(r))]
-        for attempt, r in enumerate(rewards_GK)
-    ]
+    advantages: list[list[float] | None] = [None if r is None else [] for r in rewards_GK]
+    for k in range(max((len(r) for r in rewards_GK if r is not None), default=0)):
+        at_turn = group_advantages([r[k] if r is not None and k < len(r) else None for r in rewards_GK])
+        for own, advantage in zip(advantages, at_turn, strict=True):
+            if own is not None and advantage is not None:
+                own.append(advantage)
+    return advantages
 
 
 def gae(

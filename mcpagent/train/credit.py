@@ -84,6 +84,11 @@ class Graded:
         return [a.sample for group in self.groups for a in group.trained if a.sample is not None]
 
     @property
+    def rewards(self) -> list[float]:
+        """Of each of `samples`."""
+        return [a.reward for group in self.groups for a in group.trained if a.reward is not None]
+
+    @property
     def sample_groups(self) -> list[int]:
         """The group that each of `samples` belongs to, by its place in `groups`."""
         return [place for place, group in enumerate(self.groups) for _ in group.trained]
@@ -126,8 +131,7 @@ def assign_credit(
     settings, samples = graded.settings, graded.samples
     off = penalties or [(0.0,) * len(s.turn_tokens_K) for s in samples]
     if settings.advantage in ("gae", "reinforce++"):
-        outcomes = [a.reward or 0.0 for group in graded.groups for a in group.trained]
-        steps = [_step_rewards(outcome, own) for outcome, own in zip(outcomes, off, strict=True)]
+        steps = [_step_rewards(outcome, own) for outcome, own in zip(graded.rewards, off, strict=True)]
         returns: list[list[float]] = []
         if settings.advantage == "gae":
             assert values is not None

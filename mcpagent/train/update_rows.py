@@ -86,11 +86,9 @@ def _outcomes(graded: Graded) -> list[float]:
     """What each turn turned out to be worth: the reward at its episode's end, discounted."""
     gamma = graded.settings.gamma
     return [
-        gamma ** (turns - 1 - k) * (attempt.reward or 0.0)
-        for group in graded.groups
-        for attempt in group.trained
-        if attempt.sample is not None
-        for turns in [len(attempt.sample.turn_tokens_K)]
+        gamma ** (turns - 1 - k) * reward
+        for reward, sample in zip(graded.rewards, graded.samples, strict=True)
+        for turns in [len(sample.turn_tokens_K)]
         for k in range(turns)
     ]
 
