@@ -87,7 +87,7 @@ def validate(
         shelf = ToolShelf(asyncio.run(_tools(servers, console))) if catalog else None
         keep_sound(file, shelf, report, out=out)
     document: dict[str, Any] = {**report.as_json(), **({"path": str(out)} if out is not None else {})}
-    if calibrate is not None and out is not None:
+    if calibrate is not None and out is not None and report.valid:
         from mcpagent.workflows.calibrate import calibrate_file
 
         config = Chosen(servers=servers, settings=settings).config(console, policy=calibrate)

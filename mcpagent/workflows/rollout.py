@@ -18,7 +18,7 @@ from mcpagent.evaluate.summary import EvalSummary, summarise
 from mcpagent.rollout.collector import attempts, collect
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, token_file, write_trajectories
 from mcpagent.tools.metrics import PoolMetrics
-from mcpagent.workflows.stage import open_stage
+from mcpagent.workflows.stage import Stage, open_stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +67,7 @@ def rollout(
     console = console or Console()
     check_trajectory_path(out)
     with open_stage(config, policy=policy, samples=samples, console=console, data=data) as stage:
-        wanted = list(attempts(stage.tasks, per_task=samples, seed=config.seed, label="rollout"))
-        with episode_progress(console, "Episodes", total=len(wanted)) as on_done:
-            trajectories = stage.tools.io.run(
-                collect(
-                    wanted,
-                    policy=stage.ready.policy,
-                    tools=stage.tools.pool,
-                    settings=stage.settings,
-                    renderer=stage.ready.renderer,
-                    concurrency=stage.concurrency,
-                    deterministic=stage.ready.is_deterministic,
-                    on_done=on_done,
-                )
-            )
+        trajectories = play(stage, samples=samples, label="rollout", console=console)
         provenance = stage.provenance(samples=samples)
         tool_metrics, cassette = stage.tools.pool.metrics(), stage.tools.take_cassette_counts()
     path = write_trajectories(out, trajectories)
@@ -93,6 +80,24 @@ def rollout(
         tool_metrics=tool_metrics,
         cassette=cassette,
     )
+
+
+def play(stage: Stage, *, samples: int, label: str, console: Console) -> list[Trajectory]:
+    """`samples` attempts at each task of the stage; `label` tells their random streams from others'."""
+    wanted = list(attempts(stage.tasks, per_task=samples, seed=stage.config.seed, label=label))
+    with episode_progress(console, "Episodes", total=len(wanted)) as on_done:
+        return stage.tools.io.run(
+            collect(
+                wanted,
+                policy=stage.ready.policy,
+                tools=stage.tools.pool,
+                settings=stage.settings,
+                renderer=stage.ready.renderer,
+                concurrency=stage.concurrency,
+                deterministic=stage.ready.is_deterministic,
+                on_done=on_done,
+            )
+        )
 
 
 def count_nonces(trajectories: Sequence[Trajectory]) -> NonceCount:
