@@ -210,7 +210,7 @@ class ToolPool:
                     sandbox=config.sandbox,
                     ledger=self._ledger,
                 )
-                return MemoryLauncher(server)
+                return MemoryLauncher(server, keeps_schemas=True)
 
     def _log_path(self, server: str) -> Path:
         folder = self._log_dir

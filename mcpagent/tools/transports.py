@@ -35,9 +35,11 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class MemoryLauncher:
-    """A server object in this process. No handshake is needed: both ends are this very SDK."""
+    """A server object in this process. No handshake is needed: both ends are this very SDK. `keeps_schemas`
+    where its results are made of the very models that its output schemas describe."""
 
     server: MCPServer[Any] | Server[Any]
+    keeps_schemas: bool = False
 
     def client(self, *, on_eof: Callable[[], None]) -> AbstractAsyncContextManager[Client]:
         return Client(self.server, mode=LATEST_MODERN_VERSION)
