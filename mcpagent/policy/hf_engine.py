@@ -9,18 +9,16 @@ episode, the rest are free.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-from mcpagent.core.trajectory import FinishReason, PolicySpan
-from mcpagent.errors import RunError
+from mcpagent.core.trajectory import FinishReason
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import Finished
+from mcpagent.policy.open_turn import OpenTurn, sample_turns
 from mcpagent.policy.sampling import Sampler, sample_rows
 from mcpagent.policy.slot_cache import SlotCache
 
@@ -35,18 +33,14 @@ class Row:
     episode_id: str
     context: list[int] = field(default_factory=list)  # ids whose keys are in the slot, plus the pending ones
     cached: int = 0  # positions of `context` whose keys are in the slot
-    request: CompletionRequest | None = None
-    uniforms: list[float] = field(default_factory=list)  # one for each token that may still be sampled
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)  # policy version, its first token
+    open_turn: OpenTurn | None = None
 
     @property
-    def turn(self) -> CompletionRequest:
-        """The request of a row that is sampling."""
-        if self.request is None:
+    def turn(self) -> OpenTurn:
+        """That of a row that is sampling."""
+        if self.open_turn is None:
             raise RuntimeError(f"episode {self.episode_id} has no turn to sample")
-        return self.request
+        return self.open_turn
 
 
 class Engine:
@@ -96,7 +90,7 @@ class Engine:
             self._extend(active[start:end], first=start)
         for row, token in zip(active, pending, strict=True):
             row.context.append(token)
-            row.versions.append((self.version, len(row.sampled)))
+            row.turn.change_version(self.version)
 
     @torch.inference_mode()
     def release(self, episode_id: str) -> list[Finished]:
@@ -164,11 +158,7 @@ class Engine:
         same = _common_prefix(context, row.context[: row.cached])
         # At least one token is computed again: the next token is sampled from its output.
         row.context, row.cached = context, min(same, len(context) - 1)
-        row.request = request
-        room = min(request.sampling.max_new_tokens, self._max_context - len(context))
-        row.uniforms = np.random.default_rng(request.seed).random(room, dtype=np.float32).tolist()
-        row.sampled, row.logprobs = [], []
-        row.versions = [(self.version, 0)]
+        row.open_turn = OpenTurn.begin(request, max_context=self._max_context, version=self.version)
         self._exchange(slot, self._active)
         self._active += 1
 
@@ -252,43 +242,21 @@ class Engine:
         return out.last_hidden_state
 
     def _sample(self, rows: list[Row], hidden: torch.Tensor, *, first: int = 0) -> list[Finished]:
-        tokens, logprobs = self._sample_rows(
-            self._head(hidden),
-            [r.uniforms[len(r.sampled)] for r in rows],
-            [r.turn.sampling for r in rows],
-        )
+        turns = [row.turn for row in rows]
+        sample_turns(turns, self._head(hidden), sample=self._sample_rows)
         self.sampled_tokens += len(rows)
-        ended: list[int] = []
-        values = logprobs.tolist()
-        if not math.isfinite(sum(values)):
-            raise RunError(
-                "the model's logits are not finite: its weights have diverged, or its dtype overflows",
-                remedy="resume from an earlier checkpoint with a lower learning rate, or set "
-                "model.dtype=float32",
-            )
-        for i, (row, token, logprob) in enumerate(zip(rows, tokens.tolist(), values, strict=True)):
-            row.sampled.append(token)
-            row.logprobs.append(logprob)
-            row.context.append(token)
-            if token in self._stop_ids or len(row.sampled) == len(row.uniforms):
-                ended.append(first + i)
+        for row, turn in zip(rows, turns, strict=True):
+            row.context.append(turn.tokens[-1])
+        ended = [first + i for i, turn in enumerate(turns) if turn.is_over(self._stop_ids)]
         # From the back, so that a swap never moves a row that is still to be parked.
         return [self._park(slot) for slot in reversed(ended)]
 
     def _park(self, slot: int) -> Finished:
         row = self._rows[slot]
-        request = row.turn
-        stopped = row.sampled[-1] in self._stop_ids
-        row.request = None
+        turn, row.open_turn = row.turn, None
         self._active -= 1
         self._exchange(slot, self._active)
-        reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-        ends = [start for _, start in row.versions[1:]] + [len(row.sampled)]
-        versions = tuple(
-            PolicySpan(version=version, start=start, end=end)
-            for (version, start), end in zip(row.versions, ends, strict=True)
-        )
-        return Finished(request, tuple(row.sampled), tuple(row.logprobs), reason, versions)
+        return turn.finished(self._stop_ids)
 
     def _exchange(self, a: int, b: int) -> None:
         if a == b:

@@ -6,29 +6,23 @@ whole context when the turn begins. Slower than `hf_engine`, and right for whate
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from mcpagent.core.trajectory import FinishReason, PolicySpan
-from mcpagent.errors import RunError
+from mcpagent.core.trajectory import FinishReason
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import Finished
+from mcpagent.policy.open_turn import OpenTurn, sample_turns
 from mcpagent.policy.sampling import Sampler, sample_rows
 
 
 @dataclass(eq=False)
 class _Turn:
-    request: CompletionRequest
-    uniforms: list[float]  # one for each token that may be sampled
+    sampled: OpenTurn
     cache: Any = None
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)  # policy version, its first token
 
 
 class PlainEngine:
@@ -60,56 +54,39 @@ class PlainEngine:
         self.version += 1
         for turn in self._turns.values():
             turn.cache = None
-            turn.versions.append((self.version, len(turn.tokens)))
+            turn.sampled.change_version(self.version)
 
     def release(self, episode_id: str) -> list[Finished]:
         turn = self._turns.pop(episode_id, None)
-        return [] if turn is None else [self._finished(turn)]
+        return [] if turn is None else [turn.sampled.finished(self._stop_ids)]
 
     def admit(self, requests: Sequence[CompletionRequest]) -> list[Finished]:
         ends: list[Finished] = []
         for request in requests:
-            room = self._max_context - len(request.token_ids)
-            if room <= 0:
+            if len(request.token_ids) >= self._max_context:
                 ends.append(Finished(request, (), (), FinishReason.OVERFLOW))
                 continue
             if request.episode_id in self._turns:
                 raise RuntimeError(f"episode {request.episode_id} already has a turn that is being sampled")
-            count = min(request.sampling.max_new_tokens, room)
-            uniforms = np.random.default_rng(request.seed).random(count, dtype=np.float32).tolist()
-            turn = _Turn(request, uniforms, versions=[(self.version, 0)])
-            self._turns[request.episode_id] = turn
+            sampled = OpenTurn.begin(request, max_context=self._max_context, version=self.version)
+            self._turns[request.episode_id] = _Turn(sampled)
         return ends
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        turns = list(self._turns.values())
-        hidden = torch.cat([self._forward(turn) for turn in turns])
-        tokens, logprobs = self._sample_rows(
-            self._head(hidden),
-            [turn.uniforms[len(turn.tokens)] for turn in turns],
-            [turn.request.sampling for turn in turns],
-        )
+        hidden = torch.cat([self._forward(turn) for turn in self._turns.values()])
+        turns = [turn.sampled for turn in self._turns.values()]
+        sample_turns(turns, self._head(hidden), sample=self._sample_rows)
         self.sampled_tokens += len(turns)
-        values = logprobs.tolist()
-        if not math.isfinite(sum(values)):
-            raise RunError(
-                "the model's logits are not finite: its weights have diverged, or its dtype overflows",
-                remedy="resume from an earlier checkpoint with a lower learning rate, or set "
-                "model.dtype=float32",
-            )
-        ends: list[Finished] = []
-        for turn, token, logprob in zip(turns, tokens.tolist(), values, strict=True):
-            turn.tokens.append(token)
-            turn.logprobs.append(logprob)
-            if token in self._stop_ids or len(turn.tokens) == len(turn.uniforms):
-                del self._turns[turn.request.episode_id]
-                ends.append(self._finished(turn))
-        return ends
+        over = [turn for turn in turns if turn.is_over(self._stop_ids)]
+        for turn in over:
+            del self._turns[turn.request.episode_id]
+        return [turn.finished(self._stop_ids) for turn in over]
 
     def _forward(self, turn: _Turn) -> torch.Tensor:
         """The hidden state [1, hidden] that the next token is sampled from."""
-        new = turn.tokens[-1:] if turn.cache is not None else [*turn.request.token_ids, *turn.tokens]
+        tokens = turn.sampled.tokens
+        new = tokens[-1:] if turn.cache is not None else [*turn.sampled.request.token_ids, *tokens]
         if turn.cache is None:
             self.prefilled_tokens += len(new)
         ids = torch.tensor([new], device=self._device)
@@ -117,13 +94,3 @@ class PlainEngine:
         # Some recurrent models (Mamba, RecurrentGemma) give none: their context is computed for every token.
         turn.cache = getattr(out, "past_key_values", None)
         return out.last_hidden_state[:, -1]
-
-    def _finished(self, turn: _Turn) -> Finished:
-        stopped = bool(turn.tokens) and turn.tokens[-1] in self._stop_ids
-        ends = [start for _, start in turn.versions[1:]] + [len(turn.tokens)]
-        versions = tuple(
-            PolicySpan(version=version, start=start, end=end)
-            for (version, start), end in zip(turn.versions, ends, strict=True)
-        )
-        reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-        return Finished(turn.request, tuple(turn.tokens), tuple(turn.logprobs), reason, versions)

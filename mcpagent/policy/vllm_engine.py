@@ -8,7 +8,6 @@ tests/vllm holds a test for each.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +20,10 @@ import numpy as np
 import torch
 
 from mcpagent.core.trajectory import FinishReason, PolicySpan
-from mcpagent.errors import RunError, UserError
+from mcpagent.errors import UserError
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import Finished
+from mcpagent.policy.open_turn import refuse_infinite
 from mcpagent.policy.vllm_worker import EXTENSION
 
 _BLOCK = 32  # tokens; vLLM's 128 on CPU is longer than many prompts, which then never share anything
@@ -159,12 +159,7 @@ class VllmEngine:
         del self._request_of[request.episode_id]
         token_ids = tuple(completion.token_ids)
         logprobs = tuple(completion.logprobs.logprobs[i] for i in completion.logprobs.start_indices)
-        if not math.isfinite(sum(logprobs)):
-            raise RunError(
-                "the model's logits are not finite: its weights have diverged, or its dtype overflows",
-                remedy="resume from an earlier checkpoint with a lower learning rate, or set "
-                "model.dtype=float32",
-            )
+        refuse_infinite(logprobs)
         self.sampled_tokens += len(token_ids)
         self.prefilled_tokens += len(request.token_ids) - (out.num_cached_tokens or 0)
         if self._adapter is not None:
