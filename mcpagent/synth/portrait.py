@@ -19,6 +19,8 @@ def portrait(task: Task) -> Iterator[str]:
         yield f"  then       {later}"
     tools = task.offered_tools
     yield f"  offered    {'the whole catalog' if tools is None else f'{len(tools)} tools'}"
+    for user_turn, names in truth.tools_added.items():
+        yield f"  added      {', '.join(names)}  [user turn {user_turn}]"
     for server, calls in truth.setup.items():
         for call in calls:
             yield f"  before     {server}.{call.tool}({_arguments(call.arguments)})"
@@ -40,7 +42,8 @@ def portrait(task: Task) -> Iterator[str]:
         for check in checks:
             expected = json.dumps(check.expect, ensure_ascii=False)
             call = f"{server}.{check.call.tool}({_arguments(check.call.arguments)})"
-            yield f"  state      {call} gives {expected}"
+            turn = "" if check.user_turn is None else f"  [after user turn {check.user_turn}]"
+            yield f"  state      {call} gives {expected}{turn}"
     if truth.reference_answer:
         yield f"  says       {truth.reference_answer}"
     limits = {n: v for n, v in truth.limits.model_dump().items() if v is not None}

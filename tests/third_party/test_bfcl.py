@@ -42,9 +42,12 @@ def test_every_task_converts_and_can_be_graded(package: BfclPackage, category: s
 
 
 @pytest.mark.registry
-def test_gold_calls_over_mcp_answer_as_direct_execution_does_and_succeed(package: BfclPackage) -> None:
-    tasks = list(Importer(package).tasks("base"))
-    oracle = Oracle(package, "base")
+@pytest.mark.parametrize("category", ["base", "miss_func"])
+def test_gold_calls_over_mcp_answer_as_direct_execution_does_and_succeed(
+    package: BfclPackage, category: str
+) -> None:
+    tasks = list(Importer(package).tasks(category))
+    oracle = Oracle(package, category)
 
     async def run() -> int:
         calls = 0
@@ -60,7 +63,8 @@ def test_gold_calls_over_mcp_answer_as_direct_execution_does_and_succeed(package
                 calls += len(made)
         return calls
 
-    assert asyncio.run(run()) == COUNTS["base"][1]
+    assert asyncio.run(run()) == COUNTS[category][1]
+    assert sum(bool(task.truth.tools_added) for task in tasks) == (200 if category == "miss_func" else 0)
 
 
 @pytest.mark.registry
@@ -94,6 +98,18 @@ def test_imported_tasks_are_played_over_stdio_by_our_own_command(
     assert (success["value"], success["n"]) == (1.0, 4)
 
 
+def all_offered(task: Task) -> Task:
+    """The task with every tool from the start: BFCL's checker runs what is called, offered by then or not."""
+    truth = task.truth.model_copy(update={"tools_added": {}})
+    tools = task.offered_in(len(truth.user_turns))
+    return task.model_copy(
+        update={
+            "reward_spec": task.reward_spec.model_copy(update={"ground_truth": truth}),
+            "extra_info": {**task.extra_info, "tools": tools},
+        }
+    )
+
+
 def compare(package: BfclPackage, tasks: list[Task]) -> Counter[str]:
     """Episodes by whether success is what BFCL's checker says, and so is whether nothing was called in a user
     turn in which no call is right, which S asks for (BFCL's second checker; its score leaves it out)."""
@@ -105,7 +121,7 @@ def compare(package: BfclPackage, tasks: list[Task]) -> Counter[str]:
             for task in tasks:
                 oracle = oracles[task.extra_info["class"]]
                 for kind, turns in variants(task, seed=0):
-                    episode = await play(task, turns, pool)
+                    episode = await play(all_offered(task), turns, pool)
                     success = (await episode.grade())[0].value
                     filled = {step.user_turn for step in task.truth.tool_sequence}
                     ours = (success == 1.0, attempts_by_user_turn(episode.record).keys() <= filled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -54,10 +54,9 @@ class Importer:
         is_long = category == "long_context"
         users = [turn[0]["content"] if turn else _FUNCTIONS_ADDED for turn in row["question"]]
         everything = {tool.name: tool for ts in tools.values() for tool in ts}
-        missed: dict[str, list[str]] = row.get("missed_function", {})
-        later = {turn: [everything[name].dotted for name in names] for turn, names in missed.items()}
-        held = {name for names in missed.values() for name in names}
-        shown = {name: tool for name, tool in everything.items() if name not in held}
+        later = _later(row, plan, everything)
+        held = {dotted for names in later.values() for dotted in names}
+        shown = {name: tool for name, tool in everything.items() if tool.dotted not in held}
         truth: JsonObject = {
             "task_id": row["id"],
             "complexity": _complexity(len(plan)),
@@ -125,6 +124,18 @@ def _states(
             expected = {"digest": backend.state_digest(), "missing_results": []}
             checks[name].append({"call": reading, "expect": expected, "user_turn": user_turn})
     return checks
+
+
+def _later(
+    row: JsonObject, plan: list[JsonObject], everything: Mapping[str, ToolSpec]
+) -> dict[int, list[str]]:
+    """The functions that are missing at first, by the user turn that brings them. One that the right calls
+    need before (there is one such task) is not missing."""
+    later: dict[int, list[str]] = {}
+    for turn, names in row.get("missed_function", {}).items():
+        needed = {step["tool"] for step in plan if step["user_turn"] < int(turn)}
+        later[int(turn)] = [everything[name].dotted for name in names if name not in needed]
+    return later
 
 
 def _scenario(row: JsonObject, backend: str, *, is_long: bool) -> JsonObject:

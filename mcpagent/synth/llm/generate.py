@@ -112,7 +112,9 @@ async def generate_with_model(
     usable = {t.dotted: t for t in pool.tools.values() if wanted.may_write or t.annotations.read_only}
     if not usable:
         raise UserError(
-            "no tool says that it only reads", remedy="add --allow-writes if plans may change something"
+            "no tool says that it only reads",
+            remedy="name those that do: --read-only SERVER.TOOL,...; or let plans change something: "
+            "--allow-writes",
         )
     observations = await observe(CallCache(pool), usable.values())
     commissioner = Commissioner(
