@@ -24,6 +24,7 @@ from mcp.types import (
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
 from mcpagent.tools.breaker import BACKOFF_FIRST_S, FAILURES_TO_OPEN, BreakerState
+from mcpagent.tools.chaos_http_proxy import HttpProxy
 from mcpagent.tools.http import ParamHeaders, http_streams
 from mcpagent.tools.limits import ServerLimits
 from mcpagent.tools.pool import ToolPool
@@ -306,6 +307,27 @@ def test_a_server_that_stays_away_is_waited_for_as_long_as_one_that_starts(isola
             assert "the next try is in" in refused.content
 
     asyncio.run(run())
+
+
+def test_a_server_that_was_away_and_is_back_with_other_tools_is_refused_where_that_is_asked_for() -> None:
+    async def run(server: HttpServer) -> None:
+        async with (
+            HttpProxy(server, slow_s=0.0) as proxy,
+            ToolPool([replace(server, url=proxy.url)], on_change="refuse") as pool,
+            pool.session() as session,
+        ):
+            await proxy.leave()
+            waiting = asyncio.create_task(call(session, "echo", server="poison", text="anyone?"))
+            while pool.metrics().servers[0].next_try_s == 0:
+                await asyncio.sleep(0.01)
+            proxy.has_drifted = True
+            await proxy.listen()
+            refused = await waiting
+            assert refused.failure is FailureKind.CRASHED
+            assert "came back with other tools" in refused.content
+
+    with http_poison("modern") as server:  # it has no session that could be lost
+        asyncio.run(run(server))
 
 
 @pytest.mark.parametrize("isolation", ["shared", "episode"])
