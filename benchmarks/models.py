@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -23,25 +23,70 @@ from transformers import (
 
 from mcpagent.config.resources import resource_path
 from mcpagent.models.embedded import SPECIAL_TOKENS, EmbeddedShape, build_model
+from mcpagent.models.load import LoraShape
+from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
+from mcpagent.train.learner import Learner
+from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
+from mcpagent.train.samples import TrainSample
 
-TINY: dict[str, Any] = {  # 4.2 million parameters
-    "vocab_size": 4096,
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 768,
+SHAPES: dict[str, dict[str, Any]] = {  # of Qwen3
+    "tiny": {  # 4.2 million parameters
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "intermediate_size": 768,
+    },
+    "qwen3-0.6b": {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+    },
 }
+LORA = LoraShape(r=16, alpha=32, dropout=0.0, target_modules="all-linear")
+
+
+def qwen3(shape: str) -> Qwen3ForCausalLM:
+    """A model of one of SHAPES, in float32."""
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(**SHAPES[shape], max_position_embeddings=8192, tie_word_embeddings=True)
+    )
+
+
+def learner_of(adapted: Any) -> Learner:
+    """AdamW on the adapters alone; no reference."""
+    optimizers = build_optimizers(
+        adapted.named_parameters(),
+        kind="adamw",
+        learning_rate=1e-5,
+        muon_learning_rate=0.02,
+        betas=(0.9, 0.999),
+        weight_decay=0.0,
+    )
+    schedule = Schedule(optimizers, linear_schedule(total=100))
+    return Learner(adapted, None, optimizers=optimizers, schedule=schedule, gradient_clip=1.0)
+
+
+def graded(samples: Sequence[TrainSample]) -> Graded:
+    """One group in which every other attempt is good: its advantages are 1 and -1."""
+    attempts = tuple(GradedAttempt(reward=(-1.0) ** i, sample=s) for i, s in enumerate(samples))
+    return Graded(
+        groups=(GradedGroup(group_id="all", attempts=attempts),), settings=CreditSettings(advantage="given")
+    )
 
 
 def tiny(folder: Path | None = None) -> tuple[Any, Any]:
     """A Qwen3 model of the tiny shape with its tokenizer; from `folder` where one is given."""
     if folder is not None:
         return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(**TINY, max_position_embeddings=8192, tie_word_embeddings=True)
-    return Qwen3ForCausalLM(config).eval(), words_tokenizer(TINY["vocab_size"])
+    return qwen3("tiny").eval(), words_tokenizer(SHAPES["tiny"]["vocab_size"])
 
 
 def embedded() -> tuple[Any, Any]:

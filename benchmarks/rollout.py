@@ -1,6 +1,6 @@
 """What rollouts cost: ours against the same work by hand, by transformers, and by other tools.
 
-    python -m benchmarks.rollout w3        a group of multi-turn episodes over stdio; the gate
+    python -m benchmarks.rollout w3        a group of multi-turn episodes over stdio, and the update on them
     python -m benchmarks.rollout generate  the embedded model at batch 96, against `generate` turn by turn
     python -m benchmarks.rollout latency   tools that take 0.5 to 5 s, against tools that take none
 
@@ -14,9 +14,11 @@ import argparse
 import asyncio
 import copy
 import json
+import operator
 import os
 import statistics
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from benchmarks import generation, latency, models, w3
-from mcpagent.models.load import LoraShape, MergedCopy, attach_lora
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.models.load import MergedCopy, attach_lora
 from mcpagent.models.tokens import Renderer
+from mcpagent.train.samples import sample_from_trajectory
+from mcpagent.train.update import update_policy
+from mcpagent.train.update_settings import UpdateSettings
 
 
 def main() -> None:
@@ -61,15 +67,18 @@ def main() -> None:
 def measure_w3(options: argparse.Namespace) -> dict[str, Any]:
     """Medians over rounds; `ratio ...` is ours divided by theirs, round by round."""
     model, tokenizer = models.tiny(options.model)
-    lora = LoraShape(r=16, alpha=32, dropout=0.0, target_modules="all-linear")
-    adapted = attach_lora(model, lora, seed=0).eval()
+    adapted = attach_lora(model, models.LORA, seed=0).eval()
     costs = asyncio.run(_rounds(adapted, Renderer(tokenizer), options.rounds))
     cpu_s = {name: [cost.cpu_s for cost in own] for name, own in costs.items()}
+    updates = _updates(adapted, [cost.trajectories for cost in costs["ours"]])
     peers: dict[str, float] = {}
     if options.peers is not None:
         for name in ("w3-floor", "w3-trl"):
             line = subprocess.run([options.peers, name], check=True, stdout=subprocess.PIPE, text=True).stdout
-            peers[name] = json.loads(line)["rollout_cpu_s"]
+            told = json.loads(line)
+            peers[name] = told["rollout_cpu_s"]
+            if "step_cpu_s" in told:
+                peers[f"{name}, whole step"] = told["step_cpu_s"]
     return {
         "work": "w3",
         **{f"cpu_s {name}": round(statistics.median(values), 3) for name, values in cpu_s.items()},
@@ -78,12 +87,32 @@ def measure_w3(options: argparse.Namespace) -> dict[str, Any]:
             for name, values in cpu_s.items()
             if name != "ours"
         },
+        "cpu_s ours, update": round(statistics.median(updates), 3),
+        "cpu_s ours, whole step": round(statistics.median(map(operator.add, cpu_s["ours"], updates)), 3),
         **{f"cpu_s {name}": value for name, value in peers.items()},
         "generated tokens": costs["ours"][-1].generated,
         "prefilled tokens": costs["ours"][-1].prefilled,
         "prefilled tokens of the floor": costs["floor"][-1].prefilled,
         "loadavg": round(os.getloadavg()[0], 1),
     }
+
+
+def _updates(adapted: Any, groups: list[tuple[Trajectory, ...]]) -> list[float]:
+    """CPU seconds of one update on each group, after one that warms up."""
+    learner = models.learner_of(adapted)
+    seconds: list[float] = []
+    for step, group in enumerate([groups[0], *groups], start=1):
+        samples = [sample_from_trajectory(trajectory) for trajectory in group]
+        started = time.process_time()
+        update_policy(
+            learner,
+            models.graded(samples),
+            settings=UpdateSettings(use_reference=False),
+            first_optimizer_step=step,
+            seed=step,
+        )
+        seconds.append(time.process_time() - started)
+    return seconds[1:]
 
 
 async def _rounds(adapted: Any, renderer: Renderer, rounds: int) -> dict[str, list[w3.Cost]]:

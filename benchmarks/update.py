@@ -22,44 +22,21 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
-from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
+from benchmarks import models
+from mcpagent.models.load import attach_lora, use_checkpointing
 from mcpagent.train.learner import Learner
 from mcpagent.train.memory import resident_mib
-from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
 from mcpagent.train.samples import TrainSample
 from mcpagent.train.update import update_policy
 from mcpagent.train.update_settings import UpdateSettings
-
-SHAPES: dict[str, dict[str, int]] = {
-    "tiny": {
-        "vocab_size": 4096,
-        "hidden_size": 256,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "intermediate_size": 768,
-    },
-    "qwen3-0.6b": {
-        "vocab_size": 151_936,
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-    },
-}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--shape", choices=models.SHAPES, default="tiny")
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=256)
@@ -83,7 +60,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Medians over the steps."""
     torch.set_num_threads(1)
     learner = _learner(options)
-    graded = _graded(_samples(options))
+    graded = models.graded(_samples(options))
     settings = UpdateSettings(use_reference=False, micro_batch_tokens=options.micro_batch_tokens)
     base = resident_mib(trimmed=True)
     peak = _Peak()
@@ -109,29 +86,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _learner(options: argparse.Namespace) -> Learner:
-    torch.manual_seed(0)
-    config = Qwen3Config(**SHAPES[options.shape], max_position_embeddings=8192, tie_word_embeddings=True)
-    model = Qwen3ForCausalLM(config)
-    lora = LoraShape(r=16, alpha=32, dropout=0.0, target_modules="all-linear")
-    adapted = attach_lora(model, lora, seed=0)
+    adapted = attach_lora(models.qwen3(options.shape), models.LORA, seed=0)
     if options.gradient_checkpointing:
         use_checkpointing(adapted)
-    optimizers = build_optimizers(
-        adapted.named_parameters(),
-        kind="adamw",
-        learning_rate=1e-5,
-        muon_learning_rate=0.02,
-        betas=(0.9, 0.999),
-        weight_decay=0.0,
-    )
-    schedule = Schedule(optimizers, linear_schedule(total=100))
-    return Learner(
-        adapted,
-        None,
-        optimizers=optimizers,
-        schedule=schedule,
-        gradient_clip=1.0,
-    )
+    return models.learner_of(adapted)
 
 
 def _samples(options: argparse.Namespace) -> list[TrainSample]:
@@ -156,13 +114,6 @@ def _samples(options: argparse.Namespace) -> list[TrainSample]:
                 )
             )
     return samples
-
-
-def _graded(samples: list[TrainSample]) -> Graded:
-    attempts = tuple(GradedAttempt(reward=(-1.0) ** i, sample=s) for i, s in enumerate(samples))
-    return Graded(
-        groups=(GradedGroup(group_id="all", attempts=attempts),), settings=CreditSettings(advantage="given")
-    )
 
 
 class _Peak:

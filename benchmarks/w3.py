@@ -24,7 +24,7 @@ from benchmarks.forced import ForcedPolicy, forced_rows
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec, chat_schema
-from mcpagent.core.trajectory import StopReason
+from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.models.load import MergedCopy, causal_lm
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
@@ -67,6 +67,7 @@ class Cost:
     cpu_s: float
     generated: int
     prefilled: int
+    trajectories: tuple[Trajectory, ...] = ()
 
 
 Side = Callable[[], Awaitable[Cost]]
@@ -115,6 +116,7 @@ async def ours(
             cpu_s=time.process_time() - started,
             generated=policy.sampled_tokens - sampled,
             prefilled=policy.prefilled_tokens - prefilled,
+            trajectories=tuple(trajectories),
         )
         assert all(t.stop_reason is StopReason.ANSWERED for t in trajectories)
         assert all([r.is_error for r in t.tool_results] == [False] * work.calls for t in trajectories)
