@@ -15,8 +15,9 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
+from mcpagent.core.model_json import MAX_DEPTH, decode_model_json
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Completion, FinishReason, TokenUsage
 from mcpagent.errors import EpisodeError
@@ -27,7 +28,6 @@ from mcpagent.policy.scripted import call_text
 
 _MARKERS = re.compile(r"<(?=/?(?:tool|think|function|parameter|\|))")
 _TOO_LONG = re.compile(r"context.?length|maximum context|context window|too many tokens", re.IGNORECASE)
-_MAX_DEPTH = 50  # the environment's own: it takes no deeper arguments
 _LARGEST_SEED = 2**31 - 1  # what every server takes
 
 
@@ -162,25 +162,13 @@ class _Call:
 
 def _arguments(raw: str) -> JsonObject | None:
     """The JSON object that `raw` is, by the environment's rules; None where it is none."""
-
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(name)
-
+    text = raw.strip()
     try:
-        value = json.loads(raw, parse_constant=refuse) if raw.strip() else {}
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
+        # The call around the arguments is a level of its own.
+        value, end = decode_model_json(text or "{}", max_depth=MAX_DEPTH - 1)
+    except ValueError:
         return None
-    # The call around the arguments is a level of its own.
-    return value if isinstance(value, dict) and not _is_deeper(value, _MAX_DEPTH - 1) else None
-
-
-def _is_deeper(value: object, limit: int) -> bool:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list):
-        return False
-    return limit == 0 or any(_is_deeper(item, limit - 1) for item in value)
+    return value if isinstance(value, dict) and end >= len(text) else None
 
 
 def _raw_finish(reply: ChatReply) -> str | None:

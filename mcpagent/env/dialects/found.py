@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
+from mcpagent.core.model_json import decode_model_json
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ParseFailure, ToolCall
 
-_MAX_DEPTH = 50  # serialisers and servers fail on deep nesting; no tool asks for it
 _MAX_RAW_CHARS = 2000  # a failure is shown to the model and stored; a runaway text need not be
 # Each failure is answered, and reading on after one may mean reading the same text again: this bounds both.
 _MAX_FAILURES = 32
@@ -78,34 +77,9 @@ def skip_space(body: str, position: int) -> int:
     return _SPACE.match(body, position).end()  # type: ignore[union-attr]  # it matches the empty string
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
 def decode_json(text: str, position: int) -> tuple[Any, int]:
     """The JSON value at `position` (after white space) and where it ends. Raises NotACall."""
-    position = skip_space(text, position)
     try:
-        value, end = _DECODER.raw_decode(text, position)
-        # An escaped lone surrogate cannot be stored or sent, and 1e999 decodes to infinity.
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        if _is_deeper(value, _MAX_DEPTH):
-            raise NotACall(f"the JSON is nested deeper than {_MAX_DEPTH}")
-    except RecursionError:
-        raise NotACall(f"the JSON is nested deeper than {_MAX_DEPTH}") from None
-    except json.JSONDecodeError as error:
-        raise NotACall(f"invalid JSON: {error.msg} at character {error.pos - position}") from None
+        return decode_model_json(text, skip_space(text, position))
     except ValueError as error:
-        raise NotACall(f"invalid JSON: {error}") from None
-    return value, end
-
-
-def _is_deeper(value: object, limit: int) -> bool:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list):
-        return False
-    return limit == 0 or any(_is_deeper(item, limit - 1) for item in value)
+        raise NotACall(str(error)) from None
