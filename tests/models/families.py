@@ -8,7 +8,7 @@ import torch
 import transformers
 
 VOCABULARY = 48
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -76,5 +76,5 @@ FAMILIES = tuple(_FAMILIES)
 def tiny(family: str, *, seed: int = 0) -> Any:
     config, settings = _FAMILIES[family]
     torch.manual_seed(seed)
-    made = getattr(transformers, f"{config}Config")(**{**_SHAPE, **settings})
+    made = getattr(transformers, f"{config}Config")(**{**SHAPE, **settings})
     return getattr(transformers, f"{family}ForCausalLM")(made).eval()

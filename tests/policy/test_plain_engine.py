@@ -21,20 +21,8 @@ from transformers import (
 
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.policy.hf import HFPolicy
-from tests.models.families import FAMILIES, tiny
-from tests.policy.oracle import MAX_CONTEXT, STOP, VOCABULARY, naive_turn, request
-
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "intermediate_size": 24,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-}
+from tests.models.families import FAMILIES, SHAPE, tiny
+from tests.policy.oracle import MAX_CONTEXT, STOP, naive_turn, request
 
 
 def windowed() -> Any:
