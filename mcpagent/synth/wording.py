@@ -108,7 +108,7 @@ def _step(fact: Fact, edge: Edge | None) -> str:
 
 def _placed(task: str, called: str, value: str) -> str:
     """`look up the price of a stock` for the `stock ticker` AAPL is `look up the price of the stock AAPL`."""
-    for noun in called.split():
+    for noun in re.findall(r"\w{4,}", called):
         vague = rf"\ban? (?:(?:specific|specified|given|particular|single) )?((?:\w+ )?{re.escape(noun)})\b"
         if found := re.search(vague, task):
             return f"{task[: found.start()]}the {found[1]} {value}{task[found.end() :]}"

@@ -126,6 +126,16 @@ READ = Fact(
     {"filePath": "/a/b.txt"},
     (),
 )
+SEARCH = Fact(
+    ToolSpec(
+        server="s",
+        name="search_names",
+        description="Get a list of companies by name",
+        input_schema={"properties": {"query": {"description": "Part of a name."}}},
+    ),
+    {"query": "Aurora"},
+    (),
+)
 PRICE = Leaf("@.price", "price", 12.5)
 
 
@@ -153,6 +163,10 @@ THIRD = Leaf("@[2]", "name of the third file", "b.txt")
             "ook up the current price of a stock and its change",
         ),
         (Walk("missing_parameter", (QUOTE,), (None,), (PRICE,)), "stock symbol AAPL"),
+        (
+            Walk("single", (SEARCH,), (None,), (PRICE,)),
+            "et a list of companies by name, with part of a name Aurora",
+        ),
     ],
 )
 def test_every_wording_of_a_walk_holds_its_task_its_arguments_and_what_is_asked(
@@ -164,7 +178,7 @@ def test_every_wording_of_a_walk_holds_its_task_its_arguments_and_what_is_asked(
         text = " | ".join([first, *later])
         assert part in text
         assert "price" in first and not re.search(r"[a-z]_[a-z]", text)
-        assert ("AAPL" in first) == (walk.kind == "single")
+        assert "AAPL" not in first or walk.kind != "missing_parameter"
         said.add(text)
     assert len(said) >= 3
 
