@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcpagent.cli.sampling import Json
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def convert(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
     env_class: Annotated[str, typer.Option(help="The record's env_class.")] = "MCPToolEnv",
     data_source: Annotated[str, typer.Option(help="The record's data_source.")] = "synthetic/dependent",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Turn scenarios with conversations and tool plans into training tasks; a fault writes nothing, exit 2.
 

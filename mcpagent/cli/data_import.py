@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from mcpagent.cli.sampling import Json
+
 
 class Category(StrEnum):
     BASE = "base"
@@ -35,7 +37,7 @@ def import_(
         typer.Option(help="One category; repeat it for more. Default: all four.", show_default=False),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Make tasks of a benchmark, with its backends as MCP servers. The config brings both together.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.sampling import ToolFormat
+from mcpagent.cli.sampling import Json, ToolFormat
 from mcpagent.errors import RunError, UserError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def doctor(
         str | None, typer.Option(help="A hub id or folder: is it safe to train on its template's tokens?")
     ] = None,
     tool_format: ToolFormat = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check this machine: Python, packages, device, servers, API keys, hub, data, disk.
 

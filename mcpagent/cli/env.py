@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from mcpagent.cli.sampling import (
-    Cassette,
-    CassetteMode,
-    Chosen,
-    ConfigFiles,
-    Json,
-    MaxTasks,
-    Seed,
-    Servers,
-    Settings,
-)
+from mcpagent.cli.options import with_options
+from mcpagent.cli.sampling import Chosen, Json
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
@@ -40,24 +31,20 @@ def _group() -> None:
 
 
 @app.command()
+@with_options
 def check(
     data: Annotated[
         Path | None,
         typer.Option(help="Tasks: .jsonl or .json, also .gz and .zst. Default: a small sample set."),
     ] = None,
-    servers: Servers = None,
     chaos: Annotated[
         bool, typer.Option("--chaos", help="Injure the servers instead, and see what episodes would see.")
     ] = False,
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="The isolation probe may call every tool.")
     ] = False,
-    cassette: Cassette = None,
-    cassette_mode: CassetteMode = None,
-    max_tasks: MaxTasks = None,
-    seed: Seed = None,
-    config: ConfigFiles = None,
-    settings: Settings = None,
+    *,
+    chosen: Chosen,
     as_json: Json = False,
 ) -> None:
     """Check that the environment tells right from wrong and keeps episodes apart.
@@ -81,15 +68,6 @@ def check(
     from mcpagent.workflows.env_check import env_check
 
     console = Console(is_json=as_json)
-    chosen = Chosen(
-        files=config,
-        settings=settings,
-        servers=servers,
-        cassette=cassette,
-        cassette_mode=cassette_mode,
-        max_tasks=max_tasks,
-        seed=seed,
-    )
     if chaos:
         from mcpagent.workflows.chaos import check_chaos
 

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.sampling import (
-    BaseUrl,
-    Cassette,
-    CassetteMode,
-    Chosen,
-    ConfigFiles,
-    Data,
-    Json,
-    MaxTasks,
-    Samples,
-    Seed,
-    Servers,
-    Settings,
-    ToolFormat,
-)
+from mcpagent.cli.options import with_options
+from mcpagent.cli.sampling import BaseUrl, Chosen, Data, Json, Samples, ToolFormat
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
@@ -41,6 +29,7 @@ _Out = Annotated[
 
 
 @app.command()
+@with_options
 def checkpoint(
     path: Annotated[
         Path, typer.Argument(help="A checkpoint folder, or a run folder (its latest).", show_default=False)
@@ -48,14 +37,9 @@ def checkpoint(
     data: Data = None,
     samples: Samples = 1,
     temperature: _Temperature = None,
-    seed: Seed = None,
-    servers: Servers = None,
-    cassette: Cassette = None,
-    cassette_mode: CassetteMode = None,
-    max_tasks: MaxTasks = None,
+    *,
+    chosen: Chosen,
     out: _Out = None,
-    config: ConfigFiles = None,
-    settings: Settings = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a checkpoint in Hugging Face or PEFT format.
@@ -67,21 +51,12 @@ def checkpoint(
     """
     from mcpagent.storage.checkpoints import find_checkpoint
 
-    chosen = Chosen(
-        files=config,
-        settings=settings,
-        servers=servers,
-        cassette=cassette,
-        cassette_mode=cassette_mode,
-        max_tasks=max_tasks,
-        seed=seed,
-        temperature=temperature,
-        default_temperature=0.0 if samples == 1 else 1.0,
-    )
+    chosen = replace(chosen, temperature=temperature)
     _evaluate(str(find_checkpoint(path)), chosen, data=data, samples=samples, out=out, as_json=as_json)
 
 
 @app.command()
+@with_options
 def model(
     name_or_path: Annotated[
         str, typer.Argument(help="A hub id, a model folder, or openai:NAME.", show_default=False)
@@ -90,34 +65,17 @@ def model(
     data: Data = None,
     samples: Samples = 1,
     temperature: _Temperature = None,
-    seed: Seed = None,
     tool_format: ToolFormat = None,
-    servers: Servers = None,
-    cassette: Cassette = None,
-    cassette_mode: CassetteMode = None,
-    max_tasks: MaxTasks = None,
+    *,
+    chosen: Chosen,
     out: _Out = None,
-    config: ConfigFiles = None,
-    settings: Settings = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a model that no run of mcpagent made: the base model before training, or one behind an API.
 
     Example: mcpagent eval model Qwen/Qwen3-0.6B --data data/processed/heldout.jsonl --out base.json
     """
-    chosen = Chosen(
-        files=config,
-        settings=settings,
-        servers=servers,
-        cassette=cassette,
-        cassette_mode=cassette_mode,
-        tool_format=tool_format,
-        base_url=base_url,
-        max_tasks=max_tasks,
-        seed=seed,
-        temperature=temperature,
-        default_temperature=0.0 if samples == 1 else 1.0,
-    )
+    chosen = replace(chosen, tool_format=tool_format, base_url=base_url, temperature=temperature)
     _evaluate(name_or_path, chosen, data=data, samples=samples, out=out, as_json=as_json)
 
 
@@ -161,6 +119,7 @@ def _evaluate(
     from mcpagent.workflows.evaluate import evaluate_model
 
     console = Console(is_json=as_json)
+    chosen = replace(chosen, default_temperature=0.0 if samples == 1 else 1.0)
     outcome = evaluate_model(
         chosen.config(console, policy=name), model=name, data=data, samples=samples, out=out, console=console
     )

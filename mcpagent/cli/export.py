@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mcpagent.cli.sampling import Json
 from mcpagent.console import Console
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -21,7 +22,7 @@ def export(
     merge: Annotated[
         bool, typer.Option("--merge", help="Add LoRA adapters to their base: a model that needs no PEFT.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder with a model card; without --merge, LoRA adapters
     stay adapters."""

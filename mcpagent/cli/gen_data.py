@@ -9,33 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcpagent.cli.gen_data_llm import LLMOptions, run_llm
-from mcpagent.cli.gen_data_options import (
-    AllowWrites,
-    BackendName,
-    BaseUrl,
-    Complexities,
-    Concurrency,
-    Curriculum,
-    Domains,
-    JournalFile,
-    MaxCost,
-    MaxOutputTokens,
-    MaxRequests,
-    MaxTools,
-    MaxTurns,
-    Model,
-    NSamples,
-    PriceIn,
-    PriceOut,
-    PromptsFile,
-    Repairs,
-    RequestTimeout,
-    RetryFailed,
-    Rpm,
-    Votes,
-)
-from mcpagent.cli.sampling import Cassette, CassetteMode, Chosen
+from mcpagent.cli.gen_data_llm import run_llm
+from mcpagent.cli.gen_data_options import LLMOptions
+from mcpagent.cli.options import with_options
+from mcpagent.cli.sampling import Cassette, CassetteMode, Chosen, Json
 
 if TYPE_CHECKING:
     from mcpagent.config.schema import ToolsConfig
@@ -48,6 +25,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@with_options
 def gen_data(
     templates: Annotated[
         str,
@@ -90,30 +68,9 @@ def gen_data(
     llm: Annotated[
         bool, typer.Option("--llm", help="Let a model write the tasks; everything below belongs to it.")
     ] = False,
-    n_samples: NSamples = None,
-    model: Model = None,
-    backend: BackendName = None,
-    base_url: BaseUrl = None,
-    max_tools: MaxTools = None,
-    max_turns: MaxTurns = None,
-    domains: Domains = None,
-    complexities: Complexities = None,
-    curriculum: Curriculum = None,
-    prompts: PromptsFile = None,
-    votes: Votes = 3,
-    repairs: Repairs = 2,
-    allow_writes: AllowWrites = False,
-    concurrency: Concurrency = 8,
-    rpm: Rpm = None,
-    request_timeout: RequestTimeout = 120.0,
-    max_output_tokens: MaxOutputTokens = 4096,
-    max_requests: MaxRequests = None,
-    max_cost: MaxCost = None,
-    price_in: PriceIn = None,
-    price_out: PriceOut = None,
-    journal: JournalFile = None,
-    retry_failed: RetryFailed = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    *,
+    options: LLMOptions,
+    as_json: Json = False,
 ) -> None:
     """Write train.jsonl, validation.jsonl and heldout.jsonl.
 
@@ -141,31 +98,6 @@ def gen_data(
     chosen = Chosen(servers=servers, read_only=read_only, cassette=cassette, cassette_mode=cassette_mode)
     tools = chosen.config(console).tools
     if llm:
-        options = LLMOptions(
-            samples=n_samples,
-            model=model,
-            backend=backend,
-            base_url=base_url,
-            max_tools=max_tools,
-            max_turns=max_turns,
-            domains=domains,
-            complexities=complexities,
-            curriculum=curriculum,
-            prompts=prompts,
-            votes=votes,
-            repairs=repairs,
-            allow_writes=allow_writes,
-            concurrency=concurrency,
-            rpm=rpm,
-            request_timeout=request_timeout,
-            max_output_tokens=max_output_tokens,
-            max_requests=max_requests,
-            max_cost=max_cost,
-            price_in=price_in,
-            price_out=price_out,
-            journal=journal,
-            retry_failed=retry_failed,
-        )
         run_llm(
             options,
             tools,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mcpagent.cli.gen_data_options import LLMOptions
 from mcpagent.errors import RunError, UserError
 
 if TYPE_CHECKING:
@@ -22,35 +22,6 @@ T = TypeVar("T", int, str)
 
 JOURNAL = "llm-journal.jsonl"
 _PLACEHOLDER_KEY = "unused"  # the SDK insists on one; servers of one's own seldom do
-
-
-@dataclass(frozen=True, kw_only=True)
-class LLMOptions:
-    """The options as given; None where the environment or a default decides."""
-
-    samples: int | None
-    model: str | None
-    backend: str | None
-    base_url: str | None
-    max_tools: int | None
-    max_turns: int | None
-    domains: str | None
-    complexities: str | None
-    curriculum: Path | None
-    prompts: Path | None
-    votes: int
-    repairs: int
-    allow_writes: bool
-    concurrency: int
-    rpm: float | None
-    request_timeout: float
-    max_output_tokens: int
-    max_requests: int | None
-    max_cost: float | None
-    price_in: float | None
-    price_out: float | None
-    journal: Path | None
-    retry_failed: bool
 
 
 def run_llm(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mcpagent.cli.sampling import Json
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 
@@ -34,7 +35,7 @@ def quickstart(
     controls: Annotated[
         bool, typer.Option("--controls", help="Also run the control experiments (three times as long).")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Train a small agent on real MCP tools, offline, and show that it learned.
 

@@ -9,13 +9,15 @@ from typing import Annotated
 
 import typer
 
+from mcpagent.cli.sampling import Json
+
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder, such as outputs/quickstart.", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write the self-contained HTML report of a run and print its path.
 

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.sampling import (
-    BaseUrl,
-    Cassette,
-    CassetteMode,
-    Chosen,
-    ConfigFiles,
-    Data,
-    Json,
-    MaxTasks,
-    Samples,
-    Seed,
-    Servers,
-    Settings,
-    ToolFormat,
-)
+from mcpagent.cli.options import with_options
+from mcpagent.cli.sampling import BaseUrl, Chosen, Data, Json, Samples, ToolFormat
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
@@ -31,6 +19,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@with_options
 def rollout(
     policy: Annotated[
         str,
@@ -50,17 +39,12 @@ def rollout(
     base_url: BaseUrl = None,
     data: Data = None,
     samples: Samples = 1,
-    seed: Seed = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="0 is greedy. Default: rollout.temperature, which is 1.")
     ] = None,
     tool_format: ToolFormat = None,
-    servers: Servers = None,
-    cassette: Cassette = None,
-    cassette_mode: CassetteMode = None,
-    max_tasks: MaxTasks = None,
-    config: ConfigFiles = None,
-    settings: Settings = None,
+    *,
+    chosen: Chosen,
     as_json: Json = False,
 ) -> None:
     """Collect trajectories with any policy, for analysis: every call is a real one over MCP.
@@ -73,18 +57,7 @@ def rollout(
     from mcpagent.workflows.rollout import rollout as collect
 
     console = Console(is_json=as_json)
-    chosen = Chosen(
-        files=config,
-        settings=settings,
-        servers=servers,
-        cassette=cassette,
-        cassette_mode=cassette_mode,
-        tool_format=tool_format,
-        base_url=base_url,
-        max_tasks=max_tasks,
-        seed=seed,
-        temperature=temperature,
-    )
+    chosen = replace(chosen, tool_format=tool_format, base_url=base_url, temperature=temperature)
     outcome = collect(
         chosen.config(console, policy=policy),
         policy=policy,

@@ -56,19 +56,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The options as they were given; None where they were not. `default_temperature` None: what the
-    configuration says."""
+    """The options as they were given; None where they were not. The plain fields are options of some commands
+    only. `default_temperature` None: what the configuration says."""
 
-    files: Sequence[Path] | None = None
-    settings: Sequence[str] | None = None
-    servers: Path | None = None
+    servers: Servers = None
+    cassette: Cassette = None
+    cassette_mode: CassetteMode = None
+    max_tasks: MaxTasks = None
+    seed: Seed = None
+    files: ConfigFiles = None
+    settings: Settings = None
     read_only: str | None = None
-    cassette: Path | None = None
-    cassette_mode: str | None = None
     tool_format: str | None = None
     base_url: str | None = None
-    max_tasks: int | None = None
-    seed: int | None = None
     temperature: float | None = None
     default_temperature: float | None = None
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcpagent.cli.sampling import Json
+
 if TYPE_CHECKING:
     from mcpagent.console import Console
     from mcpagent.workflows.smoke import SmokeResult
@@ -19,7 +21,7 @@ def smoke(
     model: Annotated[
         str | None, typer.Option(help="A folder or hub id. Default: a small model of random weights.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Prove that what samples is what is trained: sample, swap an adapter, sample again, compare both with
     the trainer.

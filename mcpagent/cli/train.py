@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mcpagent.cli.sampling import Cassette, CassetteMode, ToolFormat, cassette_settings
+from mcpagent.cli.sampling import Cassette, CassetteMode, Json, ToolFormat, cassette_settings
 from mcpagent.config.loader import LoadedConfig, load_train_config
 from mcpagent.console import Advance, Console
 from mcpagent.core.records import JsonObject
@@ -45,7 +45,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved plan; load no model, write nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Train a policy: GRPO on real episodes, or supervised on gold demonstrations."""
     options = {
