@@ -49,7 +49,6 @@ class DatasetCounts:
         if task.offered_tools is not None:
             self.offered_tools[len(task.offered_tools)] += 1
         self.prompt_chars_max = max(self.prompt_chars_max, sum(len(m.content) for m in task.prompt))
-
         self.question_chars[len(said(task)) // 20 * 20] += 1
         self.volatile += bool(volatile_because(task, None))
         names = [f"{step.server}.{step.tool}" for step in plan]

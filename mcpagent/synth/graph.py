@@ -158,14 +158,7 @@ async def learn(cache: CallCache) -> ToolGraph:
         for _ in range(_ROUNDS):
             known = len(texts)
             for spec in readers:
-                done = tried.setdefault(spec.dotted, set())
-                for arguments in _candidates(spec, texts):
-                    key = json.dumps(arguments, sort_keys=True)
-                    if len(done) >= _CALLS_A_TOOL:
-                        break
-                    if key in done:
-                        continue
-                    done.add(key)
+                for arguments in _untried(spec, texts, tried.setdefault(spec.dotted, set())):
                     fact = await _fact(session, spec, arguments, nonsense[spec.dotted])
                     if fact is not None:
                         texts += [text for text in graph.add(fact) if text not in texts]
@@ -234,6 +227,17 @@ def _ordinal(index: int) -> str:
 def _one_of(kind: str) -> str:
     """One thing of a list, by the list's name: `messages` has a `message`."""
     return kind.removesuffix("ies") + "y" if kind.endswith("ies") else kind.removesuffix("s")
+
+
+def _untried(spec: ToolSpec, texts: list[str], tried: set[str]) -> Iterator[JsonObject]:
+    """Arguments that are none of `tried`, which they join, as long as the tool may be called again."""
+    for arguments in _candidates(spec, texts):
+        key = json.dumps(arguments, sort_keys=True)
+        if len(tried) >= _CALLS_A_TOOL:
+            return
+        if key not in tried:
+            tried.add(key)
+            yield arguments
 
 
 def _candidates(spec: ToolSpec, texts: list[str]) -> Iterator[JsonObject]:
