@@ -69,11 +69,12 @@ def train(
 
 def _show_plan(loaded: LoadedConfig, console: Console) -> None:
     from mcpagent.train.plan import plan
+    from mcpagent.workflows.stage import evaluated_file
 
     with TaskFile(
         find_dataset(loaded.config.data.train, split="train"), max_tasks=loaded.config.data.max_tasks
     ) as tasks:
-        result = plan(loaded.config, tasks).as_json()
+        result = plan(loaded.config, tasks, validation=evaluated_file(loaded.config)).as_json()
     if console.is_json:
         console.print_json(result)
         return

@@ -39,6 +39,7 @@ class TrainPlan:
     steps: int
     optimizer_steps: int
     tasks: int
+    validation: str
     episodes_per_step: int
     servers: tuple[str, ...]
     parameters: int | None
@@ -53,8 +54,9 @@ class TrainPlan:
         return asdict(self)
 
 
-def plan(config: TrainConfig, tasks: TaskFile) -> TrainPlan:
-    """Resolve the configuration against this machine and dataset. Raises UserError where it cannot run."""
+def plan(config: TrainConfig, tasks: TaskFile, *, validation: Path | None) -> TrainPlan:
+    """Resolve the configuration against this machine and dataset; `validation` is the file that the run
+    evaluates on, if it does. Raises UserError where it cannot run."""
     device = training_device(config)
     dtype = resolve_dtype(config.model.dtype, device)
     if config.finetune.mode == "qlora":
@@ -86,6 +88,7 @@ def plan(config: TrainConfig, tasks: TaskFile) -> TrainPlan:
         steps=steps,
         optimizer_steps=steps * updates,
         tasks=len(tasks),
+        validation=str(validation or "none"),
         episodes_per_step=config.training.batch_size * group,
         servers=tuple(server.name for server in chosen_servers(config.tools)),
         parameters=shape.parameters if shape else None,

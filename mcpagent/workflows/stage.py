@@ -119,8 +119,17 @@ def open_stage(
 
 def open_tasks(config: TrainConfig, data: Path | None = None) -> TaskFile:
     """The dataset `data`, or the validation set of `config`. Raises UserError."""
-    path = data or find_dataset(config.data.validation, split="validation", beside=config.data.train)
-    return TaskFile(path, max_tasks=config.data.max_tasks)
+    return TaskFile(data or _validation_file(config), max_tasks=config.data.max_tasks)
+
+
+def evaluated_file(config: TrainConfig) -> Path | None:
+    """The tasks that a training run evaluates on as it goes; None where it never does. Raises UserError."""
+    evaluates = config.algorithm == "grpo" and config.training.eval_every
+    return _validation_file(config) if evaluates else None
+
+
+def _validation_file(config: TrainConfig) -> Path:
+    return find_dataset(config.data.validation, split="validation", beside=config.data.train)
 
 
 def catalog_note(tasks: Sequence[Task], pool: PinnedTools) -> str | None:

@@ -21,7 +21,7 @@ from mcpagent.train.processes import Processes
 from mcpagent.train.setup import training_device
 from mcpagent.workflows.run_place import RunPlace
 from mcpagent.workflows.run_watch import TrainOutcome, Watch
-from mcpagent.workflows.stage import catalog_note, open_tasks
+from mcpagent.workflows.stage import catalog_note, evaluated_file, open_tasks
 from mcpagent.workflows.train_grpo import run_grpo
 from mcpagent.workflows.train_sft import run_sft
 
@@ -90,6 +90,5 @@ def train(
 
 def _validation(config: TrainConfig) -> AbstractContextManager[Sequence[Task]]:
     """The validation tasks where the run evaluates; none otherwise."""
-    if config.algorithm == "sft" or not config.training.eval_every:
-        return nullcontext(())
-    return open_tasks(config)
+    path = evaluated_file(config)
+    return nullcontext(()) if path is None else open_tasks(config, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,6 +89,25 @@ def test_every_algorithm_of_the_option_has_a_plan(settings: list[str]) -> None:
         assert done.exit_code == 0, done.output
         plan = json.loads(done.stdout)
         assert (plan["algorithm"], plan["optimizer_steps"]) == (algo, updates)
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_a_run_that_evaluates_needs_tasks_for_it_beside_its_own_or_by_name(
+    settings: list[str], dry_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = resource_path("data/samples").absolute()
+    alone = tmp_path / "alone" / "train.jsonl"
+    alone.parent.mkdir()
+    shutil.copy(samples / "train.jsonl", alone)
+    monkeypatch.chdir(tmp_path)  # without data/processed
+    evaluating = [*settings, "--set", "training.eval_every=1", "--set", f"data.train={alone}"]
+    assert "there is no validation dataset" in refused(mcpagent_train(*evaluating, *dry_run))
+    beside = alone.with_name("validation.jsonl")
+    shutil.copy(samples / "validation.jsonl", beside)
+    plan = json.loads(mcpagent_train(*evaluating, "--dry-run", "--json").stdout)
+    assert plan["validation"] == str(beside)
+    never = mcpagent_train(*evaluating, "--set", "training.eval_every=0", "--dry-run", "--json")
+    assert json.loads(never.stdout)["validation"] == "none"
 
 
 def test_the_plan_is_a_table_that_says_why_this_backend(settings: list[str]) -> None:
