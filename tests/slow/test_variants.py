@@ -41,8 +41,8 @@ VARIANTS = {
 }
 
 GAE = [
-    *("grpo.advantage=gae", "grpo.value_learning_rate=0.01", "grpo.epochs_per_batch=2", "grpo.minibatches=2"),
-    "optimization.learning_rate=5e-4",
+    *("grpo.advantage=gae", "grpo.value_learning_rate=0.003"),
+    *("grpo.epochs_per_batch=2", "grpo.minibatches=2", "optimization.learning_rate=5e-4"),
 ]
 
 
@@ -72,27 +72,21 @@ def test_gae_improves_the_embedded_task(warm: WarmStart, tmp_path: Path) -> None
 
 
 def test_gae_learns_what_a_state_is_worth(warm: WarmStart, tmp_path: Path) -> None:
-    """With the policy held still: one that learns soon succeeds everywhere, and then nothing is left to
-    explain. At temperature 1 chance decides too (the mean outcome of a state itself explains 0.3 to 0.6 of
-    what differs between episodes); at a low one a policy does what it is used to."""
+    """On tasks that it has not seen, with the policy held still: one that learns soon succeeds everywhere,
+    and then nothing is left to explain. Near temperature 0, where a policy does what it is used to: the mean
+    outcome of a state itself explains 0.94 there, 0.67 at 0.2, and 0.37 at 1, where chance does the rest."""
     _, _, records = sampled_success(
         warm,
         tmp_path / "run",
-        *("grpo.advantage=gae", "grpo.value_learning_rate=0.03", "grpo.value_clip=null"),
-        *("grpo.epochs_per_batch=8", "grpo.minibatches=2", "optimization.learning_rate=1e-9"),
-        *(
-            "grpo.reference=none",
-            "grpo.kl_coef=0",
-            "rollout.temperature=0.2",
-            "optimization.gradient_clip=100",
-        ),
-        *("rollout.group_size=2", "training.batch_size=32", "training.max_steps=8"),
+        *("grpo.advantage=gae", "grpo.value_learning_rate=0.003", "grpo.reference=none", "grpo.kl_coef=0"),
+        *("grpo.epochs_per_batch=6", "grpo.minibatches=8", "optimization.learning_rate=1e-9"),
+        *("rollout.temperature=0.05", "rollout.group_size=2"),
+        *("training.batch_size=64", "training.max_steps=12"),
     )
     explained = [r["explained_variance"] for r in records]
     print([round(e, 2) for e in explained])
     assert explained[0] == 0.0  # a value that is 0 everywhere explains nothing
-    # On tasks that it has not seen, a head on states that do not learn reached 0.41 (mean of 15 steps).
-    assert fmean(explained[-4:]) > 0.3
+    assert fmean(explained[-6:]) > 0.5
 
 
 def test_negated_rewards_make_it_worse(warm: WarmStart, tmp_path: Path) -> None:
