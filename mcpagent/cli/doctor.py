@@ -38,7 +38,7 @@ def doctor(
     Exits 1 if a check fails; each failure comes with the command that mends it. Keys are never shown.
 
     With --model also whether tokens survive: suffixes that do not depend on the history, calls that read
-    back, control tokens that tools cannot forge, logits that are the head's.
+    back, control tokens that tools cannot forge, and what is done to its logits.
 
     Example: mcpagent doctor --servers mcp.json
     """

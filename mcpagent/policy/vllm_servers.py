@@ -20,6 +20,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Completion, FinishReason, PolicySpan
 from mcpagent.errors import RunError, UserError
 from mcpagent.policy.contract import CompletionRequest
+from mcpagent.policy.open_turn import refuse_infinite
 
 T = TypeVar("T")
 
@@ -167,14 +168,15 @@ class VllmServers:
         }
 
     def _completion(self, choice: JsonObject, version: int) -> Completion:
-        token_ids = tuple(choice["token_ids"])
+        token_ids, logprobs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
+        refuse_infinite(logprobs)
         self.sampled_tokens += len(token_ids)
         is_stop = choice["finish_reason"] == "stop"
         return Completion(
             text=self._decode(token_ids),
             finish_reason=FinishReason.STOP if is_stop else FinishReason.LENGTH,
             token_ids=token_ids,
-            logprobs=tuple(choice["logprobs"]["token_logprobs"]),
+            logprobs=logprobs,
             policy_versions=(PolicySpan(version=version, start=0, end=len(token_ids)),),
         )
 
