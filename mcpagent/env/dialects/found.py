@@ -52,6 +52,14 @@ class Found:
     def fail(self, raw: str, reason: str) -> None:
         self.failures.append(ParseFailure(raw=raw[:_MAX_RAW_CHARS], reason=reason))
 
+    def fail_block(self, body: str, start: int, position: int, name: str, reason: str) -> int:
+        """Fail the block <name> that stands at `start`, up to where it is closed after `position`, which is
+        returned. That it never is would be the reason."""
+        end = end_of(body, position, f"</{name}>")
+        is_closed = body.endswith(f"</{name}>", start, end)
+        self.fail(body[start:end], reason if is_closed else f"<{name}> is never closed")
+        return end
+
 
 def _checked_name(name: object) -> str:
     if not isinstance(name, str) or not name.strip():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mcpagent.core.records import JsonObject
 from mcpagent.env.dialects.dialect import Dialect
-from mcpagent.env.dialects.found import Found, NotACall, decode_json, end_of
+from mcpagent.env.dialects.found import Found, NotACall, decode_json
 from mcpagent.policy.scripted import call_text
 
 _CLOSING = re.compile(r"\s*</tool_call>")
@@ -18,16 +18,10 @@ def _read(body: str, start: int, position: int, found: Found) -> int:
     try:
         value, end = decode_json(body, position)
     except NotACall as problem:
-        end = end_of(body, position, "</tool_call>")
-        reason = str(problem) if body.endswith("</tool_call>", start, end) else "<tool_call> is never closed"
-        found.fail(body[start:end], reason)
-        return end
+        return found.fail_block(body, start, position, "tool_call", str(problem))
     closing = _CLOSING.match(body, end)
     if closing is None:
-        end = end_of(body, end, "</tool_call>")
-        closed = body.endswith("</tool_call>", start, end)
-        found.fail(body[start:end], "text after the JSON" if closed else "<tool_call> is never closed")
-        return end
+        return found.fail_block(body, start, end, "tool_call", "text after the JSON")
     raw = body[start : closing.end()]
     if not isinstance(value, dict):
         found.fail(raw, 'expected {"name": ..., "arguments": {...}}')

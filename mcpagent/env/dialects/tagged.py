@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from mcpagent.env.dialects.found import Found, NotACall, end_of
+from mcpagent.env.dialects.found import Found, NotACall
 from mcpagent.env.dialects.values import typed_values
 
 
@@ -30,10 +30,7 @@ class TaggedBlock:
             name, values, end = self._fields(body, position)
             arguments = typed_values(values, found.schema_of(name))
         except NotACall as problem:
-            end = end_of(body, position, "</tool_call>")
-            is_closed = body.endswith("</tool_call>", start, end)
-            found.fail(body[start:end], str(problem) if is_closed else "<tool_call> is never closed")
-            return end
+            return found.fail_block(body, start, position, "tool_call", str(problem))
         found.add(body[start:end], name, arguments)
         return end
 

@@ -22,10 +22,7 @@ def _read(body: str, start: int, position: int, found: Found) -> int:
     try:
         value, end = decode_json(body, name.end())
     except NotACall as problem:
-        end = end_of(body, position, "</tool>")
-        reason = str(problem) if body.endswith("</tool>", start, end) else "<tool> is never closed"
-        found.fail(body[start:end], reason)
-        return end
+        return found.fail_block(body, start, position, "tool", str(problem))
     at = end
     for tag in (f"</{name[1]}>", "</tool>"):
         at = skip_space(body, at)
