@@ -58,9 +58,7 @@ class Endpoint:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 body = await self._post(request, headers)
-        except TimeoutError:
-            raise self._late() from None
-        except openai.APITimeoutError:
+        except (TimeoutError, openai.APITimeoutError):
             raise self._late() from None
         except openai.APIConnectionError as error:
             never_sent = type(error.__cause__).__name__ in {"ConnectError", "ConnectTimeout"}

@@ -14,18 +14,21 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 _CONNECT_TIMEOUT_S = 15.0
 _REDIRECTS_MAX = 5
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def http_client(url: str, headers: Mapping[str, str]) -> httpx2.AsyncClient:
     """A client for the server at `url`; `headers` go with every request."""
-    is_secure = httpx2.URL(url).scheme == "https"
+    address = httpx2.URL(url)
     return httpx2.AsyncClient(
         headers=dict(headers),
         # The pool's own limits would lose the calls that wait for a connection. Without TLS there is
         # nothing to verify: no redirect leads to another scheme.
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
         timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-        verify=_tls() if is_secure else False,
+        verify=_tls() if address.scheme == "https" else False,
+        # Proxies are in the environment, and no proxy reaches what listens on this machine alone.
+        trust_env=address.host not in _LOOPBACK,
     )
 
 

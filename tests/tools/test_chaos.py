@@ -21,7 +21,7 @@ from tests.tools.servers import frail
 from tests.tools.support import call, stdio_echo
 from tests.tools.wild import http_poison, living
 
-QUICK = ChaosLimits(call_s=1.0, recovery_s=15.0)
+QUICK = ChaosLimits(call_s=2.0, recovery_s=30.0)
 MODULE = "tests.tools.servers.frail"
 
 
@@ -80,7 +80,7 @@ def test_a_sound_server_recovers_from_every_fault_and_none_of_its_tools_is_calle
 
 
 def test_a_server_that_never_comes_back_is_reported(tmp_path: Path) -> None:
-    limits = ChaosLimits(call_s=1.0, recovery_s=1.5)
+    limits = ChaosLimits(call_s=2.0, recovery_s=1.5)
     results = _chaos(_frail("once", tmp_path / "log"), [ChaosFault.KILL], limits)
     result = results[ChaosFault.KILL]
     assert result.status is CheckStatus.FAIL
@@ -131,7 +131,7 @@ def test_a_server_of_the_newest_protocol_is_struck_too() -> None:
 def _seen_over_http(*flags: str, faults: Sequence[ChaosFault] | None = None) -> dict[ChaosFault, ChaosResult]:
     """What comes of a server that keeps count of its calls: none is made."""
     with http_poison(*flags) as server:
-        results = _chaos(server, faults, ChaosLimits(call_s=2.0, recovery_s=30.0))
+        results = _chaos(server, faults, QUICK)
         assert asyncio.run(_calls(server)) == "0"
     return results
 
@@ -183,7 +183,7 @@ def test_a_server_without_sessions_is_struck_too_and_comes_back_with_other_tools
 
 def test_a_server_over_http_that_takes_nobody_back_is_reported() -> None:
     with http_poison("once") as server:
-        (result,) = _chaos(server, [ChaosFault.SESSION], ChaosLimits(call_s=1.0, recovery_s=1.5)).values()
+        (result,) = _chaos(server, [ChaosFault.SESSION], ChaosLimits(call_s=2.0, recovery_s=1.5)).values()
     assert result.status is CheckStatus.FAIL
     assert result.detail == "no answer to a new episode within 1.5 s"
     assert result.read is not None and "refuses us" in result.read.text

@@ -246,6 +246,21 @@ def test_headers_of_the_configuration_are_sent_and_a_refusal_shows_no_secret() -
         assert "s3cret" not in str(error.value)
 
 
+def test_a_server_on_this_machine_is_reached_without_the_proxy_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nobody is there
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+
+    async def run(server: HttpServer) -> None:
+        async with _client(server) as client:
+            assert await _say(client, "echo", text="direct") == "direct"
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
 def test_a_server_that_is_down_or_elsewhere_is_a_clear_start_error() -> None:
     async def run(server: HttpServer) -> None:
         async with ToolPool([server]):

@@ -37,10 +37,10 @@ def _slack(allow_send: Collection[str]) -> Upstream:
                 where="the live slack",
                 remedy="pip install 'mcpagent[servers]'",
             )
-    from mcpagent.servers.live import slack  # an extra, which the other servers do without
+    from mcpagent.servers.live import slack, slack_api  # an extra, which the other servers do without
 
-    settings = read_settings("slack", base_url=slack.BASE_URL)
-    paces = {method: Pace(settings.rate or rate) for method, rate in slack.RATES.items()}
+    settings = read_settings("slack", base_url=slack_api.BASE_URL)
+    paces = {method: Pace(settings.rate or rate) for method, rate in slack_api.RATES.items()}
     channels = slack.allowed_channels(allow_send)
     return Upstream(
         open=lambda: slack.open_slack(settings, paces=paces, allow_send=channels),

@@ -14,7 +14,7 @@ from mcp.types import CallToolResult
 
 from mcpagent.servers.builtin import BuiltinServer, Upstream
 from mcpagent.servers.fmp import FMP
-from mcpagent.servers.live import fmp, polygon, slack, tavily
+from mcpagent.servers.live import fmp, polygon, slack, slack_api, tavily
 from mcpagent.servers.live.patience import Pace
 from mcpagent.servers.live.settings import Rate, read_settings
 from mcpagent.servers.names import KEY_NAMES, UpstreamKind, live_variables
@@ -64,7 +64,7 @@ def impatient(server: str, *, rate: Rate | None = None, **changes: Any) -> Built
     settings = replace(read_settings(server, base_url=""), **{"backoff_s": 0.0, "attempts": 2, **changes})
     rate = rate or Rate(1e6, 1)
     if server == "slack":
-        paces = {method: Pace(rate) for method in slack.RATES}
+        paces = {method: Pace(rate) for method in slack_api.RATES}
         opened = partial(slack.open_slack, settings, paces=paces, allow_send=["general"])
     else:
         opened = partial(_OPENED[server], settings, pace=Pace(rate))
