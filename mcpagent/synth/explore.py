@@ -16,8 +16,9 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.errors import UserError
 from mcpagent.synth.calls import CallCache
-from mcpagent.synth.graph import Edge, Fact, Leaf, ToolGraph, Walk, learn
+from mcpagent.synth.graph import Edge, Fact, ToolGraph, Walk, learn
 from mcpagent.synth.inspect_task import stands_in
+from mcpagent.synth.leaves import Leaf
 from mcpagent.synth.missing import abstaining
 from mcpagent.synth.pools import SPLITS, SplitShares
 from mcpagent.synth.record import Offer, system_message

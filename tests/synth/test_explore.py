@@ -14,7 +14,8 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.synth.explore import explore_dataset
-from mcpagent.synth.graph import Edge, Fact, Leaf, Walk, leaves
+from mcpagent.synth.graph import Edge, Fact, Walk
+from mcpagent.synth.leaves import Leaf, leaves
 from mcpagent.synth.wording import WORDINGS, words_of
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer, builtin_servers
