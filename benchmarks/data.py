@@ -1,7 +1,7 @@
 """Records a second and peak memory of each step over many tasks: python -m benchmarks.data [--records N].
 
-Each step runs in a process of its own, so that its peak is its own. The dataset is N distinct records of 3 kB,
-made from the samples of this repository; --generate is how many tasks are really generated, and proven.
+Each step runs in a process of its own, so that its peak is its own. The dataset is N distinct records of
+2.9 kB, made from the samples of this repository; --generate is how many tasks are really generated.
 """
 
 from __future__ import annotations

@@ -73,10 +73,7 @@ def convert(
         bad = [item for item in conversion.items if item.faults]
         write_jsonl(
             rejects,
-            [
-                {"pointer": b.source.pointer, "faults": [f.as_json() for f in b.faults], "raw": b.source.raw}
-                for b in bad
-            ],
+            [{"pointer": b.pointer, "faults": [f.as_json() for f in b.faults], "raw": b.raw} for b in bad],
         )
     _report(conversion, console, out=out, rejects=rejects if conversion.faults else None)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.records import JsonObject
@@ -26,20 +27,21 @@ _TAKEN_OVER = ("success", "final_answer", "answer_facts", "state", "setup", "abs
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """One task of the spec: the record, or what is wrong with it."""
+    """One task of the spec: the record, or what is wrong with what stands at `pointer`, which is `raw`."""
 
-    source: ReadTask
+    pointer: str
+    raw: Any
     task: Task | None
     faults: tuple[Fault, ...] = ()
 
 
-@dataclass
+# asyncio.run of Python 3.11 takes the repr of a result twice, in signal handling: with the tasks in it, 3,000
+# of them took 80 CPU seconds and 4 GB.
+@dataclass(repr=False)
 class Conversion:
     """The whole spec. `notes` are decisions that the user should know of."""
 
-    # asyncio.run of Python 3.11 takes the repr of a result twice (in signal handling): with the items in it,
-    # 3,000 tasks took 80 CPU seconds and 4 GB.
-    items: list[Converted] = field(default_factory=list, repr=False)
+    items: list[Converted] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -62,12 +64,12 @@ def convert_spec(
     offer; without one, a task offers every tool that the spec names. Raises UserError for a file that is no
     spec."""
     conversion = Conversion()
-    read = list(read_spec(path))
-    offer = _named_tools(read) if catalog is None else dict(catalog)
+    # What was read of a task is not kept, so without a catalog the file is read once more.
+    offer = _named_tools(read_spec(path)) if catalog is None else dict(catalog)
     by_place = None if catalog is None else {(t.server, t.name): t for t in catalog.values()}
     pinned = None if catalog is None else catalog_hash(catalog.values())
     ids: dict[str, str] = {}
-    for source in read:
+    for source in read_spec(path):
         faults = list(source.faults)
         task: Task | None = None
         if source.task is not None and source.scenario is not None:
@@ -82,7 +84,14 @@ def convert_spec(
                     task = task.model_copy(update={"extra_info": {**task.extra_info, "catalog_hash": pinned}})
                 faults += _truth_faults(task, source.pointer)
                 _note(conversion, source.task, source.scenario, task)
-        conversion.items.append(Converted(source=source, task=None if faults else task, faults=tuple(faults)))
+        conversion.items.append(
+            Converted(
+                pointer=source.pointer,
+                raw=source.raw,
+                task=None if faults else task,
+                faults=tuple(faults),
+            )
+        )
     if catalog is None:
         conversion.notes.append(
             "without servers (--servers) neither tools nor arguments were checked, and each task offers the "
@@ -100,13 +109,13 @@ async def execute_plans(conversion: Conversion, cache: CallCache) -> Conversion:
         if isinstance(outcome, Rejection):
             fault = Fault(
                 code=FaultCode.EXECUTION,
-                pointer=f"{item.source.pointer}/solution/tool_sequence",
+                pointer=f"{item.pointer}/solution/tool_sequence",
                 message=f"{outcome.code.value}: {outcome.detail}",
                 remedy="correct the plan, or convert without --execute",
             )
-            items.append(Converted(source=item.source, task=None, faults=(fault,)))
+            items.append(replace(item, task=None, faults=(fault,)))
         else:
-            items.append(Converted(source=item.source, task=outcome, faults=item.faults))
+            items.append(replace(item, task=outcome))
     return Conversion(items=items, notes=conversion.notes)
 
 

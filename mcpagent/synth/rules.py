@@ -69,7 +69,8 @@ class GeneratedData:
         """The yield: what went into each stage and what came out, the last line being what is written."""
         rows = yield_table(self.candidates, self.rejects, GENERATION_STAGES)
         proven = self.candidates - sum(self.rejects.values())
-        rows.append({"name": "wanted", "in": proven, "out": proven - self.surplus, "rejects": {}})
+        lost = {"surplus": self.surplus} if self.surplus else {}
+        rows.append({"name": "wanted", "in": proven, "out": proven - self.surplus, "rejects": lost})
         return rows
 
 

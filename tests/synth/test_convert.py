@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mcpagent.storage.jsonl import read_tasks
+from mcpagent.synth.convert import convert_spec
 from mcpagent.synth.validate import validate_dataset
 
 QUOTE = {"step": 1, "server": "fmp", "tool": "fmp_get_quote", "params": {"symbol": "AAAB"}}
@@ -79,6 +80,14 @@ def test_a_spec_becomes_compact_records_that_are_valid(tmp_path: Path) -> None:
     assert truth.max_turns == 4, "two calls and two answers, where the spec says 2 turns"
     assert "good: turns is 2" in done.stderr and "no step says its user_turn" in done.stderr
     assert validate_dataset(tmp_path / "out.jsonl", catalog=None).valid == 1
+
+
+def test_a_conversion_does_not_write_its_tasks_out(tmp_path: Path) -> None:
+    # asyncio.run of Python 3.11 asks a result for its repr, twice: its length may not follow the spec's.
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec(*(changed("task_id", f"t{i}", name=f"t{i}") for i in range(50)))))
+    conversion = convert_spec(path, catalog=None)
+    assert len(conversion.tasks) == 50 and len(repr(conversion)) < 500
 
 
 def test_without_servers_the_offer_is_what_the_spec_names(tmp_path: Path) -> None:
