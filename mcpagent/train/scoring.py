@@ -25,10 +25,7 @@ _MAX_LOGITS = 1 << 25  # elements of one chunk of logits: 128 MB in float32
 
 
 class TokenScorer(nn.Module):
-    """A causal LM as a function from sequences to the logprobs of their chosen tokens.
-
-    This is the module that accelerate wraps, so that its forward pass is what data parallelism hooks into.
-    """
+    """A causal LM as a function from sequences to the logprobs of their chosen tokens."""
 
     def __init__(
         self,

@@ -58,13 +58,14 @@ def test_a_saved_model_gives_the_same_logits(tiny_checkpoint: Path, tmp_path: Pa
 def test_an_adapter_folder_loads_as_its_base_with_the_adapter_merged(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    adapted = attach_lora(load(tiny_checkpoint), LORA, seed=0)
+    # In float32 the sum of two products and the product with a sum are 1e-5 apart, more on some processors.
+    adapted = attach_lora(load(tiny_checkpoint).double(), LORA, seed=0).double()
     perturb_adapters(adapted)
     save_model(adapted, load_tokenizer(str(tiny_checkpoint)), tmp_path / "adapter")
-    merged = load(tmp_path / "adapter")
+    merged = load_model(str(tmp_path / "adapter"), dtype=torch.float64, device=CPU)
     assert not hasattr(merged, "peft_config")
-    assert torch.allclose(logits(merged), logits(adapted), atol=1e-4)
-    assert not torch.allclose(logits(merged), logits(load(tiny_checkpoint)), atol=1e-2)
+    assert torch.allclose(logits(merged), logits(adapted), atol=1e-10)
+    assert not torch.allclose(logits(merged), logits(load(tiny_checkpoint)).double(), atol=1e-2)
 
 
 def test_adapters_depend_on_their_seed_alone_and_leave_the_global_stream_alone(tiny_checkpoint: Path) -> None:
