@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
+from mcpagent.core.trajectory import Trajectory
 from mcpagent.core.validation import describe
 from mcpagent.errors import UserError
 from mcpagent.evaluate.compare import Comparison, compare
@@ -19,7 +21,7 @@ from mcpagent.storage.atomic import write_text
 from mcpagent.storage.records import reading
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories, write_trajectories
 from mcpagent.workflows.rollout import check_writable, episode_progress
-from mcpagent.workflows.stage import open_stage
+from mcpagent.workflows.stage import Stage, open_stage
 
 # What two evaluations must share for their difference to say something about the model, and its name.
 _CONDITIONS = {
@@ -63,20 +65,7 @@ def evaluate_model(
         if samples > 1 and stage.settings.sampling.temperature == 0.0:
             console.note(f"at temperature 0 all {samples} attempts at a task are the same")
         with episode_progress(console, "Evaluation", total=len(stage.tasks) * samples) as on_done:
-            trajectories = stage.tools.io.run(
-                evaluate(
-                    stage.tasks,
-                    policy=stage.ready.policy,
-                    tools=stage.tools.pool,
-                    settings=stage.settings,
-                    renderer=stage.ready.renderer,
-                    samples=samples,
-                    seed=config.seed,
-                    concurrency=stage.concurrency,
-                    deterministic=stage.ready.has_barriers,
-                    on_done=on_done,
-                )
-            )
+            trajectories = evaluate_on(stage, samples=samples, on_done=on_done)
         provenance = stage.provenance(samples=samples)
         cassette = stage.tools.take_cassette_counts()
         tool_metrics = stage.tools.pool.metrics()
@@ -88,6 +77,24 @@ def evaluate_model(
     errors = [error for trajectory in trajectories for error in trajectory.errors]
     failure = (errors or ["no reward could be computed"])[0] if result.unscored == result.n_episodes else None
     return EvalOutcome(result=result, path=out, trajectories=stored, failure=failure)
+
+
+def evaluate_on(stage: Stage, *, samples: int, on_done: Callable[[Trajectory], None]) -> list[Trajectory]:
+    """`samples` attempts at each task of the stage, with the seeds of an evaluation."""
+    return stage.tools.io.run(
+        evaluate(
+            stage.tasks,
+            policy=stage.ready.policy,
+            tools=stage.tools.pool,
+            settings=stage.settings,
+            renderer=stage.ready.renderer,
+            samples=samples,
+            seed=stage.config.seed,
+            concurrency=stage.concurrency,
+            deterministic=stage.ready.has_barriers,
+            on_done=on_done,
+        )
+    )
 
 
 def check_evaluation_path(out: Path) -> None:

@@ -13,7 +13,6 @@ from mcpagent.config.resources import resource_path
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.evaluate.evaluator import evaluate
 from mcpagent.evaluate.report import write_report
 from mcpagent.evaluate.summary import summarise
 from mcpagent.rollout.setup import open_tools
@@ -23,6 +22,7 @@ from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.synth.output import write_splits
 from mcpagent.synth.rules import generate_dataset
 from mcpagent.synth.templates import load_templates
+from mcpagent.workflows.evaluate import evaluate_on
 from mcpagent.workflows.quickstart_job import BESIDE, SPLITS, QuickstartJob, Stages, open_job
 from mcpagent.workflows.stage import open_stage
 from mcpagent.workflows.train import Watch, train
@@ -173,19 +173,7 @@ def _evaluate_at(
         data=job.out / "data" / "heldout.jsonl",
         ledger=job.ledger,
     ) as stage:
-        trajectories = stage.tools.io.run(
-            evaluate(
-                stage.tasks,
-                policy=stage.ready.policy,
-                tools=stage.tools.pool,
-                settings=stage.settings,
-                renderer=stage.ready.renderer,
-                samples=samples,
-                seed=job.seed,
-                concurrency=stage.concurrency,
-                on_done=on_done,
-            )
-        )
+        trajectories = evaluate_on(stage, samples=samples, on_done=on_done)
         provenance = stage.provenance(samples=samples)
     write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", trajectories)
     result = summarise(trajectories, seed=job.seed).with_provenance({**provenance, "split": "heldout"})
