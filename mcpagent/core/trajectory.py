@@ -136,9 +136,3 @@ class TrajectoryGroup(Record):
 
     group_id: str
     trajectories: tuple[Trajectory, ...]
-
-    @property
-    def is_uniform(self) -> bool:
-        """All scored attempts have the same reward: the group carries no gradient."""
-        rewards = {t.reward for t in self.trajectories if t.reward is not None}
-        return len(rewards) <= 1
