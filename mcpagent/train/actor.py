@@ -104,6 +104,11 @@ class LocalActor:
         """How much the servers have written to their ledger so far."""
         return _size(self._ledger) if self._ledger is not None else 0
 
+    def roll_back(self, ledger_bytes: int) -> None:
+        """Forget the calls of a step that was cut."""
+        if self._ledger is not None:
+            roll_back(self._ledger, ledger_bytes)
+
     def tool_metrics(self) -> JsonObject:
         """What the tools have counted since this was last asked."""
         return self._tool_metrics()

@@ -32,7 +32,7 @@ def train_grpo(run: GrpoRun) -> str:
     processes go through this together: each plays its share of the episodes, and the first decides.
     """
     state, total, processes = run.state, run.settings.total_steps, run.processes
-    step = state.step
+    step, begun_bytes = state.step, 0
 
     def note() -> None:
         run.note(f"finishing step {step} of {total} before it stops; Ctrl-C again drops the step")
@@ -41,12 +41,13 @@ def train_grpo(run: GrpoRun) -> str:
     try:
         with processes.holding_interrupts(note) as asked:
             while (reason := processes.from_first(lambda: _why_ended(run))) is None:
-                step = state.step + 1
+                step, begun_bytes = state.step + 1, run.actor.ledger_bytes
                 trajectories = _collect(run, step, asked)
                 with uninterrupted(note) if processes.count == 1 else nullcontext():
                     _learn(run, step, trajectories)
     except BudgetReached as reached:
         reason = str(reached)
+        processes.from_first(lambda: run.actor.roll_back(begun_bytes))
     except Abandoned:
         raise
     except KeyboardInterrupt:

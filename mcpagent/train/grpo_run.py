@@ -35,6 +35,10 @@ class Actor(Protocol):
         of the same step. What `on_episode` raises ends the other episodes and is raised here."""
         ...
 
+    def roll_back(self, ledger_bytes: int) -> None:
+        """Forget what the servers counted since their ledger had that size: the step was cut."""
+        ...
+
     def tool_metrics(self) -> JsonObject:
         """What a step's record says of the tool calls, besides what its trajectories say."""
         ...

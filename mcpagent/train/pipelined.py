@@ -48,6 +48,9 @@ class PipelinedActor:
     def ledger_bytes(self) -> int:
         return self._actor.ledger_bytes
 
+    def roll_back(self, ledger_bytes: int) -> None:
+        """Nothing: what was played beside the update is cut at the end of any run, and counted in no step."""
+
     def tool_metrics(self) -> JsonObject:
         return self._actor.tool_metrics()
 

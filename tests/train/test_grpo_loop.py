@@ -42,13 +42,13 @@ def mixed(_task: str, _step: int, attempt: int) -> float:
 
 
 class ScriptedActor:
-    """Episodes out of a seed, three attempts at a task, each with two calls; rewards by rule."""
-
-    ledger_bytes = 0
+    """Episodes out of a seed, three attempts at a task, each with two calls; rewards by rule. The ledger of
+    its servers has a byte for each call."""
 
     def __init__(self, *, reward: Reward = mixed, successes: Sequence[float] = ()) -> None:
         self._reward, self._successes = reward, list(successes)
         self.asked: list[list[str]] = []
+        self.ledger_bytes = 0
         self.before_episode: Callable[[], None] = lambda: None
         self.before_sync: Callable[[], None] = lambda: None
 
@@ -66,10 +66,14 @@ class ScriptedActor:
                 results = tuple(
                     ToolResult(call_id=str(i), server="fmp", tool="get_quote", content="1") for i in range(2)
                 )
+                self.ledger_bytes += len(results)
                 turn = episode.turns[0].model_copy(update={"tool_results": results})
                 made.append(episode.model_copy(update={"turns": (turn,)}))
                 on_episode(made[-1])
         return made
+
+    def roll_back(self, ledger_bytes: int) -> None:
+        self.ledger_bytes = ledger_bytes
 
     def tool_metrics(self) -> JsonObject:
         return {}
@@ -163,6 +167,7 @@ def test_a_cap_that_is_reached_ends_the_run_with_a_checkpoint(
     assert steps(run) == list(range(1, done + 1))
     assert kept(run)[-1] == done
     assert run.state.spent.tool_calls <= (budget.tool_calls or 10**9) + 1
+    assert run.actor.ledger_bytes == done * 12, "the servers count the calls of the steps that are kept"
 
 
 def test_a_run_that_spent_its_budget_goes_on_with_a_larger_one_to_the_same_weights(tmp_path: Path) -> None:
