@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-_NO_MUON = ("embed", "lm_head", "value_head")  # names of matrices that are no linear maps inside the network
+from mcpagent.train.value import VALUE_HEAD
+
+_NO_MUON = ("embed", "lm_head", VALUE_HEAD)  # names of matrices that are no linear maps inside the network
 
 
 def build_optimizers(

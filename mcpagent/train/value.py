@@ -28,7 +28,7 @@ class ValueHead(nn.Module):
 
     Two layers on standardised states. Last hidden states share a large mean and vary along a few directions
     that say what the next token is: gradient descent on them as they are does not find the rest.
-    Everything is worth 0 at first, so that nothing is drawn.
+    Everything is worth 0 at first.
     """
 
     mean: torch.Tensor
@@ -61,7 +61,7 @@ class ValueHead(nn.Module):
             yield
         finally:
             hook.remove()
-        states_K = torch.cat([states.double() for states in seen])
+        states_K = torch.cat([states.cpu().double() for states in seen])
         sums = torch.stack([states_K.sum(0), states_K.square().sum(0)]).flatten().tolist()
         count, *added = add_up([float(len(states_K)), *sums])
         first, second = torch.tensor(added, dtype=torch.float64).view(2, -1) / max(count, 1.0)
