@@ -56,6 +56,11 @@ class Processes:
         """Whether this is the one that writes."""
         return self.index == 0
 
+    @property
+    def folder_name(self) -> str:
+        """Of what each process writes for itself inside a folder of the run; nothing for the first."""
+        return "" if self.is_first else f"process-{self.index}"
+
     def seed_torch(self, *parts: object) -> None:
         """Dropout of its own for every process but the first, whose stream is that of a run alone and is kept
         in checkpoints; the others' are a function of `parts` (the run's seed and the step)."""

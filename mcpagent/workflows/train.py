@@ -59,7 +59,7 @@ def train(
             open_tools(
                 config.tools,
                 ledger=ledger,
-                log_dir=folder / "logs" / ("" if processes.is_first else f"process-{processes.index}"),
+                log_dir=folder / "logs" / processes.folder_name,
                 on_note=watch.note,
             )
         )

@@ -146,7 +146,7 @@ def _open_actor(parts: _Parts, *, total: int) -> Iterator[Actor]:
         model=learner.model,
         # Beside episodes that go on, evaluations and the canary need room of their own.
         slots=2 * concurrency + CANARY_ROWS if is_pipelined else max(concurrency, CANARY_ROWS),
-        weights=parts.run.path / "weights",
+        weights=parts.run.path / "weights" / parts.place.processes.folder_name,
         on_note=parts.watch.note,
     ) as sampler:
         actor = LocalActor(
