@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mcpagent.storage.jsonl import read_tasks, write_jsonl
@@ -59,12 +59,15 @@ def make(folder: Path, records: int) -> int:
         for number in range(records):
             if number % 20 or not number:
                 line, named = rng.choice(shapes)
-                new = {name: f"{name[0]}{number:07}{place}" for place, name in enumerate(named)}
-                line = _NAMED.sub(lambda match: new[match[0]], line)  # noqa: B023 - used at once
+                line = _renamed(line, {name: f"{name[0]}{number:07}{i}" for i, name in enumerate(named)})
             else:
                 line = line.replace('"limit": 1', '"limit": 2')
             stream.write(_ID.sub(rf"\g<0>{number}-", line, count=1) + "\n")
     return records
+
+
+def _renamed(line: str, new: Mapping[str, str]) -> str:
+    return _NAMED.sub(lambda match: new[match[0]], line)
 
 
 def validate(folder: Path, records: int) -> int:

@@ -160,19 +160,16 @@ def _complexities(text: str) -> tuple[Any, ...]:
 
 
 def _budget(options: LLMOptions, model: str, console: Console) -> Budget:
-    from mcpagent.llm.budget import Budget, Price
-    from mcpagent.llm.prices import price_of
+    from mcpagent.llm.budget import Budget
+    from mcpagent.llm.prices import given_price, price_of
 
-    if (options.price_in is None) != (options.price_out is None):
-        raise UserError("one price was given", remedy="give both --price-in and --price-out")
-    price = price_of(model)
-    if options.price_in is not None and options.price_out is not None:
-        price = Price(options.price_in, options.price_out)
-    elif price is not None:
+    given = given_price(options.price_in, options.price_out, names=("--price-in", "--price-out"))
+    price = given or price_of(model)
+    if price is None:
+        console.note(f"{model} has no known price: give --price-in and --price-out to see what it costs")
+    elif given is None:
         told = f"${price.input:g} and ${price.output:g} per million tokens in and out"
         console.note(f"{model}: {told} as published in 2025; --price-in and --price-out say otherwise")
-    else:
-        console.note(f"{model} has no known price: give --price-in and --price-out to see what it costs")
     return Budget(price=price, max_cost=options.max_cost, max_requests=options.max_requests)
 
 

@@ -10,9 +10,10 @@ from mcpagent.config.api import ApiConfig
 from mcpagent.config.environment import environment
 from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import UserError
-from mcpagent.llm.budget import Budget, Price
+from mcpagent.llm.budget import Budget
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings
 from mcpagent.llm.patient import PatientClient
+from mcpagent.llm.prices import given_price
 from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.tools.io_thread import IOThread
 
@@ -55,7 +56,7 @@ def open_api_policy(
         ),
         on_note=on_note,
     )
-    price = _price(api)
+    price = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
     budget = Budget(price=price)
     client = PatientClient(
         endpoint,
@@ -81,15 +82,3 @@ def _key(api: ApiConfig) -> str:
             remedy=f"export {_KEY}=..., or put it into .env; --base-url names a server of your own",
         )
     return key or _PLACEHOLDER_KEY
-
-
-def _price(api: ApiConfig) -> Price | None:
-    if (api.price_in is None) != (api.price_out is None):
-        raise UserError(
-            "one of api.price_in and api.price_out is set, which is the price of half a request",
-            where="api",
-            remedy="set both, in dollars per million tokens, or none",
-        )
-    if api.price_in is None or api.price_out is None:
-        return None
-    return Price(api.price_in, api.price_out)
