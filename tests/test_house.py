@@ -40,7 +40,7 @@ LAYERS = {
     "cli": 9,
 }
 HEAVY = {"torch", "transformers", "vllm", "mcp", "pydantic"}
-MAX_LINES = 400
+MAX_LINES = 500
 
 
 def _folder(module: str) -> str:
