@@ -88,7 +88,7 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
     config = loaded.config
     folder = Path(config.output_dir) / config.name
     is_grpo = config.algorithm == "grpo"
-    of_step = f"/{config.training.batch_size * config.rollout.group_size}" if is_grpo else ""
+    of_step = f"/{config.prompts_per_step * config.rollout.group_size}" if is_grpo else ""
     last, episodes = "", 0
     with ExitStack() as stack:
         advance: Advance = lambda amount=1, *, note="": None  # noqa: E731 - until the bar is there

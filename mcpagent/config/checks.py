@@ -230,12 +230,13 @@ def _endings(config: TrainConfig) -> Iterator[Finding]:
 
 
 def _batches(config: TrainConfig) -> Iterator[Finding]:
-    batch_size, minibatches = config.training.batch_size, config.grpo.minibatches
-    if batch_size % minibatches:
+    prompts, minibatches = config.prompts_per_step, config.grpo.minibatches
+    if prompts % minibatches:
         yield Finding(
-            ("grpo.minibatches", "training.batch_size"),
-            f"grpo.minibatches is {minibatches}, but training.batch_size {batch_size} cannot be divided into "
-            "so many equal shares of prompts",
+            ("grpo.minibatches", "training.batch_size", "optimization.gradient_accumulation_steps"),
+            f"grpo.minibatches is {minibatches}, but the {prompts} prompts of a step (training.batch_size "
+            f"{config.training.batch_size} x optimization.gradient_accumulation_steps "
+            f"{config.optimization.gradient_accumulation_steps}) cannot be divided into so many equal shares",
         )
 
 

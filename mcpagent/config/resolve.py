@@ -167,7 +167,8 @@ def _is_prefix(short: Key, long: Key) -> bool:
 
 
 def settle_minibatches(settings: dict[Key, Setting], *, default_batch_size: int) -> list[Problem]:
-    """Turn prompts per minibatch into `grpo.minibatches`. Returns problems."""
+    """Turn prompts per minibatch into `grpo.minibatches`. Returns problems. Accumulation multiplies a batch
+    and its minibatches alike, so it changes nothing here."""
     key = ("grpo", "minibatches")
     setting = settings.get(key)
     if setting is None or not isinstance(setting.value, PromptsPerUpdate):

@@ -168,8 +168,9 @@ class GrpoConfig(Section):
 
 
 class OptimizationConfig(Section):
-    """The optimiser. The optimiser batch is set by prompts and minibatches alone;
-    `gradient_accumulation_steps` splits it into at least that many micro-batches (memory, not meaning)."""
+    """The optimiser, which steps after `training.batch_size` x `gradient_accumulation_steps` prompts (with
+    `grpo.minibatches` after that share of them); the loss is normalised over all of them. How many go through
+    the model at once is set by `training.micro_batch_tokens` alone, and changes memory, not meaning."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: torch.optim.Muon on 2-D weights, AdamW on the rest
     learning_rate: PositiveFloat = 1e-5
@@ -177,13 +178,14 @@ class OptimizationConfig(Section):
     weight_decay: NonNegativeFloat = 0.0
     betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
     gradient_clip: PositiveFloat | None = 1.0  # global norm; None: no clipping
-    gradient_accumulation_steps: PositiveInt = 1
+    gradient_accumulation_steps: PositiveInt = 1  # batches of prompts that one step of training is made of
 
 
 class TrainingConfig(Section):
-    """How long, in steps. A step is one collected batch and the updates made from it."""
+    """How long, in steps. A step is what is collected with the same weights, `batch_size` x
+    `optimization.gradient_accumulation_steps` prompts, and the updates made from it."""
 
-    batch_size: PositiveInt = 16  # prompts a step; each is attempted rollout.group_size times
+    batch_size: PositiveInt = 16  # prompts; each is attempted rollout.group_size times
     max_epochs: PositiveInt = 1
     steps_per_epoch: PositiveInt | None = None  # None: as many as the dataset needs to be seen once
     max_steps: PositiveInt | None = None  # None: max_epochs * steps_per_epoch
@@ -198,12 +200,6 @@ class TrainingConfig(Section):
     # model.dtype is what weights are held in; this is what the trainer's matrix products compute in, where it
     # is another. fp16 (for GPUs without bfloat16) also scales the loss.
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_precision_name)] = "no"
-
-    def total_steps(self, *, n_tasks: int) -> int:
-        """Steps on a dataset of `n_tasks` prompts."""
-        per_epoch = self.steps_per_epoch or max(1, math.ceil(n_tasks / self.batch_size))
-        planned = self.max_epochs * per_epoch
-        return planned if self.max_steps is None else self.max_steps
 
 
 class RolloutConfig(Section):
@@ -343,10 +339,18 @@ class TrainConfig(Section):
         """The algorithm by the name that `--algo` has for it: ppo is GRPO's loop with a value head."""
         return "ppo" if self.algorithm == "grpo" and self.grpo.advantage == "gae" else self.algorithm
 
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts of one step; in supervised training a prompt is one demonstration."""
+        return self.training.batch_size * self.optimization.gradient_accumulation_steps
+
     def total_steps(self, *, n_tasks: int) -> int:
         """Steps of the whole run on a dataset of `n_tasks` prompts, those on copying included."""
+        training = self.training
         copying = self.sft.copy_steps if self.algorithm == "sft" else 0
-        return self.training.total_steps(n_tasks=n_tasks) + copying
+        per_epoch = training.steps_per_epoch or max(1, math.ceil(n_tasks / self.prompts_per_step))
+        planned = training.max_epochs * per_epoch if training.max_steps is None else training.max_steps
+        return planned + copying
 
     def for_sft(self) -> TrainConfig:
         """This configuration as a supervised run: the overrides of `sft` moved to where they act."""

@@ -90,7 +90,7 @@ def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_her
         reference = trained if config.grpo.reference == "ema" or is_full else 0.0
     samples_here = samples_here and is_grpo
     context = min(config.rollout.max_context_tokens or _ASSUMED_CONTEXT, shape.max_context)
-    episodes = min(config.rollout.num_envs, config.training.batch_size * config.rollout.group_size)
+    episodes = min(config.rollout.num_envs, config.prompts_per_step * config.rollout.group_size)
     tokens = config.training.micro_batch_tokens
     return {
         "weights": weights,

@@ -89,7 +89,7 @@ def plan(config: TrainConfig, tasks: TaskFile, *, validation: Path | None) -> Tr
         optimizer_steps=steps * updates,
         tasks=len(tasks),
         validation=str(validation or "none"),
-        episodes_per_step=config.training.batch_size * group,
+        episodes_per_step=config.prompts_per_step * group,
         servers=tuple(server.name for server in chosen_servers(config.tools)),
         parameters=shape.parameters if shape else None,
         trained_parameters=trained_parameters(config, shape) if shape else None,

@@ -108,7 +108,7 @@ def _warm_start(job: QuickstartJob) -> Path:
 
 
 def _grpo(job: QuickstartJob, warm_checkpoint: Path) -> Path:
-    steps = job.grpo.training.total_steps(n_tasks=SPLITS["train"])
+    steps = job.grpo.total_steps(n_tasks=SPLITS["train"])
     final = job.out / "checkpoints" / f"step-{steps:06d}"
     if final.is_dir():
         return final

@@ -85,7 +85,7 @@ def run_grpo(
     if place.ledger is not None and processes.is_first:
         # The calls of steps that are rolled back are counted again when those steps are.
         roll_back(place.ledger, state.ledger_bytes)
-    order = TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed)
+    order = TaskOrder(len(tasks), batch_size=config.prompts_per_step, seed=config.seed)
     parts = _Parts(
         config=config,
         loaded=loaded,
@@ -135,7 +135,7 @@ def _open_actor(parts: _Parts, *, total: int) -> Iterator[Actor]:
     """What plays the episodes with the learner's weights, proved to have them; with `rollout.max_staleness`,
     while the learner works."""
     config, loaded, learner, tools = parts.config, parts.loaded, parts.learner, parts.tools
-    prompts = -(-config.training.batch_size // parts.place.processes.count)
+    prompts = -(-config.prompts_per_step // parts.place.processes.count)
     concurrency = min(config.rollout.num_envs, max(prompts * config.rollout.group_size, 1))
     is_pipelined = config.rollout.max_staleness > 0
     canary = build_canary(loaded, config, learner=learner, tasks=parts.tasks, catalog=tools.pool.tools)
@@ -188,7 +188,7 @@ def _pipelined(actor: LocalActor, parts: _Parts, *, total: int) -> PipelinedActo
     )
     pipeline = actor.pipeline(
         groups,
-        batch=min(config.training.batch_size, len(tasks)),
+        batch=min(config.prompts_per_step, len(tasks)),
         max_staleness=config.rollout.max_staleness,
     )
     return PipelinedActor(actor, pipeline, io=parts.tools.io)

@@ -76,7 +76,7 @@ def run_sft(
                 copy_steps=config.sft.copy_steps,
                 copy_mix=config.sft.copy_mix,
                 save_every=config.training.save_frequency,
-                batch_size=config.training.batch_size,
+                batch_size=config.prompts_per_step,
                 micro_batch_tokens=config.training.micro_batch_tokens,
                 seed=config.seed,
                 keep_checkpoints=config.training.keep_checkpoints,

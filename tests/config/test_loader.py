@@ -192,7 +192,7 @@ def test_an_override_without_a_value_sign_is_refused() -> None:
             ["grpo.max_response_tokens=100", "grpo.overlong_buffer_tokens=101", "grpo.overlong_penalty=0.5"],
             "grpo.overlong_buffer_tokens is 101, but an episode has at most 100",
         ),
-        (["grpo.minibatches=3"], "grpo.minibatches is 3, but training.batch_size 16"),
+        (["grpo.minibatches=3"], "grpo.minibatches is 3, but the 16 prompts of a step"),
         (["optimization.optimizer=muon"], "optimization.optimizer is muon, but"),
         (["rollout.max_new_tokens=4096"], "rollout.max_new_tokens is 4096, but"),
         (["device=cpu", "model.dtype=fp16"], "model.dtype is float16, but"),
@@ -220,7 +220,7 @@ def test_the_sft_section_replaces_the_general_settings_of_a_supervised_run() -> 
     grpo = load_train_config([], own).config
     assert grpo.training.batch_size == 16
     sft = load_train_config([], [*own, "algorithm=sft"]).config
-    assert (sft.training.batch_size, sft.training.total_steps(n_tasks=100)) == (3, 7)
+    assert (sft.training.batch_size, sft.total_steps(n_tasks=100)) == (3, 7 + 2)  # 2 on copying
     assert (sft.optimization.learning_rate, sft.sft.copy_steps) == (0.5, 2)
 
 
@@ -241,7 +241,7 @@ def test_settings_without_effect_are_noted() -> None:
     ],
 )
 def test_the_length_of_a_run(overrides: list[str], steps: int) -> None:
-    assert load_train_config([], overrides).config.training.total_steps(n_tasks=50) == steps
+    assert load_train_config([], overrides).config.total_steps(n_tasks=50) == steps
 
 
 values = st.fixed_dictionaries(

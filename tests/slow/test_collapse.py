@@ -37,7 +37,7 @@ def test_a_hundredfold_learning_rate_is_stopped_with_the_reason_and_a_good_check
     rates = [record["success_rate"] for record in run.metrics()]
     print(f"{outcome.stop_reason} after step {outcome.steps}; success {rates}; {notes}")
     assert outcome.stop_reason.startswith("health: ")
-    assert outcome.steps < config.training.total_steps(n_tasks=1600)
+    assert outcome.steps < config.total_steps(n_tasks=1600)
     assert any(note.startswith("health, step") for note in notes)
     # What is named as the good one is whole, and its weights sampled well in the step after it.
     good = outcome.best_checkpoint

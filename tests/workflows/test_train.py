@@ -219,3 +219,34 @@ def wait_for(is_there: Any, process: subprocess.Popen[str]) -> None:
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < end
         pause.wait(0.05)
+
+
+def test_the_optimiser_steps_after_batch_size_times_accumulation_prompts(
+    settings: list[str], tmp_path: Path
+) -> None:
+    """Two batches of two accumulated are one batch of four: the same episodes, the same step, the same
+    weights; the loss is normalised over all four prompts."""
+    accumulated = ("training.batch_size=2", "training.gradient_accumulation_steps=2")
+    at_once = ("training.batch_size=4", "optimization.gradient_accumulation_steps=1")
+    weights, lines = [], []
+    for name, chosen in (("accumulated", accumulated), ("at-once", at_once)):
+        own = [*chosen, "training.max_steps=1", "training.eval_every=0", f"name={name}"]
+        done = mcpagent_train(*settings, *(word for text in own for word in ("--set", text)), "--json")
+        assert done.exit_code == 0, done.output
+        run = RunFolder(tmp_path / name)
+        lines.append(run.metrics())
+        weights.append(load_file(run.latest_checkpoint() / "adapter_model.safetensors"))
+    assert [line["trained_samples"] for line in lines[0]] == [line["trained_samples"] for line in lines[1]]
+    assert len(list(read_trajectories(RunFolder(tmp_path / "accumulated").trajectory_stem(1)))) == 8
+    assert [len(metrics) for metrics in lines] == [1, 1]
+    assert weights[0].keys() == weights[1].keys()
+    assert all((weights[0][key] == weights[1][key]).all() for key in weights[0])
+
+
+def test_an_epoch_has_as_many_steps_as_optimiser_batches(settings: list[str]) -> None:
+    whole = ["training.max_steps=null", "training.gradient_accumulation_steps=2", "data.max_tasks=10"]
+    for algo in ("grpo", "sft"):
+        options = [word for text in whole for word in ("--set", text)]
+        done = mcpagent_train(*settings, *options, "--algo", algo, "--dry-run", "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["steps"] == 3  # 10 tasks in batches of 2 x 2
