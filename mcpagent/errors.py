@@ -2,6 +2,7 @@
 
     MCPAgentError
     ├── UserError      the user must fix something        exit 2, remedy, no traceback
+    │   └── InUseError     another process writes there
     ├── RunError       the run itself failed              exit 1
     └── EpisodeError   one episode failed; its siblings go on, the episode is unscored
 
@@ -9,6 +10,8 @@ Errors are classified at boundaries (a transport, a file, a process); nothing el
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class MCPAgentError(Exception):
@@ -30,7 +33,7 @@ class MCPAgentError(Exception):
         head = f"{self.where}: {self.message}" if self.where else self.message
         return f"{head}\n  {self.remedy}" if self.remedy else head
 
-    def as_json(self) -> dict[str, dict[str, str | None]]:
+    def as_json(self) -> dict[str, dict[str, Any]]:
         """The error document that `--json` commands print."""
         return {
             "error": {"kind": self.kind, "message": self.message, "where": self.where, "remedy": self.remedy}
@@ -42,6 +45,18 @@ class UserError(MCPAgentError):
 
     kind = "user"
     exit_code = 2
+
+
+class InUseError(UserError):
+    """Another process writes to this folder or file; `process` says which one: its pid, host, command, and
+    since when. It is empty where the other process has not said so yet."""
+
+    def __init__(self, message: str, *, where: str, remedy: str, process: dict[str, Any]) -> None:
+        super().__init__(message, where=where, remedy=remedy)
+        self.process = process
+
+    def as_json(self) -> dict[str, dict[str, Any]]:
+        return {"error": {**super().as_json()["error"], "process": self.process}}
 
 
 class RunError(MCPAgentError):

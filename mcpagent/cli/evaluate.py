@@ -47,7 +47,7 @@ def checkpoint(
     A checkpoint of a run is evaluated with that run's settings (servers, turns, tokens), unless --config
     names others. Without --data: the validation set of the configuration.
 
-    Example: mcpagent eval checkpoint outputs/train --data data/processed/heldout.jsonl --samples 4 --json
+    Example: mcpagent eval checkpoint outputs/mine --data data/processed/heldout.jsonl --samples 4 --json
     """
     from mcpagent.storage.checkpoints import find_checkpoint
 

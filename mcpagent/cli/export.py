@@ -13,7 +13,7 @@ from mcpagent.console import Console
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(epilog="Example: mcpagent export outputs/train --merge --out model")
+@app.command(epilog="Example: mcpagent export outputs/mine --merge --out model")
 def export(
     checkpoint: Annotated[
         Path, typer.Argument(help="A checkpoint folder, or a run folder (its latest).", show_default=False)

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "env": ("mcpagent.cli.env", "Check the environment: gold, empty and over-eager policies on every task."),
     "rollout": ("mcpagent.cli.rollout", "Collect trajectories with any policy."),
     "train": ("mcpagent.cli.train", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
+    "runs": ("mcpagent.cli.runs", "List the training runs: state, steps, success."),
     "eval": ("mcpagent.cli.evaluate", "Evaluate a checkpoint or a model on a dataset."),
     "export": ("mcpagent.cli.export", "Write a checkpoint as a plain Hugging Face folder with a model card."),
     "report": ("mcpagent.cli.report", "Write the self-contained HTML report of a run."),

@@ -41,7 +41,12 @@ def train(
     tool_format: ToolFormat = None,
     cassette: Cassette = None,
     cassette_mode: CassetteMode = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue the run that is named, else the last one, from its last checkpoint."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved plan; load no model, write nothing.")
     ] = False,
@@ -85,13 +90,17 @@ def _show_plan(loaded: LoadedConfig, console: Console) -> None:
 def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
     from mcpagent.workflows.train import Watch, train
 
-    config = loaded.config
-    folder = Path(config.output_dir) / config.name
+    config, folder = loaded.config, Path()
     is_grpo = config.algorithm == "grpo"
     of_step = f"/{config.prompts_per_step * config.rollout.group_size}" if is_grpo else ""
     last, episodes = "", 0
     with ExitStack() as stack:
         advance: Advance = lambda amount=1, *, note="": None  # noqa: E731 - until the bar is there
+
+        def on_folder(path: Path) -> None:
+            nonlocal folder
+            folder = path
+            console.note(f"run folder: {path}")
 
         def on_start(done: int, total: int) -> None:
             nonlocal advance
@@ -109,7 +118,9 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
             last, episodes = _step_note(record), 0
             advance(note=last)
 
-        watch = Watch(on_start=on_start, on_step=on_step, on_episode=on_episode, note=console.note)
+        watch = Watch(
+            on_folder=on_folder, on_start=on_start, on_step=on_step, on_episode=on_episode, note=console.note
+        )
         try:
             outcome = train(config, resume=resume, watch=watch)
         except KeyboardInterrupt:
@@ -120,17 +131,18 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
             raise
     if int(os.environ.get("RANK", "0")):
         return  # of several processes, the first says how it went
-    is_ill = outcome.stop_reason.startswith("health: ")
     if console.is_json:
         console.print_json(outcome.as_json())
     else:
         console.say(f"run         {outcome.run_dir}")
         console.say(f"ended       after step {outcome.steps}: {outcome.stop_reason}")
         console.say(f"last step   {_step_note(outcome.metrics) or 'none'}")
-        console.say(f"checkpoint  {outcome.best_checkpoint}{' (the last good one)' if is_ill else ''}")
+        console.say(
+            f"checkpoint  {outcome.best_checkpoint}{' (the last good one)' if outcome.is_ill else ''}"
+        )
         console.say(f"next        mcpagent eval checkpoint {outcome.best_checkpoint} --data FILE")
         console.say(f"            mcpagent report {outcome.run_dir}")
-    if is_ill:
+    if outcome.is_ill:
         raise typer.Exit(1)
 
 

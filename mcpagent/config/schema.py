@@ -314,7 +314,8 @@ class TrainConfig(Section):
     algorithm: Literal["grpo", "sft"] = "grpo"
     seed: Count = 0
     output_dir: str = "outputs"
-    name: Annotated[str, Field(min_length=1)] = "train"  # the run folder is output_dir/name
+    # The run folder is output_dir/name; None: a name of its own, such as train-2026-11-22-a.
+    name: Annotated[str, Field(min_length=1)] | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: PositiveInt = 1  # torch's threads inside one operation, on CPU
     model: ModelConfig = ModelConfig()

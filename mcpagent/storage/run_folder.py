@@ -1,6 +1,6 @@
 """A run on disk:
 
-config.yaml  manifest.json  metrics.jsonl  trajectories/  checkpoints/step-000010/  eval/  logs/
+config.yaml  manifest.json  status.json  metrics.jsonl  trajectories/  checkpoints/step-000010/  eval/  logs/
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError, UserError
 from mcpagent.storage.atomic import TEMPORARY_PREFIX, remove_leftovers, write_text
 from mcpagent.storage.jsonl import encode_record, write_jsonl
+from mcpagent.storage.locks import LOCK_NAME
 from mcpagent.storage.provenance import provenance
 from mcpagent.storage.records import decode_line
 
+STATUS_NAME = "status.json"  # how the run stands: `storage.runs`
 _STEP_NAME = re.compile(r"step-([0-9]{6,})")
 
 
 class RunFolder:
-    """The files of one run. One process writes to it at a time."""
+    """The files of one run. One process writes to it at a time: the one that holds its `run_session`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,12 +42,8 @@ class RunFolder:
         """Start a run. `manifest` (hashes, seeds) is kept beside the versions and the commit, which are added
         here. Raises UserError where the folder already holds something that `beside` does not name."""
         folder = Path(path)
-        if folder.exists() and not (folder.is_dir() and _has_not_begun(folder, beside)):
-            raise UserError(
-                "the output folder is not empty",
-                where=str(folder),
-                remedy=f"continue that run with --resume, name another folder, or delete it: rm -r {folder}",
-            )
+        if folder.exists() and not (folder.is_dir() and has_not_begun(folder, beside)):
+            raise not_empty(folder)
         run = cls(folder)
         for child in (run.trajectories, run.checkpoints, run.evaluations, run.logs):
             child.mkdir(parents=True, exist_ok=True)
@@ -152,18 +150,25 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
 
-def _has_not_begun(folder: Path, beside: Collection[str]) -> bool:
-    """Nothing is in the folder but what `beside` names and what a process left that was killed while it made
-    the folder."""
-    own = [child for child in folder.iterdir() if child.name not in beside]
-    unfinished = [
-        child
-        for child in own
-        if child.name == "manifest.json"
+def has_not_begun(folder: Path, beside: Collection[str] = ()) -> bool:
+    """Whether nothing is in the folder but what `beside` names, its lock, and what a process left that was
+    killed while it made the folder."""
+    return all(
+        child.name in beside
+        or child.name in ("manifest.json", STATUS_NAME, LOCK_NAME)
         or child.name.startswith(TEMPORARY_PREFIX)
-        or (child.is_dir() and not any(child.iterdir()))
-    ]
-    return own == unfinished
+        or (child.is_dir() and (child.name == "logs" or not any(child.iterdir())))
+        for child in folder.iterdir()
+    )
+
+
+def not_empty(folder: Path) -> UserError:
+    """The error for a new run in a folder that holds something else."""
+    return UserError(
+        "the output folder is not empty",
+        where=str(folder),
+        remedy=f"continue that run with --resume, name another folder, or delete it: rm -r {folder}",
+    )
 
 
 def _is_broken(value: Any) -> bool:

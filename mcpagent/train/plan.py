@@ -15,6 +15,7 @@ from mcpagent.models.load import (
 )
 from mcpagent.policy.vllm_choice import choose_backend
 from mcpagent.rollout.setup import chosen_servers
+from mcpagent.storage.runs import planned_folder
 from mcpagent.storage.task_file import TaskFile
 from mcpagent.train.forecast import ModelShape, checkpoint, memory, shape_of, trained_parameters
 from mcpagent.train.setup import is_deterministic, training_device
@@ -97,7 +98,7 @@ def plan(config: TrainConfig, tasks: TaskFile, *, validation: Path | None) -> Tr
         memory_gib_by_part={name: size / _GIB for name, size in parts.items()} if parts else None,
         checkpoint_gib=checkpoint(config, shape, itemsize=dtype.itemsize) / _GIB if shape else None,
         kept_checkpoints=config.training.keep_checkpoints or "all",
-        run_dir=str(Path(config.output_dir) / config.name),
+        run_dir=str(planned_folder(Path(config.output_dir), config.name)),
     )
 
 

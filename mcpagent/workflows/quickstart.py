@@ -18,6 +18,7 @@ from mcpagent.evaluate.summary import summarise
 from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder, step_of
+from mcpagent.storage.runs import run_session
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.synth.output import write_splits
 from mcpagent.synth.rules import generate_dataset
@@ -47,17 +48,25 @@ def quickstart(
 ) -> JsonObject:
     """Run what is not yet done in `out`; returns the document of `quickstart --json`. `controls` runs control
     experiments from the warm-started checkpoint before the report is written (`workflows.controls`)."""
-    job = open_job(out, seed=seed, stages=stages)
+    with run_session(out, kind="quickstart") as session:
+        job = open_job(out, seed=seed, stages=stages)
+        session.begin(job.grpo.total_steps(n_tasks=SPLITS["train"]))
+        return _run(job, controls)
+
+
+def _run(
+    job: QuickstartJob, controls: Callable[[QuickstartJob, Path], list[JsonObject]] | None
+) -> JsonObject:
     _generate(job)
     warm_checkpoint = _warm_start(job)
     before = evaluate_checkpoint(job, "warm_start", warm_checkpoint, "evaluate the warm start")
     trained_checkpoint = _grpo(job, warm_checkpoint)
     after = evaluate_checkpoint(job, "trained", trained_checkpoint, "evaluate the trained model")
     rows = controls(job, warm_checkpoint) if controls is not None else []
-    report = write_report(out)
+    report = write_report(job.out)
     return {
-        "run_dir": str(out),
-        "seed": seed,
+        "run_dir": str(job.out),
+        "seed": job.seed,
         "warm_start": {"metrics": before},
         "trained": {"metrics": after},
         "tool_calls": _count_calls(job),

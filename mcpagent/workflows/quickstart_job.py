@@ -17,6 +17,7 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import UserError
 from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.atomic import write_text
+from mcpagent.storage.locks import LOCK_NAME
 from mcpagent.storage.run_folder import step_name
 from mcpagent.train.actor import roll_back
 
@@ -101,10 +102,11 @@ class QuickstartJob:
 
 
 def open_job(out: Path, *, seed: int, stages: Stages) -> QuickstartJob:
-    """A new quickstart in `out`, or the one that is there. Raises UserError where `out` holds something else
-    or was begun with another seed. If the tools have changed since, the old folder is moved aside."""
+    """A new quickstart in the folder `out`, or the one that is there. Raises UserError where `out` holds
+    something else or was begun with another seed. If the tools have changed since, what is there is moved
+    aside."""
     progress_file = out / _PROGRESS_NAME
-    is_foreign = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    is_foreign = any(path.name != LOCK_NAME for path in out.iterdir())
     if is_foreign and not progress_file.is_file():
         raise UserError(
             "there is something here that is no quickstart",
@@ -123,15 +125,23 @@ def open_job(out: Path, *, seed: int, stages: Stages) -> QuickstartJob:
             "the tools have changed since the last call, so data, tokenizer and model are made anew; what "
             f"was there is in {aside}"
         )
-        out.rename(aside)
+        _move_aside(out, aside)
         progress = Progress(progress_file, seed)
     progress.catalog_hash = current
-    out.mkdir(parents=True, exist_ok=True)
     progress.save()
     named = os.environ.get("MCPAGENT_CALL_LEDGER")
     job = QuickstartJob(out, seed, warm, grpo, Path(named or out / LEDGER_NAME), progress, stages)
     model = grpo.model.model_copy(update={"name": str(job.warm_checkpoint)})
     return replace(job, grpo=grpo.model_copy(update={"model": model}))
+
+
+def _move_aside(out: Path, aside: Path) -> None:
+    """Everything but the lock; the file that says what the folder is goes last, so that a killed move is
+    taken up again."""
+    aside.mkdir(exist_ok=True)
+    paths = [path for path in out.iterdir() if path.name not in (LOCK_NAME, _PROGRESS_NAME)]
+    for path in [*paths, out / _PROGRESS_NAME]:
+        path.replace(aside / path.name)
 
 
 def _size(path: Path) -> int:

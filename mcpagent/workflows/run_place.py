@@ -12,6 +12,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.storage.checkpoints import last_good_checkpoint
 from mcpagent.storage.run_folder import RunFolder, step_of
+from mcpagent.storage.runs import RunSession
 from mcpagent.train.processes import Processes
 
 # What may change between the parts of a run: where it is kept, how long it goes on, and who watches it.
@@ -31,6 +32,7 @@ class RunPlace:
     """Where a run is kept and what it starts from."""
 
     folder: Path
+    session: RunSession | None  # of the process that writes
     resume: bool
     manifest: JsonObject
     beside: Collection[str]
@@ -40,11 +42,13 @@ class RunPlace:
 
 
 def open_run(
-    config: TrainConfig, place: RunPlace, restore: Callable[[Path], JsonObject]
+    config: TrainConfig, place: RunPlace, restore: Callable[[Path], JsonObject], *, total_steps: int
 ) -> tuple[RunFolder, JsonObject]:
     """A new run folder, or the old one rolled back to its last checkpoint with that checkpoint's state.
     The first process makes or rolls back the folder. Raises UserError where that checkpoint is damaged."""
     checkpoint = place.processes.from_first(lambda: _make_ready(config, place))
+    if place.session is not None:
+        place.session.begin(total_steps)
     return RunFolder.open(place.folder), restore(checkpoint) if checkpoint else {}
 
 

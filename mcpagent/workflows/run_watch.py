@@ -19,9 +19,10 @@ from mcpagent.train.trackers import TrackedRun, Trackers, open_trackers
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """What a run reports while it goes on; every part may be left out. `on_start` gets the steps that are
-    done already and those of the whole run."""
+    """What a run reports while it goes on; every part may be left out. `on_folder` gets the run folder once
+    that is settled, `on_start` the steps that are done already and those of the whole run."""
 
+    on_folder: Callable[[Path], None] = lambda _: None
     on_start: Callable[[int, int], None] = lambda _done, _total: None
     on_step: Callable[[JsonObject], None] = lambda _: None
     on_episode: Callable[[Trajectory], None] = lambda _: None
@@ -38,6 +39,11 @@ class TrainOutcome:
     last_checkpoint: Path
     metrics: JsonObject
     stop_reason: str
+
+    @property
+    def is_ill(self) -> bool:
+        """Whether the health callback ended the run."""
+        return self.stop_reason.startswith("health: ")
 
     def as_json(self) -> JsonObject:
         return {
@@ -99,7 +105,7 @@ def tracked(
         tracking.backends if processes.is_first else (),
         TrackedRun(
             project=tracking.project,
-            name=tracking.name or config.name,
+            name=tracking.name or run.path.name,
             folder=run.logs,
             config=config.model_dump(mode="json"),
             is_online=tracking.mode == "online",

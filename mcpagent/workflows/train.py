@@ -16,6 +16,8 @@ from mcpagent.core.tasks import Task
 from mcpagent.policy.vllm_choice import require_vllm
 from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.jsonl import find_dataset
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.runs import RunSession, last_run, new_session, run_session
 from mcpagent.train.callbacks import Callback
 from mcpagent.train.processes import Processes
 from mcpagent.train.setup import training_device
@@ -38,23 +40,33 @@ def train(
     callbacks: Sequence[Callback] = (),
     watch: Watch | None = None,
 ) -> TrainOutcome:
-    """Run `config` to its end. `resume` continues the run folder from its last complete checkpoint, with the
-    configuration it was started with. `ledger` is where the built-in servers count the calls they get;
-    `ledger_start` bytes of it are older than this run. `beside` names what a new run folder may already hold;
-    `callbacks` watch the steps of GRPO. Raises UserError before anything is written."""
+    """Run `config` to its end, in `run_dir`, else `output_dir/name`; without a name a new run names itself.
+
+    `resume` continues the run folder from its last complete checkpoint, with the configuration it was started
+    with; without a name the last run of this algorithm that named itself. `ledger` is where the built-in
+    servers count the calls they get; `ledger_start` bytes of it are older than this run. `beside` names what
+    a new run folder may already hold; `callbacks` watch the steps of GRPO. Raises UserError before anything
+    is written, InUseError where another process writes to the folder."""
     watch = watch or Watch()
     # Nothing here draws from these two, but libraries may; torch is seeded with its model.
     random.seed(derive_seed(config.seed, "python"))
     np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
     if config.algorithm == "grpo" and config.rollout.backend == "vllm":
         require_vllm(has_servers=bool(config.vllm.servers))
-    folder = run_dir or Path(config.output_dir) / config.name
     processes = Processes.join(training_device(config))
     if not processes.is_first:
         watch = Watch()
     with ExitStack() as stack:
         tasks = stack.enter_context(open_tasks(config, find_dataset(config.data.train, split="train")))
         validation = stack.enter_context(_validation(config))
+        session = (
+            stack.enter_context(_session(config, run_dir, resume=resume, beside=beside))
+            if processes.is_first
+            else None
+        )
+        folder = processes.from_first(lambda: session.folder if session else Path())
+        watch.on_folder(folder)
+        config = config.model_copy(update={"output_dir": str(folder.parent), "name": folder.name})
         tools = stack.enter_context(
             open_tools(
                 config.tools,
@@ -76,16 +88,35 @@ def train(
             watch.note(changed)
         place = RunPlace(
             folder=folder,
+            session=session,
             resume=resume,
             manifest=document,
-            beside=(*beside, "logs"),  # stdio servers log from their start, before there is a run
+            beside=beside,
             ledger=ledger,
             ledger_start=ledger_start,
             processes=processes,
         )
-        if config.algorithm == "sft":
-            return run_sft(config, tasks, tools, place, watch)
-        return run_grpo(config, tasks, validation, tools, place, watch, callbacks)
+        outcome = (
+            run_sft(config, tasks, tools, place, watch)
+            if config.algorithm == "sft"
+            else run_grpo(config, tasks, validation, tools, place, watch, callbacks)
+        )
+        if session is not None:
+            session.end(outcome.stop_reason, has_failed=outcome.is_ill)
+        return outcome
+
+
+def _session(
+    config: TrainConfig, run_dir: Path | None, *, resume: bool, beside: Collection[str]
+) -> AbstractContextManager[RunSession]:
+    """The lock of the folder that the run is kept in, and how the run stands there."""
+    parent, name = Path(config.output_dir), config.name
+    if run_dir is not None:
+        parent, name = run_dir.parent, run_dir.name
+    if not resume:
+        return new_session(parent, name, kind=config.method, beside=beside)
+    folder = last_run(parent, kind=config.method) if name is None else parent / name
+    return run_session(RunFolder.open(folder).path, kind=config.method)
 
 
 def _validation(config: TrainConfig) -> AbstractContextManager[Sequence[Task]]:

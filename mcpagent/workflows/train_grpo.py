@@ -76,7 +76,7 @@ def run_grpo(
     updates = total * config.grpo.epochs_per_batch * config.grpo.minibatches
     learner = build_learner(loaded, config, total_optimizer_steps=updates, processes=processes)
     note_padding(learner, watch)
-    run, saved = open_run(config, place, learner.restore)
+    run, saved = open_run(config, place, learner.restore, total_steps=total)
     state = (
         GrpoState.from_json(saved)
         if saved

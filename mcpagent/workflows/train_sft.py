@@ -54,7 +54,7 @@ def run_sft(
         processes=processes,
     )
     note_padding(learner, watch)
-    run, saved = open_run(config, place, learner.restore)
+    run, saved = open_run(config, place, learner.restore, total_steps=total)
     state = SftState.from_json(saved) if saved else SftState()
     watch.on_start(state.step, total)
     # A resumed run has made its demonstrations again: the same tokens, with the nonces of this time's calls.

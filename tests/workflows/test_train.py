@@ -19,10 +19,12 @@ import torch
 from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
+from mcpagent.cli.runs import app as runs_app
 from mcpagent.cli.train import app
 from mcpagent.config.resources import resource_path
-from mcpagent.errors import UserError
+from mcpagent.errors import InUseError, UserError
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.runs import list_runs
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.metrics import PoolMetrics
 
@@ -196,6 +198,13 @@ def test_ctrl_c_leaves_a_checkpoint_says_how_to_go_on_and_exits_with_130(
     )
     metrics = tmp_path / "train" / "metrics.jsonl"
     wait_for(lambda: metrics.is_file() and metrics.stat().st_size > 0, process)
+    for more in ([], ["--resume"]):
+        with_other = mcpagent_train(*settings, *more)
+        assert isinstance(with_other.exception, InUseError), with_other.output
+        assert with_other.exception.process["pid"] == process.pid
+        assert with_other.exception.process["command"] == "mcpagent train"
+    listed = CliRunner().invoke(runs_app, [str(tmp_path), "--json"])
+    assert [(r["name"], r["state"]) for r in json.loads(listed.stdout)] == [("train", "running")]
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=BOUND_S)
     assert process.returncode == 130, err
@@ -210,6 +219,53 @@ def test_ctrl_c_leaves_a_checkpoint_says_how_to_go_on_and_exits_with_130(
     more = mcpagent_train("--config", str(run.config_path), "--set", end, "--resume")
     assert more.exit_code == 0, more.output
     assert [record["step"] for record in run.metrics()] == [*steps, steps[-1] + 1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--set", "model.name=nowhere/at-all/really"],
+        ["--set", "tools.servers=nowhere.json"],
+        ["--set", "data.train=nowhere.jsonl"],
+        ["--set", "training.eval_every=1", "--set", "data.validation=nowhere.jsonl"],
+        ["--mode", "lora", "--set", "lora.target_modules=[nothing]"],
+        ["--resume"],
+    ],
+)
+@pytest.mark.parametrize("algo", ["grpo", "sft"])
+def test_a_start_that_is_refused_leaves_no_folder(
+    wrong: list[str], algo: str, settings: list[str], tmp_path: Path
+) -> None:
+    if algo == "sft" and "training.eval_every=1" in wrong:
+        pytest.skip("a supervised run does not evaluate")
+    refused(mcpagent_train(*settings, *wrong, "--set", f"output_dir={tmp_path / 'out'}", "--algo", algo))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_a_name_gets_its_own_and_resume_takes_the_last_of_its_algorithm(
+    settings: list[str], tmp_path: Path
+) -> None:
+    unnamed = [*settings[:-2], "--set", "budget.steps=1"]
+    assert settings[-1] == "name=train"
+    folders = []
+    for algo in ("grpo", "grpo", "sft"):
+        done = mcpagent_train(*unnamed, "--algo", algo, "--set", "data.max_tasks=4", "--json")
+        assert done.exit_code == 0, done.output
+        folders.append(Path(json.loads(done.stdout)["run_dir"]))
+    assert all(folder.parent == tmp_path and folder.name.startswith("train-2") for folder in folders)
+    assert len(set(folders)) == 3
+    resumed = mcpagent_train(*unnamed[:-2], "--set", "data.max_tasks=4", "--resume", "--json")
+    assert resumed.exit_code == 0, resumed.output
+    document = json.loads(resumed.stdout)
+    assert (Path(document["run_dir"]), document["steps"]) == (folders[1], 2)
+    table = CliRunner().invoke(runs_app, [str(tmp_path)])
+    states = {run.name: (run.kind, run.state, run.steps) for run in list_runs(tmp_path)}
+    assert states == {
+        folders[0].name: ("grpo", "finished", 1),
+        folders[1].name: ("grpo", "finished", 2),
+        folders[2].name: ("sft", "finished", 1),
+    }
+    assert all(name in table.output for name in states)
 
 
 def wait_for(is_there: Any, process: subprocess.Popen[str]) -> None:

@@ -1,0 +1,272 @@
+"""The runs in a folder: their names, how each one stands, and the session of the process that writes one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import string
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from mcpagent.core.records import JsonObject
+from mcpagent.errors import InUseError, MCPAgentError, UserError
+from mcpagent.storage.atomic import write_text
+from mcpagent.storage.locks import LOCK_NAME, holder, locked_folder, this_process
+from mcpagent.storage.run_folder import STATUS_NAME, RunFolder, has_not_begun, not_empty, step_of
+
+State = Literal["running", "finished", "interrupted", "failed"]
+
+_DEFAULT_NAME = re.compile(r"train-(\d{4}-\d{2}-\d{2})-([a-z]+)")
+
+
+def new_name(parent: Path) -> str:
+    """The first free default name of today: train-2026-11-22-a, then -b ... -z, -aa ..."""
+    today = f"{datetime.now().astimezone():%Y-%m-%d}"
+    return next(
+        name for letters in _letters() if not (parent / (name := f"train-{today}-{letters}")).exists()
+    )
+
+
+def planned_folder(parent: Path, name: str | None) -> Path:
+    """Where a new run would be kept; nothing is made."""
+    return parent / (name or new_name(parent))
+
+
+def last_run(parent: Path, *, kind: str) -> Path:
+    """The latest run with a default name that `kind` (grpo, ppo, sft) made. Raises UserError."""
+    found = [
+        (match[1], len(match[2]), match[2], path)
+        for path in (parent.iterdir() if parent.is_dir() else ())
+        if (match := _DEFAULT_NAME.fullmatch(path.name)) and is_run(path) and _kind(path) == kind
+    ]
+    if not found:
+        raise UserError(
+            f"there is no {kind} run to resume here",
+            where=str(parent),
+            remedy=f"name the run: --set name=NAME (mcpagent runs {parent} lists them), or start one "
+            "without --resume",
+        )
+    return max(found)[-1]
+
+
+@dataclass
+class RunSession:
+    """The part of a run that this process plays: from its lock to the state that it leaves."""
+
+    folder: Path
+    kind: str
+    total_steps: int | None = None
+    started_at: str = field(default_factory=lambda: now())
+    state: State = "finished"
+    reason: str | None = None
+    has_begun: bool = False
+
+    def begin(self, total_steps: int | None = None) -> None:
+        """The folder is a run from now on. A process that is killed leaves this behind."""
+        self.has_begun = True
+        self.total_steps = total_steps if total_steps is not None else self.total_steps
+        self._write("running", ended_at=None)
+
+    def end(self, reason: str, *, has_failed: bool = False) -> None:
+        """Why it ends, where no exception says so."""
+        self.state, self.reason = ("failed" if has_failed else "finished"), reason
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave the last state, which `error` decides where there is one."""
+        if isinstance(error, KeyboardInterrupt):
+            self.state, self.reason = "interrupted", None
+        elif error is not None:
+            message = (
+                error.message if isinstance(error, MCPAgentError) else f"{type(error).__name__}: {error}"
+            )
+            self.state, self.reason = "failed", message
+        self._write(self.state, ended_at=now())
+
+    def _write(self, state: State, *, ended_at: str | None) -> None:
+        document = {
+            "schema_version": 1,
+            "kind": self.kind,
+            "state": state,
+            "reason": None if state == "running" else self.reason,
+            "total_steps": self.total_steps,
+            "started_at": self.started_at,
+            "ended_at": ended_at,
+            "process": this_process(),
+        }
+        write_text(self.folder / STATUS_NAME, json.dumps(document, indent=1) + "\n")
+
+
+_sessions: dict[Path, RunSession] = {}
+
+
+@contextmanager
+def run_session(folder: Path, *, kind: str) -> Iterator[RunSession]:
+    """Locks the run folder, and writes at the end how the run stands; a session inside another one of the
+    same folder is that one. A start that fails before the folder is a run leaves nothing. Raises InUseError
+    and UserError."""
+    place = folder.resolve()
+    if place in _sessions:
+        yield _sessions[place]
+        return
+    with ExitStack() as stack:
+        stack.enter_context(locked_folder(folder))
+        session = _sessions[place] = RunSession(folder, kind)
+        stack.callback(_sessions.pop, place)
+        before = {path.name for path in folder.iterdir()}
+        error: BaseException | None = None
+        try:
+            yield session
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if session.has_begun:
+                session.close(error)
+            elif not is_run(folder):
+                _remove_new(folder, before)
+
+
+@contextmanager
+def new_session(
+    parent: Path, name: str | None, *, kind: str, beside: Collection[str] = ()
+) -> Iterator[RunSession]:
+    """The session of a new run `parent/name`; without a name, under the next default one. Raises UserError
+    where the folder already holds something that `beside` does not name."""
+    while True:
+        with ExitStack() as stack:
+            folder = parent / (name or new_name(parent))
+            try:
+                session = stack.enter_context(run_session(folder, kind=kind))
+            except InUseError:
+                if name is None:
+                    continue  # another process was faster
+                raise
+            if has_not_begun(folder, beside):
+                yield session
+                return
+            if name is not None:
+                raise not_empty(folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """How a run stands. `success` is the best of its evaluations on the validation set where it has any,
+    else that of its last step's episodes; `success_of` says which."""
+
+    name: str
+    path: str
+    kind: str
+    state: State
+    reason: str | None
+    steps: int
+    total_steps: int | None
+    success: float | None
+    success_of: Literal["validation", "training"] | None
+    started_at: str | None
+    ended_at: str | None
+    process: JsonObject | None
+
+    def as_json(self) -> JsonObject:
+        return asdict(self)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun in this folder."""
+    return (folder / STATUS_NAME).is_file() or (folder / "config.yaml").is_file()
+
+
+def list_runs(parent: Path) -> list[RunInfo]:
+    """The runs directly in `parent`, the one that was started last first. Raises UserError."""
+    if not parent.is_dir():
+        raise UserError(
+            "there is no such folder", where=str(parent), remedy="name the folder that holds the runs"
+        )
+    found = [_info(path) for path in parent.iterdir() if path.is_dir() and is_run(path)]
+    return sorted(found, key=lambda run: (run.started_at or "", run.name), reverse=True)
+
+
+def _info(folder: Path) -> RunInfo:
+    run, status, process = RunFolder(folder), _status(folder), holder(folder)
+    metrics = run.metrics()
+    steps = metrics[-1]["step"] if metrics else 0
+    validated = [value for record in metrics if (value := record.get("validation_success")) is not None]
+    trained = metrics[-1].get("success_rate") if metrics else None
+    success = max(validated) if validated else trained
+    of = None if success is None else "validation" if validated else "training"
+    return RunInfo(
+        name=folder.name,
+        path=str(folder),
+        kind=_kind(folder),
+        state="running" if process is not None else _state(run, status, steps),
+        reason=None if process is not None else status.get("reason"),
+        steps=steps,
+        total_steps=status.get("total_steps"),
+        success=success,
+        success_of=of,
+        started_at=status.get("started_at") or _created_at(run),
+        ended_at=None if process is not None else status.get("ended_at"),
+        process=process,
+    )
+
+
+def _state(run: RunFolder, status: JsonObject, steps: int) -> State:
+    """Of a run that no process writes."""
+    state = status.get("state")
+    if state in ("finished", "interrupted", "failed"):
+        return state
+    latest = run.latest_checkpoint()
+    # A killed process leaves "running"; a run from before there was a status ends with a checkpoint.
+    ended = state is None and latest is not None and step_of(latest) == steps
+    return "finished" if ended else "interrupted"
+
+
+def _status(folder: Path) -> JsonObject:
+    try:
+        found = json.loads((folder / STATUS_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _kind(folder: Path) -> str:
+    if (kind := _status(folder).get("kind")) is not None:
+        return str(kind)
+    if (folder / "quickstart.json").is_file():
+        return "quickstart"
+    try:
+        config: Any = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        is_ppo = config["algorithm"] == "grpo" and config["grpo"]["advantage"] == "gae"
+        return "ppo" if is_ppo else str(config["algorithm"])
+    except (OSError, yaml.YAMLError, LookupError, TypeError):
+        return "unknown"
+
+
+def _created_at(run: RunFolder) -> str | None:
+    try:
+        return run.manifest.get("created_at")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _letters() -> Iterator[str]:
+    for length in itertools.count(1):
+        for letters in itertools.product(string.ascii_lowercase, repeat=length):
+            yield "".join(letters)
+
+
+def _remove_new(folder: Path, before: set[str]) -> None:
+    for path in folder.iterdir():
+        if path.name not in before and path.name != LOCK_NAME:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
