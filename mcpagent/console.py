@@ -1,20 +1,27 @@
-"""What a person sees: documents on stdout, everything else (progress, tables, notes, errors) on stderr."""
+"""What a person sees: documents on stdout, everything else (progress, tables, notes, errors) on stderr.
+
+Nothing prints around this file: what servers, datasets and models say passes one filter here, which shows a
+control character as its escape and a secret as its name.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, Protocol
 
 import rich.console
 import rich.progress
 import rich.table
-from pydantic import BaseModel
 from rich.markup import escape
 
+from mcpagent.core.hidden_text import printable
 from mcpagent.errors import MCPAgentError
 
 _QUIET_INTERVAL_S = 30.0
@@ -31,38 +38,52 @@ class Console:
 
     def __init__(self, *, is_json: bool = False) -> None:
         self.is_json = is_json
-        self._err = rich.console.Console(stderr=True, highlight=False)
-        self._out = self._err if is_json else rich.console.Console(highlight=False)
+        self._err = rich.console.Console(stderr=True, highlight=False, emoji=False)
+        self._out = self._err if is_json else rich.console.Console(highlight=False, emoji=False)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person reads the result, rather than a program or a file."""
+        return self._out.is_terminal
 
     def print_json(self, value: Any) -> None:
         """The one document of a `--json` command."""
         document = json.dumps(_plain(value), indent=2, allow_nan=False)
-        sys.stdout.write(document + "\n")
+        # JSON escapes every control character but one, and whatever is not ASCII.
+        sys.stdout.write(document.replace("\x7f", "\\u007f") + "\n")
         sys.stdout.flush()
 
     def say(self, text: str) -> None:
         """A line of the result."""
-        self._out.print(text, markup=False, soft_wrap=True)
+        self._out.print(shown(text), markup=False, soft_wrap=True)
+
+    def show(self, text: str, *, is_error: bool = False) -> None:
+        """A text of others, such as what a tool answered; an error goes to stderr."""
+        (self._err if is_error else self._out).print(shown(text), markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
         """A line about the work, never part of the result."""
-        self._err.print(text, markup=False, soft_wrap=True, style="dim")
+        self._err.print(shown(text), markup=False, soft_wrap=True, style="dim")
 
     def fail(self, error: MCPAgentError) -> None:
         """An error with its place and remedy; with `is_json`, its document too."""
         if self.is_json:
             self.print_json(error.as_json())
-        self._err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        self.complain(str(error))
+
+    def complain(self, text: str) -> None:
+        """An error that has no document of its own."""
+        self._err.print(f"[bold red]error:[/] {escape(shown(text))}", soft_wrap=True)
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_text: bool = False
     ) -> None:
         """A table of the result; the first column is text, the others align right unless `is_text`."""
-        table = rich.table.Table(title=escape(title), title_justify="left")
+        table = rich.table.Table(title=escape(shown(title)), title_justify="left")
         for index, column in enumerate(columns):
-            table.add_column(escape(column), justify="left" if is_text or index == 0 else "right")
+            table.add_column(escape(shown(column)), justify="left" if is_text or index == 0 else "right")
         for row in rows:
-            table.add_row(*(escape(str(cell)) for cell in row))
+            table.add_row(*(escape(shown(str(cell))) for cell in row))
         self._out.print(table)
 
     @contextmanager
@@ -79,10 +100,10 @@ class Console:
             rich.progress.TextColumn("{task.fields[note]}", markup=False),
         )
         with rich.progress.Progress(*columns, console=self._err) as bar:
-            task = bar.add_task(escape(title), total=total, note="")
+            task = bar.add_task(escape(shown(title)), total=total, note="")
 
             def advance(amount: int = 1, *, note: str = "") -> None:
-                bar.update(task, advance=amount, note=note)
+                bar.update(task, advance=amount, note=shown(note))
 
             yield advance
 
@@ -105,8 +126,37 @@ class Console:
         line("")
 
 
+def shown(text: str) -> str:
+    """`text` as it may stand on a terminal or in a log."""
+    return printable(text)
+
+
+def guard_process() -> None:
+    """Hold to the same filter what reaches the terminal without a `Console`: records of every logger, and the
+    traceback of a bug."""
+    make = logging.getLogRecordFactory()
+
+    def record_of(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        message = record.getMessage()
+        if (clean := shown(message)) != message:
+            record.msg, record.args = clean, ()
+        if record.exc_info and record.exc_info[0] is not None:
+            record.exc_text = shown("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
+        return record
+
+    logging.setLogRecordFactory(record_of)
+    sys.excepthook = _print_bug
+
+
+def _print_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    sys.stderr.write(shown("".join(traceback.format_exception(kind, error, trace))))
+
+
 def _plain(value: Any) -> Any:
     """Records inside dicts and lists as what JSON knows."""
+    from pydantic import BaseModel  # here, so that an error can be said where pydantic is missing
+
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, dict):

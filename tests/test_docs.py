@@ -133,3 +133,15 @@ def test_the_command_reference_is_current() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_attack_of_the_security_page_has_its_test() -> None:
+    nodes = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "security.md").read_text())
+    assert len(nodes) > 5
+    missing = [
+        f"{path}::{name}"
+        for path, name in nodes
+        if not (ROOT / path).is_file()
+        or not re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.M)
+    ]
+    assert missing == []

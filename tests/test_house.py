@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import graphlib
 import importlib.metadata
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import jinja2
@@ -98,6 +100,31 @@ def test_every_foreign_import_is_a_declared_dependency() -> None:
 def test_no_file_is_too_long() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
     assert {str(path): n for path, n in lengths.items() if n > MAX_LINES} == {}
+
+
+# Programs of their own, whose stdout is the wire to the process that started them.
+SPEAK_A_PROTOCOL = {"tools/chaos_proxy.py", "servers/sandbox/jail/main.py", "servers/sandbox/jail/execute.py"}
+
+
+def _printing(path: Path) -> Iterator[str]:
+    """What in a file writes to the terminal."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        name = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name) else ""
+        if re.fullmatch(
+            r"print|pprint(\.\w+)?|(typer|click)\.s?echo|sys\.(__)?std(out|err)(__)?|rich\.print", name
+        ):
+            yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {name}"
+
+
+def test_nothing_prints_around_the_console() -> None:
+    printing = [
+        line
+        for path in PACKAGE.rglob("*.py")
+        if str(path.relative_to(PACKAGE)) not in {"console.py", *SPEAK_A_PROTOCOL}
+        for line in _printing(path)
+    ]
+    assert list(_printing(PACKAGE / "console.py"))
+    assert printing == []
 
 
 def test_every_package_is_more_than_an_empty_folder() -> None:

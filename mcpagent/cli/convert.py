@@ -110,7 +110,7 @@ def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bo
     )
     if as_json:
         console.print_json({**error.as_json(), "faults": [fault.as_json() for fault in faults]})
-    typer.echo(f"error: {error}", err=True)
+    console.complain(str(error))
     raise typer.Exit(UserError.exit_code)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from typing import Any, NoReturn
 
@@ -73,10 +72,13 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    from mcpagent.console import Console, guard_process
+
+    guard_process()
     if version:
         from mcpagent import __version__
 
-        typer.echo(__version__)
+        Console().say(__version__)
         raise typer.Exit
 
 
@@ -93,14 +95,16 @@ def run() -> None:
     except MCPAgentError as error:
         _fail(error)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        from mcpagent.console import Console
+
+        Console().note("interrupted")
         sys.exit(130)
 
 
 def _fail(error: MCPAgentError) -> NoReturn:
-    if "--json" in sys.argv:
-        print(json.dumps(error.as_json()))
-    print(f"error: {error}", file=sys.stderr)
+    from mcpagent.console import Console
+
+    Console(is_json="--json" in sys.argv).fail(error)
     sys.exit(error.exit_code)
 
 

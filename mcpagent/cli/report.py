@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -23,14 +22,16 @@ def report(
 
     Example: mcpagent report outputs/quickstart
     """
+    from mcpagent.console import Console
     from mcpagent.evaluate.report import write_page
     from mcpagent.evaluate.report_run import read_run
     from mcpagent.evaluate.report_verdicts import judge
 
+    console = Console(is_json=as_json)
     view = read_run(run)
     path = write_page(view)
     if as_json:
         verdicts = [dataclasses.asdict(v) for v in judge(view)]
-        typer.echo(json.dumps({"report": str(path), "verdicts": verdicts}))
+        console.print_json({"report": str(path), "verdicts": verdicts})
     else:
-        typer.echo(path)
+        console.say(str(path))

@@ -52,6 +52,7 @@ def serve(
 
     Example: mcpagent serve slack --limited
     """
+    from mcpagent.console import Console
     from mcpagent.servers.registry import build_server
 
     server = build_server(
@@ -60,7 +61,7 @@ def serve(
     if name == "python":
         from mcpagent.servers.sandbox.choose import choose_sandbox
 
-        typer.echo(f"python: {choose_sandbox(sandbox)}", err=True)
+        Console().note(f"python: {choose_sandbox(sandbox)}")
     if transport is Transport.STDIO:
         server.run()
     else:
@@ -71,9 +72,11 @@ def _serve_http(server: MCPServer[Any], *, host: str, port: int) -> None:
     """Serve until interrupted. The address is announced on stderr once clients may connect."""
     import uvicorn
 
+    from mcpagent.console import Console
+
     with _listen(host, port) as listener:
         shown_host = f"[{host}]" if ":" in host else host
-        typer.echo(f"{server.name} at http://{shown_host}:{listener.getsockname()[1]}/mcp", err=True)
+        Console().note(f"{server.name} at http://{shown_host}:{listener.getsockname()[1]}/mcp")
         config = uvicorn.Config(server.streamable_http_app(host=host), log_level="warning")
         uvicorn.Server(config).run(sockets=[listener])
 

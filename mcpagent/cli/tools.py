@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcpagent.cli.sampling import Json, Servers
+from mcpagent.core.hidden_text import printable
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def list_tools(servers: Servers = None, as_json: Json = False) -> None:
     console.say(f"{_count(len(specs), 'tool')} of {started}{_count(len(listed), 'server')}")
     console.say(f"catalog {catalog_hash(specs)}")
     for failure in failed:
-        typer.echo(f"error: {failure}", err=True)
+        console.complain(failure)
     if failed:
         raise typer.Exit(1)
 
@@ -96,7 +97,7 @@ def call_tool(
     if as_json:
         console.print_json(result)
     else:
-        _print_text(result.content, err=result.is_error)
+        console.show(result.content, is_error=result.is_error)
     if result.truncated_chars:
         console.note(f"{result.truncated_chars} characters are cut, as they would be for a model")
     if result.failure is FailureKind.INVALID_ARGUMENTS:
@@ -155,10 +156,10 @@ def _print_server(server: ListedServer, renamed: Mapping[str, str], console: Con
     for spec in server.tools:
         effect = "reads" if spec.annotations.read_only else "writes"
         seen_as = f" -> {renamed[spec.dotted]}" if spec.dotted in renamed else ""
-        console.say(_fitted(f"  {effect:<8}{_signature(spec)}{seen_as}"))
-        summary = _printable(spec.description.strip().partition("\n")[0])
+        console.say(_fitted(f"  {effect:<8}{_signature(spec)}{seen_as}", console))
+        summary = spec.description.strip().partition("\n")[0]
         if summary:
-            console.say(_fitted(_INDENT + summary, lines=1))
+            console.say(_fitted(_INDENT + summary, console, lines=1))
     console.say("")
 
 
@@ -183,7 +184,7 @@ def _print_bench(outcome: BenchOutcome, console: Console) -> None:
     console.say(f"  client CPU  {shown(outcome.cpu_s_per_call, 1e3, 'ms')} a call")
     console.say(f"  failures    {failures or 'none'}")
     if outcome.first_failure is not None:
-        console.say(_fitted(f"  the first   {_printable(outcome.first_failure)}"))
+        console.say(_fitted(f"  the first   {outcome.first_failure}", console))
 
 
 def _signature(spec: ToolSpec) -> str:
@@ -191,24 +192,19 @@ def _signature(spec: ToolSpec) -> str:
     required = spec.input_schema.get("required", [])
     names = spec.input_schema.get("properties", {})
     arguments = ", ".join(name if name in required else f"[{name}]" for name in names)
-    return _printable(f"{spec.dotted}({arguments})")
+    return f"{spec.dotted}({arguments})"
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _printable(text: str) -> str:
-    """Without what could steer the terminal: the text is a server's."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _fitted(line: str, *, lines: int | None = None) -> str:
+def _fitted(line: str, console: Console, *, lines: int | None = None) -> str:
     """Within the terminal, going on below its text; for another program, as it is."""
-    if not sys.stdout.isatty():
+    if not console.is_terminal:
         return line
     return textwrap.fill(
-        line,
+        " ".join(printable(line).split("\n")),
         width=shutil.get_terminal_size().columns,
         subsequent_indent=_INDENT + "  ",
         break_long_words=False,
@@ -217,14 +213,6 @@ def _fitted(line: str, *, lines: int | None = None) -> str:
         max_lines=lines,
         placeholder=" …",
     )
-
-
-def _print_text(text: str, *, err: bool) -> None:
-    """A tool's text as it is; on a terminal, without what could steer it."""
-    stream = sys.stderr if err else sys.stdout
-    if stream.isatty():
-        text = "\n".join(map(_printable, text.expandtabs().split("\n")))
-    stream.write(text + "\n")
 
 
 def _read_arguments(argument: str) -> dict[str, Any]:

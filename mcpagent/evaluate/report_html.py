@@ -10,6 +10,7 @@ from html import escape
 from importlib import resources
 from string import Template
 
+from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.evaluate.report_figures import Chart, charts
@@ -42,11 +43,12 @@ def page_html(run: RunView) -> str:
         _trajectories(run),
         _provenance(run),
     ]
-    body = "\n".join(s for s in sections if s)
+    # A direction mark or a control character of a server would rewrite what a person reads.
+    body = printable("\n".join(s for s in sections if s))
     # Text of a trajectory cannot know the hash of the page that holds it, so it cannot forge a script.
     script_nonce = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
     return Template(_asset("page.html")).substitute(
-        title=escape(_title(run)),
+        title=escape(printable(_title(run))),
         css=_asset("report.css"),
         js=_asset("report.js"),
         body=body,

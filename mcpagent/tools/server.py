@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mcp.types import Tool
+
+from mcpagent.core.hidden_text import illegible_name, is_legible, schema_without_hidden, without_hidden
 from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
 from mcpagent.tools.breaker import CircuitBreaker
@@ -11,7 +14,6 @@ from mcpagent.tools.catalog import SchemaCheck, near_match, to_spec
 from mcpagent.tools.connection import Connection
 from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
-from mcpagent.tools.hidden_text import schema_without_hidden, without_hidden
 from mcpagent.tools.lifeline import Lifeline
 from mcpagent.tools.limits import Gate, ServerLimits
 from mcpagent.tools.listing import Listing
@@ -81,7 +83,7 @@ class StartedServer:
         )
         for note in listing.notes:
             self._on_note(f"server {self.name!r}: {note}")
-        specs = [self._cleaned(to_spec(self.name, tool)) for tool in listing.tools]
+        specs = [self._cleaned(to_spec(self.name, tool)) for tool in listing.tools if self._is_legible(tool)]
         self._check_safe_to_retry([spec.name for spec in specs])
         self.inputs = {s.name: SchemaCheck(s.input_schema) for s in specs}
         if isinstance(launcher, MemoryLauncher) and launcher.keeps_schemas:
@@ -137,6 +139,17 @@ class StartedServer:
             raise OpenFailed(f"{text} (tools.on_catalog_change is refuse)", permanent=True)
         self._pinned = current
         self._on_note(f"server {self.name!r}: {text}; the first ones stay on offer")
+
+    def _is_legible(self, tool: Tool) -> bool:
+        """False, with a note, where a person cannot see what the tool or one of its parameters is called: to
+        change the name would break its calls."""
+        hidden = illegible_name(tool.input_schema) if is_legible(tool.name) else tool.name
+        if hidden is not None:
+            self._on_note(
+                f"server {self.name!r}: tool {tool.name!r} is left out: the name {hidden!r} "
+                "holds invisible characters or a line break"
+            )
+        return hidden is None
 
     def _cleaned(self, spec: ToolSpec) -> ToolSpec:
         description, removed = without_hidden(spec.description)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from mcpagent.core.hidden_text import schema_without_hidden, without_hidden
 from mcpagent.core.tools import ToolCall
 from mcpagent.errors import UserError
-from mcpagent.tools.hidden_text import schema_without_hidden, without_hidden
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from tests.tools.servers import lister
@@ -112,6 +112,16 @@ def test_what_a_description_hides_is_removed_and_noted() -> None:
 )
 def test_hidden_text(text: str, seen: str) -> None:
     assert without_hidden(text) == (seen, len(text) - len(seen))
+
+
+@pytest.mark.parametrize("hidden", ["pri\u200bce", "look\nERROR", "\u202eecirp", "a\x1b[2J"])
+def test_a_tool_whose_name_hides_something_is_left_out(hidden: str) -> None:
+    parameters = {"type": "object", "properties": {"p": {"items": {"properties": {hidden: {}}}}}}
+    odd = {"name": "odd", "inputSchema": parameters}
+    tools, notes = _start([GOOD, {**GOOD, "name": hidden}, odd])
+    assert tools == ["good"]
+    assert len(notes) == 2
+    assert all("is left out: the name" in note and note.isprintable() for note in notes)
 
 
 def test_a_property_called_description_is_no_text() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mcp.server.stdio import stdio_server
 
+from mcpagent.console import Console
 from mcpagent.errors import UserError
 from mcpagent.servers.bfcl.names import BACKENDS
 from mcpagent.servers.bfcl.package import BfclPackage
@@ -29,7 +30,7 @@ def main() -> int:
     try:
         asyncio.run(_serve(chosen.package, chosen.backend))
     except UserError as error:
-        print(error, file=sys.stderr)
+        Console().fail(error)
         return error.exit_code
     return 0
 

@@ -1,0 +1,100 @@
+"""Characters that nobody sees: removed from what a model reads, escaped in what a terminal or a page shows.
+
+They steer a terminal (escape sequences), reorder a line (direction marks), or carry text that only a model
+reads (zero width, tags, variation selectors). Joiners within a script or an emoji stay.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# Control characters, surrogates, line separators, and what Unicode calls default ignorable. Arabic number
+# signs are format characters too, but visible ones.
+_CLASS = (
+    "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_HIDDEN = re.compile(f"[{_CLASS}]+")
+_HIDDEN_OR_RETURN = re.compile(f"[\r{_CLASS}]+")
+_JOINING = re.compile("[\ufe0e\ufe0f]?[\u200c\u200d]?")  # what may stand between two parts of one sign
+_KEYCAP = "\u20e3"
+# Values that look like part of a schema but are data: changing them would change what is valid.
+_DATA_KEYS = {"const", "default", "enum", "examples", "example"}
+
+
+def without_hidden(text: str) -> tuple[str, int]:
+    """`text` as a person would see it, and how many characters that took away."""
+    if text.isascii() and text.isprintable():
+        return text, 0
+    seen = _HIDDEN.sub(lambda run: run.group()[: _visible_part(run)], text)
+    return seen, len(text) - len(seen)
+
+
+def printable(text: str) -> str:
+    """`text` for a terminal, a log or a page: what would be invisible stands there as its escape, `\\x1b`."""
+    if text.isascii() and text.isprintable():
+        return text
+    if "\r\n" in text:
+        text = text.replace("\r\n", "\n")
+    return _HIDDEN_OR_RETURN.sub(_escaped, text)
+
+
+def schema_without_hidden(schema: Any) -> tuple[Any, int]:
+    """A JSON schema whose texts hide nothing, and how many characters that took. Names and data stay."""
+    if isinstance(schema, list):
+        cleaned = [schema_without_hidden(item) for item in schema]
+        return [item for item, _ in cleaned], sum(removed for _, removed in cleaned)
+    if not isinstance(schema, dict):
+        return schema, 0
+    result: dict[str, Any] = {}
+    total = 0
+    for key, value in schema.items():
+        removed = 0
+        if key in ("description", "title", "$comment") and isinstance(value, str):
+            value, removed = without_hidden(value)
+        elif key not in _DATA_KEYS:
+            value, removed = schema_without_hidden(value)
+        result[key] = value
+        total += removed
+    return result, total
+
+
+def is_legible(name: str) -> bool:
+    """True for a name that stands on one line and hides nothing."""
+    return _HIDDEN.search(name) is None and len(name.splitlines()) <= 1
+
+
+def illegible_name(schema: Any) -> str | None:
+    """The first key of a JSON schema, such as the name of a property, that is not legible."""
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if not is_legible(key):
+                return key
+            if (name := illegible_name(value)) is not None:
+                return name
+    elif isinstance(schema, list):
+        return next((name for item in schema if (name := illegible_name(item)) is not None), None)
+    return None
+
+
+def _visible_part(run: re.Match[str]) -> int:
+    """How many characters at the start of a run of hidden ones join what stands around them."""
+    before = run.string[run.start() - 1 : run.start()]
+    if before.isascii() and run.string[run.end() : run.end() + 1] != _KEYCAP:
+        return 0
+    joining = _JOINING.match(run.group())
+    return 0 if joining is None else joining.end()
+
+
+def _escaped(run: re.Match[str]) -> str:
+    kept = _visible_part(run)
+    return run.group()[:kept] + "".join(map(_escape, run.group()[kept:]))
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    if code < 0x100:
+        return "\\r" if char == "\r" else f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

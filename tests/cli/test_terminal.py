@@ -1,0 +1,157 @@
+"""What strangers say on a terminal: real servers and files, a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tools.servers import hostile
+
+# Clears the screen, renames the window, writes to the clipboard, and goes up a line to overwrite it.
+ATTACK = "\x1b[2J\x1b]0;owned\x07\x1b]52;c;cm0gLXJm\x07\x9b1A\u202egnp.exe\rAll is well\x00\u200b\U000e0041"
+# What rich itself writes: colours and styles, the cursor and the lines of a progress bar.
+_OURS = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[[12]?[AK]|\r+\n|\r(?=\x1b)")
+
+
+def _file(tmp_path: Path, **env: str) -> Path:
+    path = tmp_path / "mcp.json"
+    server = {"command": sys.executable, "args": [hostile.__file__], "env": env}
+    path.write_text(json.dumps({"mcpServers": {"odd": server}}))
+    return path
+
+
+def _on_a_terminal(*arguments: str | Path) -> str:
+    """All that the command writes to a terminal which is its stdout and its stderr."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "mcpagent.cli.main", *map(str, arguments)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=follower,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm"},
+    ) as process:
+        os.close(follower)
+        chunks: list[bytes] = []
+        try:
+            while chunk := os.read(leader, 65536):
+                chunks.append(chunk)
+        except OSError:  # Linux says the end of a terminal so
+            pass
+        process.wait(60)
+    os.close(leader)
+    return b"".join(chunks).decode()
+
+
+def _assert_harmless(text: str) -> None:
+    left = _OURS.sub("", text)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202e\U000e0041]", left), ascii(left)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env"),
+    [
+        (("tools", "list"), {"DIE": ATTACK}),
+        (("tools", "call", "odd.look"), {"DIE": ATTACK}),
+        (("tools", "call", "odd.look"), {"ANSWER": ATTACK}),
+        (("tools", "call", "odd.look"), {"ANSWER": ATTACK, "IS_ERROR": "1"}),
+        (("tools", "call", "odd.look"), {"REFUSAL": ATTACK}),
+        (("doctor",), {"DIE": ATTACK}),
+        (
+            ("tools", "list"),
+            {"TOOLS": json.dumps([{"name": ATTACK, "inputSchema": {"type": "object"}}])},
+        ),
+        (
+            ("tools", "list"),
+            {
+                "TOOLS": json.dumps(
+                    [{"name": "a", "inputSchema": {"type": "object", "properties": {ATTACK: {}}}}]
+                )
+            },
+        ),
+        (
+            ("tools", "list"),
+            {"TOOLS": json.dumps([{"name": "a", "description": ATTACK, "inputSchema": {"type": "object"}}])},
+        ),
+    ],
+    ids=[
+        "dying, list",
+        "dying, call",
+        "answer",
+        "error",
+        "refusal",
+        "doctor",
+        "name",
+        "property",
+        "description",
+    ],
+)
+def test_a_server_does_not_steer_the_terminal(
+    arguments: tuple[str, ...], env: dict[str, str], tmp_path: Path
+) -> None:
+    env = {k: v.replace("\x00", "") for k, v in env.items()}  # no environment holds one
+    seen = _on_a_terminal(*arguments, "--servers", _file(tmp_path, **env))
+    _assert_harmless(seen)
+    assert "odd" in seen or "All is well" in seen
+
+
+def _record(text: str) -> str:
+    truth = {
+        "task_id": text,
+        "complexity": "simple",
+        "max_turns": 4,
+        "tool_sequence": [{"step": 1, "server": text, "tool": text, "params": {text: text}}],
+    }
+    return json.dumps(
+        {
+            "data_source": text,
+            "env_class": "MCPToolEnv",
+            "prompt": [{"role": "system", "content": text}, {"role": "user", "content": text}],
+            "reward_spec": {"method": "rule", "ground_truth": truth},
+            "extra_info": {"tools": [f"{text}.{text}"], "template": text, "split": text},
+        }
+    )
+
+
+@pytest.mark.parametrize("command", [("show",), ("stats",), ("validate", "--no-catalog")])
+def test_a_dataset_does_not_steer_the_terminal(command: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(
+        _record(ATTACK) + "\n" + _record(ATTACK).replace("complexity", "\\u001b[2Jcomplexity") + "\n"
+    )
+    _assert_harmless(_on_a_terminal("data", command[0], file, *command[1:]))
+
+
+def test_json_escapes_what_would_steer_and_is_still_the_same_text(tmp_path: Path) -> None:
+    attack = (ATTACK + "\x7f").replace("\x00", "")
+    command = [sys.executable, "-m", "mcpagent.cli.main", "tools", "call", "odd.look", "--json"]
+    done = subprocess.run(
+        [*command, "--servers", str(_file(tmp_path, ANSWER=attack))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert json.loads(done.stdout)["content"] == attack
+    assert done.stdout.isascii() and done.stdout.replace("\n", "").isprintable()
+
+
+def test_logs_and_tracebacks_go_through_the_filter(tmp_path: Path) -> None:
+    code = (
+        "import logging\nfrom mcpagent.console import guard_process\nguard_process()\n"
+        f"text = {ATTACK!r}\nlog = logging.getLogger('x')\n"
+        "log.warning('said %s', text)\n"
+        "try:\n    raise ValueError(text)\nexcept ValueError:\n    log.exception('broke')\n"
+        "log.warning('%d %s', 7, 'fine')\nraise RuntimeError(text)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, cwd=tmp_path)
+    seen = done.stderr.decode()
+    _assert_harmless(seen)
+    assert seen.count("\\x1b[2J") == 3 and "7 fine" in seen
+    assert "ValueError" in seen and "RuntimeError" in seen
