@@ -40,6 +40,7 @@ LAYERS = {
     "train": 7,
     "workflows": 8,
     "cli": 9,
+    "__main__": 10,
 }
 HEAVY = {"torch", "transformers", "vllm", "mcp", "pydantic"}
 MAX_LINES = 500

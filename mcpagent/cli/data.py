@@ -187,18 +187,19 @@ def dedupe(
     overwrite: _Overwrite = False,
     as_json: _Json = False,
 ) -> None:
-    """Remove tasks with the same plan as an earlier one, and those that read like one. Needs mcpagent[data].
+    """Remove tasks with the same plan as an earlier one, and those that read like one. Needs the
+    extra data.
 
     Example: mcpagent data dedupe tasks.jsonl --out distinct.jsonl
     """
     from mcpagent.console import Console
     from mcpagent.storage.jsonl import write_jsonl
+    from mcpagent.storage.packages import require
 
     console = Console(is_json=as_json)
-    try:
-        from mcpagent.synth.dedupe import DedupeReport, distinct_tasks
-    except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is not installed", remedy="pip install 'mcpagent[data]'") from None
+    require("data", use="data dedupe")
+    from mcpagent.synth.dedupe import DedupeReport, distinct_tasks
+
     _check_out(out, overwrite=overwrite)
     report = DedupeReport()
     write_jsonl(out, distinct_tasks(file, threshold=threshold, report=report))

@@ -10,7 +10,7 @@ import typer
 import typer.core
 import typer.main
 
-from mcpagent.errors import MCPAgentError, UserError
+from mcpagent.errors import MCPAgentError
 
 # name -> (module that holds a Typer `app`, the line in the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -34,36 +34,31 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "smoke": ("mcpagent.cli.smoke", "Prove that what samples is what is trained, on a backend."),
 }
 
-# What the extras of pyproject.toml bring, by the name that is imported.
-_EXTRA_OF = {
-    **dict.fromkeys(
-        ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "psutil"), "hf"
-    ),
-    "plotly": "report",
-    "skyrl_gym": "gym",
-}
-
 
 class _LazyGroup(typer.core.TyperGroup):
+    """Lists its commands by name and line; the module of one is imported when that one is to run."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {
+            name: typer.core.TyperCommand(name, short_help=line) for name, (_, line) in COMMANDS.items()
+        }
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        module, help_line = COMMANDS[cmd_name]
-        if cmd_name not in sys.argv:
-            # Only the list of commands is being written: its line is enough, the module stays unread.
-            return typer.core.TyperCommand(cmd_name, short_help=help_line)
-        command = typer.main.get_command(importlib.import_module(module).app)
-        command.name = cmd_name
-        return command
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, found, rest = super().resolve_command(ctx, args)
+        if name is None or found is None:
+            return name, found, rest
+        command = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
+        command.name = name
+        return name, command, rest
 
 
 app = typer.Typer(
     cls=_LazyGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Train and evaluate language-model agents on MCP tool servers.\n\nStart with: mcpagent quickstart",
@@ -87,11 +82,12 @@ def run() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
+        from mcpagent.storage.packages import extra_with, missing_error
+
+        extra = extra_with(error.name or "")
         if extra is None:
             raise
-        remedy = f'python -m pip install "mcpagent[{extra}]"'
-        _fail(UserError(f"this needs the package {error.name}, which is not installed", remedy=remedy))
+        _fail(missing_error([extra], use="this command", also=(error.name or "",)))
     except MCPAgentError as error:
         _fail(error)
     except KeyboardInterrupt:

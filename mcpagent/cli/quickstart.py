@@ -12,6 +12,7 @@ import typer
 from mcpagent.cli.sampling import Json
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
+from mcpagent.storage.packages import require
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -41,6 +42,7 @@ def quickstart(
 
     Takes a few minutes on one CPU core. A second call goes on where the first stopped.
     """
+    require("hf", "report", use="the quickstart")
     from mcpagent.workflows.controls import run_controls
     from mcpagent.workflows.quickstart import quickstart
     from mcpagent.workflows.quickstart_job import Stages

@@ -23,6 +23,9 @@ def report(
     Example: mcpagent report outputs/quickstart
     """
     from mcpagent.console import Console
+    from mcpagent.storage.packages import require
+
+    require("report", use="the report")
     from mcpagent.evaluate.report import write_page
     from mcpagent.evaluate.report_run import read_run
     from mcpagent.evaluate.report_verdicts import judge

@@ -29,6 +29,9 @@ def smoke(
     Example: mcpagent smoke --backend hf
     """
     from mcpagent.console import Console
+    from mcpagent.storage.packages import require
+
+    require("hf", use="smoke")
     from mcpagent.workflows.smoke import smoke as run
 
     console = Console(is_json=as_json)

@@ -15,6 +15,7 @@ from mcpagent.console import Advance, Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.storage.jsonl import find_dataset
+from mcpagent.storage.packages import require
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.task_file import TaskFile
 
@@ -63,6 +64,7 @@ def train(
     }
     overrides = [*(set_ or ()), *(f"{key}={value}" for key, value in options.items() if value is not None)]
     loaded = load_train_config(config or (), overrides)
+    require("hf", use="training")
     console = Console(is_json=as_json)
     for note in loaded.notes:
         console.note(note)

@@ -10,6 +10,7 @@ from mcpagent.core.metrics import CheckResult, CheckStatus
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.reward.validate import task_problems
+from mcpagent.storage.packages import pip_install
 
 _SHOWN = 5  # offenders named in one line
 
@@ -50,7 +51,7 @@ def check_signatures() -> CheckResult:
             name=name,
             status=CheckStatus.SKIP,
             detail="skyrl_gym is not installed",
-            remedy="pip install 'mcpagent[gym]'",
+            remedy=pip_install("mcpagent[gym]"),
         )
     from mcpagent.env.skyrl import MCPToolEnv
 

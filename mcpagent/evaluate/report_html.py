@@ -12,7 +12,6 @@ from string import Template
 
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import JsonObject
-from mcpagent.errors import UserError
 from mcpagent.evaluate.report_figures import Chart, charts
 from mcpagent.evaluate.report_numbers import percent, points, points_interval
 from mcpagent.evaluate.report_run import AFTER, BEFORE, SAMPLED, RunView
@@ -26,6 +25,7 @@ from mcpagent.evaluate.report_tables import (
 )
 from mcpagent.evaluate.report_trajectories import choose, pair_html
 from mcpagent.evaluate.report_verdicts import Verdict, judge
+from mcpagent.storage.packages import require
 
 _BADGES = {"pass": ("pass", "✓ pass"), "fail": ("fail", "✗ fail"), "not measured": ("open", "– not measured")}
 
@@ -211,11 +211,7 @@ def script_json(document: JsonObject) -> str:
 
 def _packed_plotly() -> str:
     """plotly.js, gzipped and in base64: 2 MB instead of 4.8, and no foreign address in the page."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "the report draws its curves with plotly, which is not installed",
-            remedy="pip install 'mcpagent[report]'",
-        ) from error
+    require("report", use="the report")
+    from plotly.offline import get_plotlyjs
+
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=9, mtime=0)).decode()

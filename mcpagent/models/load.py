@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from mcpagent.errors import UserError
 from mcpagent.storage.checkpoints import find_checkpoint
+from mcpagent.storage.packages import require
 
 _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
@@ -114,12 +115,7 @@ def require_4bit(device: torch.device) -> None:
             where="finetune.mode",
             remedy="use --mode lora, whose frozen weights take 2 bytes each with model.dtype=bfloat16",
         )
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError(
-            "finetune.mode qlora needs bitsandbytes, which is not installed",
-            where="finetune.mode",
-            remedy="pip install 'mcpagent[qlora]', or use --mode lora",
-        )
+    require("qlora", use="finetune.mode qlora")
 
 
 def refuse_missing_attention(name: str, device: torch.device) -> None:

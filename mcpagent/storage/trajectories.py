@@ -20,6 +20,7 @@ from mcpagent.core.validation import describe
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.jsonl import write_jsonl
+from mcpagent.storage.packages import require
 from mcpagent.storage.records import read_records
 
 _RECORDS_SUFFIX = ".jsonl.zst"
@@ -109,14 +110,9 @@ def _trajectory(record: Mapping[str, Any], *, where: str) -> Trajectory:
 
 
 def _opened(sidecar: Path) -> Any:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ModuleNotFoundError:
-        raise UserError(
-            "the tokens of these trajectories need the package safetensors",
-            where=str(sidecar),
-            remedy='pip install "mcpagent[hf]"',
-        ) from None
+    require("hf", use="reading the tokens of trajectories")
+    from safetensors import SafetensorError, safe_open
+
     try:
         return safe_open(sidecar, framework="numpy")
     except SafetensorError as error:

@@ -20,6 +20,7 @@ from mcpagent.core.redact import redact, secrets_of
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.storage.jsonl import write_jsonl
+from mcpagent.storage.packages import pip_install
 
 _WAITING_STEPS = 256  # that a slow tracker may be behind before it counts as hanging
 _TAKE_EPISODES = {"weave"}
@@ -165,7 +166,7 @@ def _require(backend: str) -> None:
         raise UserError(
             f"the tracker {backend} is not installed",
             where="tracking.backends",
-            remedy=f'python -m pip install {backend}, or all four: python -m pip install "mcpagent[track]"',
+            remedy=f"{pip_install(backend)} (or mcpagent[track] for all four)",
         )
 
 

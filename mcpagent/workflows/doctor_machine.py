@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata as metadata
-import itertools
 import os
 import platform
 import shlex
@@ -12,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 
 from mcpagent.core.metrics import CheckResult, CheckStatus
 from mcpagent.servers.names import KEY_NAMES
+from mcpagent.storage.packages import installed_version, pip_install
 
 _HUB_TIMEOUT_S = 2.0
 _LITTLE_MEMORY_GB = 2.0  # the peak of `mcpagent quickstart`
@@ -70,7 +69,7 @@ def check_packages(requirements: Sequence[str] | None = None) -> list[CheckResul
 
 def check_device() -> CheckResult:
     """Where models would run, with what is free of its memory."""
-    if _version("torch") is None or _version("psutil") is None:
+    if installed_version("torch") is None or installed_version("psutil") is None:
         return CheckResult(name="device", status=CheckStatus.SKIP, detail="not known without the extra hf")
     import psutil
     import torch
@@ -106,7 +105,7 @@ def check_hub() -> CheckResult:
             status=CheckStatus.SKIP,
             detail="offline by HF_HUB_OFFLINE; name models by their folder",
         )
-    if _version("huggingface_hub") is None:
+    if installed_version("huggingface_hub") is None:
         return CheckResult(name="hub", status=CheckStatus.SKIP, detail="not known without the extra hf")
     from huggingface_hub.constants import ENDPOINT
 
@@ -158,13 +157,6 @@ def check_outputs(folder: Path) -> CheckResult:
     )
 
 
-def pip_install(*requirements: str) -> str:
-    """The command that installs into this very environment."""
-    python = Path(sys.executable)
-    shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
-    return shlex.join([str(shown), "-m", "pip", "install", *requirements])
-
-
 def _check_extra(extra: Extra, requirements: Sequence[Requirement]) -> CheckResult:
     def applies(requirement: Requirement) -> bool:
         marker = requirement.marker
@@ -183,7 +175,7 @@ def _check_group(
 ) -> CheckResult:
     if not requirements:
         return CheckResult(name=name, status=CheckStatus.SKIP, detail=f"not for this platform ({use})")
-    versions = {requirement.name: _version(requirement.name) for requirement in requirements}
+    versions = {requirement.name: installed_version(requirement.name) for requirement in requirements}
     absent = [r for r in requirements if versions[r.name] is None]
     wrong = [
         r for r in requirements if (v := versions[r.name]) and not r.specifier.contains(v, prereleases=True)
@@ -199,20 +191,6 @@ def _check_group(
         detail=f"{', '.join(problems)} ({use})",
         remedy=pip_install(*(f"{r.name}{r.specifier}" for r in (*absent, *wrong))),
     )
-
-
-def _version(name: str) -> str | None:
-    """The installed version of the distribution, or of another one that provides the module of that name,
-    such as a CPU build; None without one. Imports nothing."""
-    for distribution in itertools.chain([name], _providers(name)):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(distribution)
-    return None
-
-
-def _providers(module: str) -> Iterator[str]:
-    """A generator, because finding them reads the file list of every distribution."""
-    yield from metadata.packages_distributions().get(module, ())
 
 
 def _check_key(service: str, names: Sequence[str], known: dict[str, str | None]) -> CheckResult:

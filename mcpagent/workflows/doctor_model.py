@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mcpagent.core.metrics import CheckResult, CheckStatus
 from mcpagent.core.tools import ToolSpec, chat_schema
 from mcpagent.errors import UserError
+from mcpagent.storage.packages import require
 from mcpagent.workflows.stage import find_model
 
 if TYPE_CHECKING:
@@ -18,15 +19,14 @@ def check_model(name: str, *, tool_format: str, catalog: Sequence[ToolSpec]) -> 
     """The token fidelity gate, as at the start of a run, and how much a full rendering would differ. The
     first failure ends it: nothing after it could be told."""
     try:
-        from mcpagent.env.tool_format import gold_conversation, open_renderer
-        from mcpagent.models.fidelity import measure_drift, refuse_forgery
-        from mcpagent.models.load import load_config, load_tokenizer
-        from mcpagent.models.logits import logit_transform
-    except ModuleNotFoundError as error:
-        failure = UserError(
-            f"checking a model needs the package {error.name}", remedy='pip install "mcpagent[hf]"'
-        )
-        return [_failed("model", failure)]
+        require("hf", use="checking a model")
+    except UserError as error:
+        return [_failed("model", error)]
+    from mcpagent.env.tool_format import gold_conversation, open_renderer
+    from mcpagent.models.fidelity import measure_drift, refuse_forgery
+    from mcpagent.models.load import load_config, load_tokenizer
+    from mcpagent.models.logits import logit_transform
+
     checks: list[CheckResult] = []
     try:
         checkpoint = find_model(name)

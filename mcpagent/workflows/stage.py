@@ -21,6 +21,7 @@ from mcpagent.rollout.agent import AgentSettings, ContextRenderer
 from mcpagent.rollout.setup import Tools, agent_settings, open_tools
 from mcpagent.storage.checkpoints import find_checkpoint, model_identity
 from mcpagent.storage.jsonl import find_dataset
+from mcpagent.storage.packages import require
 from mcpagent.storage.provenance import provenance
 from mcpagent.storage.task_file import TaskFile
 from mcpagent.tools.contract import PinnedTools
@@ -198,12 +199,9 @@ def find_model(name: str) -> Path | None:
 @contextmanager
 def _open_model(name: str, *, config: TrainConfig, slots: int) -> Iterator[ReadyPolicy]:
     checkpoint = find_model(name)
-    try:
-        from mcpagent.train.setup import is_deterministic, load, open_sampler
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"running a model needs the package {error.name}", remedy='pip install "mcpagent[hf]"'
-        ) from None
+    require("hf", use="running a model")
+    from mcpagent.train.setup import is_deterministic, load, open_sampler
+
     model = config.model.model_copy(update={"name": name if checkpoint is None else str(checkpoint)})
     chosen = config.model_copy(update={"model": model})
     if config.rollout.backend == "vllm":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection
 
-from mcpagent.errors import UserError
 from mcpagent.servers.builtin import Upstream
 from mcpagent.servers.live import fmp, polygon, tavily
 from mcpagent.servers.live.patience import Pace
 from mcpagent.servers.live.settings import read_settings
+from mcpagent.storage.packages import require
 
 _SERVICES = {
     "polygon": (polygon.BASE_URL, polygon.RATE, polygon.open_polygon),
@@ -30,13 +29,7 @@ def live_upstream(name: str, *, allow_send: Collection[str] = ()) -> Upstream:
 
 
 def _slack(allow_send: Collection[str]) -> Upstream:
-    for package in ("slack_sdk", "aiohttp"):
-        if importlib.util.find_spec(package) is None:
-            raise UserError(
-                f"the package {package} is not installed",
-                where="the live slack",
-                remedy="pip install 'mcpagent[servers]'",
-            )
+    require("servers", use="the live slack")
     from mcpagent.servers.live import slack, slack_api  # an extra, which the other servers do without
 
     settings = read_settings("slack", base_url=slack_api.BASE_URL)

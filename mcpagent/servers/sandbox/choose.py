@@ -11,6 +11,7 @@ from mcpagent.servers.sandbox.contract import Limits, Sandbox, SandboxBroken, Sa
 from mcpagent.servers.sandbox.kinds import SandboxKind
 from mcpagent.servers.sandbox.monty import MontySandbox
 from mcpagent.servers.sandbox.process import ProcessSandbox
+from mcpagent.storage.packages import pip_install
 
 # What `auto` tries, strongest and most complete first.
 _ORDER = (SandboxKind.BUBBLEWRAP, SandboxKind.NAMESPACES, SandboxKind.MONTY)
@@ -62,7 +63,7 @@ def choose_sandbox(kind: SandboxKind, limits: Limits = Limits()) -> Choice:
     raise UserError(
         f"no sandbox to run code in: {'; '.join(reasons)}",
         where="--sandbox",
-        remedy="install bubblewrap (apt install bubblewrap), or pip install 'mcpagent[servers]' for monty",
+        remedy=f"install bubblewrap (apt install bubblewrap), or monty: {pip_install('mcpagent[servers]')}",
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from mcpagent.servers.sandbox.contract import AT_ONCE, Limits, Outcome, SandboxBroken, SandboxUnavailable
 from mcpagent.servers.sandbox.jail.values import jsonable
 from mcpagent.servers.text import clean_text
+from mcpagent.storage.packages import pip_install
 
 try:
     import pydantic_monty
@@ -29,7 +30,7 @@ class MontySandbox:
 
     def __init__(self, limits: Limits) -> None:
         if pydantic_monty is None:
-            raise SandboxUnavailable("pydantic-monty is not installed (pip install 'mcpagent[servers]')")
+            raise SandboxUnavailable(f"pydantic-monty is not installed ({pip_install('mcpagent[servers]')})")
         self.version = pydantic_monty.__version__
         self._limits = limits
         # Its asynchronous form was seen to abort the process as the interpreter ends.

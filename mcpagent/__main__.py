@@ -1,0 +1,5 @@
+"""`python -m mcpagent`."""
+
+from mcpagent.cli.main import run
+
+run()

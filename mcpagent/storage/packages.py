@@ -1,0 +1,94 @@
+"""Which packages of the extras are installed, and the command that brings those that are not."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata as metadata
+import importlib.util
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from mcpagent.errors import UserError
+
+
+def require(*extras: str, use: str) -> None:
+    """Nothing, where every package of `extras` is installed; imports none of them. Raises UserError with all
+    that are missing and the one command that installs them; `use` is what needs them ("training")."""
+    absent = [extra for extra in extras if missing(extra)]
+    if absent:
+        raise missing_error(absent, use=use)
+
+
+def missing_error(extras: Sequence[str], *, use: str, also: Sequence[str] = ()) -> UserError:
+    """The error of `require`; `also` are modules that an import did not find."""
+    modules = [name.partition(".")[0] for name in also]
+    packages = dict.fromkeys([*modules, *(name for extra in extras for name in missing(extra))])
+    names = [name for name in packages if name in modules or _module(name) not in modules]
+    plural = "packages that are" if len(names) > 1 else "a package that is"
+    return UserError(
+        f"{use} needs {plural} not installed: {', '.join(names)}",
+        remedy=pip_install(f"mcpagent[{','.join(extras)}]"),
+    )
+
+
+def missing(extra: str) -> list[str]:
+    """The packages of an extra that are not installed here, by their names on an index."""
+    return [r.name for r in requirements(extra) if not is_installed(r.name)]
+
+
+def requirements(extra: str = "") -> list[Requirement]:
+    """What an extra adds to the base packages on this platform; without one, the base packages."""
+    parsed = [Requirement(text) for text in metadata.requires("mcpagent") or ()]
+    base = [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
+    if not extra:
+        return base
+    return [r for r in parsed if r not in base and r.marker and r.marker.evaluate({"extra": extra})]
+
+
+def extra_with(module: str) -> str | None:
+    """The smallest extra that brings the package of an imported module; None for what no extra brings."""
+    name = module.partition(".")[0].lower()
+    extras = metadata.metadata("mcpagent").get_all("Provides-Extra") or ()
+    sizes = {extra: len(requirements(extra)) for extra in extras if _brings(extra, name)}
+    return min(sizes, key=sizes.__getitem__, default=None)
+
+
+def is_installed(package: str) -> bool:
+    """Whether the module of a package of an extra can be found here, whoever provides it (such as a build
+    for CPUs). An extra's packages are imported by the names that they have on an index."""
+    try:
+        return importlib.util.find_spec(_module(package)) is not None
+    except ImportError:
+        return False
+
+
+def installed_version(package: str) -> str | None:
+    """The version of the package, or of another one that provides its module; None without one."""
+    for distribution in (package, *_providers(package)):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(distribution)
+    return None
+
+
+def pip_install(*requirements: str) -> str:
+    """The command that installs into this very environment."""
+    python = Path(sys.executable)
+    shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    return shlex.join([str(shown), "-m", "pip", "install", *requirements])
+
+
+def _providers(package: str) -> Iterator[str]:
+    """A generator, because finding them reads the file list of every distribution."""
+    yield from metadata.packages_distributions().get(_module(package), ())
+
+
+def _brings(extra: str, module: str) -> bool:
+    return any(_module(requirement.name) == module for requirement in requirements(extra))
+
+
+def _module(package: str) -> str:
+    return package.lower().replace("-", "_")
