@@ -9,10 +9,6 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-# Calls that run at the same time; the others wait their turn, which uses up none of their own time. So few
-# that their memory fits, so many that the 32 calls that a pool has in flight end within its deadline of 30 s.
-AT_ONCE = max(16, 4 * (os.cpu_count() or 1))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -24,6 +20,19 @@ class Limits:
     scratch_bytes: int = 32 * 2**20
     output_bytes: int = 100_000
     result_bytes: int = 256_000
+
+
+def _at_once() -> int:
+    """So few that the memory of all fits into half of the machine's, so many that the 32 calls that a pool
+    has in flight end within its deadline of 30 s."""
+    limits = Limits()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fitting = memory // 2 // (limits.memory_bytes + limits.scratch_bytes)
+    return max(1, min(max(16, 4 * (os.cpu_count() or 1)), fitting))
+
+
+# Calls that run at the same time; the others wait their turn, which uses up none of their own time.
+AT_ONCE = _at_once()
 
 
 @dataclass(frozen=True, kw_only=True)

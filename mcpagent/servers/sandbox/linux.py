@@ -11,6 +11,7 @@ from pathlib import Path
 from mcpagent.servers.sandbox.contract import Limits, SandboxUnavailable
 from mcpagent.servers.sandbox.jail.settings import JailSettings
 from mcpagent.servers.sandbox.process import ProcessSandbox
+from mcpagent.servers.sandbox.seccomp import syscall_filter
 
 _SCRATCH = "/work"
 _DEVICES = ["/dev/null", "/dev/urandom"]
@@ -50,8 +51,7 @@ def bubblewrap(limits: Limits) -> ProcessSandbox:
     for path in _DEVICES:
         command += ["--dev-bind", path, path]
     command += ["--ro-bind", str(_PACKAGES / _JAIL), f"{_JAIL_AT}/{_JAIL}"]
-    command += ["--size", str(limits.scratch_bytes), "--tmpfs", _SCRATCH, "--chdir", _SCRATCH]
-    command += ["--remount-ro", "/", "--", *_python(interpreter, Path(_JAIL_AT))]
+    command += ["--dir", _SCRATCH, "--remount-ro", "/", "--", *_python(interpreter, Path(_JAIL_AT))]
     return _sandbox("bubblewrap", command=command, build_root=False, limits=limits)
 
 
@@ -67,6 +67,7 @@ def _sandbox(name: str, *, command: list[str], build_root: bool, limits: Limits)
         memory_bytes=limits.memory_bytes,
         cpu_s=limits.cpu_s,
         report_bytes=limits.result_bytes,
+        syscall_filter=syscall_filter(),
     )
     return ProcessSandbox(name, command=command, settings=settings, limits=limits)
 

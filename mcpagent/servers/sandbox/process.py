@@ -6,28 +6,34 @@ import asyncio
 import json
 import marshal
 import os
+import select
 import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from pydantic import JsonValue
 
+from mcpagent.servers.sandbox.cgroup import in_cgroup
 from mcpagent.servers.sandbox.contract import AT_ONCE, Limits, Outcome, SandboxBroken
 from mcpagent.servers.sandbox.jail.main import READY
 from mcpagent.servers.sandbox.jail.settings import JailSettings
 from mcpagent.servers.sandbox.jail.values import jsonable
+from mcpagent.servers.sandbox.slots import slot
 from mcpagent.servers.text import clean_text
 
 # Strings hash the same in every run, so that the order of a set is the same.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 _SETUP_S = 20.0  # until the code starts; on a loaded machine a process may wait for long
+_END_S = 5.0  # for a killed namespace to be gone
 _CHUNK_BYTES = 65536
 _ERROR_OUTPUT_CHARS = 2000  # how much of the output goes with an error
 
@@ -41,7 +47,7 @@ class ProcessSandbox:
     def __init__(self, name: str, *, command: Sequence[str], settings: JailSettings, limits: Limits) -> None:
         self.name = name
         self._command = tuple(command)
-        self._settings = settings
+        self.settings = settings
         self._limits = limits
         # Threads, not asyncio's subprocesses: one sandbox serves clients on several event loops.
         self._threads = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix=f"sandbox-{name}")
@@ -59,9 +65,9 @@ class ProcessSandbox:
         return self._call(code, names).run()
 
     def _call(self, code: str, names: Mapping[str, JsonValue]) -> _Call:
-        settings = vars(self._settings) | {"parent": os.getpid()}  # which may have been forked since
-        request = {"settings": settings, "code": code, "names": dict(names)}
-        return _Call(command=self._command, request=marshal.dumps(request), limits=self._limits)
+        return _Call(
+            command=self._command, settings=self.settings, code=code, names=dict(names), limits=self._limits
+        )
 
 
 @dataclass(kw_only=True)
@@ -69,47 +75,79 @@ class _Call:
     """One child process. `stopped` is why it was killed, if it was."""
 
     command: tuple[str, ...]
-    request: bytes
+    settings: JailSettings
+    code: str
+    names: dict[str, JsonValue]
     limits: Limits
     output: bytearray = field(default_factory=bytearray)
     report: bytearray = field(default_factory=bytearray)
     stopped: str | None = None
-    _process: subprocess.Popen[bytes] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _wakeup: int | None = None  # an eventfd while the process runs
     _is_cancelled: bool = False
 
     def run(self) -> Outcome:
+        proc = None if self.settings.build_root else os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         try:
-            process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=_ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
+            with (
+                slot(AT_ONCE, is_cancelled=lambda: self._is_cancelled),
+                self._woken_by_cancel() as wakeup,
+                in_cgroup(self.command, self.limits) as command,
+                self._start(command, proc) as process,
+            ):
+                try:
+                    self._exchange(process, self._request(proc), wakeup)
+                finally:
+                    _end(process)
         except OSError as error:
             raise SandboxBroken(f"the sandbox's process does not start: {error}") from error
-        with process:
-            self._process = process
-            try:
-                if not self._is_cancelled:
-                    self._exchange(process)
-            finally:
-                _kill(process)
+        finally:
+            if proc is not None:
+                os.close(proc)
         return self._outcome(process.returncode)
 
     def cancel(self) -> None:
         """From another thread."""
-        self._is_cancelled = True
-        if self._process is not None:
-            _kill(self._process)
+        with self._lock:
+            self._is_cancelled = True
+            if self._wakeup is not None:
+                os.eventfd_write(self._wakeup, 1)
 
-    def _exchange(self, process: subprocess.Popen[bytes]) -> None:
+    @contextmanager
+    def _woken_by_cancel(self) -> Iterator[int]:
+        """A descriptor that is readable once the call is cancelled."""
+        with self._lock:
+            self._wakeup = os.eventfd(int(self._is_cancelled), os.EFD_CLOEXEC)
+        try:
+            yield self._wakeup
+        finally:
+            with self._lock:
+                os.close(self._wakeup)
+                self._wakeup = None
+
+    def _start(self, command: Sequence[str], proc: int | None) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+            pass_fds=() if proc is None else (proc,),
+        )
+
+    def _request(self, proc: int | None) -> bytes:
+        # This process may have been forked since the settings were made.
+        settings = vars(self.settings) | {"parent": os.getpid(), "proc": proc}
+        return marshal.dumps({"settings": settings, "code": self.code, "names": self.names})
+
+    def _exchange(self, process: subprocess.Popen[bytes], request: bytes, wakeup: int) -> None:
         """Write the request and read both pipes to their ends, or until a limit is passed."""
         assert process.stdin and process.stdout and process.stderr
         deadline, is_running = time.monotonic() + _SETUP_S, False
         with selectors.DefaultSelector() as selector:
+            selector.register(wakeup, selectors.EVENT_READ)
             for pipe, events in (
                 (process.stdin, selectors.EVENT_WRITE),
                 (process.stdout, selectors.EVENT_READ),
@@ -117,14 +155,16 @@ class _Call:
             ):
                 os.set_blocking(pipe.fileno(), False)
                 selector.register(pipe, events)
-            unsent = memoryview(self.request)
-            while selector.get_map():
+            unsent = memoryview(request)
+            while len(selector.get_map()) > 1:  # the other one is `wakeup`
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
                     self.stopped = f"Stopped: it ran for more than {self.limits.wall_s:g} s."
                     return
                 for key, _ in ready:
                     pipe: Any = key.fileobj
+                    if pipe == wakeup:
+                        return
                     if pipe is process.stdin:
                         unsent = _write_some(pipe, unsent)
                         is_open = bool(unsent)
@@ -194,8 +234,37 @@ def _write_some(pipe: IO[bytes], data: memoryview) -> memoryview:
         return data[:0]
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it started: it leads its own group, and its namespace dies with it."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and its namespaces; nothing of them runs any more when this returns.
+
+    Its only child is process 1 of a pid namespace, with which the kernel ends all of the namespace, whatever
+    sessions, parents and death signals its processes have given themselves. A stopped process neither reaps
+    that child, whose id is therefore not given again, nor makes another.
+    """
+    if process.poll() is not None:
+        return  # by itself: its child has ended, or is killed by its death signal
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    for child in _children(process.pid):
+        _kill_and_wait(child)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _children(pid: int) -> list[int]:
+    """None where this kernel does not say: then their death signals end them."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def _kill_and_wait(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [], _END_S)
+        finally:
+            os.close(descriptor)

@@ -12,9 +12,9 @@ import os
 import resource
 import sys
 
-from mcpagent.servers.sandbox.jail import landlock, seccomp, syscalls
+from mcpagent.servers.sandbox.jail import landlock, syscalls
 from mcpagent.servers.sandbox.jail.execute import execute, give_way_after, stop_at_cpu_limit
-from mcpagent.servers.sandbox.jail.root import build_root, enter_namespaces
+from mcpagent.servers.sandbox.jail.root import build_root, enter_namespaces, mount_scratch
 from mcpagent.servers.sandbox.jail.settings import JailSettings
 
 TYPE_CHECKING = False
@@ -39,11 +39,12 @@ def main() -> NoReturn:
 
 def _lock_in(settings: JailSettings) -> int:
     """Give up everything but the scratch directory and Python. Returns the descriptor of the report."""
-    filter_program = seccomp.program()
     if settings.build_root:
         enter_namespaces(settings.parent)
         build_root(settings)
-        syscalls.drop_capabilities()
+    else:
+        mount_scratch(settings)
+    syscalls.drop_capabilities()
     _limit_resources(settings)
     syscalls.forbid_inspection()
     syscalls.forbid_new_privileges()
@@ -58,7 +59,7 @@ def _lock_in(settings: JailSettings) -> int:
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     sys.stderr = sys.stdout
     os.environ.clear()
-    syscalls.filter_syscalls(filter_program)
+    syscalls.filter_syscalls(settings.syscall_filter)
     return report
 
 
@@ -73,5 +74,6 @@ def _limit_resources(settings: JailSettings) -> None:
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MEMLOCK, 0, 0),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
+        (resource.RLIMIT_SIGPENDING, 64, 64),
     ):
         resource.setrlimit(limit, (soft, hard))

@@ -5,11 +5,16 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 
 from mcpagent.servers.sandbox.jail import syscalls
 from mcpagent.servers.sandbox.jail.settings import JailSettings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _NEW_NS, _NEW_CGROUP, _NEW_UTS, _NEW_IPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _NEW_USER, _NEW_PID, _NEW_NET = 0x10000000, 0x20000000, 0x40000000
@@ -19,28 +24,62 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 1, 2, 4, 8
 
+_FILES_MAX = 4096  # files and directories in the scratch directory
 _UID = 1000  # inside; outside it is the user who runs the server
 _ROOT_AT = "/tmp"  # any directory that every machine has: mounted over in this mount namespace only
 
 
 def enter_namespaces(parent: int) -> None:
-    """Go on as process 1 of new namespaces. The old process waits for it and ends as it ends; if the old
-    process is killed, the new one is killed, and with it all of its namespace."""
+    """Go on as process 2 of new namespaces, under a process 1 that ends with it, and with which everything
+    in the namespaces ends. The old process waits for process 1 and ends as it ends; if the old process is
+    killed, process 1 is killed."""
     syscalls.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the server has gone")
     uid, gid = os.getuid(), os.getgid()
     syscalls.unshare(_ALL)
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{_UID} {uid} 1")
-    _write("/proc/self/gid_map", f"{_UID} {gid} 1")
-    child = os.fork()
-    if child:
-        os.closerange(0, 3)  # so that the pipes end when the child ends
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        os._exit(code if code >= 0 else 128 - code)
+    _map_user("/proc/self", uid=uid, gid=gid)
+    alive, held = os.pipe()  # its reader sees the end of the old process, whenever that came
+    first = os.fork()
+    if first:
+        os.close(alive)
+        _wait_and_end(first)
+    os.close(held)
     syscalls.die_with_parent(signal.SIGKILL)
+    if select.select([alive], [], [], 0)[0]:
+        os._exit(1)
+    os.close(alive)
+    second = os.fork()
+    if second:
+        # From inside, no signal without a handler reaches a process 1, SIGKILL and SIGSTOP neither.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        syscalls.forbid_inspection()
+        syscalls.drop_capabilities()
+        _wait_and_end(second)
     syscalls.set_hostname("sandbox")
+
+
+def mount_scratch(settings: JailSettings) -> None:
+    """Mount an empty directory at `scratch`, in a mount namespace of its own, and enter it. What bubblewrap
+    mounts there has no limit on the number of files."""
+    uid, gid = os.getuid(), os.getgid()
+    syscalls.unshare(_NEW_USER | _NEW_NS)
+    assert settings.proc is not None
+    os.fchdir(settings.proc)
+    _map_user("self", uid=uid, gid=gid)
+    os.close(settings.proc)
+    _mount_scratch(settings.scratch, settings)
+    os.chdir(settings.scratch)
+
+
+def _wait_and_end(child: int) -> NoReturn:
+    """Reap what ends, and end as `child` does: 128 and its number for a signal."""
+    os.closerange(0, 3)  # so that the pipes end when the child ends
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
 
 
 def build_root(settings: JailSettings) -> None:
@@ -59,11 +98,22 @@ def build_root(settings: JailSettings) -> None:
         os.symlink(target, _ROOT_AT + path)
     scratch = _ROOT_AT + settings.scratch
     os.makedirs(scratch)
-    options = f"mode=0700,size={settings.scratch_bytes},nr_inodes=4096"
-    syscalls.mount("scratch", scratch, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+    _mount_scratch(scratch, settings)
     syscalls.change_root(_ROOT_AT)
     syscalls.mount("none", "/", "", _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
     os.chdir(settings.scratch)
+
+
+def _mount_scratch(path: str, settings: JailSettings) -> None:
+    options = f"mode=0700,size={settings.scratch_bytes},nr_inodes={_FILES_MAX}"
+    syscalls.mount("scratch", path, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+
+
+def _map_user(process: str, *, uid: int, gid: int) -> None:
+    """The user of the new user namespace; `process` is the folder of this process in /proc."""
+    _write(f"{process}/setgroups", "deny")
+    _write(f"{process}/uid_map", f"{_UID} {uid} 1")
+    _write(f"{process}/gid_map", f"{_UID} {gid} 1")
 
 
 def _make_place(path: str, *, like: str) -> None:

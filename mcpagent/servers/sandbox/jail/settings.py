@@ -6,7 +6,8 @@ from __future__ import annotations
 class JailSettings:
     """`read_only` and `devices` are paths of the host that the code sees, `links` symbolic links by path; it
     may write below `scratch` only. With `build_root` the child makes that view and its namespaces itself, as
-    a child of process `parent`; without, it was started inside (by bubblewrap).
+    a child of process `parent`; without, it was started inside (by bubblewrap), with the host's /proc open as
+    descriptor `proc`. `syscall_filter` is an array of `struct sock_filter`.
 
     A plain class: importing `dataclasses` would double the cost of a call.
     """
@@ -24,6 +25,8 @@ class JailSettings:
         memory_bytes: int,
         cpu_s: int,
         report_bytes: int,
+        syscall_filter: bytes,
+        proc: int | None = None,
     ) -> None:
         self.build_root = build_root
         self.parent = parent
@@ -35,3 +38,5 @@ class JailSettings:
         self.memory_bytes = memory_bytes
         self.cpu_s = cpu_s
         self.report_bytes = report_bytes
+        self.syscall_filter = syscall_filter
+        self.proc = proc

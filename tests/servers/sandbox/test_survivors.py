@@ -1,0 +1,195 @@
+"""Nothing of a call outlives it. Without the system call filter: what ends a call must hold alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mcpagent.servers.sandbox import linux
+from mcpagent.servers.sandbox.cgroup import in_cgroup
+from mcpagent.servers.sandbox.contract import Limits
+from mcpagent.servers.sandbox.kinds import SandboxKind
+from mcpagent.servers.sandbox.process import ProcessSandbox
+from tests.servers.sandbox.boxes import FULL_PYTHON
+from tests.tools.wild import wait_for_end
+
+ALLOW_ALL = bytes([6, 0, 0, 0, 0, 0, 0xFF, 0x7F])  # BPF_RET | BPF_K, SECCOMP_RET_ALLOW
+QUICK = Limits(wall_s=0.5, cpu_s=1)
+FOREVER = "\nimport time\nwhile True: time.sleep(1)\n"
+LIBC = "import ctypes, os, signal\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+# What code does so that nothing reaches it: other process groups and sessions, no death signal, all signals
+# blocked or ignored, a stopped process, other namespaces, another program, a tracer, many short lives.
+HIDE = LIBC + (
+    "def hide():\n"
+    "    libc.prctl(1, 0, 0, 0, 0)\n"  # PR_SET_PDEATHSIG
+    "    try: os.setsid()\n"
+    "    except OSError: os.setpgid(0, 0)\n"
+    "    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\n"
+)
+WAYS = {
+    "alone": HIDE + "hide()" + FOREVER,
+    "daemon": HIDE + "hide()\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+    "        os.closerange(0, 64)" + FOREVER.replace("\n", "\n        ") + "\nos._exit(0)",
+    "daemon of one that stays": HIDE + "hide()\nif os.fork() == 0: hide()" + FOREVER,
+    "stopped": HIDE + "hide()\nif os.fork() == 0: hide()\nos.kill(os.getpid(), signal.SIGSTOP)" + FOREVER,
+    "closed": HIDE + "hide()\nos.closerange(0, 64)" + FOREVER,
+    "new namespaces": HIDE
+    + "hide()\nlibc.unshare(0x10000000 | 0x20000000)\nif os.fork() == 0: hide()"
+    + FOREVER,
+    "exec": HIDE
+    + "hide()\nos.execv('/bin/sh', ['sh', '-c', 'trap \"\" 1 2 3 15; while :; do sleep 1; done'])",
+    "traced": HIDE + "hide()\nchild = os.fork()\nif child: libc.ptrace(16, child, 0, 0)" + FOREVER,
+    "fork storm": HIDE
+    + "hide()\nfor _ in range(200):\n    if os.fork() == 0:"
+    + FOREVER.replace("\n", "\n        "),
+    "vfork storm": HIDE
+    + "hide()\nimport subprocess\nwhile True: subprocess.Popen(['/bin/sh', '-c', 'sleep 600 &'])",
+    "process 1 is shot": HIDE + "hide()\nfor number in range(1, 65):\n"
+    "    try: os.kill(1, number)\n    except OSError: pass" + FOREVER,
+}
+
+
+def unfiltered(kind: SandboxKind, limits: Limits = QUICK) -> ProcessSandbox:
+    sandbox = (linux.namespaces if kind is SandboxKind.NAMESPACES else linux.bubblewrap)(limits)
+    sandbox.settings.syscall_filter = ALLOW_ALL
+    return sandbox
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Everything that was started in a pid namespace other than ours is gone at the end."""
+    before = _elsewhere()
+    yield
+    assert wait_for_end(_elsewhere() - before) == set()
+
+
+def _elsewhere() -> set[int]:
+    here = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - a link that leads to no path
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            namespace = os.readlink(process / "ns" / "pid")  # noqa: PTH115
+        except OSError:
+            continue  # it ended in the meantime
+        if namespace != here:
+            found.add(int(process.name))
+    return found
+
+
+@pytest.mark.parametrize("kind", FULL_PYTHON)
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_the_code_does_it_ends_with_its_call(kind: SandboxKind, way: str) -> None:
+    with nothing_left():
+        outcome = unfiltered(kind).run_blocking(WAYS[way], {})
+        assert outcome.value is None
+
+
+@pytest.mark.parametrize("kind", FULL_PYTHON)
+@pytest.mark.parametrize("way", ["alone", "daemon of one that stays", "stopped"])
+def test_what_hides_ends_with_a_cancelled_call(kind: SandboxKind, way: str) -> None:
+    async def main() -> None:
+        sandbox = unfiltered(kind)
+        call = asyncio.create_task(sandbox.run(WAYS[way], {}))
+        async with asyncio.timeout(20):
+            while not psutil.Process().children(recursive=True):
+                await asyncio.sleep(0.001)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    with nothing_left():
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", FULL_PYTHON)
+@pytest.mark.parametrize("way", ["alone", "daemon of one that stays", "stopped"])
+def test_what_hides_ends_with_a_server_that_was_killed(kind: SandboxKind, way: str) -> None:
+    script = (
+        "import tests.servers.sandbox.test_survivors as t\n"
+        f"code = 'print(1, flush=True)\\n' + t.WAYS[{way!r}]\n"
+        f"t.unfiltered(t.SandboxKind({kind.value!r})).run_blocking(code, {{}})\n"
+    )
+    with nothing_left(), subprocess.Popen([sys.executable, "-c", script]) as server:
+        wanted = {"alone": 2, "daemon of one that stays": 3, "stopped": 3}[way]  # with process 1
+        before: set[int] = set()
+        while len(before) < wanted and server.poll() is None:
+            before = {
+                child.pid for child in psutil.Process(server.pid).children(recursive=True)
+            } & _elsewhere()
+        server.send_signal(signal.SIGKILL)
+    assert wait_for_end(before) == set()
+
+
+def _needs_cgroup() -> None:
+    with in_cgroup(("true",), QUICK) as command:
+        if command == ("true",):
+            pytest.skip("not tested here: this process may make no cgroup")
+
+
+@pytest.mark.parametrize("kind", FULL_PYTHON)
+def test_memory_that_no_limit_of_a_process_counts_ends_a_call_by_its_cgroup(kind: SandboxKind) -> None:
+    _needs_cgroup()
+    code = (
+        "import os\nkept = [os.memfd_create('m') for _ in range(40)]\n"
+        "for file in kept: os.write(file, bytes(2**24))\nlen(kept)"
+    )
+    outcome = unfiltered(kind, Limits(wall_s=10.0)).run_blocking(code, {})
+    assert outcome.value is None
+    assert "ran out of memory" in str(outcome.error)
+    assert _groups() == []
+
+
+@pytest.mark.parametrize("kind", FULL_PYTHON)
+def test_processes_are_bounded_by_a_cgroup(kind: SandboxKind) -> None:
+    _needs_cgroup()
+    code = (
+        "import os, time\nstarted = 0\ntry:\n    while started < 500:\n"
+        "        if os.fork() == 0: time.sleep(60)\n"
+        "        started += 1\nexcept BlockingIOError: pass\nstarted"
+    )
+    started = unfiltered(kind, Limits(wall_s=10.0)).run_blocking(code, {}).value
+    assert isinstance(started, int)
+    assert 40 < started < 64
+
+
+def _groups() -> list[Path]:
+    """Of this process, that are left."""
+    return list(Path("/sys/fs/cgroup").glob(f"**/mcpagent-{os.getpid()}-*"))
+
+
+def test_calls_at_once_are_bounded_over_all_processes(tmp_path: Path) -> None:
+    """Three processes that each want more slots than there are: a file counts those that hold one."""
+    script = (
+        "import sys, threading, time, pathlib\n"
+        "from mcpagent.servers.sandbox.slots import slot\n"
+        "folder = pathlib.Path(sys.argv[1])\nmost = []\n"
+        "def work(number):\n"
+        "    with slot(3, is_cancelled=lambda: False):\n"
+        "        mine = folder / f'{sys.argv[2]}-{number}'\n        mine.touch()\n"
+        "        time.sleep(0.02)\n        most.append(len(list(folder.glob('*-*'))))\n"
+        "        mine.unlink()\n"
+        "threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]; print(max(most), len(most))\n"
+    )
+    shared = tmp_path / "runtime"
+    shared.mkdir()
+    counted = tmp_path / "counted"
+    counted.mkdir()
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(shared)}
+    command = [sys.executable, "-c", script, str(counted)]
+    processes = [
+        subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True, env=environment)
+        for number in range(3)
+    ]
+    said = [process.communicate()[0].split() for process in processes]
+    assert [int(calls) for _, calls in said] == [6, 6, 6]
+    assert max(int(most) for most, _ in said) <= 3
