@@ -128,6 +128,36 @@ def test_nothing_prints_around_the_console() -> None:
     assert printing == []
 
 
+# What reads a model's files, and the places that may: they check the seal of a checkpoint themselves, or
+# read what has none. Everything else goes through `models.load`.
+READERS = {"from_pretrained", "load_file", "safe_open", "load_checkpoint_and_dispatch", "torch.load"}
+CHECKED_READERS = {
+    "models.load": "_local_folder checks the seal",
+    "train.checkpoint": "verified is called in each of its two loaders",
+    "train.reference": "Learner.restore only, after train.checkpoint.load_weights",
+    "train.value": "Learner.restore only, after train.checkpoint.load_weights",
+    "policy.vllm_worker": "a file that the trainer wrote a moment ago, for this process alone",
+    "storage.trajectories": "tokens of trajectories, no model",
+}
+
+
+def test_only_loaders_that_check_the_seal_read_a_model() -> None:
+    found: dict[str, set[str]] = {}
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(node, "attr", getattr(node, "id", ""))
+            if name in READERS or (isinstance(node, ast.Attribute) and ast.unparse(node) in READERS):
+                found.setdefault(module.removeprefix("mcpagent."), set()).add(name)
+    assert found.keys() == CHECKED_READERS.keys(), found
+    checkpoint = ast.parse((PACKAGE / "train" / "checkpoint.py").read_text(encoding="utf-8"))
+    loaders = [ast.unparse(node) for node in checkpoint.body if isinstance(node, ast.FunctionDef)]
+    reading = [text for text in loaders if "load_file(folder" in text or "load_file(source" in text]
+    assert len(reading) == 2 and all("verified(folder)" in text for text in reading)
+    load = (PACKAGE / "models" / "load.py").read_text(encoding="utf-8")
+    direct = [line for line in load.splitlines() if ".from_pretrained" in line]
+    assert direct and all("_from_pretrained(" in line for line in direct)
+
+
 def test_every_package_is_more_than_an_empty_folder() -> None:
     empty = [
         path.parent.name

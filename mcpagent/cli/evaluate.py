@@ -32,7 +32,11 @@ _Out = Annotated[
 @with_options
 def checkpoint(
     path: Annotated[
-        Path, typer.Argument(help="A checkpoint folder, or a run folder (its latest).", show_default=False)
+        Path,
+        typer.Argument(
+            help="A checkpoint folder, or a run folder: its best one; RUN@latest and RUN@STEP name others.",
+            show_default=False,
+        ),
     ],
     data: Data = None,
     samples: Samples = 1,
@@ -51,8 +55,9 @@ def checkpoint(
     """
     from mcpagent.storage.checkpoints import find_checkpoint
 
+    find_checkpoint(path)  # a hub id is refused here: it names a model
     chosen = replace(chosen, temperature=temperature)
-    _evaluate(str(find_checkpoint(path)), chosen, data=data, samples=samples, out=out, as_json=as_json)
+    _evaluate(str(path), chosen, data=data, samples=samples, out=out, as_json=as_json)
 
 
 @app.command()

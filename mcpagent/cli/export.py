@@ -17,7 +17,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(epilog="Example: mcpagent export outputs/mine --merge --out model")
 def export(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A checkpoint folder, or a run folder (its latest).", show_default=False)
+        Path,
+        typer.Argument(
+            help="A checkpoint folder, or a run folder: its best one; RUN@latest and RUN@STEP name others.",
+            show_default=False,
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The new folder.", show_default=False)],
     merge: Annotated[
@@ -35,6 +39,7 @@ def export(
     if as_json:
         console.print_json(done.as_json())
         return
-    console.say(f"{done.kind:<10}  {done.out} (from {done.checkpoint})")
+    console.say(f"{done.kind:<10}  {done.out}")
+    console.say(f"checkpoint  {done.checkpoint}{f' ({done.why})' if done.why else ''}")
     console.say(f"card        {done.out / 'README.md'}")
     console.say(f"next        mcpagent eval checkpoint {done.out} --data FILE")

@@ -113,13 +113,13 @@ def cassette_settings(path: Path | None, mode: str | None) -> dict[str, str | No
 
 
 def _config_of_run(policy: str) -> Path | None:
-    from mcpagent.storage.checkpoints import run_of
-    from mcpagent.workflows.stage import SCRIPTED, find_model
+    from mcpagent.storage.checkpoints import find_model, run_of
+    from mcpagent.workflows.stage import SCRIPTED
 
     if policy in SCRIPTED or policy.startswith("openai:"):
         return None
-    checkpoint = find_model(policy)
-    run = None if checkpoint is None else run_of(checkpoint)
+    chosen = find_model(policy)
+    run = None if chosen is None else run_of(chosen.path)
     return None if run is None else run.config_path
 
 

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from mcpagent.errors import UserError
-from mcpagent.storage.checkpoints import find_checkpoint
+from mcpagent.storage.checkpoints import choose_checkpoint, verified
 from mcpagent.storage.packages import require
 
 _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
@@ -62,13 +62,15 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     return _from_pretrained(AutoTokenizer.from_pretrained, name, trust_remote_code=trust_remote_code)
 
 
-def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
-    """The transformers configuration of a hub id or folder; of an adapter folder, that of its base."""
+def load_config(name: str, *, trust_remote_code: bool = False, local_only: bool = False) -> Any:
+    """The transformers configuration of a hub id or folder; of an adapter folder, that of its base.
+    `local_only` asks no hub."""
     from transformers import AutoConfig
 
     if (base := _base_of_adapter(name)) is not None:
         name = base
-    return _from_pretrained(AutoConfig.from_pretrained, name, trust_remote_code=trust_remote_code)
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": local_only}
+    return _from_pretrained(AutoConfig.from_pretrained, name, **options)
 
 
 def load_model(
@@ -243,12 +245,16 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def _base_of_adapter(name: str) -> str | None:
-    """The model that an adapter folder belongs to; None for what is no adapter folder."""
-    if not (Path(name) / "adapter_config.json").is_file():
+    """The model that an adapter folder belongs to, checked like the folder itself; None for what is not
+    one."""
+    folder = _local_folder(name)
+    if folder is None or not (folder / "adapter_config.json").is_file():
         return None
     from peft import PeftConfig
 
     base = _from_pretrained(PeftConfig.from_pretrained, name).base_model_name_or_path
+    if base and Path(base).is_dir():
+        verified(Path(base))  # PEFT loads it by itself
     if not base:
         raise UserError(
             f"{name} is an adapter that does not say of which model",
@@ -258,21 +264,25 @@ def _base_of_adapter(name: str) -> str | None:
     return base
 
 
-def _from_pretrained(load: Callable[..., Any], name: str, **options: Any) -> Any:
+def _local_folder(name: str) -> Path | None:
+    """The folder that a model's name means here, a run's best checkpoint where it is a run, checked against
+    its seal; None for a hub id. Raises UserError."""
     path = Path(name).expanduser()
-    is_local = path.is_dir()
-    if name.startswith((".", "/", "~")) and not is_local:
+    if (path / "checkpoints").is_dir() or (not path.is_dir() and "@" in path.name):
+        path = choose_checkpoint(path).path
+    if path.is_dir():
+        return verified(path)
+    if name.startswith((".", "/", "~")):
         raise UserError(f"there is no model folder {name}", remedy="check model.name or the path")
-    if is_local and (path / "checkpoints").is_dir() and (checkpoint := find_checkpoint(path)) != path:
-        raise UserError(
-            f"{name} is the folder of a run, not of a model",
-            where="model.name",
-            remedy=f"name a checkpoint of it, such as {checkpoint}",
-        )
-    if is_local:
+    return None
+
+
+def _from_pretrained(load: Callable[..., Any], name: str, **options: Any) -> Any:
+    folder = _local_folder(name)
+    if folder is not None:
         _hide_progress_bars()
     try:
-        return load(str(path) if is_local else name, **options)
+        return load(name if folder is None else str(folder), **options)
     except (OSError, ValueError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from mcpagent.core.records import JsonObject
@@ -15,59 +19,209 @@ from mcpagent.storage.atomic import TEMPORARY_PREFIX, atomic_dir
 from mcpagent.storage.run_folder import RunFolder, step_of
 
 MODEL_FILE, ADAPTER_FILE = "config.json", "adapter_config.json"
+STATE_FOLDER = "trainer_state"  # in a checkpoint of a training run: optimiser, random state, counters
+STATE_FILE = f"{STATE_FOLDER}/state.json"
 SEAL_FILE = "sha256.json"  # the other files of a checkpoint by name
 _WEIGHTS = ("*.safetensors", "*.bin")
+_NOT_READ = (
+    "README.md",
+    "LICENSE",
+)  # besides hidden files: what may be added to a checkpoint, as no loader reads it
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_CHOICE = re.compile(r"(.*)@(best|latest|[0-9]+)")
+_SETTLED_S = (
+    2.0  # a file that changed so lately could change again within one tick of the file system's clock
+)
+
+
+@dataclass(frozen=True)
+class ChosenCheckpoint:
+    """`why` says what was chosen where a run folder was named; empty where the checkpoint itself was."""
+
+    path: Path
+    why: str = ""
 
 
 def find_checkpoint(path: Path) -> Path:
-    """`path` where it holds a model in Hugging Face or PEFT format; the latest checkpoint where it is a run
-    folder. Raises UserError for anything else."""
-    if not path.is_dir():
+    """The folder that `choose_checkpoint` finds. Raises UserError."""
+    return choose_checkpoint(path).path
+
+
+def choose_checkpoint(path: Path) -> ChosenCheckpoint:
+    """`path` where it holds a model in Hugging Face or PEFT format. A run folder means its best checkpoint
+    (the latest where the run evaluated none), `RUN@latest` its latest one, `RUN@STEP` that of a step. Raises
+    UserError for anything else."""
+    folder, wanted = _split(path.expanduser())
+    if not folder.is_dir():
         raise UserError(
             "there is no such checkpoint or run folder",
             where=str(path),
             remedy="name the folder that mcpagent train printed, such as outputs/NAME",
         )
-    if _is_model(path):
-        return path
-    latest = RunFolder(path).latest_checkpoint()
-    if latest is not None and _is_model(latest):
-        return latest
-    raise UserError(
-        f"is no checkpoint (it lacks {MODEL_FILE} and {ADAPTER_FILE}) and no run folder with one",
-        where=str(path),
-        remedy="name a folder such as outputs/NAME/checkpoints/step-000010, or a run folder such as "
-        "outputs/NAME",
-    )
+    if wanted is None and _is_model(folder):
+        return ChosenCheckpoint(folder)
+    run = RunFolder(folder)
+    steps = {step_of(found) or 0: found for found in run.all_checkpoints() if _is_model(found)}
+    if not steps:
+        raise UserError(
+            f"is not a checkpoint (it lacks {MODEL_FILE} and {ADAPTER_FILE}) and not a run folder with one",
+            where=str(path),
+            remedy="name a folder such as outputs/NAME/checkpoints/step-000010, or a run folder such as "
+            "outputs/NAME",
+        )
+    latest = max(steps)
+    if wanted == "latest":
+        return ChosenCheckpoint(steps[latest], f"the latest of {folder}")
+    if wanted not in (None, "best"):
+        if int(wanted) not in steps:
+            raise UserError(
+                f"the run has no checkpoint of step {int(wanted)}",
+                where=str(path),
+                remedy=f"it has those of steps {', '.join(map(str, steps))}: {folder}@{latest}",
+            )
+        return ChosenCheckpoint(steps[int(wanted)], f"step {int(wanted)} of {folder}")
+    best = _best_step(steps[latest])
+    if best is None:
+        return ChosenCheckpoint(
+            steps[latest], f"the latest of {folder}, which evaluated none while it trained"
+        )
+    if best not in steps:
+        raise UserError(
+            f"the run's best checkpoint, of step {best}, is gone",
+            where=str(path),
+            remedy=f"name another one: {folder}@latest is step {latest}",
+        )
+    others = f"; {folder}@latest is step {latest}" if best != latest else ""
+    return ChosenCheckpoint(steps[best], f"the best of {folder}{others}")
+
+
+def find_model(name: str) -> ChosenCheckpoint | None:
+    """The checkpoint that a path names; None for a hub id. Raises UserError for a path without a model."""
+    path = Path(name).expanduser()
+    folder, _ = _split(path)
+    # `outputs/typo` looks like a hub id too, but then there is a folder called outputs.
+    is_hub_id = _HUB_ID.fullmatch(name) and not folder.exists() and not folder.parent.exists()
+    return None if is_hub_id else choose_checkpoint(path)
+
+
+def _split(path: Path) -> tuple[Path, str | None]:
+    """`RUN@latest`, also as `RUN/@latest`, taken apart; a folder that is called so is meant itself."""
+    match = _CHOICE.fullmatch(path.name)
+    if match is None or path.exists():
+        return path, None
+    return (path.with_name(match[1]) if match[1] else path.parent), match[2]
+
+
+def _best_step(latest: Path) -> int | None:
+    """What the state of the run's latest checkpoint says: the step of the best evaluation, or of the last
+    healthy weights where the run ended ill; None where it says neither. Raises UserError where that is
+    damaged."""
+    text = sealed_text(latest, STATE_FILE)
+    state = {} if text is None else json.loads(text)["state"]
+    best: int | None = state.get("best_step")
+    return state.get("good_step") if best is None and state.get("is_ill") else best
 
 
 @contextmanager
 def sealed_dir(final: Path) -> Iterator[Path]:
-    """`atomic_dir` for a checkpoint: the SHA-256 of every file is written last, for `damage` to compare."""
+    """`atomic_dir` for a checkpoint: its seal is written last, for `damage` to compare."""
     with atomic_dir(final) as draft:
         yield draft
-        hashes = {path.relative_to(draft).as_posix(): _sha256(path) for path in _files(draft)}
-        (draft / SEAL_FILE).write_text(json.dumps(hashes, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        seal(draft)
+
+
+def seal(folder: Path) -> None:
+    """Write the SHA-256 of every file in `folder` beside them."""
+    hashes = {path.relative_to(folder).as_posix(): _sha256(path) for path in _files(folder)}
+    (folder / SEAL_FILE).write_text(json.dumps(hashes, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint of a training run; None where every file is as it was written."""
-    seal = checkpoint / SEAL_FILE
-    try:
-        hashes: dict[str, str] = json.loads(seal.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return f"it lacks {SEAL_FILE}"
-    except ValueError:
-        return f"{SEAL_FILE} is no JSON"
+    """What is wrong with a checkpoint of a training run; None where every file is as it was written, and no
+    other file is there."""
+    hashes = _read_seal(checkpoint)
+    if isinstance(hashes, str):
+        return hashes
     for name, wanted in hashes.items():
         path = checkpoint / name
         if not path.is_file():
             return f"it lacks {name}"
         if _sha256(path) != wanted:
             return f"{name} is not what was written (truncated or changed)"
-    added = {path.relative_to(checkpoint).as_posix() for path in _files(checkpoint)} - hashes.keys()
-    weights = sorted(name for name in added if any(Path(name).match(pattern) for pattern in _WEIGHTS))
-    return f"{weights[0]} was added to it" if weights else None
+    added = sorted(set(_readable(checkpoint)) - hashes.keys())
+    return f"{added[0]} was added to it" if added else None
+
+
+_whole: dict[
+    Path, object
+] = {}  # what the files of checked folders looked like, for the length of the process
+
+
+def verified(folder: Path) -> Path:
+    """`folder`, whose files are what was written where it is a checkpoint of a training run. Whatever reads
+    weights, a tokenizer or a state from a folder calls this first. Raises UserError."""
+    if not (folder / SEAL_FILE).exists() and not (folder / STATE_FOLDER).exists():
+        return folder  # not written by a training run: there is nothing to hold it against
+    place, asked_at = folder.resolve(), time.time()
+    looks = {
+        name: (stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+        for name in [*_readable(folder), SEAL_FILE]
+        if (folder / name).exists() and (stat := (folder / name).stat())
+    }
+    if _whole.get(place) == looks:
+        return folder
+    if (wrong := damage(folder)) is not None:
+        raise _damaged(folder, wrong)
+    if all(changed / 1e9 < asked_at - _SETTLED_S for _, _, *times in looks.values() for changed in times):
+        _whole[place] = looks
+    return folder
+
+
+def sealed_text(checkpoint: Path, name: str) -> str | None:
+    """One text file of a checkpoint, compared with its hash; None where neither it nor the seal is there.
+    Raises UserError where it is damaged."""
+    path = checkpoint / name
+    if not path.exists() and not (checkpoint / SEAL_FILE).exists():
+        return None
+    hashes = _read_seal(checkpoint)
+    if isinstance(hashes, str):
+        raise _damaged(checkpoint, hashes)
+    if not path.is_file() or _sha256(path) != hashes.get(name):
+        raise _damaged(checkpoint, f"{name} is not what was written (truncated or changed)")
+    return path.read_text(encoding="utf-8")
+
+
+def _damaged(checkpoint: Path, wrong: str) -> UserError:
+    run = run_of(checkpoint)
+    return UserError(
+        f"the checkpoint cannot be used: {wrong}",
+        where=str(checkpoint),
+        remedy="copy it again from where it came from"
+        + ("" if run is None else f", or use another one of the run, in {run.checkpoints}"),
+    )
+
+
+def _read_seal(checkpoint: Path) -> dict[str, str] | str:
+    """The hashes by name, or what is wrong with them."""
+    try:
+        hashes = json.loads((checkpoint / SEAL_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"it lacks {SEAL_FILE}"
+    except (ValueError, RecursionError):
+        return f"{SEAL_FILE} is not JSON"
+    return hashes if isinstance(hashes, dict) else f"{SEAL_FILE} is not a JSON object"
+
+
+def _readable(folder: Path) -> Iterator[str]:
+    """The names of the files that a loader could read: all but hidden ones, the seal, and what people add."""
+    for parent, folders, files in os.walk(folder):
+        # A link to a folder is listed by itself: it is not followed, and nothing of ours writes one.
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in links]
+        for name in [*files, *links]:
+            inside = (Path(parent) / name).relative_to(folder).as_posix()
+            if not name.startswith(".") and inside not in (SEAL_FILE, *_NOT_READ):
+                yield inside
 
 
 def last_good_checkpoint(run: RunFolder) -> Path | None:
@@ -136,4 +290,4 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _is_model(folder: Path) -> bool:
-    return (folder / MODEL_FILE).is_file() or (folder / ADAPTER_FILE).is_file()
+    return any((folder / name).is_file() for name in (MODEL_FILE, ADAPTER_FILE, SEAL_FILE))

@@ -20,8 +20,7 @@ from torch import nn
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError
-
-STATE_FOLDER = "trainer_state"
+from mcpagent.storage.checkpoints import STATE_FILE, STATE_FOLDER, verified
 
 
 def save_trainer_state(
@@ -46,16 +45,17 @@ def save_trainer_state(
     save_file(streams, target / "rng.safetensors")
     document = {"state": state, "optimizer_scalars": scalars, "rng": places}
     text = json.dumps(document, indent=1, sort_keys=True)
-    (target / "state.json").write_text(text + "\n", encoding="utf-8")
+    (folder / STATE_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def load_trainer_state(
     folder: Path, *, named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[Any]
 ) -> JsonObject:
-    """Put back what `save_trainer_state` wrote; returns `state`. Raises RunError if it does not fit."""
-    source = folder / STATE_FOLDER
+    """Put back what `save_trainer_state` wrote; returns `state`. Raises RunError if it does not fit,
+    UserError where the folder is damaged."""
+    source = verified(folder) / STATE_FOLDER
     parameters = dict(named)
-    document = json.loads((source / "state.json").read_text(encoding="utf-8"))
+    document = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
     entries: dict[str, Any] = {**document["optimizer_scalars"]}
     entries.update(load_file(source / "optimizer.safetensors"))
     for place, value in entries.items():
@@ -116,7 +116,9 @@ def _set_random_state(streams: dict[str, torch.Tensor], places: JsonObject) -> N
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Weights of a checkpoint into a live model: its adapters, or all of them."""
+    """Weights of a checkpoint into a live model: its adapters, or all of them. Raises UserError where the
+    folder is damaged."""
+    verified(folder)
     if hasattr(model, "peft_config"):
         from peft import set_peft_model_state_dict
 

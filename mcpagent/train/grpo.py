@@ -226,6 +226,7 @@ def _record(
         watcher.on_step(report)
     if (run.health is None or run.health.is_well) and run.folder.checkpoint_dir(before).exists():
         state.good_step = before
+    state.is_ill = run.health is not None and run.health.should_stop() is not None
     state.spent.steps += 1
     run.meter.read()
     record["cpu_s"] = time.process_time() - started_cpu_s

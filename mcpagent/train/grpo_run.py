@@ -82,6 +82,7 @@ class GrpoState:
     best_success: float | None = None
     best_step: int | None = None
     evaluations_since_best: int = 0
+    is_ill: bool = False  # a limit of health ends the run at this step
     good_step: int | None = None  # the last checkpoint whose weights were seen healthy, in the step after it
     ledger_bytes: int = 0  # of the servers' call ledger, where one is kept
     spent: Spent = field(default_factory=Spent)

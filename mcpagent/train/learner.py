@@ -12,9 +12,9 @@ from torch import nn
 
 from mcpagent.core.records import JsonObject
 from mcpagent.models.load import save_model
-from mcpagent.storage.checkpoints import sealed_dir
+from mcpagent.storage.checkpoints import STATE_FOLDER, sealed_dir
 from mcpagent.train.batching import padded_batches
-from mcpagent.train.checkpoint import STATE_FOLDER, load_trainer_state, load_weights, save_trainer_state
+from mcpagent.train.checkpoint import load_trainer_state, load_weights, save_trainer_state
 from mcpagent.train.optim import Schedule
 from mcpagent.train.packing import packed_batches
 from mcpagent.train.precision import Precision

@@ -8,7 +8,9 @@ from typing import Literal
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
+from mcpagent.errors import UserError
 from mcpagent.models.load import (
+    load_config,
     refuse_missing_attention,
     require_4bit,
     resolve_dtype,
@@ -103,16 +105,13 @@ def plan(config: TrainConfig, tasks: TaskFile, *, validation: Path | None) -> Tr
 
 
 def _shape(config: TrainConfig) -> ModelShape | None:
-    from transformers import AutoConfig
-
     if config.model.name == "embedded":
         return None
     try:
-        found = AutoConfig.from_pretrained(
-            config.model.name,
-            trust_remote_code=config.model.trust_remote_code,
-            local_files_only=True,  # a plan downloads nothing and waits for nobody
+        # A plan downloads nothing and waits for nobody.
+        found = load_config(
+            config.model.name, trust_remote_code=config.model.trust_remote_code, local_only=True
         )
-    except (OSError, ValueError):
+    except UserError:
         return None  # not on this machine yet; the run itself will fetch it or tell
     return shape_of(found.get_text_config(), config.lora)

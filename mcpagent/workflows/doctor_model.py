@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from mcpagent.core.metrics import CheckResult, CheckStatus
 from mcpagent.core.tools import ToolSpec, chat_schema
 from mcpagent.errors import UserError
+from mcpagent.storage.checkpoints import find_model
 from mcpagent.storage.packages import require
-from mcpagent.workflows.stage import find_model
 
 if TYPE_CHECKING:
     from mcpagent.models.fidelity import Drift
@@ -29,10 +29,11 @@ def check_model(name: str, *, tool_format: str, catalog: Sequence[ToolSpec]) -> 
 
     checks: list[CheckResult] = []
     try:
-        checkpoint = find_model(name)
-        place = name if checkpoint is None else str(checkpoint)
+        chosen = find_model(name)
+        place = name if chosen is None else str(chosen.path)
         tokenizer: Any = load_tokenizer(place)
-        checks.append(_passed("model tokenizer", f"{place}: {len(tokenizer)} tokens"))
+        why = f" ({chosen.why})" if chosen is not None and chosen.why else ""
+        checks.append(_passed("model tokenizer", f"{place}{why}: {len(tokenizer)} tokens"))
         renderer = open_renderer(tokenizer, name=name, tool_format=tool_format)
         how = "in the system message" if renderer.instruction is not None else "by its template"
         checks += [

@@ -17,22 +17,24 @@ from mcpagent.storage.atomic import atomic_dir
 from mcpagent.storage.checkpoints import (
     ADAPTER_FILE,
     SEAL_FILE,
-    damage,
-    find_checkpoint,
+    STATE_FOLDER,
+    choose_checkpoint,
     run_of,
+    verified,
     weights_sha256,
 )
 from mcpagent.workflows.model_card import model_card
 
-_NOT_EXPORTED = ("trainer_state", SEAL_FILE, "README.md")
+_NOT_EXPORTED = (STATE_FOLDER, SEAL_FILE, "README.md")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written. `kind` is model or adapter."""
+    """What was written. `kind` is model or adapter; `why` says how the checkpoint was chosen from a run."""
 
     out: Path
     checkpoint: Path
+    why: str
     kind: str
     weights_sha256: str | None
 
@@ -46,22 +48,17 @@ class Exported:
 
 
 def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
-    """Write the checkpoint (or the latest one of a run folder) to the new folder `out`.
+    """Write the checkpoint (of a run folder, the best one) to the new folder `out`.
 
     `merge` adds adapters to their base; without it they are exported as adapters. A checkpoint of all weights
     is a model either way. Raises UserError: no checkpoint, a damaged one, or something in `out` already.
     """
-    checkpoint = find_checkpoint(path)
+    chosen = choose_checkpoint(path)
+    checkpoint = chosen.path
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("there is something here already", where=f"--out {out}", remedy="name a new folder")
     run = run_of(checkpoint)
-    is_sealed = (checkpoint / SEAL_FILE).is_file()
-    if is_sealed and (wrong := damage(checkpoint)) is not None:
-        raise UserError(
-            f"the checkpoint cannot be used: {wrong}",
-            where=str(checkpoint),
-            remedy="export another one of the same run",
-        )
+    verified(checkpoint)
     has_adapters = (checkpoint / ADAPTER_FILE).is_file()
     is_adapter = has_adapters and not merge
     with atomic_dir(out) as draft:
@@ -76,6 +73,7 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
     return Exported(
         out=out,
         checkpoint=checkpoint,
+        why=chosen.why,
         kind="adapter" if is_adapter else "model",
         weights_sha256=weights_sha256(out),
     )

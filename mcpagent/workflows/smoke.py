@@ -29,6 +29,7 @@ from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 from mcpagent.policy.vllm_choice import choose_backend, require_vllm
 from mcpagent.train.sampler import score_completions
 from mcpagent.train.setup import build_learner, load, open_sampler
+from mcpagent.workflows.stage import pinned_model
 
 _ROWS = 16
 _NEW_TOKENS = 64
@@ -74,6 +75,7 @@ def smoke(*, backend: str, model: str | None = None, console: Console | None = N
         name = model or str(_small_model(folder / "model"))
         settings = [f"rollout.backend={backend}", f"model.name={name!r}", "rollout.max_context_tokens=1024"]
         config = load_train_config([], [*settings, "finetune.mode=lora", "rollout.max_new_tokens=64"]).config
+        config = pinned_model(config, on_note=console.note)
         return _smoke(
             config, shown=model or "a small Qwen3 of random weights", folder=folder, console=console
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
 from mcpagent.policy.vllm_choice import require_vllm
 from mcpagent.rollout.agent import AgentSettings, ContextRenderer
 from mcpagent.rollout.setup import Tools, agent_settings, open_tools
-from mcpagent.storage.checkpoints import find_checkpoint, model_identity
+from mcpagent.storage.checkpoints import find_model, model_identity
 from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.packages import require
 from mcpagent.storage.provenance import provenance
@@ -29,7 +28,6 @@ from mcpagent.tools.io_thread import IOThread
 from mcpagent.workflows.api_policy import PREFIX, open_api_policy
 
 SCRIPTED = ("gold", "empty", "over-eager")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _NAMED = 5  # tools named in one note
 
 
@@ -184,36 +182,45 @@ def open_policy(
                 spent=api.budget.as_json,
             )
     else:
-        with _open_model(name, config=config, slots=slots) as ready:
+        with _open_model(name, config=config, slots=slots, on_note=on_note) as ready:
             yield ready
 
 
-def find_model(name: str) -> Path | None:
-    """The checkpoint that a path names; None for a hub id. Raises UserError for a path without a model."""
-    path = Path(name).expanduser()
-    # `outputs/typo` looks like a hub id too, but then there is a folder called outputs.
-    is_hub_id = _HUB_ID.fullmatch(name) and not path.exists() and not path.parent.exists()
-    return None if is_hub_id else find_checkpoint(path)
+def pinned_model(config: TrainConfig, *, on_note: Callable[[str], None]) -> TrainConfig:
+    """`config` with the checkpoint that its `model.name` means today, where that is a run folder: what the
+    run does later must not change what is built on it. Raises UserError."""
+    if config.model.name == "embedded":
+        return config
+    chosen = find_model(config.model.name)
+    if chosen is None or not chosen.why:
+        return config
+    on_note(f"model.name {config.model.name} means {chosen.path} ({chosen.why})")
+    return config.model_copy(update={"model": config.model.model_copy(update={"name": str(chosen.path)})})
 
 
 @contextmanager
-def _open_model(name: str, *, config: TrainConfig, slots: int) -> Iterator[ReadyPolicy]:
-    checkpoint = find_model(name)
+def _open_model(
+    name: str, *, config: TrainConfig, slots: int, on_note: Callable[[str], None]
+) -> Iterator[ReadyPolicy]:
+    chosen = find_model(name)
+    checkpoint = None if chosen is None else chosen.path
+    if chosen is not None and chosen.why:
+        on_note(f"checkpoint: {chosen.path} ({chosen.why})")
     require("hf", use="running a model")
     from mcpagent.train.setup import is_deterministic, load, open_sampler
 
     model = config.model.model_copy(update={"name": name if checkpoint is None else str(checkpoint)})
-    chosen = config.model_copy(update={"model": model})
+    named = config.model_copy(update={"model": model})
     if config.rollout.backend == "vllm":
         require_vllm()
-    loaded = load(chosen)
+    loaded = load(named)
     identity = (
         {"path": name, "revision": getattr(loaded.model.config, "_commit_hash", None)}
         if checkpoint is None
         else model_identity(checkpoint)
     )
     template = str(loaded.tokenizer.chat_template)
-    with open_sampler(loaded, chosen, model=loaded.model, slots=slots) as sampler:
+    with open_sampler(loaded, named, model=loaded.model, slots=slots) as sampler:
         yield ReadyPolicy(
             policy=sampler.policy,
             identity={

@@ -23,7 +23,7 @@ from mcpagent.train.processes import Processes
 from mcpagent.train.setup import training_device
 from mcpagent.workflows.run_place import RunPlace
 from mcpagent.workflows.run_watch import TrainOutcome, Watch
-from mcpagent.workflows.stage import catalog_note, evaluated_file, open_tasks
+from mcpagent.workflows.stage import catalog_note, evaluated_file, open_tasks, pinned_model
 from mcpagent.workflows.train_grpo import run_grpo
 from mcpagent.workflows.train_sft import run_sft
 
@@ -48,6 +48,7 @@ def train(
     a new run folder may already hold; `callbacks` watch the steps of GRPO. Raises UserError before anything
     is written, InUseError where another process writes to the folder."""
     watch = watch or Watch()
+    config = pinned_model(config, on_note=watch.note)
     # Nothing here draws from these two, but libraries may; torch is seeded with its model.
     random.seed(derive_seed(config.seed, "python"))
     np.random.seed(derive_seed(config.seed, "numpy") % 2**32)

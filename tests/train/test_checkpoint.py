@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from mcpagent.errors import RunError
 from mcpagent.models.load import LoraShape, attach_lora, load_model
+from mcpagent.storage.checkpoints import SEAL_FILE, seal
 from mcpagent.train.learner import Learner
 from tests.train.world import make_learner, some_samples, tiny_model
 
@@ -111,6 +112,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     full.save(tmp_path / "full", state={})
     state = tmp_path / "full" / "trainer_state" / "optimizer.safetensors"
     state.write_bytes((tmp_path / "lora" / "trainer_state" / "optimizer.safetensors").read_bytes())
+    (tmp_path / "full" / SEAL_FILE).unlink()
+    seal(tmp_path / "full")
     with pytest.raises(RunError, match="does not train") as caught:
         make_learner(make_model(adapters=False)).restore(tmp_path / "full")
     assert caught.value.remedy
