@@ -64,7 +64,7 @@ def choose_checkpoint(path: Path) -> ChosenCheckpoint:
     steps = {step_of(found) or 0: found for found in run.all_checkpoints() if _is_model(found)}
     if not steps:
         raise UserError(
-            f"is not a checkpoint (it lacks {MODEL_FILE} and {ADAPTER_FILE}) and not a run folder with one",
+            f"is no checkpoint (it lacks {MODEL_FILE} and {ADAPTER_FILE}) and no run folder with one",
             where=str(path),
             remedy="name a folder such as outputs/NAME/checkpoints/step-000010, or a run folder such as "
             "outputs/NAME",

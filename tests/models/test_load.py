@@ -100,15 +100,17 @@ def test_a_folder_without_a_model_is_the_users_error(tmp_path: Path) -> None:
     assert caught.value.remedy
 
 
-def test_a_run_folder_is_answered_with_the_name_of_its_checkpoint(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-000003"
-    shutil.copytree(tiny_checkpoint, checkpoint)
-    for read in (load, lambda run: load_tokenizer(str(run)), lambda run: load_config(str(run))):
-        with pytest.raises(UserError, match="the folder of a run") as caught:
-            read(tmp_path / "run")
-        assert str(checkpoint) in str(caught.value.remedy)
+def test_a_run_folder_is_read_as_the_checkpoint_that_it_means(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    for step in (3, 7):
+        shutil.copytree(tiny_checkpoint, tmp_path / "run" / "checkpoints" / f"step-{step:06d}")
+    (tmp_path / "run" / "checkpoints" / "step-000003" / "config.json").write_text("{}")
+    expected = load(tiny_checkpoint).state_dict()
+    for name in (tmp_path / "run", tmp_path / "run@7", tmp_path / "run@latest"):
+        assert all(torch.equal(value, expected[key]) for key, value in load(name).state_dict().items())
+        assert len(load_tokenizer(str(name))) == 512
+        assert load_config(str(name)).hidden_size == 16
+    with pytest.raises(UserError, match="no checkpoint of step 5"):
+        load_config(str(tmp_path / "run@5"))
 
 
 def test_an_adapter_of_no_model_is_the_users_error_and_asks_no_hub(
