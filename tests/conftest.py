@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -11,6 +12,14 @@ def pytest_configure() -> None:
     # A shell starts background jobs with SIGINT ignored, and children inherit it: Ctrl-C would test nothing.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Which mcp.json files were named is kept per user; tests have a place of their own for it."""
+    folder = tmp_path_factory.mktemp("state")
+    os.environ["XDG_STATE_HOME"] = str(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

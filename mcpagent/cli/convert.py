@@ -12,6 +12,7 @@ from mcpagent.cli.sampling import Json
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
+    from mcpagent.config.dataset_servers import DatasetServers
     from mcpagent.console import Console
     from mcpagent.synth.convert import Conversion
 
@@ -52,12 +53,16 @@ def convert(
     """
     from mcpagent.console import Console
     from mcpagent.storage.jsonl import write_jsonl
+    from mcpagent.synth.output import check_servers, write_servers
 
     console = Console(is_json=as_json)
     if execute and servers is None:
         raise UserError("--execute needs servers to run the plans on", remedy="add --servers mcp.json")
     if out.exists() and not overwrite:
         raise UserError("the file is there already", where=str(out), remedy="add --overwrite")
+    remembered = _remembered(servers, out, console)
+    if remembered is not None:
+        check_servers(remembered, overwrite=overwrite)
     conversion = asyncio.run(
         _convert(spec, servers, console, execute=execute, env_class=env_class, data_source=data_source)
     )
@@ -68,6 +73,7 @@ def convert(
     rejects = out.with_name(f"{out.name}.rejects.jsonl")
     if conversion.faults and (not keep_going or not conversion.tasks):
         _refuse(conversion, spec, console, as_json=as_json, could_keep=bool(conversion.tasks))
+    write_servers(remembered)
     write_jsonl(out, conversion.tasks)
     if conversion.faults:
         bad = [item for item in conversion.items if item.faults]
@@ -76,6 +82,21 @@ def convert(
             [{"pointer": b.pointer, "faults": [f.as_json() for f in b.faults], "raw": b.raw} for b in bad],
         )
     _report(conversion, console, out=out, rejects=rejects if conversion.faults else None)
+
+
+def _remembered(servers: str | None, out: Path, console: Console) -> DatasetServers | None:
+    """What the folder of `out` is to remember; None where no servers are named."""
+    from mcpagent.config.dataset_servers import FILE_NAME, DatasetServers
+    from mcpagent.config.schema import ToolsConfig
+    from mcpagent.servers.names import BUILTIN_NAMES
+
+    if servers is None:
+        if (path := out.parent / FILE_NAME).is_file():
+            console.note(f"{path} stays as it is: it will be used for these tasks too")
+        return None
+    is_builtin = servers == _BUILTIN
+    tools = ToolsConfig(builtin=BUILTIN_NAMES, limited=False) if is_builtin else ToolsConfig(servers=servers)
+    return DatasetServers.of(out.parent, tools)
 
 
 async def _convert(

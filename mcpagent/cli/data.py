@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mcpagent.console import Console
     from mcpagent.core.tools import ToolSpec
     from mcpagent.synth.validate import ValidationReport
+    from mcpagent.tools.pool import ToolPool
 
 app = typer.Typer(
     add_completion=False,
@@ -71,26 +72,30 @@ def validate(
     """
     from mcpagent.console import Console
     from mcpagent.synth.calls import ToolShelf
+    from mcpagent.synth.output import carry_servers, write_servers
     from mcpagent.synth.validate import ValidationReport, keep_sound
 
     console = Console(is_json=as_json)
+    remembered = None
     if out is not None:
         _check_out(out, overwrite=overwrite)
+        remembered = carry_servers(file, out.parent, overwrite=overwrite)
     if calibrate is not None and out is None:
         raise UserError("--calibrate keeps some of the tasks", remedy="name a file for them with --out")
     if execute and not catalog:
         raise UserError("--execute needs the servers", remedy="leave out --no-catalog")
     report = ValidationReport()
-    if execute:
-        asyncio.run(_prove(file, servers, out, report, console))
+    pool = _pool(file, servers, settings, console) if catalog else None
+    write_servers(remembered)
+    if execute and pool is not None:
+        asyncio.run(_prove(file, pool, out, report))
     else:
-        shelf = ToolShelf(asyncio.run(_tools(servers, console))) if catalog else None
-        keep_sound(file, shelf, report, out=out)
+        keep_sound(file, None if pool is None else ToolShelf(asyncio.run(_tools(pool))), report, out=out)
     document: dict[str, Any] = {**report.as_json(), **({"path": str(out)} if out is not None else {})}
     if calibrate is not None and out is not None and report.valid:
         from mcpagent.workflows.calibrate import calibrate_file
 
-        config = Chosen(servers=servers, settings=settings).config(console, policy=calibrate)
+        config = Chosen(servers=servers, settings=settings).config(console, policy=calibrate, data=file)
         document["calibration"] = calibrate_file(
             out, config=config, policy=calibrate, samples=samples, console=console
         )
@@ -199,8 +204,10 @@ def dedupe(
     console = Console(is_json=as_json)
     require("data", use="data dedupe")
     from mcpagent.synth.dedupe import DedupeReport, distinct_tasks
+    from mcpagent.synth.output import carry_servers, write_servers
 
     _check_out(out, overwrite=overwrite)
+    write_servers(carry_servers(file, out.parent, overwrite=overwrite))
     report = DedupeReport()
     write_jsonl(out, distinct_tasks(file, threshold=threshold, report=report))
     if as_json:
@@ -240,15 +247,26 @@ def show(
             console.say(line)
 
 
-async def _prove(
-    file: Path, servers: Path | None, out: Path | None, report: ValidationReport, console: Console
-) -> None:
-    from mcpagent.cli.chosen_servers import chosen_servers
+def _pool(file: Path, servers: Path | None, settings: list[str] | None, console: Console) -> ToolPool:
+    """The servers of a file's tasks, not started: those named, else those that its folder remembers, else the
+    built-in ones."""
+    from mcpagent.config.dataset_servers import read_dataset_servers
+    from mcpagent.rollout.setup import chosen_servers, tool_pool
+    from mcpagent.servers.names import BUILTIN_NAMES
+
+    tools = Chosen(servers=servers, settings=settings).config(console, data=file).tools
+    is_told = servers is not None or any(text.lstrip().startswith("tools.") for text in settings or ())
+    if not is_told and read_dataset_servers(file) is None:
+        # The full set of the built-in servers: it contains the limited one under the same names.
+        tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
+    return tool_pool(tools, chosen_servers(tools, on_note=console.note), on_note=console.note)
+
+
+async def _prove(file: Path, servers: ToolPool, out: Path | None, report: ValidationReport) -> None:
     from mcpagent.synth.calls import CallCache
     from mcpagent.synth.validate import keep_proven
-    from mcpagent.tools.pool import ToolPool
 
-    async with ToolPool(chosen_servers(servers, console=console, limited=False)) as pool:
+    async with servers as pool:
         await keep_proven(file, CallCache(pool), report, out=out)
 
 
@@ -285,10 +303,6 @@ def _bar(count: int, top: int) -> str:
     return "█" * max(1, round(20 * count / top)) if count else ""
 
 
-async def _tools(servers: Path | None, console: Console) -> list[ToolSpec]:
-    from mcpagent.cli.chosen_servers import chosen_servers
-    from mcpagent.tools.pool import ToolPool
-
-    # The full set of the built-in servers: it contains the limited one under the same names.
-    async with ToolPool(chosen_servers(servers, console=console, limited=False)) as pool:
+async def _tools(servers: ToolPool) -> list[ToolSpec]:
+    async with servers as pool:
         return list(pool.tools.values())

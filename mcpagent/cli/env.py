@@ -68,13 +68,14 @@ def check(
     from mcpagent.workflows.env_check import env_check
 
     console = Console(is_json=as_json)
+    config = chosen.config(console, data=data, has_data=data is not None)
     if chaos:
         from mcpagent.workflows.chaos import check_chaos
 
-        injured = check_chaos(chosen.config(console), console=console)
+        injured = check_chaos(config, console=console)
         _finish(injured, console, _print_chaos)
     else:
-        outcome = env_check(chosen.config(console), data=data, allow_writes=allow_writes, console=console)
+        outcome = env_check(config, data=data, allow_writes=allow_writes, console=console)
         _finish(outcome, console, _print)
 
 

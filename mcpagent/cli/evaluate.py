@@ -125,9 +125,8 @@ def _evaluate(
 
     console = Console(is_json=as_json)
     chosen = replace(chosen, default_temperature=0.0 if samples == 1 else 1.0)
-    outcome = evaluate_model(
-        chosen.config(console, policy=name), model=name, data=data, samples=samples, out=out, console=console
-    )
+    config = chosen.config(console, policy=name, data=data)
+    outcome = evaluate_model(config, model=name, data=data, samples=samples, out=out, console=console)
     if as_json:
         console.print_json(outcome.result)
     else:

@@ -87,16 +87,21 @@ def gen_data(
 
     Example: mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm
     """
+    from mcpagent.config.dataset_servers import DatasetServers
     from mcpagent.console import Console
     from mcpagent.servers.names import BUILTIN_NAMES
-    from mcpagent.synth.output import check_output, write_splits
+    from mcpagent.synth.output import check_output, check_servers, write_splits
 
     started = time.perf_counter()
     console = Console(is_json=as_json)
     check_output(out, overwrite=overwrite)
     counts = {"train": train, "validation": validation, "heldout": heldout}
     chosen = Chosen(servers=servers, read_only=read_only, cassette=cassette, cassette_mode=cassette_mode)
-    tools = chosen.config(console).tools
+    tools = chosen.config(console, has_data=False).tools
+    if servers is None and not llm and (templates == "full" or explore):
+        tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
+    remembered = DatasetServers.of(out, tools)
+    check_servers(remembered, overwrite=overwrite)
     if llm:
         run_llm(
             options,
@@ -106,16 +111,15 @@ def gen_data(
             seed=seed,
             distractors=distractors,
             out=out,
+            servers=remembered,
             overwrite=overwrite,
         )
         return
     template_set = _template_set(templates)
-    if servers is None and (templates == "full" or explore):
-        tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
     data, taped = _generate(
         template_set, tools, console, counts=counts, seed=seed, distractors=distractors, explore=explore
     )
-    paths = write_splits(data.tasks, out, overwrite=overwrite)
+    paths = write_splits(data.tasks, out, servers=remembered, overwrite=overwrite)
     document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
     if taped is not None:
         document["cassette"] = taped

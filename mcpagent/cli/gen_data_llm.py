@@ -11,6 +11,7 @@ from mcpagent.cli.gen_data_options import LLMOptions
 from mcpagent.errors import RunError, UserError
 
 if TYPE_CHECKING:
+    from mcpagent.config.dataset_servers import DatasetServers
     from mcpagent.config.schema import ToolsConfig
     from mcpagent.console import Console
     from mcpagent.core.records import JsonObject
@@ -33,6 +34,7 @@ def run_llm(
     seed: int,
     distractors: int | None,
     out: Path,
+    servers: DatasetServers,
     overwrite: bool,
 ) -> None:
     """Generate, write the splits, and print what became of every sample. Raises UserError and RunError."""
@@ -51,7 +53,7 @@ def run_llm(
         console.note(f"{journal} has every answer so far: the same command goes on from there")
         raise
     tasks = {split: members for split, members in data.tasks.items() if members}
-    paths = write_splits(tasks, out, overwrite=overwrite) if tasks else {}
+    paths = write_splits(tasks, out, servers=servers, overwrite=overwrite) if tasks else {}
     document = _document(data, paths, tasks)
     document |= {
         "model": asking.endpoint.model,

@@ -59,7 +59,7 @@ def rollout(
     console = Console(is_json=as_json)
     chosen = replace(chosen, tool_format=tool_format, base_url=base_url, temperature=temperature)
     outcome = collect(
-        chosen.config(console, policy=policy),
+        chosen.config(console, policy=policy, data=data),
         policy=policy,
         out=out,
         data=data,

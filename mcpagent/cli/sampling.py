@@ -72,16 +72,19 @@ class Chosen:
     temperature: float | None = None
     default_temperature: float | None = None
 
-    def config(self, console: Console, *, policy: str | None = None) -> TrainConfig:
+    def config(
+        self, console: Console, *, policy: str | None = None, data: Path | None = None, has_data: bool = True
+    ) -> TrainConfig:
         """The checked configuration: the files (none: those of the run that `policy` is a checkpoint of, else
-        the ones that ship with mcpagent), then `--set`, then the options. Raises UserError."""
-        from mcpagent.config.loader import load_train_config
+        the ones that ship with mcpagent), then what the folder of `data` (None: of the validation set)
+        remembers of its servers, unless the command `has_data` not, then `--set`, then the options. Raises
+        UserError."""
+        from mcpagent.workflows.dataset_config import load_for_dataset
 
         files, defaults = self.files or (), list[str]()
         run_config = None if files or policy is None else _config_of_run(policy)
         if run_config is not None:
             console.note(f"settings: {run_config}")
-            files = (run_config,)
             # What the run was trained with and on says nothing about what it is to be judged with and on.
             defaults = ["seed=0", "data.max_tasks=null", "model.tokenizer=null"]
         if self.default_temperature is not None and not _sets_temperature(self.settings or ()):
@@ -98,7 +101,16 @@ class Chosen:
             "rollout.temperature": self.temperature,
         }
         given = [f"{key}={value}" for key, value in options.items() if value is not None]
-        loaded = load_train_config(files, [*defaults, *(self.settings or ()), *given], for_training=False)
+        overrides = [*defaults, *(self.settings or ()), *given]
+        loaded = load_for_dataset(
+            files,
+            overrides,
+            data=data,
+            split="validation" if has_data else None,
+            note=console.note,
+            for_training=False,
+            inherited=run_config,
+        )
         for note in loaded.notes:
             console.note(note)
         return loaded.config

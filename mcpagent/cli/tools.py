@@ -34,11 +34,15 @@ _Timeout = Annotated[
     float | None,
     typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Deadline of a call; before the file's."),
 ]
+_Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="A dataset or its folder: the servers that it remembers (servers.yaml)."),
+]
 _INDENT = " " * 10
 
 
 @app.command("list")
-def list_tools(servers: Servers = None, as_json: Json = False) -> None:
+def list_tools(servers: Servers = None, data: _Data = None, as_json: Json = False) -> None:
     """Start the servers and list their tools. Exits 1 if a server does not start; the others are listed.
 
     Example: mcpagent tools list --servers mcp.json
@@ -49,7 +53,7 @@ def list_tools(servers: Servers = None, as_json: Json = False) -> None:
     from mcpagent.workflows.tools_list import list_servers
 
     console = Console(is_json=as_json)
-    listed = list_servers(chosen_servers(servers, console=console), console=console)
+    listed = list_servers(chosen_servers(servers, console=console, data=data), console=console)
     specs = [spec for server in listed for spec in server.tools]
     renamed = {spec.dotted: name for name, spec in model_names(specs).items() if name != spec.name}
     if as_json:
@@ -76,6 +80,7 @@ def call_tool(
     tool: _Tool,
     arguments: _Arguments = "{}",
     servers: Servers = None,
+    data: _Data = None,
     timeout: _Timeout = None,
     as_json: Json = False,
 ) -> None:
@@ -92,7 +97,7 @@ def call_tool(
 
     console = Console(is_json=as_json)
     parsed = _read_arguments(arguments)
-    configs = chosen_servers(servers, console=console)
+    configs = chosen_servers(servers, console=console, data=data)
     spec, result = call_tool(tool, parsed, configs, timeout_s=timeout, console=console)
     if as_json:
         console.print_json(result)
@@ -116,6 +121,7 @@ def bench_tool(
         bool, typer.Option("--allow-writes", help="Also where the tool does not say that it is read-only.")
     ] = False,
     servers: Servers = None,
+    data: _Data = None,
     timeout: _Timeout = None,
     as_json: Json = False,
 ) -> None:
@@ -131,7 +137,7 @@ def bench_tool(
     outcome = bench_tool(
         tool,
         _read_arguments(arguments),
-        chosen_servers(servers, console=console),
+        chosen_servers(servers, console=console, data=data),
         calls=calls,
         concurrency=concurrency,
         timeout_s=timeout,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mcpagent.cli.sampling import Cassette, CassetteMode, Json, ToolFormat, cassette_settings
-from mcpagent.config.loader import LoadedConfig, load_train_config
+from mcpagent.config.loader import LoadedConfig
 from mcpagent.console import Advance, Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
@@ -18,6 +18,7 @@ from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.packages import require
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.task_file import TaskFile
+from mcpagent.workflows.dataset_config import load_for_dataset
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -63,9 +64,9 @@ def train(
         **cassette_settings(cassette, cassette_mode),
     }
     overrides = [*(set_ or ()), *(f"{key}={value}" for key, value in options.items() if value is not None)]
-    loaded = load_train_config(config or (), overrides)
-    require("hf", use="training")
     console = Console(is_json=as_json)
+    loaded = load_for_dataset(config or (), overrides, data=None, split="train", note=console.note)
+    require("hf", use="training")
     for note in loaded.notes:
         console.note(note)
     if dry_run:

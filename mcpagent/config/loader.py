@@ -10,7 +10,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from mcpagent.config import checks
-from mcpagent.config.resolve import Layer, Setting, merge, nested, refusal, resolve, settle_minibatches
+from mcpagent.config.dataset_servers import DatasetServers
+from mcpagent.config.resolve import (
+    KNOWN_KEYS,
+    Layer,
+    Setting,
+    merge,
+    nested,
+    refusal,
+    resolve,
+    settle_minibatches,
+)
 from mcpagent.config.resources import resource_path, resource_root
 from mcpagent.config.schema import TrainConfig, TrainingConfig
 from mcpagent.config.source import Entry, Key, Problem, SourceError, read_file, read_override, write_tree
@@ -26,17 +36,25 @@ _ADVANTAGE: Key = ("grpo", "advantage")
 @dataclass(frozen=True, kw_only=True)
 class LoadedConfig:
     """A checked config. `sources` says by dotted key where each given setting stands ("file:line"); what is
-    not in it is a default. `notes` are for the user: settings without effect, and why."""
+    not in it is a default. `explicit` are the keys that a person set: not those of a run, nor what a preset
+    that ships says like the defaults. `notes` are for the user: settings without effect, and why."""
 
     config: TrainConfig
     notes: tuple[str, ...]
     sources: dict[str, str]
+    explicit: frozenset[str] = frozenset()
 
 
 def load_train_config(
-    files: Sequence[Path | str] = (), overrides: Sequence[str] = (), *, for_training: bool = True
+    files: Sequence[Path | str] = (),
+    overrides: Sequence[str] = (),
+    *,
+    for_training: bool = True,
+    inherited: Path | None = None,
+    dataset: DatasetServers | None = None,
 ) -> LoadedConfig:
-    """Merge `files` in order (none: the three that ship with mcpagent), then `overrides` ("a.b=value", YAML).
+    """Merge `files` in order (none: `inherited`, the configuration of a run, else the three that ship with
+    mcpagent), then `overrides` ("a.b=value", YAML). The servers of `dataset` replace what is not explicit.
 
     A later file replaces an earlier one's key; an override replaces it in any spelling. The algorithm `ppo`
     is GRPO's loop with configs/ppo.yaml below everything that is given. Without `for_training` the rules that
@@ -45,9 +63,14 @@ def load_train_config(
     """
     problems: list[Problem] = []
     from_options = resolve(merge(_read(overrides, problems, is_file=False)))
-    paths = [_located(Path(file)) for file in files] or _default_files(from_options)
+    paths = [_located(Path(file)) for file in files]
+    paths = paths or ([inherited] if inherited is not None else _default_files(from_options))
     from_files = _read_layer(paths, problems)
     problems += from_files.problems + from_options.problems
+    own = {} if inherited in paths else _not_preset(from_files.settings)
+    if dataset is not None:
+        below = {key: setting for key, setting in from_files.settings.items() if key not in own}
+        from_files.settings = _overlay(dataset.over(below), own)
     settings = _overlay(from_files.settings, from_options.settings)
     if _is_ppo(settings):
         settings = _as_ppo(settings, problems)
@@ -61,6 +84,7 @@ def load_train_config(
         config=config.for_sft() if config.algorithm == "sft" else config,
         notes=notes,
         sources={key: entry.where for key, entry in given.items()},
+        explicit=frozenset(".".join(key) for key in (*own, *from_options.settings)),
     )
 
 
@@ -97,6 +121,18 @@ def _located(path: Path) -> Path:
     shipped = resource_root() / path
     is_shipped = not path.is_absolute() and path.parts[:1] == ("configs",) and shipped.is_file()
     return shipped if is_shipped and not path.exists() else path
+
+
+def _not_preset(settings: dict[Key, Setting]) -> dict[Key, Setting]:
+    """Without what a file that ships with mcpagent sets to the default anyway: it only shows the key."""
+    presets, defaults = resource_root() / "configs", TrainConfig().model_dump(mode="json")
+
+    def is_shown(key: Key, setting: Setting) -> bool:
+        file = Path(setting.entry.where.rpartition(":")[0])
+        is_preset = key in KNOWN_KEYS and file.resolve().is_relative_to(presets)
+        return is_preset and _at(defaults, ".".join(key)) == setting.value
+
+    return {key: setting for key, setting in settings.items() if not is_shown(key, setting)}
 
 
 def _read_layer(paths: Sequence[Path], problems: list[Problem]) -> Layer:

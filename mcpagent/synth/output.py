@@ -1,4 +1,4 @@
-"""The generated splits as files: all of them, or none."""
+"""A dataset as files: the splits, all of them or none, and what their folder remembers of the servers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mcpagent.config.dataset_servers import DatasetServers, read_dataset_servers
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
+from mcpagent.storage.atomic import write_text
 from mcpagent.storage.jsonl import write_jsonl
 from mcpagent.synth.pools import SPLITS
 
@@ -25,19 +27,60 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
         )
 
 
+def check_servers(servers: DatasetServers, *, overwrite: bool) -> None:
+    """Refuse, before any work is done, to tell the other tasks of a folder that their servers are these.
+    Raises UserError."""
+    path = servers.path
+    if overwrite or not path.is_file():
+        return
+    known = read_dataset_servers(path)
+    if known is not None and not known.says_the_same(servers):
+        raise UserError(
+            f"{path.name} names other servers for the tasks of this folder, and would be replaced",
+            where=str(path.parent),
+            remedy="add --overwrite, or choose another folder with --out",
+        )
+
+
+def carry_servers(source: Path, folder: Path, *, overwrite: bool) -> DatasetServers | None:
+    """What the folder of the file `source` remembers, for its tasks in `folder`; None where that is the same
+    folder, or nothing is remembered. Raises UserError where the tasks of `folder` have other servers."""
+    known = read_dataset_servers(source)
+    if known is None or source.resolve().parent == folder.resolve():
+        return None
+    carried = known.at(folder)
+    check_servers(carried, overwrite=overwrite)
+    return carried
+
+
+def write_servers(servers: DatasetServers | None) -> None:
+    """Write what a folder is to remember, where there is something. Before its tasks: tasks without their
+    servers would be played on others."""
+    if servers is not None:
+        write_text(servers.path, servers.as_yaml())
+
+
 def write_splits(
-    tasks: Mapping[str, Sequence[Task]], folder: Path, *, overwrite: bool = False
+    tasks: Mapping[str, Sequence[Task]],
+    folder: Path,
+    *,
+    servers: DatasetServers | None = None,
+    overwrite: bool = False,
 ) -> dict[str, Path]:
-    """Write `SPLIT.jsonl` for each split of `tasks` and return the paths.
+    """Write `SPLIT.jsonl` for each split of `tasks`, and the `servers` that they were made with, and return
+    the paths of the splits.
 
     Nothing appears in `folder` before every file is complete. With `overwrite`, files of splits that `tasks`
     lacks are removed: beside splits of another seed they would leak. Raises UserError.
     """
     check_output(folder, overwrite=overwrite)
+    if servers is not None:
+        check_servers(servers, overwrite=overwrite)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-") as temporary:
         for split, members in tasks.items():
             write_jsonl(split_path(Path(temporary), split), members)
+        write_servers(servers)
         for split in SPLITS:
             if split in tasks:
                 split_path(Path(temporary), split).replace(split_path(folder, split))

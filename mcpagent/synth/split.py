@@ -18,6 +18,7 @@ from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.disk_table import DiskTable, digest
 from mcpagent.storage.jsonl import encode_record, read_tasks
+from mcpagent.synth.output import carry_servers, write_servers
 from mcpagent.synth.pools import SPLITS, SplitShares
 from mcpagent.synth.similar import entities, plan_signature
 
@@ -73,6 +74,7 @@ def split_dataset(
             where=str(out),
             remedy="add --overwrite, or choose another folder with --out",
         )
+    servers = carry_servers(path, out, overwrite=overwrite)
     common = _common_texts(path) if group_by == "entity" else set()
     groups = largest = 0
     if drop_crossing:
@@ -83,6 +85,7 @@ def split_dataset(
         groups, largest = int(np.count_nonzero(sizes)), int(sizes.max())
         _check_sizes(groups, largest, len(group_of), shares, path)
         assigned = (shares.split_of(group, seed=seed) for group in group_of)
+    write_servers(servers)
     counts, crossing = _write(path, paths, assigned)
     return SplitOutcome(paths=paths, counts=counts, groups=groups, largest_group=largest, crossing=crossing)
 

@@ -157,6 +157,16 @@ def load_servers(path: Path) -> ServersFile:
     return _Reader(path=path, text=text, variables=known_variables(path)).read(document)
 
 
+def server_names(path: Path) -> frozenset[str]:
+    """The servers that an `mcp.json` names, whether they can be started or not; none where it is broken."""
+    try:
+        document = parse_jsonc(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return frozenset()
+    entries = document.get("mcpServers", document.get("servers")) if isinstance(document, dict) else None
+    return frozenset(entries) if isinstance(entries, dict) else frozenset()
+
+
 @dataclass(frozen=True)
 class _Reader:
     path: Path

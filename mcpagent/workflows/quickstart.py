@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from mcpagent.config.dataset_servers import DatasetServers
 from mcpagent.config.resources import resource_path
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
@@ -94,7 +95,7 @@ def _generate(job: QuickstartJob) -> None:
                 on_progress=lambda _split, _kept, _total: advance(),
             )
         )
-        write_splits(data.tasks, folder, overwrite=True)
+        write_splits(data.tasks, folder, servers=DatasetServers.of(folder, job.grpo.tools), overwrite=True)
 
 
 def _warm_start(job: QuickstartJob) -> Path:

@@ -35,6 +35,7 @@ def test_gen_data_writes_the_three_splits_and_counts_them(generated: tuple[Path,
     out, document = generated
     assert sorted(path.name for path in out.iterdir()) == [
         "heldout.jsonl",
+        "servers.yaml",
         "train.jsonl",
         "validation.jsonl",
     ]
@@ -64,7 +65,7 @@ def test_gen_data_replaces_splits_only_when_told_and_leaves_no_split_of_another_
     assert "--overwrite" in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["validation.jsonl"]
     assert mcpagent("gen-data", *counts, "--overwrite").returncode == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["heldout.jsonl", "train.jsonl"]
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["heldout.jsonl", "train.jsonl"]
 
 
 def test_gen_data_that_fails_writes_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcpagent.config.dataset_servers import DatasetServers
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
@@ -16,6 +18,8 @@ from mcpagent.servers.bfcl.package import BfclPackage
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.jsonl import write_jsonl
 from mcpagent.synth.bfcl.convert import Importer
+from mcpagent.synth.output import check_servers, write_servers
+from mcpagent.tools.named_servers import note_named
 
 _MAX_TURNS = 200  # no task allows itself more
 _EPISODES_AT_ONCE = 8  # each has up to two processes of its own, of about 55 MB
@@ -54,8 +58,12 @@ def import_bfcl(package: Path, out: Path, *, categories: Sequence[str], overwrit
             remedy="add --overwrite, or name another folder",
         )
     imported = Imported({}, {}, paths, servers, config)
-    for category, path in paths.items():
-        imported.tasks[category] = write_jsonl(path, _counted(importer.tasks(category), category, imported))
+    remembered = DatasetServers.of(
+        out,
+        ToolsConfig(servers=str(servers), isolation=dict.fromkeys(BACKENDS, "episode")),
+        rollout={"max_steps_per_episode": _MAX_TURNS, "num_envs": _EPISODES_AT_ONCE},
+    )
+    check_servers(remembered, overwrite=overwrite)
     entries = {
         name: {
             "command": sys.executable,
@@ -65,6 +73,10 @@ def import_bfcl(package: Path, out: Path, *, categories: Sequence[str], overwrit
     }
     _write(servers, json.dumps({"mcpServers": entries}, indent=2))
     _write(config, _settings(servers))
+    note_named(servers)
+    write_servers(remembered.at(out))  # now that there is a file to take the hash of
+    for category, path in paths.items():
+        imported.tasks[category] = write_jsonl(path, _counted(importer.tasks(category), category, imported))
     return imported
 
 
