@@ -48,7 +48,10 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     counts = ("--train", "8", "--validation", "1", "--heldout", "1")
     made = mcpagent("gen-data", "--templates", "full", *counts, "--out", out)
     assert made.returncode == 0, made.stderr
-    assert any("python.create_data_pipeline" in (task.offered_tools or ()) for task in read_tasks(out / "train.jsonl"))
+    assert any(
+        "python.create_data_pipeline" in (task.offered_tools or ())
+        for task in read_tasks(out / "train.jsonl")
+    )
     return out
 
 
