@@ -11,13 +11,13 @@ import typer
 
 from mcpagent.cli.sampling import Cassette, CassetteMode, Json, ToolFormat, cassette_settings
 from mcpagent.config.loader import LoadedConfig
+from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Advance, Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.storage.jsonl import find_dataset
+from mcpagent.errors import UserError
 from mcpagent.storage.packages import require
 from mcpagent.storage.run_folder import RunFolder, step_of
-from mcpagent.storage.task_file import TaskFile
 from mcpagent.workflows.dataset_config import load_for_dataset
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -50,8 +50,17 @@ def train(
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved plan; load no model, write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the plan, or what the run would refuse; load no weights, write nothing. Of a model "
+            "that is not on this machine it asks the hub for the config.json.",
+        ),
     ] = False,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="With --dry-run: plan for a GPU of so many GiB, which need not be here."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a policy: GRPO on real episodes, or supervised on gold demonstrations."""
@@ -64,30 +73,40 @@ def train(
         **cassette_settings(cassette, cassette_mode),
     }
     overrides = [*(set_ or ()), *(f"{key}={value}" for key, value in options.items() if value is not None)]
+    if gpu_memory is not None and not dry_run:
+        raise UserError(
+            "a run trains on what this machine has",
+            where="--gpu-memory",
+            remedy="add --dry-run, or leave it out",
+        )
     console = Console(is_json=as_json)
     loaded = load_for_dataset(config or (), overrides, data=None, split="train", note=console.note)
     require("hf", use="training")
     for note in loaded.notes:
         console.note(note)
     if dry_run:
-        _show_plan(loaded, console)
+        _show_plan(loaded.config, console, gpu_memory=gpu_memory)
     else:
         _train(loaded, console, resume=resume)
 
 
-def _show_plan(loaded: LoadedConfig, console: Console) -> None:
-    from mcpagent.train.plan import plan
-    from mcpagent.workflows.stage import evaluated_file
+def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | None) -> None:
+    from mcpagent.workflows.train import plan_run
 
-    with TaskFile(
-        find_dataset(loaded.config.data.train, split="train"), max_tasks=loaded.config.data.max_tasks
-    ) as tasks:
-        result = plan(loaded.config, tasks, validation=evaluated_file(loaded.config)).as_json()
+    # A named device need not be here; only without a name does this machine decide.
+    is_named = config.device in ("cuda", "mps") or (
+        config.device == "auto" and config.finetune.mode == "qlora"
+    )
+    planned = gpu_memory or (0.0 if is_named else None)
+    result = plan_run(config, gpu_memory_gib=planned, on_note=console.note).as_json()
+    notes = result.pop("notes")
     if console.is_json:
-        console.print_json(result)
-        return
-    rows = [(key.replace("_", " "), _shown(value)) for key, value in result.items()]
-    console.table("Plan (nothing was loaded or written)", ("", "value"), rows)
+        console.print_json(result | {"notes": notes})
+    else:
+        rows = [(key.replace("_", " "), _shown(value)) for key, value in result.items()]
+        console.table("Plan (nothing was loaded or written)", ("", "value"), rows)
+    for note in notes:
+        console.note(note)
 
 
 def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
@@ -160,7 +179,9 @@ def _step_note(record: JsonObject) -> str:
 
 def _shown(value: object) -> str:
     if value is None:
-        return "unknown until the model is loaded"
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.2f}"
     if isinstance(value, dict):

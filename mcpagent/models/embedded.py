@@ -84,23 +84,34 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, catalog_hash: str)
     return fast
 
 
+def embedded_config(shape: EmbeddedShape, **options: Any) -> Any:
+    """The transformers configuration of an embedded model; `options` join it or replace parts of it."""
+    from transformers import Qwen3Config
+
+    architecture: dict[str, Any] = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.heads,
+        "head_dim": shape.hidden_size // shape.heads,
+        "intermediate_size": shape.intermediate_size,
+        "max_position_embeddings": shape.max_positions,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "initializer_range": 0.05,
+    }
+    return Qwen3Config(**(architecture | options))
+
+
 def build_model(tokenizer: Any, *, shape: EmbeddedShape, seed: int) -> Any:
     """A randomly initialised `Qwen3ForCausalLM` (float32, tied embeddings) for `tokenizer`."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
-    config = Qwen3Config(
+    config = embedded_config(
+        shape,
         vocab_size=len(tokenizer),
-        hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
-        head_dim=shape.hidden_size // shape.heads,
-        intermediate_size=shape.intermediate_size,
-        max_position_embeddings=shape.max_positions,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        initializer_range=0.05,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )

@@ -108,8 +108,9 @@ def load_model(
     return model if in_4bit else model.to(device)
 
 
-def require_4bit(device: torch.device) -> None:
-    """Raises UserError where weights cannot be held in 4 bits."""
+def require_4bit(device: torch.device, *, is_here: bool = True) -> None:
+    """Raises UserError where weights cannot be held in 4 bits; with `is_here` off, the device is that of
+    another machine, and what is installed is not asked."""
     if device.type != "cuda":
         raise UserError(
             f"finetune.mode qlora needs a CUDA GPU (bitsandbytes has 4-bit kernels for nothing else), "
@@ -117,17 +118,18 @@ def require_4bit(device: torch.device) -> None:
             where="finetune.mode",
             remedy="use --mode lora, whose frozen weights take 2 bytes each with model.dtype=bfloat16",
         )
-    require("qlora", use="finetune.mode qlora")
+    if is_here:
+        require("qlora", use="finetune.mode qlora")
 
 
-def refuse_missing_attention(name: str, device: torch.device) -> None:
-    """Raises UserError where an attention of transformers cannot run here."""
+def refuse_missing_attention(name: str, device: torch.device, *, is_here: bool = True) -> None:
+    """Raises UserError where an attention of transformers cannot run; `is_here` as in `require_4bit`."""
     package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}.get(name)
     if package is None:
         return
     if device.type != "cuda":
         why = f"it needs a CUDA GPU, and the device is {device.type}"
-    elif importlib.util.find_spec(package) is None:
+    elif is_here and importlib.util.find_spec(package) is None:
         why = f"the package {package} is not installed"
     else:
         return

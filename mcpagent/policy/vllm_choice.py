@@ -23,26 +23,34 @@ class Choice:
 
 
 def choose_backend(
-    wanted: Literal["auto", "hf", "vllm"], *, is_lora: bool, has_gpu: bool, has_servers: bool = False
+    wanted: Literal["auto", "hf", "vllm"],
+    *,
+    is_lora: bool,
+    has_gpu: bool,
+    has_servers: bool = False,
+    is_here: bool = True,
 ) -> Choice:
     """`auto` is vllm where servers are named, or where adapters are trained on a GPU and vllm is there.
 
-    Raises UserError where vllm is asked for and missing; servers need no vllm on this side.
+    Raises UserError where vllm is asked for and missing; servers need no vllm on this side. With `is_here`
+    off, the choice is for another machine, and vllm is taken to be installed there.
     """
     if wanted == "hf":
         return Choice("hf", "rollout.backend is hf")
     if has_servers:
         return Choice("vllm", "vllm.servers names servers")
     if wanted == "vllm":
-        require_vllm()
+        require_vllm(has_servers=not is_here)
         return Choice("vllm", "rollout.backend is vllm")
-    if not _is_importable():
+    if is_here and not _is_importable():
         return Choice("hf", "vllm is not installed")
     if not has_gpu:
         return Choice("hf", "there is no GPU")
     if not is_lora:
         return Choice("hf", "no adapters are trained, and vllm would hold all weights once more")
-    return Choice("vllm", "adapters are trained on a GPU and vllm is installed")
+    return Choice(
+        "vllm", f"adapters are trained on a GPU and vllm is {'installed' if is_here else 'taken to be there'}"
+    )
 
 
 def require_vllm(*, has_servers: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ _ADAPTER_BYTES = 4  # adapters are in float32
 _NF4_BYTES = 0.516  # 4 bits, and 0.127 bits of block constants (arXiv 2305.14314, section 3)
 _LOGITS_CHUNK = 1 << 25  # elements; as in `train.scoring`
 _LOGITS_COPIES = 3  # logits, probabilities and their gradient, in float32
-_ASSUMED_CONTEXT = 2048  # tokens, where rollout.max_context_tokens is not set
+ASSUMED_CONTEXT = 2048  # tokens, where rollout.max_context_tokens is not set
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,11 @@ class ModelShape:
     """Counts of parameters and elements. `layer_elements` is what a layer keeps of each token for its
     backward pass where nothing is computed again."""
 
+    class_name: str
+    can_checkpoint: bool
     parameters: int
     linear: int  # parameters of the linear layers that qlora quantises
+    linear_names: tuple[str, ...]  # what lora.target_modules may name
     adapters: int
     layers: int
     hidden: int
@@ -47,8 +50,11 @@ def shape_of(config: Any, lora: LoraConfig) -> ModelShape:
     outputs = sum(m.out_features for m in linear.values()) // config.num_hidden_layers
     feedforward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     return ModelShape(
+        class_name=type(model).__name__,
+        can_checkpoint=model.supports_gradient_checkpointing,
         parameters=sum(p.numel() for p in model.parameters()),
         linear=sum(m.weight.numel() for m in linear.values()),
+        linear_names=tuple(sorted({n.rpartition(".")[2] for n in linear})),
         adapters=sum((m.in_features + m.out_features) * lora.r for m in adapted),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
@@ -75,6 +81,40 @@ def checkpoint(config: TrainConfig, shape: ModelShape, *, itemsize: int) -> int:
     return 3 * _trained_bytes(config, shape, itemsize)
 
 
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes by part, each at the moment of a step at which it is largest, and `peak`, the most that are held
+    at once. `fixed` is what no setting of a batch changes."""
+
+    parts: dict[str, float]
+    peak: float
+
+    @property
+    def fixed(self) -> float:
+        return sum(self.parts[name] for name in _FIXED)
+
+
+_FIXED = ("weights", "gradients", "optimiser", "reference", "sampling_copy")
+
+
+def forecast(
+    config: TrainConfig,
+    shape: ModelShape,
+    *,
+    itemsize: int,
+    backend: Literal["hf", "vllm"],
+    device_bytes: int | None,
+) -> Forecast:
+    """What a run holds. An engine of vLLM on the trainer's GPU has its share of the device's memory
+    (`device_bytes`; left out where that is not known), during updates only where it does not sleep."""
+    parts = memory(config, shape, itemsize=itemsize, samples_here=backend == "hf")
+    has_engine = backend == "vllm" and config.algorithm == "grpo" and not config.vllm.servers
+    parts["vllm"] = config.vllm.gpu_memory_utilization * (device_bytes or 0) if has_engine else 0.0
+    sampling = sum(parts[name] for name in (*_FIXED, "kv_cache", "vllm"))
+    updating = sum(parts.values()) - (parts["vllm"] if config.vllm.sleep is not False else 0.0)
+    return Forecast(parts=parts, peak=max(sampling, updating))
+
+
 def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_here: bool) -> dict[str, float]:
     """Bytes by part, each at the moment of a step at which it is largest. `itemsize` is that of the weights;
     with `samples_here` the episodes are sampled by transformers in this process."""
@@ -89,7 +129,7 @@ def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_her
     if is_grpo and config.grpo.reference != "none":
         reference = trained if config.grpo.reference == "ema" or is_full else 0.0
     samples_here = samples_here and is_grpo
-    context = min(config.rollout.max_context_tokens or _ASSUMED_CONTEXT, shape.max_context)
+    context = min(config.rollout.max_context_tokens or ASSUMED_CONTEXT, shape.max_context)
     episodes = min(config.rollout.num_envs, config.prompts_per_step * config.rollout.group_size)
     tokens = config.training.micro_batch_tokens
     return {

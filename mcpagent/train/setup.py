@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from mcpagent.config.checks import refused_on_cpu
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
@@ -64,24 +63,20 @@ class Loaded:
     max_context: int
 
 
-def training_device(config: TrainConfig) -> torch.device:
-    """Where a run trains. Raises UserError where there is no such device, or where it is a CPU and float16 is
-    asked for."""
-    device = resolve_device(config.device)
-    if device.type == "cpu" and (refused := refused_on_cpu(config)) is not None:
-        raise UserError(refused.message, where=refused.keys[0])
-    return device
+def refuse_untrained(name: str) -> None:
+    """Raises UserError for a model that is not there before a warm start made it."""
+    if name == "embedded":
+        raise UserError(
+            "the embedded model starts from random weights, which GRPO cannot learn from",
+            where="model.name",
+            remedy="warm it up first: mcpagent train --config configs/warm_start.yaml, then name that run's "
+            "checkpoint; or run `mcpagent quickstart`, which does both",
+        )
 
 
 def load(config: TrainConfig) -> Loaded:
     """The model that the configuration names. Raises UserError where it cannot be had."""
-    if config.model.name == "embedded":
-        raise UserError(
-            "the embedded model starts from random weights, which GRPO cannot learn from",
-            where="model.name",
-            remedy="warm it up first: mcpagent train --algo sft --mode full --set model.name=embedded "
-            "..., then name that run's checkpoint; or run `mcpagent quickstart`, which does both",
-        )
+    refuse_untrained(config.model.name)
     device = resolve_device(config.device)
     torch.set_num_threads(config.threads)
     tokenizer = load_tokenizer(

@@ -139,7 +139,7 @@ def open_trackers(
     """Start them. Raises UserError where the package of one is not installed."""
     secrets = secrets_of(environment())
     for backend in backends:
-        _require(backend)
+        require_tracker(backend)
     clean = TrackedRun(**{**vars(run), "config": safe_config(run.config, secrets)})
     threads = [
         TrackerThread(name, lambda open_=_OPENERS[name]: open_(clean), note=note, deadline_s=deadline_s)
@@ -161,7 +161,8 @@ def _without_users(value: Any) -> Any:
     return _USER_IN_URL.sub("", value) if isinstance(value, str) else value
 
 
-def _require(backend: str) -> None:
+def require_tracker(backend: str) -> None:
+    """Raises UserError where the package of a tracker is not installed."""
     if importlib.util.find_spec(backend) is None:
         raise UserError(
             f"the tracker {backend} is not installed",

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
-from mcpagent.policy.vllm_choice import require_vllm
 from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.storage.runs import RunSession, last_run, new_session, run_session
+from mcpagent.storage.runs import RunSession, last_run, new_session, planned_folder, run_session
+from mcpagent.storage.task_file import TaskFile
 from mcpagent.train.callbacks import Callback
+from mcpagent.train.plan import TrainPlan, plan
+from mcpagent.train.preflight import Preflight, check, target_device
 from mcpagent.train.processes import Processes
-from mcpagent.train.setup import training_device
 from mcpagent.workflows.run_place import RunPlace
 from mcpagent.workflows.run_watch import TrainOutcome, Watch
 from mcpagent.workflows.stage import catalog_note, evaluated_file, open_tasks, pinned_model
@@ -52,14 +55,12 @@ def train(
     # Nothing here draws from these two, but libraries may; torch is seeded with its model.
     random.seed(derive_seed(config.seed, "python"))
     np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
-    if config.algorithm == "grpo" and config.rollout.backend == "vllm":
-        require_vllm(has_servers=bool(config.vllm.servers))
-    processes = Processes.join(training_device(config))
-    if not processes.is_first:
-        watch = Watch()
     with ExitStack() as stack:
-        tasks = stack.enter_context(open_tasks(config, find_dataset(config.data.train, split="train")))
-        validation = stack.enter_context(_validation(config))
+        ready = stack.enter_context(prepared(config))
+        tasks, validation = ready.tasks, ready.validation
+        processes = Processes.join(torch.device(ready.checked.target.kind))
+        if not processes.is_first:
+            watch = Watch()
         session = (
             stack.enter_context(_session(config, run_dir, resume=resume, beside=beside))
             if processes.is_first
@@ -68,6 +69,8 @@ def train(
         folder = processes.from_first(lambda: session.folder if session else Path())
         watch.on_folder(folder)
         config = config.model_copy(update={"output_dir": str(folder.parent), "name": folder.name})
+        for note in ready.checked.notes:
+            watch.note(note)
         tools = stack.enter_context(
             open_tools(
                 config.tools,
@@ -120,7 +123,45 @@ def _session(
     return run_session(RunFolder.open(folder).path, kind=config.method)
 
 
-def _validation(config: TrainConfig) -> AbstractContextManager[Sequence[Task]]:
-    """The validation tasks where the run evaluates; none otherwise."""
-    path = evaluated_file(config)
-    return nullcontext(()) if path is None else open_tasks(config, path)
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a run needs besides servers and weights, all of it checked. `validation` is empty where the run
+    never evaluates."""
+
+    tasks: TaskFile
+    validation: Sequence[Task]
+    validation_path: Path | None
+    checked: Preflight
+
+
+@contextmanager
+def prepared(config: TrainConfig, *, gpu_memory_gib: float | None = None) -> Iterator[Prepared]:
+    """Everything that a run and its dry run refuse alike: the data, the device, the model's architecture,
+    what fits. Loads no weights, starts no server, writes nothing. Raises UserError."""
+    target = target_device(config, gpu_memory_gib=gpu_memory_gib)
+    with ExitStack() as stack:
+        tasks = stack.enter_context(open_tasks(config, find_dataset(config.data.train, split="train")))
+        path = evaluated_file(config)
+        validation = () if path is None else stack.enter_context(open_tasks(config, path))
+        yield Prepared(
+            tasks=tasks, validation=validation, validation_path=path, checked=check(config, target)
+        )
+
+
+def plan_run(
+    config: TrainConfig,
+    *,
+    gpu_memory_gib: float | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> TrainPlan:
+    """What `train` would do, or what it would refuse (UserError): with `gpu_memory_gib`, 0 where it is not
+    known, on a GPU that need not be here."""
+    config = pinned_model(config, on_note=on_note)
+    with prepared(config, gpu_memory_gib=gpu_memory_gib) as ready:
+        return plan(
+            config,
+            ready.checked,
+            ready.tasks,
+            validation=ready.validation_path,
+            run_dir=planned_folder(Path(config.output_dir), config.name),
+        )

@@ -306,3 +306,72 @@ def test_an_epoch_has_as_many_steps_as_optimiser_batches(settings: list[str]) ->
         done = mcpagent_train(*settings, *options, "--algo", algo, "--dry-run", "--json")
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout)["steps"] == 3  # 10 tasks in batches of 2 x 2
+
+
+REFUSED = {
+    "a device that is a CPU after all": [
+        "--set",
+        "model.dtype=float16",
+        "--set",
+        "training.mixed_precision=fp16",
+    ],
+    "weights in 4 bits on a CPU": ["--mode", "qlora"],
+    "vllm where there is none": ["--backend", "vllm"],
+    "an attention of GPUs": ["--set", "model.attn_implementation=flash_attention_2"],
+    "adapters on no layer": ["--set", "lora.target_modules=[query]"],
+    "a model that is not trained yet": ["--set", "model.name=embedded"],
+    "a folder that is none": ["--set", "model.name=./nowhere"],
+    "overlapping in the deterministic mode": [
+        *("--set", "rollout.max_staleness=1", "--set", "grpo.tis_cap=2.0"),
+    ],
+    "a tracker that is not installed": ["--set", "tracking.backends=[weave]"],
+    "no such dataset": ["--set", "data.train=nowhere.jsonl"],
+    "no such servers": ["--set", "tools.servers=nowhere.json"],
+    "an empty validation set": ["--set", "data.validation=empty.jsonl", "--set", "training.eval_every=1"],
+    "a broken validation set": ["--set", "data.validation=broken.jsonl", "--set", "training.eval_every=1"],
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_the_dry_run_refuses_what_the_run_refuses_in_the_same_words(
+    what: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").write_text("")
+    Path("broken.jsonl").write_text('{"prompt": []}\n')
+    before = sorted(path.name for path in tmp_path.iterdir())
+    run = refused(mcpagent_train(*settings, *REFUSED[what]))
+    dry = refused(mcpagent_train(*settings, *REFUSED[what], "--dry-run"))
+    assert dry == run
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_gpu_run_is_planned_on_a_machine_without_one(settings: list[str], tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    gpu = ["--device", "cuda", "--set", "model.dtype=auto"]
+    for options in (["--gpu-memory", "80"], []):
+        done = mcpagent_train(*settings, *gpu, *options, "--dry-run", "--json")
+        assert done.exit_code == 0, done.output
+        plan = json.loads(done.stdout)
+        assert (plan["device"], plan["dtype"]) == ("cuda", "bfloat16")
+        assert plan["device_memory_gib"] == (80 if options else None)
+        assert plan["fits"] is (True if options else None)
+    assert "a run trains on what this machine has" in refused(mcpagent_train(*settings, "--gpu-memory", "80"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_does_not_fit_is_told_what_to_lower(
+    settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    large = ["--set", "model.name=Qwen/Qwen3-0.6B", "--set", "rollout.num_envs=4000"]
+    large += ["--set", "training.batch_size=4000"]
+    done = mcpagent_train(*settings, *large, "--dry-run", "--json")
+    assert done.exit_code == 0, done.output
+    plan = json.loads(done.stdout)
+    assert plan["fits"] is False
+    assert any("lower it to" in note and "rollout.num_envs=" in note for note in plan["notes"])
+    assert "lower it to" in done.stderr
