@@ -75,7 +75,6 @@ def _in_cache(name: str, *, trust_remote_code: bool) -> Any:
 def _from_hub(name: str) -> Any:
     """One request without a retry, where the library's own would wait half a minute without a network."""
     from huggingface_hub import get_token, hf_hub_url
-    from transformers import AutoConfig
 
     token = get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -86,8 +85,8 @@ def _from_hub(name: str) -> Any:
         answer.raise_for_status()
         with TemporaryDirectory(prefix="mcpagent-config-") as folder:
             Path(folder, "config.json").write_bytes(answer.content)
-            return AutoConfig.from_pretrained(folder)
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
+            return load_config(folder)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, UserError):
         return None
 
 
