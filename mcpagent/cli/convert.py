@@ -73,6 +73,8 @@ def convert(
     rejects = out.with_name(f"{out.name}.rejects.jsonl")
     if conversion.faults and (not keep_going or not conversion.tasks):
         _refuse(conversion, spec, console, as_json=as_json, could_keep=bool(conversion.tasks))
+    if not conversion.tasks:
+        raise UserError("the spec holds no task", where=str(spec), remedy="nothing was written")
     write_servers(remembered)
     write_jsonl(out, conversion.tasks)
     if conversion.faults:

@@ -91,7 +91,9 @@ def validate(
         asyncio.run(_prove(file, pool, out, report))
     else:
         keep_sound(file, None if pool is None else ToolShelf(asyncio.run(_tools(pool))), report, out=out)
-    document: dict[str, Any] = {**report.as_json(), **({"path": str(out)} if out is not None else {})}
+    if out is not None and not report.valid:
+        console.note(f"{out} is not written: no record is good")
+    document: dict[str, Any] = {**report.as_json(), **({"path": str(out)} if report.valid and out else {})}
     if calibrate is not None and out is not None and report.valid:
         from mcpagent.workflows.calibrate import calibrate_file
 
@@ -168,10 +170,13 @@ def split(
         drop_crossing=drop_crossing,
         overwrite=overwrite,
     )
+    if empty := [name for name, count in outcome.counts.items() if not count]:
+        parts = "things that only its tasks are about" if drop_crossing else f"groups ({outcome.groups})"
+        console.note(f"{' and '.join(empty)} got no task and no file: there are too few {parts}")
     if as_json:
         console.print_json(outcome.as_json())
         return
-    rows = [(name, count, str(outcome.paths[name])) for name, count in outcome.counts.items()]
+    rows = [(name, count, str(outcome.paths.get(name, "none"))) for name, count in outcome.counts.items()]
     console.table(f"{file}, by {group_by}", ("Split", "Tasks", "File"), rows)
     if outcome.groups:
         console.say(f"{outcome.groups} groups, the largest with {outcome.largest_group} tasks")

@@ -90,7 +90,7 @@ def gen_data(
     from mcpagent.config.dataset_servers import DatasetServers
     from mcpagent.console import Console
     from mcpagent.servers.names import BUILTIN_NAMES
-    from mcpagent.synth.output import check_output, check_servers, write_splits
+    from mcpagent.synth.output import check_output, check_servers, short_note, write_splits
 
     started = time.perf_counter()
     console = Console(is_json=as_json)
@@ -123,6 +123,11 @@ def gen_data(
     document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
     if taped is not None:
         document["cassette"] = taped
+    if short := data.short_of(counts):
+        document["short"] = {split: {"made": made, "asked": asked} for split, (made, asked) in short.items()}
+        things = sum(of_split["facts"] for of_split in data.entities.values())
+        why = f"the read-only tools gave {things} things to ask about, each of which belongs to one split"
+        console.note(short_note(short, why))
     if as_json:
         console.print_json(document)
     else:

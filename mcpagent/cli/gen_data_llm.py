@@ -63,6 +63,11 @@ def run_llm(
         "seed": seed,
         "seconds": round(time.perf_counter() - started, 3),
     }
+    lacking = {split: (0, count) for split, count in counts.items() if count and split not in tasks}
+    if tasks and lacking:
+        document["short"] = {split: {"made": 0, "asked": n} for split, (_, n) in lacking.items()}
+        groups = f"the {document['records']} tasks are too few, or share too many entities, to be divided"
+        console.note(f"{' and '.join(lacking)} got no task and no file: {groups}; ask for more samples")
     if console.is_json and tasks:
         console.print_json(document)
     else:
@@ -224,6 +229,7 @@ def _generate(
                 budget=budget,
                 open_journal=open_journal,
                 shares=shares,
+                splits=[split for split, count in counts.items() if count],
                 on_note=console.note,
                 on_progress=on_progress,
             )

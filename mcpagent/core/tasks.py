@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from mcpagent.core.records import JsonObject, OpenRecord, Record
 
@@ -102,10 +102,20 @@ class GroundTruth(OpenRecord):
     reference_answer: str | None = None  # what a right final message says; may hold references
 
 
+# The names that `reward_spec.method` may have; `mcpagent.reward.registry` has the grader of each.
+REWARD_METHODS = ("rule",)
+
+
+def _known_method(value: str) -> str:
+    if value not in REWARD_METHODS:
+        raise ValueError(f"{value!r} is not a reward method; there is {', '.join(REWARD_METHODS)}")
+    return value
+
+
 class RewardSpec(OpenRecord):
     """`method` names the scoring; `rule` is the deterministic reward of `mcpagent.reward`."""
 
-    method: str = "rule"
+    method: Annotated[str, AfterValidator(_known_method)] = "rule"
     ground_truth: GroundTruth
 
 

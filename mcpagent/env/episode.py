@@ -16,7 +16,8 @@ from mcpagent.env.offer import Offer, offer
 from mcpagent.env.parsing import parse_action
 from mcpagent.errors import EpisodeError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
-from mcpagent.reward.rule import grade, turn_terms
+from mcpagent.reward.registry import grade
+from mcpagent.reward.rule import turn_terms
 from mcpagent.tools.contract import Purpose, ToolProvider
 
 # Stands before the schemas in a user message that brings more tools: the system message stays as it is.

@@ -32,7 +32,7 @@ def find_dataset(
             raise UserError(
                 "there is no such dataset",
                 where=given,
-                remedy=f"name a file with --set data.{split}=FILE, or make one: mcpagent gen-data",
+                remedy=_remedy(split),
             )
         return path
     folders = _DATA_FOLDERS if beside is None else (str(Path(beside).parent), *_DATA_FOLDERS)
@@ -44,8 +44,17 @@ def find_dataset(
     raise UserError(
         f"there is no {split} dataset: data.{split} is not set, and none of {', '.join(folders)} "
         f"holds {split}.json or {split}.jsonl",
-        remedy=f"name a file with --set data.{split}=FILE, or make one: mcpagent gen-data",
+        remedy=_remedy(split),
     )
+
+
+def _remedy(split: str) -> str:
+    return f"name a file with --set data.{split}=FILE, or make one: mcpagent gen-data{_or_without(split)}"
+
+
+def _or_without(split: str) -> str:
+    """What else a training run may do where its validation tasks are missing."""
+    return "; training does without: --set training.eval_every=0" if split == "validation" else ""
 
 
 def read_tasks(path: Path | str) -> Iterator[Task]:
@@ -74,7 +83,8 @@ def parse_task(record: JsonObject, *, where: str) -> Task:
 
 def empty_dataset(path: Path) -> UserError:
     """The error for a dataset without a task."""
-    return UserError("the dataset holds no task", where=str(path), remedy="make one: mcpagent gen-data")
+    remedy = f"make one: mcpagent gen-data{_or_without(path.name.partition('.')[0])}"
+    return UserError("the dataset holds no task", where=str(path), remedy=remedy)
 
 
 def write_jsonl(path: Path | str, records: Iterable[BaseModel | Mapping[str, Any]]) -> int:

@@ -28,6 +28,7 @@ from mcpagent.synth.wording import WORDINGS, words_of
 from mcpagent.tools.contract import ToolProvider
 
 DATA_SOURCE = "synthetic/explored"
+_MORE_CHANCES = 4  # for a split of whose facts none became a task: each time it has one fact more
 _LONGEST = 4  # calls of a walk
 _SPARE_TURNS = 3
 _PLACE = re.compile(r"\[(\d+)\]")
@@ -50,7 +51,8 @@ async def explore_dataset(
     distractors: int | None = None,
     on_progress: Progress | None = None,
 ) -> GeneratedData:
-    """Up to `counts[split]` distinct tasks for each split: as many as the servers have matter for.
+    """Up to `counts[split]` distinct tasks for each split: as many as the servers have matter for, and one at
+    least in each, where there is one.
 
     What is asked about in one split is not in another. Raises UserError where no tool may be called, or none
     gives anything to ask about.
@@ -66,27 +68,54 @@ async def explore_dataset(
             "templates for these servers: --templates FOLDER (see templates/tasks)",
         )
     offer = Offer(catalog=pool.tools, distractors=distractors)
+    least = {split: 1 for split in SPLITS if counts.get(split)}
+    made = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress)
+    for _ in range(_MORE_CHANCES):
+        empty = [split for split, tasks in made.tasks.items() if not tasks]
+        if not empty:
+            break
+        least |= {split: least[split] + 1 for split in empty}
+        again = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress)
+        made = max(made, again, key=lambda data: sum(map(bool, data.tasks.values())))
+    if not any(made.tasks.values()):
+        raise UserError(
+            f"none of {made.candidates} candidates became a task: {dict(made.rejects)}",
+            remedy="write templates for these servers: --templates FOLDER (see templates/tasks)",
+        )
+    return made
+
+
+async def _filled(
+    graph: ToolGraph,
+    counts: Mapping[str, int],
+    seed: int,
+    shares: SplitShares,
+    least: Mapping[str, int],
+    offer: Offer,
+    cache: CallCache,
+    on_progress: Progress | None,
+) -> GeneratedData:
+    """The tasks of each split, where each has at least `least` facts to ask about, if there are so many."""
+    askable = (_about(fact) for fact in graph.facts if any(map(_is_worth_asking, fact.leaves)))
+    split_of = shares.assign(askable, seed=seed, least=least)
     tally, turn = Tally(), asyncio.Lock()
     tasks: dict[str, tuple[Task, ...]] = {}
     used: dict[str, Mapping[str, int]] = {}
-    for split in SPLITS:
-        if counts.get(split):
-            facts = [f for f in graph.facts if shares.split_of(_about(f), seed=seed) == split]
-            used[split] = {"facts": len(facts)}
-            source = _WalkSource(
-                graph=graph, facts=facts, offer=offer, split=split, seed=seed, seen=tally.seen, turn=turn
-            )
-            tasks[split] = await fill_split(
-                source, counts[split], cache, tally, on_progress, may_end_early=True
-            )
-    if not any(tasks.values()):
-        raise UserError(
-            f"none of {tally.candidates} candidates became a task: {dict(tally.log.counts)}",
-            remedy="write templates for these servers: --templates FOLDER (see templates/tasks)",
+    for split in least:
+        facts = [f for f in graph.facts if _split_of(f, split_of, shares, seed) == split]
+        used[split] = {"facts": len(facts)}
+        source = _WalkSource(
+            graph=graph, facts=facts, offer=offer, split=split, seed=seed, seen=tally.seen, turn=turn
         )
+        tasks[split] = await fill_split(source, counts[split], cache, tally, on_progress, may_end_early=True)
     return GeneratedData.of(
         tasks, tally, entities=used, catalog_hash=offer.catalog_hash, executed_calls=cache.executed
     )
+
+
+def _split_of(fact: Fact, assigned: Mapping[str, str], shares: SplitShares, seed: int) -> str:
+    about = _about(fact)
+    return assigned.get(about) or shares.split_of(about, seed=seed)
 
 
 def _about(fact: Fact) -> str:

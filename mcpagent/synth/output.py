@@ -67,12 +67,13 @@ def write_splits(
     servers: DatasetServers | None = None,
     overwrite: bool = False,
 ) -> dict[str, Path]:
-    """Write `SPLIT.jsonl` for each split of `tasks`, and the `servers` that they were made with, and return
-    the paths of the splits.
+    """Write `SPLIT.jsonl` for each split of `tasks` that has one, and the `servers` that they were made with,
+    and return the paths of the splits.
 
-    Nothing appears in `folder` before every file is complete. With `overwrite`, files of splits that `tasks`
-    lacks are removed: beside splits of another seed they would leak. Raises UserError.
+    Nothing appears in `folder` before every file is complete. With `overwrite`, files of splits without tasks
+    are removed: beside splits of another seed they would leak. Raises UserError.
     """
+    tasks = {split: members for split, members in tasks.items() if members}
     check_output(folder, overwrite=overwrite)
     if servers is not None:
         check_servers(servers, overwrite=overwrite)
@@ -87,6 +88,15 @@ def write_splits(
             else:
                 split_path(folder, split).unlink(missing_ok=True)
     return {split: split_path(folder, split) for split in tasks}
+
+
+def short_note(short: Mapping[str, tuple[int, int]], why: str) -> str:
+    """One sentence: which splits have fewer tasks than were asked for (made, asked), and why."""
+    parts = [
+        f"{split} has {made} of {asked} tasks" + ("" if made else " and no file")
+        for split, (made, asked) in short.items()
+    ]
+    return f"{', '.join(parts)}: {why}"
 
 
 def split_path(folder: Path, split: str) -> Path:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mcpagent.core.placeholders import PlaceholderError, resolve, result_value
 from mcpagent.core.records import JsonObject
@@ -12,6 +12,8 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.errors import UserError
 from mcpagent.synth.calls import CallCache
 from mcpagent.synth.templates import Listing, Pool, SplitKey, TemplateSet, fill
+
+K = TypeVar("K", bound=Hashable)
 
 SPLITS = ("train", "validation", "heldout")
 _MAX_PAGES = 1000  # a server whose cursor never ends must not hang the run
@@ -25,9 +27,9 @@ class SplitShares:
     validation: float = 0.1
 
     def __post_init__(self) -> None:
-        if min(self.heldout, self.validation) < 0 or self.heldout + self.validation >= 1:
+        if min(self.heldout, self.validation) < 0 or self.heldout + self.validation > 1 + 1e-9:
             raise UserError(
-                f"shares heldout={self.heldout}, validation={self.validation} leave nothing to train on"
+                f"shares heldout={self.heldout}, validation={self.validation} are more than all there is"
             )
 
     def split_of(self, key: object, *, seed: int) -> str:
@@ -36,6 +38,24 @@ class SplitShares:
         if point < self.heldout:
             return "heldout"
         return "validation" if point < self.heldout + self.validation else "train"
+
+    def assign(self, keys: Iterable[K], *, seed: int, least: Mapping[str, int]) -> dict[K, str]:
+        """The split of each key by its hash; but where there are few, each split has the `least` number asked
+        for, as long as another can spare one, and those first in SPLITS have their first one first."""
+        found = {key: self.split_of(key, seed=seed) for key in keys}
+        members = {split: [key for key in found if found[key] == split] for split in SPLITS}
+        for place, split in enumerate(SPLITS):
+            while len(members[split]) < least.get(split, 0):
+                after = () if members[split] else SPLITS[place + 1 :]
+                spare = {s: len(members[s]) - (0 if s in after else least.get(s, 0)) for s in SPLITS}
+                # What nobody asked for is taken first, then from the split that has the most to spare.
+                giver = max(SPLITS, key=lambda s: (spare[s] > 0, not least.get(s), spare[s]))
+                if spare[giver] <= 0:
+                    break
+                key = members[giver].pop()
+                members[split].append(key)
+                found[key] = split
+        return found
 
 
 @dataclass(frozen=True)

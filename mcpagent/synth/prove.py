@@ -13,7 +13,7 @@ from mcpagent.core.trajectory import StopReason
 from mcpagent.reward.answer import state_holds
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
-from mcpagent.reward.rule import grade
+from mcpagent.reward.registry import grade
 from mcpagent.synth.calls import CallCache
 from mcpagent.synth.inspect_task import stands_in
 from mcpagent.synth.run import GoldRun, final_words, replay, score

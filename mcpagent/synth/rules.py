@@ -64,6 +64,11 @@ class GeneratedData:
             executed_calls=executed_calls,
         )
 
+    def short_of(self, counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """The splits with fewer tasks than were asked for: (made, asked)."""
+        made = {split: len(self.tasks.get(split, ())) for split in counts}
+        return {split: (made[split], count) for split, count in counts.items() if made[split] < count}
+
     @property
     def stages(self) -> list[JsonObject]:
         """The yield: what went into each stage and what came out, the last line being what is written."""

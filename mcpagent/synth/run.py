@@ -11,7 +11,8 @@ from mcpagent.core.tasks import PlanStep, StateCall, Task
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
-from mcpagent.reward.rule import grade, total_reward
+from mcpagent.reward.registry import grade
+from mcpagent.reward.rule import total_reward
 from mcpagent.synth.calls import CallCache, SynthSession
 from mcpagent.synth.stages import RejectCode, Rejected
 

@@ -24,12 +24,14 @@ from mcpagent.synth.similar import entities, plan_signature
 
 GroupBy = Literal["entity", "plan"]
 _COMMON = 0.05  # a text that more of the tasks name is a setting ("daily"), not a thing that they are about
+_FEW_GROUPS = 10_000  # with more, no split that has a share is empty by chance
 _FEW = 20  # ... if it is more than so many tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitOutcome:
-    """`crossing` tasks are about things of several splits, and are in none."""
+    """`crossing` tasks are about things of several splits, and are in none. A split without tasks has a count
+    and no path."""
 
     paths: dict[str, Path]
     counts: dict[str, int]
@@ -84,9 +86,12 @@ def split_dataset(
         sizes = np.bincount(group_of)
         groups, largest = int(np.count_nonzero(sizes)), int(sizes.max())
         _check_sizes(groups, largest, len(group_of), shares, path)
-        assigned = (shares.split_of(group, seed=seed) for group in group_of)
+        few = dict.fromkeys(group_of) if groups <= _FEW_GROUPS else {}
+        split_of = shares.assign(few, seed=seed, least=dict.fromkeys(wanted, 1))
+        assigned = (split_of.get(group) or shares.split_of(group, seed=seed) for group in group_of)
     write_servers(servers)
     counts, crossing = _write(path, paths, assigned)
+    paths = {split: file for split, file in paths.items() if counts[split]}
     return SplitOutcome(paths=paths, counts=counts, groups=groups, largest_group=largest, crossing=crossing)
 
 
@@ -161,6 +166,9 @@ def _write(path: Path, paths: dict[str, Path], assigned: Iterator[str | None]) -
             counts[split] += 1
         for split, file in files.items():
             file.close()
+            if not counts[split]:  # nor may one stay that was made of other tasks
+                paths[split].unlink(missing_ok=True)
+                continue
             with atomic_file(paths[split]) as temporary:
                 (folder / split).replace(temporary)
     return counts, crossing

@@ -131,7 +131,7 @@ def keep_sound(path: Path, shelf: ToolShelf | None, report: ValidationReport, *,
     """Check every record as it is written, and write the good ones to `out` where it is given."""
     tasks = (task for _, task in sound_tasks(path, shelf, report))
     if out is not None:
-        write_jsonl(out, tasks)
+        _drop_empty(out, write_jsonl(out, tasks))
         return
     for _ in tasks:
         pass
@@ -146,6 +146,13 @@ async def keep_proven(path: Path, cache: CallCache, report: ValidationReport, *,
     with atomic_file(out) as temporary, compressed_writer(temporary, suffix=out.suffix) as stream:
         async for _, task in proven_tasks(path, cache, report):
             stream.write(encode_record(task) + b"\n")
+    _drop_empty(out, report.valid)
+
+
+def _drop_empty(out: Path, count: int) -> None:
+    """A file without a task is no dataset: what reads it would fail there and not here."""
+    if not count:
+        out.unlink()
 
 
 def _problem(

@@ -111,9 +111,10 @@ def test_a_users_servers_are_found_by_every_command(
         "training.eval_every=0",
     )
     found_by(harbour, "train", *(part for setting in settings for part in ("--set", setting)))
-    trained = mcpagent("eval", "checkpoint", run / "train", "--data", data, env=KEY)
+    (run,) = (folder for folder in run.iterdir() if folder.is_dir())
+    trained = mcpagent("eval", "checkpoint", run, "--data", data, env=KEY)
     assert trained.returncode == 0, trained.stderr  # with the servers of the run, which are those of the data
-    on_others = mcpagent("eval", "checkpoint", run / "train", "--data", "data/samples/train.jsonl", *short)
+    on_others = mcpagent("eval", "checkpoint", run, "--data", "data/samples/train.jsonl", *short)
     assert on_others.returncode == 0, on_others.stderr
     assert "polygon" in used_line(on_others)
 

@@ -205,9 +205,9 @@ def test_impossible_counts_are_user_errors(counts: dict[str, int]) -> None:
         generate(seed=0, counts=counts)
 
 
-def test_shares_that_leave_nothing_to_train_on_are_a_user_error() -> None:
-    with pytest.raises(UserError, match="leave nothing to train on"):
-        SplitShares(heldout=0.9, validation=0.1)
+def test_shares_of_more_than_there_is_are_a_user_error() -> None:
+    with pytest.raises(UserError, match="are more than all there is"):
+        SplitShares(heldout=0.9, validation=0.2)
 
 
 def asked(task: Task) -> str:

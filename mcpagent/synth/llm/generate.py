@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mcpagent.core.records import JsonObject
@@ -27,7 +27,7 @@ from mcpagent.synth.llm.prompts import Prompts
 from mcpagent.synth.llm.sample import Workshop
 from mcpagent.synth.llm.splits import split_tasks
 from mcpagent.synth.llm.yields import Outcome, yield_table
-from mcpagent.synth.pools import SplitShares
+from mcpagent.synth.pools import SPLITS, SplitShares
 from mcpagent.synth.record import Offer
 from mcpagent.tools.contract import ToolProvider
 
@@ -101,10 +101,12 @@ async def generate_with_model(
     budget: Budget,
     open_journal: Callable[[JsonObject], Journal],
     shares: SplitShares,
+    splits: Collection[str] = SPLITS,
     on_note: Callable[[str], None] = lambda _: None,
     on_progress: Callable[[Outcome], None] = lambda _: None,
 ) -> GeneratedByModel:
-    """`wanted.samples` samples, each a task or a counted reject; the same for the same journal.
+    """`wanted.samples` samples, each a task or a counted reject; the same for the same journal. Each of
+    `splits` has a task where there are enough.
 
     Raises UserError where no request can succeed, and where no tool may be called.
     """
@@ -145,7 +147,7 @@ async def generate_with_model(
     distinct = _without_duplicates(outcomes)
     kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
     return GeneratedByModel(
-        tasks=split_tasks(kept, tools=usable, shares=shares, seed=wanted.seed),
+        tasks=split_tasks(kept, tools=usable, shares=shares, seed=wanted.seed, wanted=splits),
         yields=yield_table(distinct),
         spend=budget.as_json(),
         catalog_hash=offer.catalog_hash,

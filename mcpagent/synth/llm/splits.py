@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
@@ -17,17 +17,25 @@ _LONGEST = 60  # characters; longer arguments are texts and programs
 
 
 def split_tasks(
-    executed: Sequence[Executed], *, tools: Mapping[str, ToolSpec], shares: SplitShares, seed: int
+    executed: Sequence[Executed],
+    *,
+    tools: Mapping[str, ToolSpec],
+    shares: SplitShares,
+    seed: int,
+    wanted: Collection[str] = SPLITS,
 ) -> dict[str, tuple[Task, ...]]:
     """Every task in one split, in the order given. Two tasks whose executed calls name the same entity share
-    a split; so the shares hold for the groups that this makes, and only roughly for the tasks."""
+    a split; so the shares hold for the groups that this makes, and only roughly for the tasks. Each split
+    that is `wanted` has a group, where there are enough."""
     leaders = _Groups()
     named = [entities(item.calls, tools) or {item.task.id} for item in executed]
     for names in named:
         leaders.join(names)
     result: dict[str, list[Task]] = {split: [] for split in SPLITS}
-    for item, names in zip(executed, named, strict=True):
-        split = shares.split_of(leaders.leader(min(names)), seed=seed)
+    leading = [leaders.leader(min(names)) for names in named]
+    split_of = shares.assign(leading, seed=seed, least=dict.fromkeys(wanted, 1))
+    for item, leader in zip(executed, leading, strict=True):
+        split = split_of[leader]
         info = {**item.task.extra_info, "split": split}
         result[split].append(item.task.model_copy(update={"extra_info": info}))
     return {split: tuple(tasks) for split, tasks in result.items()}
