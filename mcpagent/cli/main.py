@@ -10,6 +10,7 @@ import typer
 import typer.core
 import typer.main
 
+from mcpagent.core.threads import limit_threads
 from mcpagent.errors import MCPAgentError
 
 # name -> (module that holds a Typer `app`, the line in the list of commands)
@@ -79,6 +80,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def run() -> None:
     """Console script: known errors become one message and an exit code; everything else is a bug."""
+    limit_threads()
     try:
         app()
     except ModuleNotFoundError as error:

@@ -317,7 +317,8 @@ class TrainConfig(Section):
     # The run folder is output_dir/name; None: a name of its own, such as train-2026-11-22-a.
     name: Annotated[str, Field(min_length=1)] | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    threads: PositiveInt = 1  # torch's threads inside one operation, on CPU
+    # Inside one operation, on CPU; None: OMP_NUM_THREADS, else 1.
+    threads: PositiveInt | None = None
     model: ModelConfig = ModelConfig()
     finetune: FinetuneConfig = FinetuneConfig()
     lora: LoraConfig = LoraConfig()

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,31 @@ class Siblings:
     def end(self) -> int:
         return self.start + sum(self.lengths)
 
+    @property
+    def size(self) -> int:
+        """Tokens once every segment is as long as the longest."""
+        return len(self.lengths) * self.width
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """Between the L tokens of a row and the P >= L places of its sets with every segment as long as the
+    longest of its set. `token_P` is the token at a place (a neighbour's where there is none), `place_L` the
+    place of a token, `empty` the places without one."""
+
+    token_P: torch.Tensor
+    place_L: torch.Tensor
+    empty: torch.Tensor
+
 
 @dataclass(frozen=True)
 class Tree:
-    """The packed row as sets of siblings that cover it in order. Masks are made once and serve all layers."""
+    """The packed row as sets of siblings that cover it in order. Masks and places are made once and serve all
+    layers."""
 
     sets: tuple[Siblings, ...]
     _masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    _paddings: list[_Padding | None] = field(default_factory=list, compare=False, repr=False)
 
     def mask(self, width: int, before: int, like: torch.Tensor) -> torch.Tensor:
         """Additive [width, before + width]: query i sees everything before its segment and itself up to i."""
@@ -46,6 +66,26 @@ class Tree:
             hidden = torch.ones(width, before + width, dtype=torch.bool, device=like.device).triu(before + 1)
             self._masks[key] = torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
         return self._masks[key]
+
+    def place(self, segment: tuple[int, int]) -> tuple[int, int, int]:
+        """Which set the segment (start, end) is in, which of its rows it is, and its length."""
+        return self._places[segment]
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, int], tuple[int, int, int]]:
+        places: dict[tuple[int, int], tuple[int, int, int]] = {}
+        for at, siblings in enumerate(self.sets):
+            start = siblings.start
+            for row, length in enumerate(siblings.lengths):
+                places[start, start + length] = (at, row, length)
+                start += length
+        return places
+
+    def padding(self, device: torch.device) -> _Padding | None:
+        """None where no segment is shorter than its siblings."""
+        if not self._paddings:
+            self._paddings.append(_padding(self.sets, device))
+        return self._paddings[0]
 
 
 def attend_tree(
@@ -58,56 +98,87 @@ def attend_tree(
     dropout: float = 0.0,
 ) -> torch.Tensor:
     """[1, L, heads, head_dim]."""
-    parts = [_attend(query, key, value, tree, siblings, scaling, dropout) for siblings in tree.sets]
-    return torch.cat(parts)[None]
+    padding = tree.padding(query.device)
+    queries, keys, values = (_by_set(states, tree, padding) for states in (query, key, value))
+    outputs: list[torch.Tensor] = []
+    for at, siblings in enumerate(tree.sets):
+        before = sum(end - start for start, end in siblings.path)
+        out = scaled_dot_product_attention(
+            queries[at],
+            _with_path(keys, at, tree),
+            _with_path(values, at, tree),
+            attn_mask=tree.mask(siblings.width, before, query) if before else None,
+            is_causal=not before,
+            scale=scaling,
+            dropout_p=dropout,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    rows = torch.cat(outputs)
+    return (rows if padding is None else _Unpad.apply(rows, padding))[None]
 
 
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    tree: Tree,
-    siblings: Siblings,
-    scaling: float | None,
-    dropout: float,
-) -> torch.Tensor:
-    keys, values = _rows(key, siblings), _rows(value, siblings)
-    before = sum(end - start for start, end in siblings.path)
-    if before:
-        keys = torch.cat([_path(key, siblings), keys], dim=2)
-        values = torch.cat([_path(value, siblings), values], dim=2)
-    out = scaled_dot_product_attention(
-        _rows(query, siblings),
-        keys,
-        values,
-        attn_mask=tree.mask(siblings.width, before, query) if before else None,
-        is_causal=not before,
-        scale=scaling,
-        dropout_p=dropout,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return _packed(out, siblings.lengths)
+def _by_set(states: torch.Tensor, tree: Tree, padding: _Padding | None) -> list[torch.Tensor]:
+    """For each set [siblings, heads, width, head_dim] of [1, heads, L, head_dim]."""
+    rows = states[0].transpose(0, 1)
+    if padding is not None:
+        rows = _Pad.apply(rows, padding)
+    parts = rows.split([s.size for s in tree.sets])
+    return [
+        part.unflatten(0, (len(siblings.lengths), siblings.width)).transpose(1, 2)
+        for part, siblings in zip(parts, tree.sets, strict=True)
+    ]
 
 
-def _rows(states: torch.Tensor, siblings: Siblings) -> torch.Tensor:
-    """[siblings, heads, width, head_dim]; shorter ones end in zeros, which nothing before them sees."""
-    own = states[0, :, siblings.start : siblings.end]
-    lengths, width = siblings.lengths, siblings.width
-    if min(lengths) == width:
-        return own.unflatten(1, (len(lengths), width)).transpose(0, 1)
-    return torch.stack([pad(s, (0, 0, 0, width - s.shape[1])) for s in own.split(lengths, dim=1)])
+def _with_path(states: Sequence[torch.Tensor], at: int, tree: Tree) -> torch.Tensor:
+    """The set at place `at` of `states`, behind its ancestors:
+    [siblings, heads, before + width, head_dim]."""
+    own = states[at]
+    ancestors = [states[where][row, :, :length] for where, row, length in map(tree.place, tree.sets[at].path)]
+    if not ancestors:
+        return own
+    shared = torch.cat(ancestors, dim=1).expand(len(own), -1, -1, -1)
+    return torch.cat([shared, own], dim=2)
 
 
-def _path(states: torch.Tensor, siblings: Siblings) -> torch.Tensor:
-    """[siblings, heads, tokens of the ancestors, head_dim], the same for each."""
-    ancestors = [states[:, :, start:end] for start, end in siblings.path]
-    shared = ancestors[0] if len(ancestors) == 1 else torch.cat(ancestors, dim=2)
-    return shared.expand(len(siblings.lengths), -1, -1, -1)
+class _Pad(torch.autograd.Function):
+    """[L, ...] -> [P, ...]. A place without a token holds any: no token sees it, so it has no gradient, and
+    each token's is that of its own place."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, padding: _Padding) -> torch.Tensor:
+        ctx.padding = padding
+        return rows.index_select(0, padding.token_P)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0].index_select(0, ctx.padding.place_L), None
 
 
-def _packed(out: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """[tokens, heads, head_dim] of [siblings, heads, width, head_dim]."""
-    rows = out.transpose(1, 2)
-    if min(lengths) == out.shape[2]:
-        return rows.flatten(0, 1)
-    return torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
+class _Unpad(torch.autograd.Function):
+    """[P, ...] -> [L, ...]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, padding: _Padding) -> torch.Tensor:
+        ctx.padding = padding
+        return rows.index_select(0, padding.place_L)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        padding = ctx.padding
+        return gradients[0].index_select(0, padding.token_P).index_fill_(0, padding.empty, 0.0), None
+
+
+def _padding(sets: Sequence[Siblings], device: torch.device) -> _Padding | None:
+    token_P: list[int] = []
+    place_L: list[int] = []
+    empty: list[int] = []
+    for siblings in sets:
+        for length in siblings.lengths:
+            start, place, missing = len(place_L), len(token_P), siblings.width - length
+            place_L += range(place, place + length)
+            empty += range(place + length, place + siblings.width)
+            token_P += (*range(start, start + length), *[start] * missing)
+    if not empty:
+        return None
+    return _Padding(*(torch.tensor(indices, device=device) for indices in (token_P, place_L, empty)))

@@ -18,6 +18,7 @@ import torch
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
+from mcpagent.core.threads import limit_threads
 from mcpagent.core.tools import ToolSpec
 from mcpagent.env.offer import offer
 from mcpagent.env.tool_format import open_renderer
@@ -78,7 +79,7 @@ def load(config: TrainConfig) -> Loaded:
     """The model that the configuration names. Raises UserError where it cannot be had."""
     refuse_untrained(config.model.name)
     device = resolve_device(config.device)
-    torch.set_num_threads(config.threads)
+    limit_threads(config.threads)
     tokenizer = load_tokenizer(
         config.model.tokenizer or config.model.name, trust_remote_code=config.model.trust_remote_code
     )
@@ -197,9 +198,10 @@ def open_sampler(
         "stop_ids": renderer.stop_ids,
         "max_context": loaded.max_context,
     }
+    threads = torch.get_num_threads()
     with ExitStack() as stack:
         if choice.backend == "hf":
-            sampler = hf_sampler(model, slots=slots, threads=config.threads, **common)
+            sampler = hf_sampler(model, slots=slots, threads=threads, **common)
         elif is_trained and config.vllm.servers:
             stack.callback(shutil.rmtree, weights, ignore_errors=True)
             servers = VllmServers(config.vllm.servers, version=-1, **common)
@@ -210,7 +212,7 @@ def open_sampler(
             del common["max_context"]
             if not is_trained:
                 model.to("cpu")  # vLLM has a copy of its own
-            engine = VllmPolicy(settings, threads=config.threads, version=-1 if is_trained else 0, **common)
+            engine = VllmPolicy(settings, threads=threads, version=-1 if is_trained else 0, **common)
             sampler = (
                 vllm_sampler(engine, model, folder=folder)
                 if is_trained

@@ -15,6 +15,7 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
+from mcpagent.core.threads import limit_threads
 from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.run_folder import RunFolder
@@ -51,6 +52,7 @@ def train(
     a new run folder may already hold; `callbacks` watch the steps of GRPO. Raises UserError before anything
     is written, InUseError where another process writes to the folder."""
     watch = watch or Watch()
+    limit_threads(config.threads)
     config = pinned_model(config, on_note=watch.note)
     # Nothing here draws from these two, but libraries may; torch is seeded with its model.
     random.seed(derive_seed(config.seed, "python"))
