@@ -61,6 +61,11 @@ def _mode_of_lora_enabled(enabled: Any) -> str:
     return "lora" if enabled else "full"
 
 
+def _tracking_mode(value: Any) -> Any:
+    """wandb's own words for it too."""
+    return {"run": "online", "dryrun": "offline"}.get(_lower(value), _lower(value))
+
+
 def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
@@ -78,6 +83,8 @@ CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "algorithm.name": _algorithm,
     "algorithm.type": _algorithm,
     "finetune.mode": _lower,
+    "device": _lower,
+    "tracking.mode": _tracking_mode,
     "lora.enabled": _mode_of_lora_enabled,
     "training.minibatch_size": PromptsPerUpdate,
     "rollout.minibatch_size": PromptsPerUpdate,
@@ -96,6 +103,16 @@ NO_EFFECT: dict[str, NoEffect] = {
 ONLY_VALUES: dict[str, OnlyValue] = {
     "tools.enabled": OnlyValue(True, "an agent is trained on its tool calls, so leave this key out"),
 }
+# Environment variables that users of this family of tools set, and the keys that they stand for where nobody
+# set those. Those of trackers count where a tracker is named.
+ENVIRONMENT: dict[str, str] = {
+    "DEVICE_TYPE": "device",
+    "WANDB_PROJECT": "tracking.project",
+    "WANDB_ENTITY": "tracking.entity",
+    "WANDB_MODE": "tracking.mode",
+    "WEAVE_PROJECT": "tracking.weave_project",
+}
+NO_BITSANDBYTES = "DISABLE_BITSANDBYTES"
 # A familiar rollout file may hold its keys without the leading `rollout`.
 BARE_ROLLOUT_KEYS = frozenset(
     {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from pydantic import ValidationError
 
 from mcpagent.config import checks
 from mcpagent.config.dataset_servers import DatasetServers
+from mcpagent.config.environment import environment
+from mcpagent.config.familiar import ENVIRONMENT, NO_BITSANDBYTES
 from mcpagent.config.resolve import (
     KNOWN_KEYS,
     Layer,
@@ -72,6 +74,11 @@ def load_train_config(
         below = {key: setting for key, setting in from_files.settings.items() if key not in own}
         from_files.settings = _overlay(dataset.over(below), own)
     settings = _overlay(from_files.settings, from_options.settings)
+    from_environment = Layer()
+    if inherited not in paths:
+        from_environment = _environment_layer(settings, explicit={*own, *from_options.settings})
+    problems += from_environment.problems
+    settings = _overlay(settings, from_environment.settings)
     if _is_ppo(settings):
         settings = _as_ppo(settings, problems)
     problems += settle_minibatches(settings, default_batch_size=TrainingConfig().batch_size)
@@ -79,12 +86,38 @@ def load_train_config(
     if problems:
         raise _all_at_once(problems)
     given = {".".join(key): setting.entry for key, setting in settings.items()}
-    notes = (*from_files.notes, *from_options.notes, *_idle_notes(config, given))
+    notes = (*from_files.notes, *from_options.notes, *from_environment.notes, *_idle_notes(config, given))
+    if for_training and environment().get(NO_BITSANDBYTES, "").lower() in ("1", "true", "yes", "on"):
+        notes = (*notes, _on_bitsandbytes(config))
     return LoadedConfig(
         config=config.for_sft() if config.algorithm == "sft" else config,
         notes=notes,
         sources={key: entry.where for key, entry in given.items()},
         explicit=frozenset(".".join(key) for key in (*own, *from_options.settings)),
+    )
+
+
+def _environment_layer(settings: dict[Key, Setting], *, explicit: Collection[Key]) -> Layer:
+    """What the environment (or `.env`) says of keys that nobody set."""
+    known, trackers = environment(), settings.get(("tracking", "backends"))
+    entries = []
+    for name, dotted in ENVIRONMENT.items():
+        key = tuple(dotted.split("."))
+        is_asked = key[0] != "tracking" or (trackers is not None and trackers.value)
+        if known.get(name) and is_asked and not {key, key[:1]} & set(explicit):
+            entries.append(Entry(key=key, value=known[name], where=f"{name} (environment)"))
+    layer = resolve(entries)
+    layer.notes += [f"{entry.where}: {entry.dotted} is {entry.value}" for entry in entries]
+    return layer
+
+
+def _on_bitsandbytes(config: TrainConfig) -> str:
+    if config.finetune.mode == "qlora":
+        return (
+            f"{NO_BITSANDBYTES} has no effect: finetune.mode is qlora, whose 4-bit weights need bitsandbytes"
+        )
+    return (
+        f"{NO_BITSANDBYTES} needs nothing here: finetune.mode {config.finetune.mode} never uses bitsandbytes"
     )
 
 

@@ -316,7 +316,7 @@ class TrainConfig(Section):
     output_dir: str = "outputs"
     # The run folder is output_dir/name; None: a name of its own, such as train-2026-11-22-a.
     name: Annotated[str, Field(min_length=1)] | None = None
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # or DEVICE_TYPE
     # Inside one operation, on CPU; None: OMP_NUM_THREADS, else 1.
     threads: PositiveInt | None = None
     model: ModelConfig = ModelConfig()

@@ -82,11 +82,14 @@ class HealthConfig(Section):
 
 
 class TrackingConfig(Section):
-    """Where metrics go besides metrics.jsonl. A backend that fails never stops the run."""
+    """Where metrics go besides metrics.jsonl. A backend that fails never stops the run. Where a key is not
+    set, the environment or `.env` may say it, as each names."""
 
     backends: Annotated[
         tuple[Literal["wandb", "weave", "trackio", "tensorboard"], ...], Field(strict=False)
     ] = ()
-    project: Annotated[str, Field(min_length=1)] = "mcpagent"
+    project: Annotated[str, Field(min_length=1)] = "mcpagent"  # or WANDB_PROJECT
+    entity: str | None = None  # the team or user of wandb and weave, or WANDB_ENTITY; None: the key's own
+    weave_project: str | None = None  # or WEAVE_PROJECT; None: project
     name: str | None = None  # None: the name of the run
-    mode: Literal["offline", "online"] = "offline"  # offline: nothing leaves this machine
+    mode: Literal["offline", "online"] = "offline"  # or WANDB_MODE; offline: nothing leaves this machine

@@ -24,6 +24,7 @@ from mcpagent.storage.packages import pip_install
 
 _WAITING_STEPS = 256  # that a slow tracker may be behind before it counts as hanging
 _TAKE_EPISODES = {"weave"}
+_OWN_VARIABLES = ("WANDB_", "WEAVE_", "TRACKIO_")
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -37,6 +38,8 @@ class TrackedRun:
     config: JsonObject
     is_online: bool
     begins_at: int = 0  # the step that a resumed run goes on from
+    entity: str | None = None  # the team or user that the project belongs to; None: that of the API key
+    weave_project: str | None = None  # None: project
 
 
 class Tracker(Protocol):
@@ -137,7 +140,12 @@ def open_trackers(
     backends: Sequence[str], run: TrackedRun, *, note: Callable[[str], None], deadline_s: float = 30.0
 ) -> Trackers:
     """Start them. Raises UserError where the package of one is not installed."""
-    secrets = secrets_of(environment())
+    known = environment()
+    secrets = secrets_of(known)
+    if backends:
+        # Their packages read keys and settings from the environment, which `.env` is not part of.
+        own = {name: value for name, value in known.items() if name.startswith(_OWN_VARIABLES)}
+        os.environ.update(own)
     for backend in backends:
         require_tracker(backend)
     clean = TrackedRun(**{**vars(run), "config": safe_config(run.config, secrets)})
@@ -177,6 +185,7 @@ class _Wandb:
 
         self._run = wandb.init(
             project=run.project,
+            entity=run.entity,
             name=run.name,
             dir=str(run.folder),
             config=run.config,
@@ -223,6 +232,12 @@ class _TensorBoard:
         self._writer.close()
 
 
+def weave_project(run: TrackedRun) -> str:
+    """The project as weave names it: `entity/project` where the entity is known."""
+    name = run.weave_project or run.project
+    return name if run.entity is None or "/" in name else f"{run.entity}/{name}"
+
+
 class _Weave:
     """Episodes as traces. Weave has no offline mode of its own: there the file `weave/step-N.jsonl` holds
     what would have been sent."""
@@ -231,7 +246,7 @@ class _Weave:
         import weave
 
         self._weave, self._run = weave, run
-        self._client = weave.init(run.project) if run.is_online else None
+        self._client = weave.init(weave_project(run)) if run.is_online else None
 
     def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
         if self._client is None:

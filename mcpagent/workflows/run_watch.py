@@ -105,6 +105,8 @@ def tracked(
         tracking.backends if processes.is_first else (),
         TrackedRun(
             project=tracking.project,
+            entity=tracking.entity,
+            weave_project=tracking.weave_project or tracking.project,
             name=tracking.name or run.path.name,
             folder=run.logs,
             config=config.model_dump(mode="json"),

@@ -14,7 +14,15 @@ import pytest
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.train.trackers import TrackedRun, Tracker, Trackers, TrackerThread, open_trackers, safe_config
+from mcpagent.train.trackers import (
+    TrackedRun,
+    Tracker,
+    Trackers,
+    TrackerThread,
+    open_trackers,
+    safe_config,
+    weave_project,
+)
 from tests.train.world import trajectory
 
 BOUND_S = 20.0
@@ -198,3 +206,40 @@ def _tensorboard_scalars(folder: Path) -> list[tuple[int, float]]:
     )
     done = subprocess.run([sys.executable, "-c", read, str(folder)], capture_output=True, check=True)
     return [tuple(pair) for pair in json.loads(done.stdout)]
+
+
+def test_a_tracker_finds_its_key_in_the_file_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb and weave read their keys from the environment alone; a `.env` is not part of it."""
+    (tmp_path / ".env").write_text("WANDB_API_KEY=from-the-file\nOTHER_SECRET=kept-out\n")
+    code = (
+        "import os\nfrom pathlib import Path\nfrom mcpagent.errors import UserError\n"
+        "from mcpagent.train.trackers import TrackedRun, open_trackers\n"
+        "run = TrackedRun(project='p', name='n', folder=Path('.'), config={}, is_online=False)\n"
+        "try:\n    open_trackers(['wandb'], run, note=print, deadline_s=0.1)\nexcept UserError:\n    pass\n"
+        "print(os.environ.get('WANDB_API_KEY'), os.environ.get('OTHER_SECRET'))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "from-the-file None"
+
+
+@pytest.mark.parametrize(
+    ("entity", "project", "name"),
+    [(None, "traces", "traces"), ("us", "traces", "us/traces"), ("us", "them/traces", "them/traces")],
+)
+def test_weave_names_its_project_with_the_entity(
+    entity: str | None, project: str, name: str, tmp_path: Path
+) -> None:
+    run = TrackedRun(
+        project="p",
+        name="n",
+        folder=tmp_path,
+        config={},
+        is_online=True,
+        entity=entity,
+        weave_project=project,
+    )
+    assert weave_project(run) == name
