@@ -104,13 +104,23 @@ def compare(
         console.print_json(result)
         return
     rows = [
-        metric_row(f"a  {a}", result.a, is_rate=True),
-        metric_row(f"b  {b}", result.b, is_rate=True),
-        metric_row("b - a", result.difference, is_rate=True, signed=True),
+        metric_row(f"a  {a}", result.a_all, is_rate=True),
+        metric_row("   scored only", result.a, is_rate=True),
+        metric_row(f"b  {b}", result.b_all, is_rate=True),
+        metric_row("   scored only", result.b, is_rate=True),
+        metric_row("b - a", result.difference_all, is_rate=True, signed=True),
+        metric_row("   scored only", result.difference, is_rate=True, signed=True),
     ]
-    console.table("Task success", COLUMNS, rows)
-    p_value = "" if result.p_value is None else f" (p = {result.p_value:.3g})"
-    console.say(f"{result.verdict}{p_value}")
+    console.table("Task success, unscored counted as failed", COLUMNS, rows)
+    counts = (("a", result.a_count), ("b", result.b_count))
+    console.say(
+        "unscored  " + ", ".join(f"{name} {n.unscored} of {n.episodes} episodes" for name, n in counts)
+    )
+    if result.why_no_verdict is not None:
+        console.say(f"no verdict: {result.why_no_verdict}; evaluate again where the servers hold")
+    else:
+        p_value = "" if result.p_value is None else f" (p = {result.p_value:.3g})"
+        console.say(f"{result.verdict}{p_value}")
     console.say(
         f"b wins {result.wins} tasks, loses {result.losses}, ties {result.ties}; "
         f"{result.unpaired} tasks are in one of the two only"

@@ -7,21 +7,33 @@ from collections.abc import Mapping, Sequence
 from mcpagent.console import Console
 from mcpagent.core.metrics import Metric
 from mcpagent.core.records import JsonObject
-from mcpagent.evaluate.summary import RATES, EvalSummary
+from mcpagent.evaluate.summary import RATES, EvalSummary, success_of_all
 
 COLUMNS = ("", "value", "95 % interval", "tasks")
-_BY_COMPLEXITY = ("task_success", "tool_sequence_accuracy", "mean_reward", "invalid_call_rate", "mean_turns")
+_BY_COMPLEXITY = (
+    "task_success_all",
+    "task_success",
+    "tool_sequence_accuracy",
+    "mean_reward",
+    "invalid_call_rate",
+    "mean_turns",
+)
+_NAMES = {"task_success_all": "task success", "task_success": "task success, scored only"}
 
 
 def print_metrics(summary: EvalSummary, console: Console) -> None:
     """Every metric with its interval over all tasks, the main ones by complexity too; one line each, so that
     it fits a narrow terminal."""
     rows: list[Sequence[str]] = []
+    whole = {**summary.metrics, "task_success_all": success_of_all(summary)}
     for name in _BY_COMPLEXITY:
-        rows.append(metric_row(_words(name), summary.metrics[name], is_rate=_is_rate(name)))
+        rows.append(metric_row(_words(name), whole[name], is_rate=_is_rate(name)))
         if len(summary.by_complexity) > 1:
             parts: Mapping[str, Metric] = {
-                complexity: getattr(part, name) for complexity, part in summary.by_complexity.items()
+                complexity: success_of_all(summary, complexity=complexity)
+                if name == "task_success_all"
+                else getattr(part, name)
+                for complexity, part in summary.by_complexity.items()
             }
             rows += [metric_row(f"  {c}", part, is_rate=_is_rate(name)) for c, part in parts.items()]
     rows += [
@@ -31,7 +43,10 @@ def print_metrics(summary: EvalSummary, console: Console) -> None:
     ]
     console.table(f"{summary.n_episodes} episodes of {summary.n_tasks} tasks", COLUMNS, rows)
     if summary.unscored:
-        console.say(f"{summary.unscored} episodes are unscored (infrastructure failed): no metric has them")
+        console.say(
+            f"{summary.unscored} of {summary.n_episodes} episodes are unscored (infrastructure failed): the "
+            "first line counts them as failed, no other has them"
+        )
 
 
 def print_cassette(counts: JsonObject, console: Console) -> None:
@@ -61,4 +76,4 @@ def _is_rate(name: str) -> bool:
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return _NAMES.get(name, name.replace("_", " "))

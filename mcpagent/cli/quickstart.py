@@ -17,8 +17,10 @@ from mcpagent.storage.packages import require
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _ROWS = (
-    ("success, greedy", "task_success"),
-    ("success, temperature 1", "task_success_sampled"),
+    ("success, greedy", "task_success_all"),
+    ("  scored only", "task_success"),
+    ("success, temperature 1", "task_success_sampled_all"),
+    ("  scored only", "task_success_sampled"),
     ("tool sequence exact", "tool_sequence_accuracy"),
     ("invalid calls", "invalid_call_rate"),
 )
@@ -80,8 +82,9 @@ def _show(document: JsonObject, console: Console) -> None:
     )
     if "controls" in document:
         tried = [
-            (row["name"], _shown(row["greedy"]), _shown(row["sampled"]), row["cpu_s"])
+            (f"{row['name']}{note}", _shown(row[f"greedy{suffix}"]), _shown(row[f"sampled{suffix}"]), cpu_s)
             for row in document["controls"]
+            for note, suffix, cpu_s in (("", "_all", row["cpu_s"]), (", scored only", "", ""))
         ]
         columns = ("control", "success, greedy", "success, temperature 1", "CPU s")
         console.table("What else was tried, with the CPU seconds of the GRPO steps", columns, tried)

@@ -171,8 +171,10 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
 def _step_note(record: JsonObject) -> str:
     """The one line beside the bar."""
     if "reward_mean" in record:
-        shown = f"reward {record['reward_mean']:.2f}  success {record['success_rate']:.0%}"
-        validated = record.get("validation_success")
+        shown = f"reward {record['reward_mean']:.2f}  success {record['success_rate_all']:.0%}"
+        if unscored := record["unscored"]:
+            shown += f" ({record['success_rate']:.0%} of the scored, {unscored} unscored)"
+        validated = record.get("validation_success_all")
         return shown if validated is None else f"{shown}  validation {validated:.0%}"
     return f"loss {record['loss']:.3f}" if "loss" in record else ""
 

@@ -65,7 +65,7 @@ class FailureKind(StrEnum):
 
     @property
     def is_infrastructure(self) -> bool:
-        """True where the fault is not the model's: never turned into reward."""
+        """True where the fault is not the model's: never turned into reward (`ToolResult.is_lost`)."""
         return self in {
             FailureKind.TIMEOUT,
             FailureKind.CRASHED,
@@ -106,7 +106,15 @@ class ToolResult(Record):
     latency_s: float = 0.0
     truncated_chars: int = 0
     from_cassette: bool = False
+    # A strict cassette has no answer because the model chose another call, or other calls before it, than
+    # what was recorded: of kind `cassette`, and the model's own failure all the same.
+    is_chosen_miss: bool = False
     meta: JsonObject = {}
+
+    @property
+    def is_lost(self) -> bool:
+        """The machinery failed, so the result says nothing about the model."""
+        return self.failure is not None and self.failure.is_infrastructure and not self.is_chosen_miss
 
 
 def failed_result(call: ToolCall, failure: FailureKind, text: str, *, latency_s: float = 0.0) -> ToolResult:

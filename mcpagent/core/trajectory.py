@@ -20,6 +20,7 @@ class StopReason(StrEnum):
     MAX_TOOL_CALLS = "max_tool_calls"  # the environment's hard limit of calls
     MAX_TOKENS = "max_tokens"  # a turn was cut at max_new_tokens
     CONTEXT_OVERFLOW = "context_overflow"  # the next turn would not fit into the context
+    NOT_RECORDED = "not_recorded"  # a strict cassette lacks a call that the model chose: never a success
     LIMIT = "limit"  # the task's own limits (servers, tools)
     TIMEOUT = "timeout"  # the episode's wall-clock deadline
     FAILED = "failed"  # infrastructure: unscored, never a reward

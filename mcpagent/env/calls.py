@@ -72,8 +72,10 @@ class CallRunner:
             else:
                 for item in batch:
                     results.append(await self._make(item))
-        failures = [r for r in results if r.failure is not None and r.failure.is_infrastructure]
-        if failures and stop is None:
+        failures = [r for r in results if r.is_lost or r.is_chosen_miss]
+        if any(r.is_chosen_miss for r in results):
+            stop = StopReason.NOT_RECORDED
+        elif failures and stop is None:
             stop = StopReason.TIMEOUT if self.deadline_passed else StopReason.FAILED
         return CallOutcome(
             calls=tuple(item.call for item in planned),

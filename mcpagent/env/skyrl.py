@@ -128,7 +128,9 @@ class MCPToolEnv(BaseTextEnv):
         """Numbers of the episode: counts, reward terms that ran, and whether it was scored."""
         scored = total_reward(self._terms) is not None
         terms = {term.name: term.value for term in self._terms if term.value is not None}
-        return {**self._counts, **terms, "unscored": float(not scored)}
+        # A mean over episodes has those alone that report the number: `success` that of the scored ones.
+        success = {"success_all": terms.get("success", 0.0) if scored else 0.0}
+        return {**self._counts, **terms, **success, "unscored": float(not scored)}
 
     def _count(self, output: StepOutput) -> None:
         self._counts["turns"] += 1

@@ -23,6 +23,11 @@ class TaskOutcome(Record):
     reward: tuple[float, ...]
     unscored: int = 0
 
+    @property
+    def success_of_all(self) -> tuple[float, ...]:
+        """Of every attempt, those that are unscored as failed."""
+        return (*self.success, *[0.0] * self.unscored)
+
 
 class ComplexitySummary(Record):
     """The main numbers of the tasks of one complexity."""
@@ -31,6 +36,7 @@ class ComplexitySummary(Record):
     n_episodes: int
     unscored: int
     task_success: Metric
+    task_success_all: Metric | None = None  # None in results of before it was measured
     tool_sequence_accuracy: Metric
     mean_reward: Metric
     invalid_call_rate: Metric
@@ -39,7 +45,9 @@ class ComplexitySummary(Record):
 
 
 class EvalSummary(Record):
-    """The numbers of some episodes. Unscored episodes are in `n_episodes` and in no metric.
+    """The numbers of some episodes. Unscored episodes are in `n_episodes`, and in no metric but
+    `task_success_all`, where they count as failed: whatever makes episodes drop out, that one it cannot
+    raise.
 
     The `n` of a metric is the number of tasks behind it, because the task is the independent unit.
     """
@@ -82,13 +90,12 @@ def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSumma
     for trajectory in trajectories:
         by_task[trajectory.task_id].append(trajectory)
     tasks = {task_id: _outcome(by_task[task_id]) for task_id in sorted(by_task)}
-    scored = {task_id: [t for t in by_task[task_id] if is_scored(t)] for task_id in tasks}
     everything = [t for attempts in by_task.values() for t in attempts]
     present = {t.complexity for t in everything}
     ordered = [c for c in COMPLEXITIES if c in present] + sorted(present - set(COMPLEXITIES))
     return EvalSummary(
-        metrics=_metrics(scored, seed) | pass_metrics([o.success for o in tasks.values()], seed=seed),
-        by_complexity={c: _of_complexity(c, tasks, scored, seed) for c in ordered},
+        metrics=_metrics(by_task, seed) | pass_metrics([o.success for o in tasks.values()], seed=seed),
+        by_complexity={c: _of_complexity(c, tasks, by_task, seed) for c in ordered},
         n_tasks=len(tasks),
         n_episodes=len(everything),
         unscored=sum(o.unscored for o in tasks.values()),
@@ -100,6 +107,12 @@ def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSumma
 def is_scored(trajectory: Trajectory) -> bool:
     """A reward and a success verdict exist; infrastructure failures have neither."""
     return trajectory.is_success is not None
+
+
+def success_of_all(summary: EvalSummary, *, complexity: str | None = None) -> Metric:
+    """Task success with unscored episodes counted as failed, of all tasks or of one complexity."""
+    outcomes = [o for o in summary.tasks.values() if complexity in (None, o.complexity)]
+    return clustered_mean([o.success_of_all for o in outcomes], seed=0, rate=True)
 
 
 def pass_metrics(successes_by_task: Sequence[Sequence[float]], *, seed: int) -> dict[str, Metric]:
@@ -164,6 +177,7 @@ def _turns(trajectory: Trajectory) -> float:
 
 RATES: dict[str, Measure] = {
     "task_success": _success,
+    "task_success_all": lambda trajectory: float(bool(trajectory.is_success)),
     "tool_sequence_accuracy": _term("sequence_exact"),
     "answer_accuracy": _term("answer"),
     "coverage": _term("coverage"),
@@ -178,19 +192,23 @@ MEANS: dict[str, Measure] = {
 }
 
 
-def _metrics(scored: Mapping[str, Sequence[Trajectory]], seed: int) -> dict[str, Metric]:
-    rates = {name: _mean(scored, measure, seed, rate=True) for name, measure in RATES.items()}
+def _metrics(by_task: Mapping[str, Sequence[Trajectory]], seed: int) -> dict[str, Metric]:
+    scored = {task_id: [t for t in by_task[task_id] if is_scored(t)] for task_id in sorted(by_task)}
+    episodes = {"task_success_all": {task_id: by_task[task_id] for task_id in scored}}
+    rates = {
+        name: _mean(episodes.get(name, scored), measure, seed, rate=True) for name, measure in RATES.items()
+    }
     return rates | {name: _mean(scored, measure, seed, rate=False) for name, measure in MEANS.items()}
 
 
 def _of_complexity(
     complexity: str,
     tasks: Mapping[str, TaskOutcome],
-    scored: Mapping[str, Sequence[Trajectory]],
+    by_task: Mapping[str, Sequence[Trajectory]],
     seed: int,
 ) -> ComplexitySummary:
     chosen = {task_id: o for task_id, o in tasks.items() if o.complexity == complexity}
-    metrics = _metrics({task_id: scored[task_id] for task_id in chosen}, seed)
+    metrics = _metrics({task_id: by_task[task_id] for task_id in chosen}, seed)
     unscored = sum(o.unscored for o in chosen.values())
     return ComplexitySummary(
         n_tasks=len(chosen),

@@ -80,9 +80,9 @@ class EpisodeRecord:
     def is_unscorable(self) -> bool:
         """The machinery failed or was too slow somewhere: the outcome says nothing about the model."""
         results = [*(r for turn in self.turns for r in turn.results), *self.state_results]
-        return self.stop_reason in {StopReason.FAILED, StopReason.TIMEOUT} or any(
-            r.failure is not None and r.failure.is_infrastructure for r in results
-        )
+        if self.stop_reason is StopReason.NOT_RECORDED:
+            return False  # the model's own failure, whatever else broke
+        return self.stop_reason in {StopReason.FAILED, StopReason.TIMEOUT} or any(r.is_lost for r in results)
 
 
 def state_checks(truth: GroundTruth) -> list[tuple[str, StateCheck]]:

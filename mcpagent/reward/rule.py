@@ -42,7 +42,8 @@ def grade(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     truth, calls = task.truth, record.calls
     assignment = assign(truth.tool_sequence, calls)
     values = _components(truth, record, calls, assignment)
-    values["success"] = _success(truth, values)
+    is_missing = record.stop_reason is StopReason.NOT_RECORDED
+    values["success"] = 0.0 if is_missing else _success(truth, values)
     values["partial"] = _partial(values)
     values["excess"] = float(sum(_excess_by_turn(calls, assignment, len(record.turns))))
     values["invalid_rate"] = _invalid_rate(calls, record.parse_failure_count) or 0.0

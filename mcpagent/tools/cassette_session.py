@@ -65,7 +65,8 @@ class CassetteSession:
 
     async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
         """Answer the call from the tape or from its server. A miss in strict mode, and one that no live call
-        could make up for, are failures of kind `cassette`."""
+        could make up for, are failures of kind `cassette`; `is_chosen_miss` where strict mode lacks what the
+        model chose."""
         spec = self._deck.catalog.find(call.server, call.tool)
         fault = wire_fault(call.arguments)
         if spec is None or fault is not None:
@@ -93,7 +94,8 @@ class CassetteSession:
             return self._replay(made, server, key, found)
         deck.counts.misses[found] += 1
         if self._live is None:
-            return self._refused(made.call, _strict_text(made, key, found, tape=str(deck.tape.folder)))
+            refused = self._refused(made.call, _strict_text(made, key, found, tape=str(deck.tape.folder)))
+            return refused.model_copy(update={"is_chosen_miss": _is_chosen(found, made.purpose)})
         with deck.asking(key):
             return await self._ask(made, server, key, replace=found is Miss.CUT_SHORTER)
 
@@ -164,6 +166,15 @@ class CassetteSession:
     def _refused(self, call: ToolCall, text: str) -> ToolResult:
         self._deck.counts.refused += 1
         return failed_result(call, FailureKind.CASSETTE, text)
+
+
+def _is_chosen(why: Miss, purpose: Purpose) -> bool:
+    """Whether a strict cassette lacks the answer because of what the model did: it made another call than the
+    recorded ones, or its writes led to a state that no recording has. What the environment asks for by
+    itself, and what another version or limit made useless, is not the model's doing."""
+    if purpose is Purpose.GRADE:
+        return why is Miss.OTHER_STATE
+    return purpose is Purpose.EPISODE and why in (Miss.NEVER_MADE, Miss.OTHER_STATE)
 
 
 def _strict_text(made: _Made, key: CallKey, why: Miss, *, tape: str) -> str:

@@ -11,7 +11,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.evaluator import evaluate
-from mcpagent.evaluate.summary import summarise
+from mcpagent.evaluate.summary import EvalSummary, success_of_all, summarise
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.canary import Canary
 from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
@@ -19,8 +19,10 @@ from mcpagent.rollout.collector import attempts, collect
 from mcpagent.rollout.pipeline import Pipeline
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.io_thread import IOThread
+from mcpagent.train.grpo_run import Validation
 from mcpagent.train.processes import Processes
 from mcpagent.train.sampler import Sampler
 
@@ -126,30 +128,56 @@ class LocalActor:
         proof = self._io.run(self._canary.prove(self._sampler.policy, version=self._version))
         return proof.as_metrics()
 
-    def evaluate(self, tasks: Sequence[Task], *, step: int) -> float | None:
+    def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
         """Greedy success on `tasks`, of which each process plays its share; the summary goes to
         `eval/step-N.json`."""
-        greedy = replace(self._settings, sampling=replace(self._settings.sampling, temperature=0.0))
+        summary, _ = self._play(tasks, samples=1, temperature=0.0)
+        self._store(
+            summary,
+            name=self._run.checkpoint_dir(step).name,
+            provenance={"step": step, "temperature": 0.0, "split": "validation"},
+        )
+        return Validation(
+            success=success_of_all(summary).value or 0.0,
+            scored_success=summary.metrics["task_success"].value,
+            episodes=summary.n_episodes,
+            unscored=summary.unscored,
+        )
+
+    def evaluate_as(
+        self, name: str, tasks: Sequence[Task], *, samples: int, temperature: float, provenance: JsonObject
+    ) -> EvalSummary:
+        """The same for the report: `samples` attempts at each task, stored as `eval/NAME.json` with the
+        episodes beside the run's others."""
+        summary, episodes = self._play(tasks, samples=samples, temperature=temperature)
+        if self._processes.is_first:
+            write_trajectories(self._run.trajectories / f"eval_{name}", episodes)
+        self._store(summary, name=name, provenance=provenance)
+        return summary
+
+    def _play(
+        self, tasks: Sequence[Task], *, samples: int, temperature: float
+    ) -> tuple[EvalSummary, list[Trajectory]]:
+        sampling = replace(self._settings.sampling, temperature=temperature)
         own = self._io.run(
             evaluate(
                 self._processes.share(tasks),
                 policy=self._sampler.policy,
                 tools=self._tools,
-                settings=greedy,
+                settings=replace(self._settings, sampling=sampling),
                 renderer=self._renderer,
+                samples=samples,
                 concurrency=self._concurrency,
+                deterministic=self._deterministic,
             )
         )
-        summary = summarise(self._processes.gather(own))
-        success = summary.metrics["task_success"].value
-        if not self._processes.is_first:
-            return success
-        result = summary.with_provenance({"step": step, "temperature": 0.0, "split": "validation"})
-        write_text(
-            self._run.evaluations / f"{self._run.checkpoint_dir(step).name}.json",
-            result.model_dump_json(indent=1) + "\n",
-        )
-        return success
+        episodes = self._processes.gather(own)
+        return summarise(episodes), episodes
+
+    def _store(self, summary: EvalSummary, *, name: str, provenance: JsonObject) -> None:
+        if self._processes.is_first:
+            document = summary.with_provenance(provenance).model_dump_json(indent=1)
+            write_text(self._run.evaluations / f"{name}.json", document + "\n")
 
 
 def roll_back(ledger: Path, size: int) -> None:

@@ -15,14 +15,20 @@ def success_rate(trajectories: Sequence[Trajectory]) -> float:
     return fmean(scored) if scored else 0.0
 
 
+def success_rate_of_all(trajectories: Sequence[Trajectory]) -> float:
+    """The share of successes, unscored episodes counted as failed: what decisions are made by."""
+    return fmean(t.is_success is True for t in trajectories) if trajectories else 0.0
+
+
 def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """What the episodes of a step say; means are over scored episodes."""
+    """What the episodes of a step say; means are over scored episodes, but for `success_rate_all`."""
     scored = [t for t in trajectories if t.reward is not None]
     metrics: dict[str, Any] = {
         "episodes": len(trajectories),
         "unscored": len(trajectories) - len(scored),
         "tokens": sum(len(t.completion.token_ids) for x in trajectories for t in x.turns),
         "tool_calls": sum(len(x.tool_results) for x in trajectories),
+        "success_rate_all": success_rate_of_all(trajectories),
     }
     if not scored:
         return metrics

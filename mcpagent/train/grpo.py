@@ -15,7 +15,7 @@ from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.budget import BudgetReached
 from mcpagent.train.callbacks import Abandoned, StepReport, uninterrupted
 from mcpagent.train.credit import Graded
-from mcpagent.train.episode_metrics import episode_metrics, success_rate
+from mcpagent.train.episode_metrics import episode_metrics, success_rate_of_all
 from mcpagent.train.grpo_run import GrpoRun, GrpoSettings, GrpoState
 from mcpagent.train.memory import resident_mib
 from mcpagent.train.rewards import apply_penalty, grade_groups
@@ -104,7 +104,7 @@ def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Collected:
     for round_ in range(settings.resample_rounds + 1):
         found = _episodes(run, fresh, step, round_, asked)
         if round_ == 0:  # later rounds are what is left after a choice by reward
-            penalty_active |= success_rate(found) >= settings.penalty_after_success
+            penalty_active |= success_rate_of_all(found) >= settings.penalty_after_success
         found = apply_penalty(found, active=penalty_active)
         is_last = round_ == settings.resample_rounds
         dull = set[str]() if is_last else _without_signal(_graded(run, step, found))
@@ -241,10 +241,17 @@ def _evaluate(run: GrpoRun, record: JsonObject) -> None:
     state, every = run.state, run.settings.eval_every
     if not every or state.step % every or not run.validation:
         return
-    success = run.actor.evaluate(run.validation, step=state.step)
-    record["validation_success"] = success
-    if success is not None and (state.best_success is None or success > state.best_success):
-        state.best_success, state.best_step, state.evaluations_since_best = success, state.step, 0
+    found = run.actor.evaluate(run.validation, step=state.step)
+    record["validation_success"] = found.scored_success
+    record["validation_success_all"] = found.success
+    record["validation_unscored"] = found.unscored
+    if found.unscored < found.episodes and (state.best_success is None or found.success > state.best_success):
+        state.best_success, state.best_step, state.evaluations_since_best = found.success, state.step, 0
+    elif found.is_doubtful:
+        run.note(
+            f"step {state.step}: {found.unscored} of {found.episodes} validation episodes are unscored, so "
+            "this evaluation does not count towards training.patience"
+        )
     else:
         state.evaluations_since_best += 1
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.evaluate.compare import MAX_UNSCORED
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.budget import Budget, Meter, Spent
 from mcpagent.train.callbacks import Callback, StepReport
@@ -18,6 +19,23 @@ from mcpagent.train.order import TaskOrder
 from mcpagent.train.processes import Processes
 from mcpagent.train.rewards import GradeSettings
 from mcpagent.train.update_settings import UpdateSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """One evaluation while training. `success` counts unscored episodes as failed: what the best checkpoint
+    is chosen by, since episodes that drop out cannot raise it. `scored_success` is that of the others alone,
+    None where there are none."""
+
+    success: float
+    scored_success: float | None
+    episodes: int
+    unscored: int
+
+    @property
+    def is_doubtful(self) -> bool:
+        """So many episodes are unscored that a lower success says little about the weights."""
+        return self.unscored > MAX_UNSCORED * self.episodes
 
 
 class Actor(Protocol):
@@ -47,8 +65,8 @@ class Actor(Protocol):
         """The weights have changed. Returns what it measured, for the step's record."""
         ...
 
-    def evaluate(self, tasks: Sequence[Task], *, step: int) -> float | None:
-        """Share of `tasks` that the current weights solve greedily; recorded with the run."""
+    def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
+        """How the current weights do on `tasks`, greedily; recorded with the run."""
         ...
 
 

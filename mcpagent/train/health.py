@@ -87,7 +87,7 @@ class PPOHealthCallback:
     def _assess(self, record: JsonObject, note: Callable[[str], None]) -> None:
         passed: set[str] = set()
         for name, measure in MEASURES.items():
-            value = record.get(measure.metric)
+            value = _value(record, measure.metric)
             if value is None:
                 continue
             shown = self._compared(measure, value)
@@ -105,7 +105,7 @@ class PPOHealthCallback:
         for name, steps in self._streak.items():
             if steps >= self._settings.patience:
                 measure = MEASURES[name]
-                value = record[measure.metric]
+                value = _value(record, measure.metric) or 0.0
                 shown = self._compared(measure, value) or 0.0
                 finding = _finding(name, value, shown, self._settings.stop)
                 self._reason = f"health: {finding}, {steps} steps in a row"
@@ -113,8 +113,8 @@ class PPOHealthCallback:
         else:
             self._reason = None
         for metric in {measure.metric for measure in MEASURES.values()}:
-            if record.get(metric) is not None:
-                self._history.setdefault(metric, []).append(record[metric])
+            if (value := _value(record, metric)) is not None:
+                self._history.setdefault(metric, []).append(value)
 
     def _compared(self, measure: Measure, value: float) -> float | None:
         """The number that a limit is for; None where there is nothing to compare with."""
@@ -125,6 +125,13 @@ class PPOHealthCallback:
             return None
         level = max(levels) if measure.kind == "fall" else min(levels)
         return value / level if level > measure.least else None
+
+
+def _value(record: JsonObject, metric: str) -> float | None:
+    """Of success, that with unscored episodes counted as failed, where the record has it: a policy whose
+    failures drop out must not look well."""
+    of_all = record.get(f"{metric}_all")
+    return record.get(metric) if of_all is None else of_all
 
 
 def episode_measures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.train.actor import LocalActor
+from mcpagent.train.grpo_run import Validation
 from mcpagent.train.processes import Processes
 from mcpagent.train.setup import is_deterministic
 
@@ -59,7 +60,7 @@ class PipelinedActor:
         self._version += 1
         return {**self._measured, **self._actor.sync()}
 
-    def evaluate(self, tasks: Sequence[Task], *, step: int) -> float | None:
+    def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
         return self._actor.evaluate(tasks, step=step)
 
     def close(self) -> None:

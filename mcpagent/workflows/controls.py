@@ -41,7 +41,9 @@ def run_controls(job: QuickstartJob, warm_checkpoint: Path) -> list[JsonObject]:
                 "what": _WHAT[name],
                 "cpu_s": round(sum(r["cpu_s"] for r in RunFolder.open(folder).metrics()), 1),
                 "greedy": metrics["task_success"],
+                "greedy_all": metrics["task_success_all"],
                 "sampled": metrics["task_success_sampled"],
+                "sampled_all": metrics["task_success_sampled_all"],
             }
         )
     write_text(job.out / "eval" / "controls.json", json.dumps(rows, indent=1) + "\n")

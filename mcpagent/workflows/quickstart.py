@@ -163,7 +163,8 @@ def evaluate_checkpoint(
                 samples = sampled_attempts if temperature else 1
                 _evaluate_at(job, checkpoint, temperature, samples, path, lambda _: advance())
     metrics = {t: json.loads(path.read_text(encoding="utf-8"))["metrics"] for t, path in files.items()}
-    return {**metrics[0.0], "task_success_sampled": metrics[1.0]["task_success"]}
+    sampled = {f"task_success_sampled{end}": metrics[1.0][f"task_success{end}"] for end in ("", "_all")}
+    return {**metrics[0.0], **sampled}
 
 
 def _evaluate_at(

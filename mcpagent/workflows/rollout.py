@@ -110,14 +110,16 @@ def count_nonces(trajectories: Sequence[Trajectory]) -> NonceCount:
 
 @contextmanager
 def episode_progress(console: Console, title: str, *, total: int) -> Iterator[Callable[[Trajectory], None]]:
-    """A bar over episodes that shows the share of successes among the scored ones so far."""
-    scored: list[bool] = []
+    """A bar over episodes that shows the share of successes so far; an unscored one is none, and is
+    counted."""
+    outcomes: list[bool | None] = []
     with console.progress(title, total=total) as advance:
 
         def on_done(trajectory: Trajectory) -> None:
-            if trajectory.is_success is not None:
-                scored.append(trajectory.is_success)
-            advance(note=f"success {sum(scored) / len(scored):.0%}" if scored else "")
+            outcomes.append(trajectory.is_success)
+            unscored = outcomes.count(None)
+            success = outcomes.count(True) / len(outcomes)
+            advance(note=f"success {success:.0%}" + (f", {unscored} unscored" if unscored else ""))
 
         yield on_done
 

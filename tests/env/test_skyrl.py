@@ -115,6 +115,10 @@ def test_a_failure_is_an_unscored_end_and_never_an_exception() -> None:
     assert (out["done"], out["reward"], out["metadata"]["unscored"]) == (True, 0.0, True)
     assert SEND in out["metadata"]["errors"][0]
     assert env.get_metrics()["unscored"] == 1.0
+    # A mean over episodes sees the one that dropped out.
+    right = {"success": 1.0, "success_all": 1.0, "unscored": 0.0}
+    means = MCPToolEnv.aggregate_metrics([right, env.get_metrics()])
+    assert (means["success_all"], means["unscored"]) == (0.5, 0.5)
     env.close()
     unopened = made(extras(abstain=True))
     assert unopened.step("hello")["metadata"]["unscored"] is True

@@ -4,7 +4,7 @@ import pytest
 
 from mcpagent.errors import UserError
 from mcpagent.evaluate.compare import compare
-from mcpagent.evaluate.summary import summarise
+from mcpagent.evaluate.summary import EvalSummary, summarise
 from tests.evaluate.records import trajectory
 
 
@@ -45,3 +45,47 @@ def test_evaluations_without_a_shared_task_are_refused_with_the_remedy() -> None
     with pytest.raises(UserError, match="share no scored task") as error:
         compare(summarise([trajectory("x")]), summarise([trajectory("y")]))
     assert "eval checkpoint" in (error.value.remedy or "")
+
+
+def scored(successes: int, failures: int, *, lost: int = 0) -> EvalSummary:
+    """One attempt at each of so many tasks; the lost ones come last."""
+    outcomes = [1.0] * successes + [0.0] * failures + [None] * lost
+    return summarise([trajectory(f"t{i}", success=outcome) for i, outcome in enumerate(outcomes)])
+
+
+def test_of_two_equal_policies_the_one_whose_failures_dropped_out_is_not_called_better() -> None:
+    honest, flattered = scored(30, 30), scored(30, 15, lost=15)
+    for a, b in ((honest, flattered), (flattered, honest)):
+        found = compare(a, b)
+        assert found.verdict == "no verdict"
+        assert found.why_no_verdict is not None and "15 of the 60 episodes" in found.why_no_verdict
+        assert found.difference_all.value == 0.0, "with what is missing counted as failed they are equal"
+        assert (found.a_all.value, found.b_all.value) == (0.5, 0.5)
+    found = compare(honest, flattered)
+    assert (found.a_count.unscored, found.b_count.unscored, found.b_count.episodes) == (0, 15, 60)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        (scored(10, 90), scored(90, 10), "b is better"),
+        (scored(10, 88, lost=2), scored(90, 8, lost=2), "b is better"),  # 2 % each
+        (scored(10, 87, lost=3), scored(90, 7, lost=3), "no verdict"),  # above
+        (scored(10, 89, lost=1), scored(90, 10), "no verdict"),  # the counts differ
+        (scored(10, 90), scored(90, 9, lost=1), "no verdict"),
+    ],
+)
+def test_a_verdict_needs_few_unscored_episodes_and_as_many_on_both_sides(
+    a: EvalSummary, b: EvalSummary, verdict: str
+) -> None:
+    found = compare(a, b)
+    assert found.verdict == verdict
+    assert (found.why_no_verdict is None) == (verdict != "no verdict")
+
+
+def test_the_counts_are_those_of_the_complexity_that_is_compared() -> None:
+    lost = [trajectory(f"c{i}", complexity="complex", success=None) for i in range(5)]
+    one = summarise([*(trajectory(f"s{i}", success=0.0) for i in range(20)), *lost])
+    two = summarise([*(trajectory(f"s{i}", success=1.0) for i in range(20)), *lost])
+    assert compare(one, two).verdict == "no verdict"
+    assert compare(one, two, complexity="simple").verdict == "b is better"

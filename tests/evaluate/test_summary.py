@@ -8,7 +8,7 @@ from mcpagent.core.metrics import Metric
 from mcpagent.core.tools import FailureKind
 from mcpagent.core.trajectory import StopReason
 from mcpagent.evaluate.intervals import rate_interval
-from mcpagent.evaluate.summary import EvalResult, pass_metrics, summarise
+from mcpagent.evaluate.summary import EvalResult, pass_metrics, success_of_all, summarise
 from tests.evaluate.records import call, result, trajectory, turn
 
 
@@ -136,3 +136,25 @@ def test_the_result_document_survives_json_and_has_the_contracted_fields() -> No
     assert {"metrics", "by_complexity", "n_tasks", "n_episodes", "unscored", "provenance"} <= set(document)
     assert set(document["metrics"]["task_success"]) == {"value", "ci_low", "ci_high", "n"}
     assert EvalResult.model_validate_json(result_document.model_dump_json()) == result_document
+
+
+def test_success_of_all_counts_what_dropped_out_as_failed() -> None:
+    episodes = [
+        trajectory("good", success=1.0),
+        trajectory("half", success=1.0),
+        trajectory("half", success=None, attempt=1),
+        trajectory("lost", success=None, complexity="complex"),
+    ]
+    summary = summarise(episodes)
+    assert summary.metrics["task_success"].value == 1.0
+    # By task: 1, 1/2 and 0.
+    assert summary.metrics["task_success_all"].value == pytest.approx(0.5)
+    assert summary.metrics["task_success_all"].n == 3
+    assert success_of_all(summary) == summary.metrics["task_success_all"]
+    assert success_of_all(summary, complexity="simple").value == pytest.approx(0.75)
+    assert summary.by_complexity["complex"].task_success_all == rate_interval(0, 1)
+    older = summary.model_dump(mode="json")
+    del older["metrics"]["task_success_all"]
+    for part in older["by_complexity"].values():
+        del part["task_success_all"]
+    assert success_of_all(EvalResult.model_validate({**older, "provenance": {}})).value == pytest.approx(0.5)

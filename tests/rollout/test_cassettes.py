@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,20 @@ import pytest
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import ToolsConfig
+from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolResult
-from mcpagent.core.trajectory import Trajectory
+from mcpagent.core.trajectory import Completion, StopReason, Trajectory
 from mcpagent.errors import UserError
+from mcpagent.evaluate.evaluator import evaluate
+from mcpagent.evaluate.summary import summarise
+from mcpagent.policy.contract import CompletionRequest, Sampling
+from mcpagent.policy.scripted import GoldPolicy
+from mcpagent.reward.record import record_of
+from mcpagent.reward.rule import grade
+from mcpagent.rollout.agent import AgentSettings
 from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.jsonl import read_tasks, write_jsonl
-from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.workflows.rollout import RolloutOutcome, rollout
 from mcpagent.workflows.train import train
 from tests.tools.support import ECHO_SCRIPT
@@ -70,17 +79,94 @@ def test_a_rollout_replays_without_servers_and_scores_the_same(tmp_path: Path) -
     assert document["provenance"]["catalog_hash"] == recorded.provenance["catalog_hash"]
 
 
-def test_what_a_strict_cassette_lacks_leaves_its_episode_unscored(tmp_path: Path) -> None:
+def test_what_a_policy_calls_and_a_strict_cassette_lacks_is_its_failure(tmp_path: Path) -> None:
     lines = TRAIN.read_text().splitlines(keepends=True)
     (tmp_path / "half.jsonl").write_text("".join(lines[::2]))
     played(tmp_path, "record", data=tmp_path / "half.jsonl")
     outcome, trajectories = played(tmp_path, "strict")
-    unscored = [t for t in trajectories if t.reward is None]
-    assert 0 < len(unscored) == outcome.summary.unscored < len(trajectories)
-    assert all("has no answer to" in t.errors[0] for t in unscored)
+    missed = [t for t in trajectories if t.stop_reason is StopReason.NOT_RECORDED]
+    assert 0 < len(missed) < len(trajectories)
+    assert all("has no answer to" in t.errors[0] for t in missed)
+    assert all(t.is_success is False and t.reward is not None and t.reward <= 0.4 for t in missed)
     assert outcome.cassette is not None
-    assert sum(outcome.cassette["misses"].values()) >= len(unscored)
-    assert outcome.summary.metrics["task_success"].value == 1.0, "of the episodes that could be played"
+    assert sum(outcome.cassette["misses"].values()) >= len(missed)
+    assert outcome.summary.unscored == 0
+    right = (len(trajectories) - len(missed)) / len(trajectories)
+    for name in ("task_success", "task_success_all"):
+        assert outcome.summary.metrics[name].value == pytest.approx(right)
+
+
+class WrongOnEveryOther:
+    """The gold plan, but on every other task a call that nobody recorded comes before it."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._gold = GoldPolicy(tasks)
+        self._wrong = {task.id for task in tasks[1::2]}
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        completions = await self._gold.complete(requests)
+        return [
+            self._unheard_of(request) or completion
+            for request, completion in zip(requests, completions, strict=True)
+        ]
+
+    def _unheard_of(self, request: CompletionRequest) -> Completion | None:
+        is_first = request.messages[-1]["role"] == "user"
+        if not is_first or request.episode_id.partition("#")[0] not in self._wrong:
+            return None
+        call = {"name": "fmp_get_quote", "arguments": {"symbol": "NOBODY-ASKED"}}
+        return Completion(text=f"<tool_call>{json.dumps(call)}</tool_call>")
+
+    async def release(self, episode_id: str) -> None:
+        await self._gold.release(episode_id)
+
+
+def test_a_policy_that_is_right_on_every_other_task_shows_half_in_strict_mode(tmp_path: Path) -> None:
+    played(tmp_path, "record")
+    acting = [task for task in read_tasks(TRAIN) if not task.truth.abstain]
+    tasks = [task for task in acting if "fmp.fmp_get_quote" in (task.offered_tools or ())]
+    tasks = tasks[: len(tasks) // 2 * 2]
+    assert len(tasks) >= 4
+    config = tools(f"tools.cassette={tmp_path / 'tape'}", "tools.cassette_mode=strict")
+    with open_tools(config) as opened:
+        trajectories = opened.io.run(
+            evaluate(
+                tasks,
+                policy=WrongOnEveryOther(tasks),
+                tools=opened.pool,
+                settings=AgentSettings(sampling=Sampling(max_new_tokens=64)),
+                renderer=None,
+            )
+        )
+    summary = summarise(trajectories)
+    assert (summary.unscored, summary.n_episodes) == (0, len(tasks))
+    assert summary.metrics["task_success"].value == summary.metrics["task_success_all"].value == 0.5
+    # Graded again from the file, a miss stays what it was.
+    write_trajectories(tmp_path / "again", trajectories)
+    for task, stored in zip(tasks, read_trajectories(tmp_path / "again.jsonl.zst"), strict=True):
+        terms = {term.name: term.value for term in grade(task, record_of(task, stored))}
+        assert terms["success"] == stored.term("success") is not None
+
+
+def test_a_state_that_no_recording_reached_fails_and_a_missing_set_up_is_unscored(tmp_path: Path) -> None:
+    """Strict mode, a server with state: the environment's own reads follow what the model wrote."""
+    stateful = [task for task in read_tasks(TRAIN) if task.truth.state]
+    task = stateful[0]
+    write_jsonl(tmp_path / "one.jsonl", [task])
+    overrides = [f"tools.cassette={tmp_path / 'tape'}", "tools.cassette_mode=record"]
+    config = load_train_config([], overrides, for_training=False).config
+    rollout(config, policy="gold", out=tmp_path / "gold", data=tmp_path / "one.jsonl")
+    strict = load_train_config([], [overrides[0], "tools.cassette_mode=strict"], for_training=False).config
+    silent = rollout(strict, policy="empty", out=tmp_path / "silent", data=tmp_path / "one.jsonl")
+    (trajectory,) = read_trajectories(silent.path)
+    assert trajectory.is_success is False and silent.summary.unscored == 0
+    server = next(iter(task.truth.state))
+    call = {"tool": next(iter(task.truth.state.values()))[0].call.tool, "arguments": {"channel": "nowhere"}}
+    document = json.loads((tmp_path / "one.jsonl").read_text())
+    document["reward_spec"]["ground_truth"]["setup"] = {server: [call]}
+    write_jsonl(tmp_path / "setup.jsonl", [document])
+    lost = rollout(strict, policy="gold", out=tmp_path / "lost", data=tmp_path / "setup.jsonl")
+    assert (lost.summary.unscored, lost.summary.metrics["task_success_all"].value) == (1, 0.0)
 
 
 def test_strict_needs_neither_the_servers_file_nor_its_variables(tmp_path: Path) -> None:

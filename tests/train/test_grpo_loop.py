@@ -22,7 +22,7 @@ from mcpagent.train.budget import Budget
 from mcpagent.train.callbacks import StepReport
 from mcpagent.train.credit import CreditSettings
 from mcpagent.train.grpo import train_grpo
-from mcpagent.train.grpo_run import GrpoRun, GrpoSettings, GrpoState
+from mcpagent.train.grpo_run import GrpoRun, GrpoSettings, GrpoState, Validation
 from mcpagent.train.health import HealthSettings, PPOHealthCallback
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.rewards import GradeSettings, Overlong
@@ -48,6 +48,7 @@ class ScriptedActor:
     def __init__(self, *, reward: Reward = mixed, successes: Sequence[float] = ()) -> None:
         self._reward, self._successes = reward, list(successes)
         self.asked: list[list[str]] = []
+        self.lost: dict[int, int] = {}  # by step: unscored episodes of a hundred of its evaluation
         self.ledger_bytes = 0
         self.before_episode: Callable[[], None] = lambda: None
         self.before_sync: Callable[[], None] = lambda: None
@@ -82,8 +83,11 @@ class ScriptedActor:
         self.before_sync()
         return {}
 
-    def evaluate(self, tasks: Sequence[Task], *, step: int) -> float | None:
-        return self._successes[step - 1]
+    def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
+        """Of a hundred episodes, as many successes as was said, and `lost` unscored."""
+        success, lost = self._successes[step - 1], self.lost.get(step, 0)
+        scored = None if lost == 100 else success * 100 / (100 - lost)
+        return Validation(success=success, scored_success=scored, episodes=100, unscored=lost)
 
 
 def a_run(
@@ -188,6 +192,25 @@ def test_old_checkpoints_go_but_the_best_and_the_last_seen_healthy_stay(tmp_path
     train_grpo(run)
     assert run.state.best_step == 2
     assert kept(run) == [2, 5, 6]
+
+
+def test_evaluations_that_lost_episodes_neither_win_by_it_nor_end_the_run(tmp_path: Path) -> None:
+    # Step 2 looks perfect among the few that were scored; steps 3 and 4 lost theirs to a dead server.
+    actor = ScriptedActor(successes=[0.4, 0.3, 0.0, 0.2, 0.5, 0.1])
+    actor.lost = {2: 70, 3: 100, 4: 3}
+    notes: list[str] = []
+    run = a_run(tmp_path / "run", actor=actor, eval_every=1, patience=2, notes=notes)
+    assert train_grpo(run) == "completed"
+    assert run.state.best_step == 5 and run.state.best_success == 0.5
+    assert [note.split(":")[0] for note in notes if "unscored" in note] == ["step 2", "step 3", "step 4"]
+    records = run.folder.metrics()
+    assert records[1]["validation_success"] == pytest.approx(1.0)
+    assert (records[1]["validation_success_all"], records[1]["validation_unscored"]) == (0.3, 70)
+    assert "validation_success" not in records[2] and records[2]["validation_success_all"] == 0.0
+    # Two of a hundred are few enough to be evidence.
+    actor.lost = {2: 2, 3: 2}
+    again = a_run(tmp_path / "again", actor=actor, eval_every=1, patience=2)
+    assert train_grpo(again) == "no better evaluation in 2 (training.patience)"
 
 
 def test_a_run_ends_when_evaluations_no_longer_improve(tmp_path: Path) -> None:
