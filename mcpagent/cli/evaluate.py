@@ -154,6 +154,8 @@ def _print(outcome: EvalOutcome, console: Console) -> None:
     console.say("ended by  " + ", ".join(f"{name} {n}" for name, n in reasons))
     if outcome.result.cassette is not None:
         print_cassette(outcome.result.cassette, console)
+    if outcome.in_run is not None:
+        console.say(f"kept      {outcome.in_run}")
     if outcome.path is not None:
         console.say(f"written   {outcome.path} and {outcome.trajectories}")
         console.say(f"next      mcpagent eval compare {outcome.path} OTHER.json")

@@ -193,6 +193,10 @@ class TrainingConfig(Section):
     # So many of the latest stay, and besides them the best and the last seen healthy; None: all.
     keep_checkpoints: PositiveInt | None = 3
     eval_every: Count = 10  # steps between evaluations on data.validation; 0: never
+    # Attempts at each held-out task (validation task, where there is no heldout.jsonl beside the training
+    # set) with the untrained model and, at the end, with the best: greedy with one, at temperature 1 with
+    # more; 0: none.
+    eval_samples: Count = 1
     patience: PositiveInt | None = None  # evaluations without a better one that end the run; None: no end
     dynamic_sampling: Count = 0  # rounds of fresh prompts, at most, in place of groups that are uniform
     warmup_steps: Count = 0  # steps of linear learning-rate warm-up

@@ -11,6 +11,9 @@ from mcpagent.rollout.agent import AgentSettings, ContextRenderer
 from mcpagent.rollout.collector import attempts, collect
 from mcpagent.tools.contract import ToolProvider
 
+# What a training run measures of itself, as the stems of files under eval/.
+UNTRAINED, BEST = "untrained", "best"
+
 
 async def evaluate(
     tasks: Sequence[Task],

@@ -123,8 +123,8 @@ class RunFolder:
         if self._metrics_path.exists():
             write_jsonl(self._metrics_path, kept)
         for folder in (self.trajectories, self.evaluations):
-            for path in folder.glob("step-*"):
-                found = step_of(path)
+            for path in (*folder.glob("step-*"), *folder.glob("eval_step-*")):
+                found = step_of(Path(path.name.removeprefix("eval_")))
                 if found is not None and found > step:
                     path.unlink()
 

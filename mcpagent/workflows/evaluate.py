@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ from mcpagent.evaluate.compare import Comparison, compare
 from mcpagent.evaluate.evaluator import evaluate
 from mcpagent.evaluate.summary import EvalResult, EvalSummary, summarise
 from mcpagent.storage.atomic import write_text
+from mcpagent.storage.checkpoints import run_of
 from mcpagent.storage.records import reading
+from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories, write_trajectories
 from mcpagent.workflows.rollout import check_writable, episode_progress
 from mcpagent.workflows.stage import Stage, open_stage
@@ -37,11 +40,13 @@ _CONDITIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOutcome:
-    """`failure` is the first error of an evaluation in which no episode could be scored."""
+    """`failure` is the first error of an evaluation in which no episode could be scored; `in_run` where the
+    result was stored in the run that the checkpoint is of."""
 
     result: EvalResult
     path: Path | None
     trajectories: Path | None
+    in_run: Path | None
     failure: str | None
 
 
@@ -56,8 +61,9 @@ def evaluate_model(
 ) -> EvalOutcome:
     """`samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or `openai:NAME`),
     sampled as the `rollout` section of `config` says, in the deterministic mode where the model allows it.
-    With `out`, a .json file, the result is written there and the trajectories beside it. Raises UserError;
-    then nothing is written."""
+    With `out`, a .json file, the result is written there and the trajectories beside it; that of a checkpoint
+    of a run is kept in the run too, for its report and model card. Raises UserError; then nothing is
+    written."""
     console = console or Console()
     if out is not None:
         check_evaluation_path(out)
@@ -67,6 +73,9 @@ def evaluate_model(
         with episode_progress(console, "Evaluation", total=len(stage.tasks) * samples) as on_done:
             trajectories = evaluate_on(stage, samples=samples, on_done=on_done)
         provenance = stage.provenance(samples=samples)
+        found = _run_of(stage)
+        if found is not None:
+            provenance["step"] = step_of(found[1])
         cassette = stage.tools.take_cassette_counts()
         tool_metrics = stage.tools.pool.metrics()
     result = summarise(trajectories).with_provenance(provenance, cassette=cassette, tool_metrics=tool_metrics)
@@ -74,9 +83,49 @@ def evaluate_model(
     if out is not None:
         stored = write_trajectories(out.with_suffix(""), trajectories)
         write_text(out, result.model_dump_json(indent=1) + "\n")
+    in_run = None if found is None else _keep_in_run(*found, result, trajectories, console)
     errors = [error for trajectory in trajectories for error in trajectory.errors]
     failure = (errors or ["no reward could be computed"])[0] if result.unscored == result.n_episodes else None
-    return EvalOutcome(result=result, path=out, trajectories=stored, failure=failure)
+    return EvalOutcome(result=result, path=out, trajectories=stored, in_run=in_run, failure=failure)
+
+
+def _run_of(stage: Stage) -> tuple[RunFolder, Path] | None:
+    """The run whose checkpoint was evaluated, and that checkpoint; None for any other model."""
+    identity = stage.ready.identity
+    if "weights_sha256" not in identity:
+        return None
+    checkpoint = Path(identity["path"])
+    run = run_of(checkpoint)
+    return None if run is None else (run, checkpoint)
+
+
+def _keep_in_run(
+    run: RunFolder, checkpoint: Path, result: EvalResult, trajectories: list[Trajectory], console: Console
+) -> Path | None:
+    """`eval/step-000040-heldout.json`, with the attempts and the temperature in the name where it was not
+    greedy; a second time it replaces the first. None, with a note, where the run cannot be written to."""
+    facts = result.provenance
+    name = f"{checkpoint.name}-{Path(facts['dataset']['path']).name.partition('.')[0]}"
+    if facts["samples"] > 1 or facts["temperature"] > 0:
+        name += f"-{facts['samples']}x-t{facts['temperature']:g}"
+    path = run.evaluations / f"{name}.json"
+    if path.is_file() and _dataset_of(path) != facts["dataset"]["sha256"]:
+        path = path.with_stem(f"{name}-{facts['dataset']['sha256'][:8]}")
+    try:
+        write_trajectories(run.trajectories / f"eval_{path.stem}", trajectories)
+        write_text(path, result.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        console.note(f"the result could not be kept in the run: {error}")
+        return None
+    return path
+
+
+def _dataset_of(path: Path) -> object:
+    """The SHA-256 of the data that a stored evaluation is of."""
+    try:
+        return _at(json.loads(path.read_text(encoding="utf-8")), "provenance.dataset.sha256")
+    except ValueError:
+        return None
 
 
 def evaluate_on(stage: Stage, *, samples: int, on_done: Callable[[Trajectory], None]) -> list[Trajectory]:

@@ -194,9 +194,10 @@ def _evaluate_at(
 def _count_calls(job: QuickstartJob) -> JsonObject:
     """Calls that trajectories say were made over MCP, and calls that the servers say they got."""
     stored = [
-        *(job.out / "warm_start" / "trajectories").glob("*.jsonl.zst"),
-        *(job.out / "trajectories").glob("*.jsonl.zst"),
-        *(job.out / "controls").glob("*/trajectories/*.jsonl.zst"),
+        path
+        for pattern in ("warm_start/trajectories", "trajectories", "controls/*/trajectories")
+        for path in job.out.glob(f"{pattern}/*.jsonl.zst")
+        if not path.name.startswith("eval_step-")  # of `mcpagent eval`, later and with servers of its own
     ]
     made = sum(
         len(_nonces(trajectory))

@@ -114,8 +114,10 @@ def open_job(out: Path, *, seed: int, stages: Stages) -> QuickstartJob:
             remedy="name another folder with --out",
         )
     data = f"data.train={json.dumps(str(out / 'data' / 'train.jsonl'))}"
-    warm = load_train_config([resource_path("configs/warm_start.yaml")], [f"seed={seed}", data]).config
-    grpo = load_train_config([resource_path("configs/quickstart.yaml")], [f"seed={seed}", data]).config
+    # It evaluates by itself, before and after GRPO, greedily and not.
+    settings = [f"seed={seed}", data, "training.eval_samples=0"]
+    warm = load_train_config([resource_path("configs/warm_start.yaml")], settings).config
+    grpo = load_train_config([resource_path("configs/quickstart.yaml")], settings).config
     progress = Progress.at(progress_file, seed=seed)
     with open_tools(grpo.tools) as tools:
         current = tools.pool.catalog_hash

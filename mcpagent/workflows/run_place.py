@@ -24,6 +24,7 @@ _FREE_TRAINING = {
     "save_frequency",
     "keep_checkpoints",
     "patience",
+    "eval_samples",
 }
 
 

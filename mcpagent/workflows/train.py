@@ -27,6 +27,7 @@ from mcpagent.train.preflight import Preflight, check, target_device
 from mcpagent.train.processes import Processes
 from mcpagent.workflows.run_place import RunPlace
 from mcpagent.workflows.run_watch import TrainOutcome, Watch
+from mcpagent.workflows.self_evaluation import open_measured
 from mcpagent.workflows.stage import catalog_note, evaluated_file, open_tasks, pinned_model
 from mcpagent.workflows.train_grpo import run_grpo
 from mcpagent.workflows.train_sft import run_sft
@@ -60,6 +61,7 @@ def train(
     with ExitStack() as stack:
         ready = stack.enter_context(prepared(config))
         tasks, validation = ready.tasks, ready.validation
+        measured = stack.enter_context(open_measured(config, on_note=watch.note))
         processes = Processes.join(torch.device(ready.checked.target.kind))
         if not processes.is_first:
             watch = Watch()
@@ -103,9 +105,9 @@ def train(
             processes=processes,
         )
         outcome = (
-            run_sft(config, tasks, tools, place, watch)
+            run_sft(config, tasks, measured, tools, place, watch)
             if config.algorithm == "sft"
-            else run_grpo(config, tasks, validation, tools, place, watch, callbacks)
+            else run_grpo(config, tasks, validation, measured, tools, place, watch, callbacks)
         )
         if session is not None:
             session.end(outcome.stop_reason, has_failed=outcome.is_ill)

@@ -41,6 +41,7 @@ from mcpagent.workflows.run_watch import (
     outcome_of,
     tracked,
 )
+from mcpagent.workflows.self_evaluation import MeasuredTasks, SelfEvaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ def run_grpo(
     config: TrainConfig,
     tasks: TaskFile,
     validation: Sequence[Task],
+    measured: MeasuredTasks | None,
     tools: Tools,
     place: RunPlace,
     watch: Watch,
@@ -99,10 +101,15 @@ def run_grpo(
         watch=watch,
     )
     health = health_callback(config, run, watch)
+    judged = None
+    if measured is not None:
+        judged = SelfEvaluation(config, measured, run=run, tools=tools, processes=processes, note=watch.note)
     with (
-        _open_actor(parts, total=total) as actor,
+        _open_actor(parts, total=total) as (actor, local),
         tracked(config, run, state.step, watch, processes) as trackers,
     ):
+        if judged is not None:
+            judged.before(local, step=state.step)
         watch.on_start(state.step, total)
 
         def on_step(report: StepReport) -> None:
@@ -125,15 +132,17 @@ def run_grpo(
                 note=watch.note,
             )
         )
-    is_ill = health is not None and health.should_stop() is not None
-    best = state.best_step if state.best_step is not None else state.good_step if is_ill else None
+        is_ill = health is not None and health.should_stop() is not None
+        best = state.best_step if state.best_step is not None else state.good_step if is_ill else None
+        if judged is not None:
+            judged.after(local, learner, step=state.step, best_step=best)
     return outcome_of(run, state.step, best_step=best, stop_reason=reason)
 
 
 @contextmanager
-def _open_actor(parts: _Parts, *, total: int) -> Iterator[Actor]:
+def _open_actor(parts: _Parts, *, total: int) -> Iterator[tuple[Actor, LocalActor]]:
     """What plays the episodes with the learner's weights, proved to have them; with `rollout.max_staleness`,
-    while the learner works."""
+    while the learner works. The second one plays when it is told to, always."""
     config, loaded, learner, tools = parts.config, parts.loaded, parts.learner, parts.tools
     prompts = -(-config.prompts_per_step // parts.place.processes.count)
     concurrency = min(config.rollout.num_envs, max(prompts * config.rollout.group_size, 1))
@@ -169,11 +178,11 @@ def _open_actor(parts: _Parts, *, total: int) -> Iterator[Actor]:
         )
         actor.prove()  # before a step is spent on it
         if not is_pipelined:
-            yield actor
+            yield actor, actor
             return
         pipelined = _pipelined(actor, parts, total=total)
         try:
-            yield pipelined
+            yield pipelined, actor
         finally:
             pipelined.close()
 

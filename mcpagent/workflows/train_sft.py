@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.rollout.setup import Tools
+from mcpagent.policy.canary import CANARY_ROWS
+from mcpagent.rollout.setup import Tools, agent_settings
+from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.task_file import TaskFile
 from mcpagent.storage.trajectories import write_trajectories
+from mcpagent.train.actor import LocalActor
 from mcpagent.train.budget import Budget
 from mcpagent.train.demonstrations import demonstrate, samples
-from mcpagent.train.setup import as_loaded, build_learner, load
+from mcpagent.train.learner import Learner
+from mcpagent.train.setup import (
+    Loaded,
+    as_loaded,
+    build_canary,
+    build_learner,
+    is_deterministic,
+    load,
+    open_sampler,
+)
 from mcpagent.train.sft import SftSettings, SftState, train_sft
 from mcpagent.train.warm_start import embedded_model
 from mcpagent.workflows.run_place import RunPlace, open_run
 from mcpagent.workflows.run_watch import TrainOutcome, Watch, note_padding, outcome_of, tracked
+from mcpagent.workflows.self_evaluation import MeasuredTasks, SelfEvaluation
 
 
 def run_sft(
     config: TrainConfig,
     tasks: TaskFile,
+    measured: MeasuredTasks | None,
     tools: Tools,
     place: RunPlace,
     watch: Watch,
@@ -56,6 +73,12 @@ def run_sft(
     note_padding(learner, watch)
     run, saved = open_run(config, place, learner.restore, total_steps=total)
     state = SftState.from_json(saved) if saved else SftState()
+    judged = None
+    if measured is not None:
+        judged = SelfEvaluation(config, measured, run=run, tools=tools, processes=processes, note=watch.note)
+        if state.step == 0:
+            with _open_actor(config, loaded, learner, tasks, tools, run, judged) as actor:
+                judged.before(actor, step=0)
     watch.on_start(state.step, total)
     # A resumed run has made its demonstrations again: the same tokens, with the nonces of this time's calls.
     if processes.is_first:
@@ -87,4 +110,42 @@ def run_sft(
             on_step=on_step,
             note=watch.note,
         )
+    if judged is not None:
+        with _open_actor(config, loaded, learner, tasks, tools, run, judged) as actor:
+            judged.after(actor, learner, step=state.step, best_step=None)
     return outcome_of(run, state.step, best_step=None, stop_reason=reason)
+
+
+@contextmanager
+def _open_actor(
+    config: TrainConfig,
+    loaded: Loaded,
+    learner: Learner,
+    tasks: TaskFile,
+    tools: Tools,
+    run: RunFolder,
+    judged: SelfEvaluation,
+) -> Iterator[LocalActor]:
+    """What plays episodes with the learner's weights as they are, in this process: the steps need no
+    sampler, so it is there for an evaluation only."""
+    here = config.model_copy(update={"rollout": config.rollout.model_copy(update={"backend": "hf"})})
+    slots = max(judged.episodes_at_once, CANARY_ROWS)
+    was_training = learner.model.training
+    learner.model.eval()
+    with open_sampler(loaded, here, model=learner.model, slots=slots) as sampler:
+        canary = build_canary(loaded, here, learner=learner, tasks=tasks, catalog=tools.pool.tools)
+        yield LocalActor(
+            sampler,
+            canary=canary,
+            renderer=loaded.renderer,
+            tools=tools.pool,
+            io=tools.io,
+            settings=agent_settings(config, max_context=loaded.max_context),
+            group_size=1,
+            concurrency=judged.episodes_at_once,
+            deterministic=is_deterministic(config, loaded.device),
+            seed=config.seed,
+            run=run,
+            processes=learner.processes,
+        )
+    learner.model.train(was_training)
