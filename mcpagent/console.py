@@ -22,6 +22,7 @@ import rich.table
 from rich.markup import escape
 
 from mcpagent.core.hidden_text import printable
+from mcpagent.core.redact import SECRETS
 from mcpagent.errors import MCPAgentError
 
 _QUIET_INTERVAL_S = 30.0
@@ -48,7 +49,7 @@ class Console:
 
     def print_json(self, value: Any) -> None:
         """The one document of a `--json` command."""
-        document = json.dumps(_plain(value), indent=2, allow_nan=False)
+        document = json.dumps(SECRETS.value(_plain(value)), indent=2, allow_nan=False)
         # JSON escapes every control character but one, and whatever is not ASCII.
         sys.stdout.write(document.replace("\x7f", "\\u007f") + "\n")
         sys.stdout.flush()
@@ -128,7 +129,7 @@ class Console:
 
 def shown(text: str) -> str:
     """`text` as it may stand on a terminal or in a log."""
-    return printable(text)
+    return printable(SECRETS.text(text))
 
 
 def guard_process() -> None:

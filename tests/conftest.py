@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,16 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("state")
     os.environ["XDG_STATE_HOME"] = str(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_secrets_of_other_tests() -> Iterator[None]:
+    """A process learns the secrets that it reads and keeps them; the tests of one process are many users."""
+    from mcpagent.core.redact import SECRETS
+
+    SECRETS.clear()
+    yield
+    SECRETS.clear()
 
 
 @pytest.fixture(scope="session")

@@ -106,15 +106,14 @@ def test_no_file_is_too_long() -> None:
 # Programs of their own, whose stdout is the wire to the process that started them.
 SPEAK_A_PROTOCOL = {"tools/chaos_proxy.py", "servers/sandbox/jail/main.py", "servers/sandbox/jail/execute.py"}
 
+_PRINTS = re.compile(r"print|pprint(\.\w+)?|(typer|click)\.s?echo|sys\.(__)?std(out|err)(__)?|rich\.print")
+
 
 def _printing(path: Path) -> Iterator[str]:
     """What in a file writes to the terminal."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        name = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name) else ""
-        if re.fullmatch(
-            r"print|pprint(\.\w+)?|(typer|click)\.s?echo|sys\.(__)?std(out|err)(__)?|rich\.print", name
-        ):
-            yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {name}"
+        if isinstance(node, ast.Attribute | ast.Name) and _PRINTS.fullmatch(ast.unparse(node)):
+            yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
 
 
 def test_nothing_prints_around_the_console() -> None:

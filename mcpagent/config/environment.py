@@ -7,10 +7,15 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
+from mcpagent.core.redact import SECRETS
+
 
 def environment() -> dict[str, str]:
-    """`.env` of the working directory; the real environment wins."""
+    """`.env` of the working directory; the real environment wins. What is named as a secret is one from here
+    on, for all that is written and printed."""
     from_file = {
         name: value for name, value in dotenv_values(Path.cwd() / ".env").items() if value is not None
     }
-    return from_file | dict(os.environ)
+    variables = from_file | dict(os.environ)
+    SECRETS.learn_named(variables)
+    return variables

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import openai
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.redact import redact
+from mcpagent.core.redact import SECRETS, redact
 from mcpagent.errors import UserError
 from mcpagent.llm.bodies import UNUSABLE, chat_body, read_chat, read_responses, responses_body
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureReason
@@ -42,6 +42,7 @@ class Endpoint:
     ) -> None:
         self._settings = settings
         self._concessions = Concessions(on_note=on_note)
+        SECRETS.learn({"API_KEY": settings.api_key})
         self._secrets = {settings.api_key: "API_KEY"} if settings.api_key else {}
         self._client = openai.AsyncOpenAI(
             api_key=settings.api_key,

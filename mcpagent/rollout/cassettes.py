@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from mcpagent.config.environment import environment
 from mcpagent.config.schema import ToolsConfig
-from mcpagent.core.redact import secrets_of
+from mcpagent.core.redact import SECRETS
 from mcpagent.tools.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassette_key import canonical, digest
 from mcpagent.tools.pool import ToolPool
@@ -24,7 +24,7 @@ def strict_cassette(config: ToolsConfig) -> Cassette | None:
         result_limit_chars=config.result_limit_chars,
         allow=config.allow_list,
         on_change=config.on_catalog_change,
-        secrets=secrets_of(environment()),
+        secrets=_secrets(),
     )
 
 
@@ -40,10 +40,6 @@ def recording(
     if config.cassette is None or config.cassette_mode not in ("record", "replay"):
         yield None
         return
-    held = [
-        *(server.env for server in servers if isinstance(server, StdioServer)),
-        *(server.headers for server in servers if isinstance(server, HttpServer)),
-    ]
     cassette = Cassette.around(
         pool,
         Path(config.cassette),
@@ -58,11 +54,17 @@ def recording(
             ],
         ),
         result_limit_chars=config.result_limit_chars,
-        secrets=secrets_of(environment(), *held),
+        secrets=_secrets(),
         on_note=on_note,
     )
     with cassette:
         yield cassette
+
+
+def _secrets() -> Mapping[str, str]:
+    """Those that are known by now: of the servers, which were read, and of the environment."""
+    environment()
+    return SECRETS.names
 
 
 def _version(server: ServerConfig, config: ToolsConfig, *, reported: str) -> str:

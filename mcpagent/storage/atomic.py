@@ -7,8 +7,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
+
+from mcpagent.core.redact import SECRETS
 
 TEMPORARY_PREFIX = ".tmp-"
+_BLOCK_BYTES = 2**22
 
 
 @contextmanager
@@ -52,9 +56,28 @@ def atomic_dir(final: Path) -> Iterator[Path]:
 
 
 def write_text(final: Path, text: str) -> None:
-    """Write a whole UTF-8 file atomically."""
+    """Write a whole UTF-8 file atomically, without secrets."""
     with atomic_file(final) as path:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(SECRETS.text(text), encoding="utf-8")
+
+
+def without_secrets(log: Path) -> None:
+    """Rewrite a file that another process wrote, where a secret stands in it."""
+    if not log.is_file():
+        return
+    with log.open("rb") as source:
+        is_clean = all(SECRETS.data(block) is block for block in _blocks(source))
+        if is_clean:
+            return
+        source.seek(0)
+        with atomic_file(log) as path, path.open("wb") as target:
+            target.writelines(map(SECRETS.data, _blocks(source)))
+
+
+def _blocks(source: BinaryIO) -> Iterator[bytes]:
+    """The file in pieces of whole lines, where lines are not too long."""
+    while block := source.read(_BLOCK_BYTES):
+        yield block + source.readline(_BLOCK_BYTES)
 
 
 def remove_leftovers(folder: Path) -> None:

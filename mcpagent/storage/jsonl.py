@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from mcpagent.core.records import JsonObject
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.tasks import Task
 from mcpagent.core.validation import describe
 from mcpagent.errors import UserError
@@ -107,10 +108,12 @@ def write_jsonl(path: Path | str, records: Iterable[BaseModel | Mapping[str, Any
 
 
 def encode_record(record: BaseModel | Mapping[str, Any]) -> bytes:
-    """One line of JSON, without its newline. Raises ValueError for a number that JSON does not have."""
+    """One line of JSON, without secrets and without its newline. Raises ValueError for a number that JSON
+    does not have."""
     value = task_record(record) if isinstance(record, Task) else record
     if isinstance(value, BaseModel):
         value = value.model_dump()
+    value = SECRETS.value(value)
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:

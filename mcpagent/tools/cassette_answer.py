@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mcpagent.core.records import JsonObject, Record
-from mcpagent.core.redact import redact
+from mcpagent.core.redact import SECRETS, redact
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
 from mcpagent.tools.cassette_key import canonical, digest
 from mcpagent.tools.wire import cut_middle
@@ -63,8 +63,8 @@ class Answer(Record):
             call_id=call.id,
             server=call.server,
             tool=call.tool,
-            content=self.content,
-            structured=self.structured,
+            content=SECRETS.text(self.content),  # a tape may come from elsewhere
+            structured=SECRETS.value(self.structured),
             is_error=self.is_error,
             failure=self.failure,
             truncated_chars=self.truncated_chars,

@@ -26,6 +26,7 @@ class ToolMetrics(Record):
     failures: dict[FailureKind, int]
     truncated: int  # results that were cut
     repeats: int  # sendings beyond the first
+    secrets: int = 0  # texts of the server in which a secret stood
 
     @property
     def error_rate(self) -> float:
@@ -101,6 +102,7 @@ class _ToolWatch:
         self.failures: Counter[FailureKind] = Counter()
         self.truncated = 0
         self.repeats = 0
+        self.secrets = 0
 
 
 class ServerWatch:
@@ -114,9 +116,7 @@ class ServerWatch:
 
     def note(self, result: ToolResult, *, waited_s: float, sendings: int) -> None:
         """Count one finished call; `sendings` is 0 where it never left."""
-        tool = self._tools.get(result.tool)
-        if tool is None:
-            tool = self._tools[result.tool] = _ToolWatch()
+        tool = self._watch(result.tool)
         tool.calls += 1
         if sendings:
             tool.repeats += sendings - 1
@@ -131,6 +131,18 @@ class ServerWatch:
         if waited_s > self.waited_max_s:
             self.waited_max_s = waited_s
 
+    def note_secret(self, tool: str) -> int:
+        """Count a text in which a secret stood; how many there were by now."""
+        watch = self._watch(tool)
+        watch.secrets += 1
+        return watch.secrets
+
+    def _watch(self, tool: str) -> _ToolWatch:
+        watch = self._tools.get(tool)
+        if watch is None:
+            watch = self._tools[tool] = _ToolWatch()
+        return watch
+
     def tools(self) -> tuple[ToolMetrics, ...]:
         return tuple(
             ToolMetrics(
@@ -142,6 +154,7 @@ class ServerWatch:
                 failures=dict(tool.failures),
                 truncated=tool.truncated,
                 repeats=tool.repeats,
+                secrets=tool.secrets,
             )
             for name, tool in sorted(self._tools.items())
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
@@ -28,6 +29,7 @@ from mcpagent.tools.servers_config import (
     MemoryServer,
     ServerConfig,
     StdioServer,
+    learn_secrets,
 )
 from mcpagent.tools.session import PoolSession
 from mcpagent.tools.transports import HttpLauncher, Launcher, MemoryLauncher, StdioLauncher
@@ -77,12 +79,13 @@ class ToolPool:
         self._per_server: dict[str, ServerLimits] = dict(per_server or {})
         self._log_dir = log_dir
         self.on_change: OnChange = on_change
-        self._on_note = on_note
+        self._on_note: Callable[[str], None] = lambda text: on_note(SECRETS.text(text))
         self._temporary_logs: tempfile.TemporaryDirectory[str] | None = None
         self._servers: dict[str, StartedServer] = {}
         self._sessions: set[PoolSession] = set()
         self._catalog = Catalog.of((), allow=None)
         names = [config.name for config in self._configs]
+        learn_secrets(self._configs)
         _check_names(names, isolation=self._isolation, per_server=self._per_server)
 
     @property
@@ -167,7 +170,7 @@ class ToolPool:
         for config, server, outcome in zip(self._configs, servers, started, strict=True):
             if isinstance(outcome, OpenFailed):
                 unstarted.append(config)
-                failures.append(f"server {server.name!r} did not start: {outcome.text}")
+                failures.append(f"server {server.name!r} did not start: {SECRETS.text(outcome.text)}")
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:

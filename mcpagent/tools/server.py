@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from mcp.types import Tool
 
 from mcpagent.core.hidden_text import illegible_name, is_legible, schema_without_hidden, without_hidden
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
 from mcpagent.tools.breaker import CircuitBreaker
@@ -20,6 +22,8 @@ from mcpagent.tools.listing import Listing
 from mcpagent.tools.metrics import ServerMetrics, ServerWatch
 from mcpagent.tools.servers_config import Isolation
 from mcpagent.tools.transports import Launcher, MemoryLauncher
+
+T = TypeVar("T")
 
 _LONG_DESCRIPTION = 4000  # characters; longer ones are worth a look before a model reads them
 
@@ -81,6 +85,7 @@ class StartedServer:
         self.version = (
             launcher.server.version or "" if isinstance(launcher, MemoryLauncher) else listing.version
         )
+        self.version = SECRETS.text(self.version)
         for note in listing.notes:
             self._on_note(f"server {self.name!r}: {note}")
         specs = [self._cleaned(to_spec(self.name, tool)) for tool in listing.tools if self._is_legible(tool)]
@@ -125,6 +130,18 @@ class StartedServer:
             tools=self.watch.tools(),
         )
 
+    def without_secrets(self, said: T, *, tool: str) -> T:
+        """What the server said of or through a tool, without the values that it was given to keep."""
+        where = f"{self.name}.{tool}"
+        clean: T = SECRETS.value(said, where=where)
+        if clean is not said and self.watch.note_secret(tool) == 1:
+            names = sorted({name for name, met_at in SECRETS.met if met_at == where})
+            self._on_note(
+                f"{where} said the value of {', '.join(names)}; the name stands in its place, for the model "
+                "and in everything that is written"
+            )
+        return clean
+
     def _count_restart(self) -> None:
         self.watch.restarts += 1
 
@@ -152,6 +169,13 @@ class StartedServer:
         return hidden is None
 
     def _cleaned(self, spec: ToolSpec) -> ToolSpec:
+        spec = spec.model_copy(
+            update={
+                "description": self.without_secrets(spec.description, tool=spec.name),
+                "input_schema": self.without_secrets(spec.input_schema, tool=spec.name),
+                "output_schema": self.without_secrets(spec.output_schema, tool=spec.name),
+            }
+        )
         description, removed = without_hidden(spec.description)
         schema, removed_inside = schema_without_hidden(spec.input_schema)
         if removed + removed_inside:

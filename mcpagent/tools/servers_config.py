@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
 
+from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.servers.names import DATA_SERVERS, UpstreamKind, live_variables
@@ -136,6 +137,33 @@ def _environment_of(names: Iterable[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
+def learn_secrets(servers: Iterable[ServerConfig]) -> None:
+    """Let nothing that is written or printed hold what these servers are given to keep: every value of `env`
+    and `headers`, user parts and query values of URLs, and arguments such as `--api-key VALUE`."""
+    for server in servers:
+        match server:
+            case StdioServer():
+                SECRETS.learn(server.env)
+                SECRETS.learn_named(_options(server.args))
+                for argument in server.args:
+                    SECRETS.learn_url(server.name, argument)
+            case HttpServer():
+                SECRETS.learn(server.headers)
+                SECRETS.learn_url(server.name, server.url)
+            case _:
+                pass
+
+
+def _options(args: Sequence[str]) -> dict[str, str]:
+    """`--name VALUE` and `--name=VALUE` by the name."""
+    options: dict[str, str] = {}
+    for argument, following in zip(args, [*args[1:], ""], strict=False):
+        if argument.startswith("-"):
+            name, is_one, value = argument.lstrip("-").partition("=")
+            options[name] = value if is_one else following
+    return options
+
+
 def load_servers(path: Path) -> ServersFile:
     """Read an `mcp.json`: `mcpServers`, or `servers` as VS Code writes it; comments are allowed.
 
@@ -188,6 +216,7 @@ class _Reader:
                 "every server in it is disabled" if entries else "no servers in it", where=str(self.path)
             )
         self._note_withheld(servers)
+        learn_secrets(servers)
         return ServersFile(servers=servers, notes=tuple(self.notes))
 
     def _note_withheld(self, servers: Iterable[StdioServer | HttpServer]) -> None:

@@ -60,7 +60,8 @@ class PoolSession:
             if failure.kind is FailureKind.UPSTREAM and server.inputs[spec.name].fault(call.arguments):
                 # Some servers break down over wrong arguments instead of refusing them.
                 failure = CallFailed(FailureKind.INVALID_ARGUMENTS, failure.text)
-            result = failed_result(named, failure.kind, failure.text, latency_s=order.latency_s)
+            text = server.without_secrets(failure.text, tool=spec.name)
+            result = failed_result(named, failure.kind, text, latency_s=order.latency_s)
         server.watch.note(result, waited_s=order.waited_s, sendings=order.sendings)
         return result
 
@@ -122,7 +123,11 @@ class PoolSession:
                 raise CallFailed(FailureKind.SCHEMA, f"the server broke its own output schema at {fault}")
         if structured is not None and (fault := wire_fault(structured)):
             raise CallFailed(FailureKind.SCHEMA, f"the structured result holds {fault}")
-        content, cut = cut_middle(render(raw.content, structured), self._result_limit_chars)
+        # Here, before the model sees it: its tokens, the cassette and the report then say the same. And
+        # before it is cut, which could leave half a secret.
+        whole = server.without_secrets(render(raw.content, structured), tool=call.tool)
+        content, cut = cut_middle(whole, self._result_limit_chars)
+        meta = {k: v for k, v in (raw.meta or {}).items() if not k.startswith(_RESERVED_META)}
         failure = None
         if raw.is_error:
             # Servers say both in prose; the schema tells a wrong argument from one that found nothing.
@@ -133,10 +138,10 @@ class PoolSession:
             server=call.server,
             tool=call.tool,
             content=content,
-            structured=structured,
+            structured=server.without_secrets(structured, tool=call.tool),
             is_error=raw.is_error,
             failure=failure,
             latency_s=latency_s,
             truncated_chars=cut,
-            meta={k: v for k, v in (raw.meta or {}).items() if not k.startswith(_RESERVED_META)},
+            meta=server.without_secrets(meta, tool=call.tool) if meta else {},
         )

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Self, cast
 import anyio
 from mcp.shared.message import SessionMessage
 
+from mcpagent.core.redact import SECRETS
 from mcpagent.tools.inherited import inherited
 from mcpagent.tools.jsonrpc import Inbox, Malformed, error_reply, parse, response_id
 from mcpagent.tools.lines import LineSplitter, OversizeLine
@@ -250,5 +251,5 @@ class _Stdout(asyncio.Protocol):
     def _refuse(self, request_id: int | str | None, code: int, text: str, line: bytes) -> None:
         if request_id is not None:
             self.inbox.put(error_reply(request_id, code, text))
-        shown = line[:_NOISE_CHARS].decode("utf-8", "replace")
+        shown = SECRETS.data(line)[:_NOISE_CHARS].decode("utf-8", "replace")
         os.write(self._log_file.fileno(), f"[stdout] {shown}\n".encode())

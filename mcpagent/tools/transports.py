@@ -14,6 +14,8 @@ from mcp.client import Transport
 from mcp.server import MCPServer, Server
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
+from mcpagent.core.redact import SECRETS
+from mcpagent.storage.atomic import without_secrets
 from mcpagent.tools.http import ParamHeaders, http_streams
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.stdio import stdio_streams
@@ -83,15 +85,20 @@ class StdioLauncher:
     async def client(self, *, on_eof: Callable[[], None]) -> AsyncGenerator[Client]:
         with self.log_path.open("ab") as log:
             streams = stdio_streams(self.config, log_file=log, on_eof=on_eof)
-            async with self._negotiation.client(streams) as client:
-                yield client
+            try:
+                async with self._negotiation.client(streams) as client:
+                    yield client
+            finally:
+                without_secrets(self.log_path)
 
     def log_tail(self) -> str:
         if not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-            return log.read().decode("utf-8", "replace").strip()
+            # More than is shown: a secret is found only where it is whole.
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 4 * _LOG_TAIL_BYTES))
+            tail = SECRETS.data(log.read())
+        return tail[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
 
 
 @dataclass(frozen=True)

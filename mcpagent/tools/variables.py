@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mcpagent.config.environment import environment
+from mcpagent.core.redact import SECRETS
 
 # VS Code prefixes a kind: `${env:VAR}`, `${input:id}`.
 _VARIABLE = re.compile(r"\$\{(?:(?P<kind>env|input):)?(?P<name>[A-Za-z_][\w.-]*?)(?::-(?P<default>[^}]*))?\}")
@@ -52,4 +53,5 @@ def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
             f"needs the environment variable {name}, which is not set",
             f"export {name}=...  (or put {name}=... into .env)",
         )
+    SECRETS.learn({name: value})
     return value

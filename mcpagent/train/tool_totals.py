@@ -57,6 +57,7 @@ def _tool(before: ToolMetrics, now: ToolMetrics) -> ToolMetrics:
             "failures": dict(Counter(before.failures) + Counter(now.failures)),
             "truncated": before.truncated + now.truncated,
             "repeats": before.repeats + now.repeats,
+            "secrets": before.secrets + now.secrets,
         }
     )
 

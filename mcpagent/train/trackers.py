@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from mcpagent.config.environment import environment
 from mcpagent.core.records import JsonObject
-from mcpagent.core.redact import redact, secrets_of
+from mcpagent.core.redact import SECRETS, redact, secrets_of
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.storage.jsonl import write_jsonl
@@ -127,7 +127,7 @@ class Trackers:
             return
         numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
         wanted = trajectories if any(t.name in _TAKE_EPISODES for t in self._threads) else ()
-        episodes = [redact(t.model_dump(mode="json"), self._secrets) for t in wanted]
+        episodes = [SECRETS.value(redact(t.model_dump(mode="json"), self._secrets)) for t in wanted]
         for thread in self._threads:
             thread.log(step, numbers, episodes if thread.name in _TAKE_EPISODES else [])
 
@@ -158,7 +158,7 @@ def open_trackers(
 
 def safe_config(config: JsonObject, secrets: dict[str, str]) -> JsonObject:
     """`config` without the values of secret environment variables and without users in URLs."""
-    return _without_users(redact(config, secrets))
+    return _without_users(SECRETS.value(redact(config, secrets)))
 
 
 def _without_users(value: Any) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from mcpagent.core.metrics import CheckResult, CheckStatus
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES
@@ -102,12 +103,18 @@ async def _start(config: ServerConfig) -> tuple[CheckResult, list[ToolSpec] | No
             detail = f"{len(tools)} tools in {seconds:.1f} s, catalog {pool.catalog_hash[:12]}"
             detail = "; ".join([detail, *notes])
     except UserError as error:
-        command = shlex.join([config.command, *config.args]) if isinstance(config, StdioServer) else None
+        command = _shell_command(config) if isinstance(config, StdioServer) else None
         return _failed(name, error, remedy=command), None
     if not tools:
         detail = "; ".join([f"no tools, in {seconds:.1f} s", *notes])
         return CheckResult(name=name, status=CheckStatus.WARN, detail=detail), tools
     return CheckResult(name=name, status=CheckStatus.PASS, detail=detail), tools
+
+
+def _shell_command(config: StdioServer) -> str:
+    """What starts the server in a shell; a secret is named as the variable that holds it."""
+    words = [(word, SECRETS.text(word, mark="${{{}}}")) for word in (config.command, *config.args)]
+    return " ".join(f'"{safe}"' if safe != word else shlex.quote(word) for word, safe in words)
 
 
 def _check_data(

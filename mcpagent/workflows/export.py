@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.records import JsonObject
+from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 from mcpagent.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype, save_model
 from mcpagent.models.tokens import Renderer
@@ -69,7 +70,7 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
                 checkpoint, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*_NOT_EXPORTED)
             )
         card = model_card(checkpoint, run, base=_base(checkpoint), is_adapter=is_adapter)
-        (draft / "README.md").write_text(card, encoding="utf-8")
+        (draft / "README.md").write_text(SECRETS.text(card), encoding="utf-8")
     return Exported(
         out=out,
         checkpoint=checkpoint,

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mcpagent.core.records import JsonObject
+from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import Budget
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
@@ -113,7 +114,7 @@ class Journal:
         self.close()
 
     def _append(self, line: JsonObject) -> tuple[int, int]:
-        raw = json.dumps(line).encode() + b"\n"
+        raw = json.dumps(SECRETS.value(line)).encode() + b"\n"
         offset = self._file.tell()
         self._file.write(raw)
         self._file.flush()
