@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.sampling import Json
+from mcpagent.cli.sampling import Json, Overwrite, out_file, refuse_existing
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,9 +23,13 @@ _BUILTIN = "builtin"
 @app.command()
 def convert(
     spec: Annotated[Path, typer.Argument(help="The dependent spec, a JSON file.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The dataset: .jsonl or .json, also .gz and .zst.")] = Path(
-        "data/processed/train.jsonl"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            callback=out_file("train.jsonl"),
+            help="The dataset: .jsonl or .json, also .gz and .zst; or a folder for train.jsonl.",
+        ),
+    ] = Path("data/processed/train.jsonl"),
     servers: Annotated[
         str | None,
         typer.Option(
@@ -40,7 +44,7 @@ def convert(
         bool,
         typer.Option("--keep-going", help="Write the good tasks, and OUT.rejects.jsonl for the others."),
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
+    overwrite: Overwrite = False,
     env_class: Annotated[str, typer.Option(help="The record's env_class.")] = "MCPToolEnv",
     data_source: Annotated[str, typer.Option(help="The record's data_source.")] = "synthetic/dependent",
     as_json: Json = False,
@@ -58,8 +62,7 @@ def convert(
     console = Console(is_json=as_json)
     if execute and servers is None:
         raise UserError("--execute needs servers to run the plans on", remedy="add --servers mcp.json")
-    if out.exists() and not overwrite:
-        raise UserError("the file is there already", where=str(out), remedy="add --overwrite")
+    refuse_existing(out, overwrite=overwrite)
     remembered = _remembered(servers, out, console)
     if remembered is not None:
         check_servers(remembered, overwrite=overwrite)

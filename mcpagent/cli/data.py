@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mcpagent.cli.data_import import import_
-from mcpagent.cli.sampling import Chosen, Settings
+from mcpagent.cli.sampling import Chosen, Overwrite, Settings, out_file, refuse_existing
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,8 +27,14 @@ app.command("import")(import_)
 
 _File = Annotated[Path, typer.Argument(help=".jsonl or .json, also .gz and .zst.", show_default=False)]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-_Out = Annotated[Path | None, typer.Option(help="Write the good records here.", show_default=False)]
-_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+_Out = Annotated[
+    Path | None,
+    typer.Option(
+        callback=out_file("tasks.jsonl"),
+        help="A file for the good records, or a folder.",
+        show_default=False,
+    ),
+]
 _Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 
 
@@ -59,7 +65,7 @@ def validate(
     samples: Annotated[int, typer.Option(min=2, help="Attempts at each task for --calibrate.")] = 4,
     settings: Settings = None,
     out: _Out = None,
-    overwrite: _Overwrite = False,
+    overwrite: Overwrite = False,
     as_json: _Json = False,
 ) -> None:
     """Check every record, stage by stage. Exits 2 if any is wrong.
@@ -78,7 +84,7 @@ def validate(
     console = Console(is_json=as_json)
     remembered = None
     if out is not None:
-        _check_out(out, overwrite=overwrite)
+        refuse_existing(out, overwrite=overwrite)
         remembered = carry_servers(file, out.parent, overwrite=overwrite)
     if calibrate is not None and out is None:
         raise UserError("--calibrate keeps some of the tasks", remedy="name a file for them with --out")
@@ -149,7 +155,7 @@ def split(
         bool, typer.Option("--drop-crossing", help="Leave out tasks about things of different splits.")
     ] = False,
     seed: _Seed = 0,
-    overwrite: _Overwrite = False,
+    overwrite: Overwrite = False,
     as_json: _Json = False,
 ) -> None:
     """Divide a dataset so that nothing of one part is known from another.
@@ -187,14 +193,21 @@ def split(
 @app.command()
 def dedupe(
     file: _File,
-    out: Annotated[Path, typer.Option(help="File for the tasks that stay.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            callback=out_file("tasks.jsonl"),
+            help="A file for the tasks that stay, or a folder.",
+            show_default=False,
+        ),
+    ],
     threshold: Annotated[
         float,
         typer.Option(
             min=0.1, max=1, help="Jaccard similarity of the questions from which two tasks are one."
         ),
     ] = 0.8,
-    overwrite: _Overwrite = False,
+    overwrite: Overwrite = False,
     as_json: _Json = False,
 ) -> None:
     """Remove tasks with the same plan as an earlier one, and those that read like one. Needs the
@@ -211,7 +224,7 @@ def dedupe(
     from mcpagent.synth.dedupe import DedupeReport, distinct_tasks
     from mcpagent.synth.output import carry_servers, write_servers
 
-    _check_out(out, overwrite=overwrite)
+    refuse_existing(out, overwrite=overwrite)
     write_servers(carry_servers(file, out.parent, overwrite=overwrite))
     report = DedupeReport()
     write_jsonl(out, distinct_tasks(file, threshold=threshold, report=report))
@@ -294,13 +307,6 @@ def _print_report(document: dict[str, Any], report: ValidationReport, file: Path
         console.say(
             f"{c['kept']} of {c['tasks']} tasks are neither always nor never solved, in {c['path']}: "
             f"{c['always']} always, {c['never']} never, {c['unscored']} unscored"
-        )
-
-
-def _check_out(out: Path, *, overwrite: bool) -> None:
-    if out.exists() and not overwrite:
-        raise UserError(
-            f"{out.name} would be replaced", where=str(out), remedy="add --overwrite, or name another file"
         )
 
 

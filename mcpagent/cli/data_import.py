@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mcpagent.cli.sampling import Json
+from mcpagent.cli.sampling import Json, Overwrite
 
 
 class Category(StrEnum):
@@ -36,7 +36,7 @@ def import_(
         list[Category] | None,
         typer.Option(help="One category; repeat it for more. Default: all four.", show_default=False),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Make tasks of a benchmark, with its backends as MCP servers. The config brings both together.

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcpagent.cli.options import with_options
-from mcpagent.cli.sampling import BaseUrl, Chosen, Data, Json, Samples, ToolFormat
+from mcpagent.cli.sampling import (
+    BaseUrl,
+    Chosen,
+    Data,
+    Json,
+    Overwrite,
+    Samples,
+    ToolFormat,
+    out_file,
+    refuse_existing,
+)
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
@@ -24,7 +34,12 @@ _Temperature = Annotated[
     ),
 ]
 _Out = Annotated[
-    Path | None, typer.Option("--out", help="A .json file for the result; the trajectories go beside it.")
+    Path | None,
+    typer.Option(
+        "--out",
+        callback=out_file("evaluation.json"),
+        help="A .json file for the result, or a folder; the trajectories go beside it.",
+    ),
 ]
 
 
@@ -44,6 +59,7 @@ def checkpoint(
     *,
     chosen: Chosen,
     out: _Out = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Evaluate a checkpoint in Hugging Face or PEFT format.
@@ -57,6 +73,7 @@ def checkpoint(
 
     find_checkpoint(path)  # a hub id is refused here: it names a model
     chosen = replace(chosen, temperature=temperature)
+    _refuse_replacing(out, overwrite=overwrite)
     _evaluate(str(path), chosen, data=data, samples=samples, out=out, as_json=as_json)
 
 
@@ -74,6 +91,7 @@ def model(
     *,
     chosen: Chosen,
     out: _Out = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Evaluate a model that no run of mcpagent made: the base model before training, or one behind an API.
@@ -81,6 +99,7 @@ def model(
     Example: mcpagent eval model Qwen/Qwen3-0.6B --data data/processed/heldout.jsonl --out base.json
     """
     chosen = replace(chosen, tool_format=tool_format, base_url=base_url, temperature=temperature)
+    _refuse_replacing(out, overwrite=overwrite)
     _evaluate(name_or_path, chosen, data=data, samples=samples, out=out, as_json=as_json)
 
 
@@ -125,6 +144,15 @@ def compare(
         f"b wins {result.wins} tasks, loses {result.losses}, ties {result.ties}; "
         f"{result.unpaired} tasks are in one of the two only"
     )
+
+
+def _refuse_replacing(out: Path | None, *, overwrite: bool) -> None:
+    """Neither the result nor what is written beside it."""
+    from mcpagent.storage.trajectories import token_file
+
+    if out is not None:
+        records = out.with_suffix(".jsonl.zst")
+        refuse_existing(out, records, token_file(records), overwrite=overwrite)
 
 
 def _evaluate(

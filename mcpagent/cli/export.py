@@ -9,7 +9,6 @@ import typer
 
 from mcpagent.cli.sampling import Json
 from mcpagent.console import Console
-from mcpagent.storage.packages import require
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -31,7 +30,6 @@ def export(
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder with a model card; without --merge, LoRA adapters
     stay adapters."""
-    require("hf", use="export")
     from mcpagent.workflows.export import export as export_checkpoint
 
     console = Console(is_json=as_json)

@@ -12,7 +12,7 @@ import typer
 from mcpagent.cli.gen_data_llm import run_llm
 from mcpagent.cli.gen_data_options import LLMOptions
 from mcpagent.cli.options import with_options
-from mcpagent.cli.sampling import Cassette, CassetteMode, Chosen, Json
+from mcpagent.cli.sampling import Cassette, CassetteMode, Chosen, Json, Overwrite
 
 if TYPE_CHECKING:
     from mcpagent.config.schema import ToolsConfig
@@ -64,7 +64,7 @@ def gen_data(
         typer.Option(min=0, help="Offer this many other tools beside those needed. Default: every tool."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("data/processed"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the splits in --out.")] = False,
+    overwrite: Overwrite = False,
     llm: Annotated[
         bool, typer.Option("--llm", help="Let a model write the tasks; everything below belongs to it.")
     ] = False,

@@ -44,10 +44,12 @@ def quickstart(
 
     Takes a few minutes on one CPU core. A second call goes on where the first stopped.
     """
+    from mcpagent.workflows.quickstart_job import Stages, check_folder
+
+    check_folder(out, seed=seed)
     require("hf", "report", use="the quickstart")
     from mcpagent.workflows.controls import run_controls
     from mcpagent.workflows.quickstart import quickstart
-    from mcpagent.workflows.quickstart_job import Stages
 
     console = Console(is_json=as_json)
 

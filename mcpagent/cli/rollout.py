@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcpagent.cli.options import with_options
-from mcpagent.cli.sampling import BaseUrl, Chosen, Data, Json, Samples, ToolFormat
+from mcpagent.cli.sampling import (
+    BaseUrl,
+    Chosen,
+    Data,
+    Json,
+    Overwrite,
+    Samples,
+    ToolFormat,
+    out_file,
+    refuse_existing,
+)
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
@@ -31,8 +41,9 @@ def rollout(
     out: Annotated[
         Path,
         typer.Option(
-            help="File for the trajectories: .jsonl.zst, .jsonl.gz or .jsonl; token ids and logprobs go "
-            "beside it as .safetensors.",
+            callback=out_file("trajectories.jsonl.zst"),
+            help="File for the trajectories: .jsonl.zst, .jsonl.gz or .jsonl; or a folder. Token ids and "
+            "logprobs go beside it as .safetensors.",
             show_default=False,
         ),
     ],
@@ -45,6 +56,7 @@ def rollout(
     tool_format: ToolFormat = None,
     *,
     chosen: Chosen,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Collect trajectories with any policy, for analysis: every call is a real one over MCP.
@@ -54,9 +66,11 @@ def rollout(
     Example: mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst
     """
     from mcpagent.console import Console
+    from mcpagent.storage.trajectories import token_file
     from mcpagent.workflows.rollout import rollout as collect
 
     console = Console(is_json=as_json)
+    refuse_existing(out, token_file(out), overwrite=overwrite)
     chosen = replace(chosen, tool_format=tool_format, base_url=base_url, temperature=temperature)
     outcome = collect(
         chosen.config(console, policy=policy, data=data),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +19,28 @@ ConfigFiles = Annotated[
     typer.Option("--config", help="A YAML file; repeat it to merge several."),
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="One setting, a.b=value; may be repeated.")]
-Data = Annotated[Path | None, typer.Option("--data", help="Tasks: .jsonl or .json, also .gz and .zst.")]
+
+
+def _file_of(value: Path | None) -> Path | None:
+    if value is None:
+        return None
+    from mcpagent.storage.jsonl import dataset_file
+
+    return dataset_file(value, "heldout", "validation", "train")
+
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        callback=_file_of,
+        help="Tasks: .jsonl or .json, also .gz and .zst; or a dataset's folder: its held-out tasks.",
+    ),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", help="A folder, a run, a hub id, or embedded, the built-in one.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Servers = Annotated[
     Path | None, typer.Option("--servers", help="An mcp.json; without it, the built-in servers.")
 ]
@@ -52,6 +73,28 @@ MaxTasks = Annotated[int | None, typer.Option("--max-tasks", min=1, help="The fi
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same episodes.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def out_file(name: str) -> Callable[[Path | None], Path | None]:
+    """The callback of an `--out` for a file: a folder means the file `name` in it."""
+
+    def in_folder(value: Path | None) -> Path | None:
+        return value / name if value is not None and (value.is_dir() or not value.suffix) else value
+
+    return in_folder
+
+
+def refuse_existing(*paths: Path, overwrite: bool) -> None:
+    """Nothing that is there already is written over, unless that was asked for. Raises UserError."""
+    from mcpagent.errors import UserError
+
+    there = [str(path) for path in paths if path.exists()]
+    if there and not overwrite:
+        raise UserError(
+            f"{', '.join(there)} would be replaced",
+            where=f"--out {paths[0]}",
+            remedy="add --overwrite, or name another place with --out",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,9 +17,14 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def smoke(
-    backend: Annotated[str, typer.Option(help="hf, vllm, or auto: what would be chosen here.")] = "auto",
+    backend: Annotated[
+        Literal["auto", "hf", "vllm"], typer.Option(help="auto: what would be chosen here.")
+    ] = "auto",
     model: Annotated[
-        str | None, typer.Option(help="A folder or hub id. Default: a small model of random weights.")
+        str | None,
+        typer.Option(
+            help="A folder, a run, or a hub id (downloaded). Default: a small model of random weights."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -29,8 +34,14 @@ def smoke(
     Example: mcpagent smoke --backend hf
     """
     from mcpagent.console import Console
+    from mcpagent.policy.vllm_choice import require_vllm
+    from mcpagent.storage.checkpoints import find_model
     from mcpagent.storage.packages import require
 
+    if model is not None:
+        find_model(model)
+    if backend == "vllm":
+        require_vllm()
     require("hf", use="smoke")
     from mcpagent.workflows.smoke import smoke as run
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mcpagent.cli.sampling import Cassette, CassetteMode, Json, ToolFormat, cassette_settings
+from mcpagent.cli.sampling import (
+    Cassette,
+    CassetteMode,
+    Json,
+    Model,
+    Seed,
+    Servers,
+    ToolFormat,
+    cassette_settings,
+)
 from mcpagent.config.loader import LoadedConfig
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Advance, Console
@@ -18,7 +29,9 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.storage.packages import require
 from mcpagent.storage.run_folder import RunFolder, step_of
+from mcpagent.storage.runs import last_run
 from mcpagent.workflows.dataset_config import load_for_dataset
+from mcpagent.workflows.inputs import check_inputs
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -34,6 +47,16 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, a.b=value; may be repeated.")
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="A dataset's folder, or the file to train on with validation.jsonl beside it."),
+    ] = None,
+    servers: Servers = None,
+    model: Model = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run. Default: a new one in outputs/.")
+    ] = None,
+    seed: Seed = None,
     algo: Annotated[
         str | None, typer.Option(help="grpo, ppo (GRPO with a value head: configs/ppo.yaml) or sft.")
     ] = None,
@@ -46,7 +69,9 @@ def train(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Continue the run that is named, else the last one, from its last checkpoint."
+            "--resume",
+            help="Continue from the last checkpoint: the run in --out, else the last one in outputs/, with "
+            "the settings that it was started with.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -65,6 +90,11 @@ def train(
 ) -> None:
     """Train a policy: GRPO on real episodes, or supervised on gold demonstrations."""
     options = {
+        "data.train": None if data is None else json.dumps(data),
+        "tools.servers": None if servers is None else json.dumps(str(servers)),
+        "model.name": None if model is None else json.dumps(model),
+        "seed": seed,
+        **_run_settings(out),
         "algorithm": algo,
         "finetune.mode": mode,
         "rollout.backend": backend,
@@ -79,15 +109,34 @@ def train(
             where="--gpu-memory",
             remedy="add --dry-run, or leave it out",
         )
+    files = config or (_started_with(out, algo) if resume and not set_ else ())
     console = Console(is_json=as_json)
-    loaded = load_for_dataset(config or (), overrides, data=None, split="train", note=console.note)
-    require("hf", use="training")
+    loaded = load_for_dataset(files, overrides, data=None, split="train", note=console.note)
     for note in loaded.notes:
         console.note(note)
+    check_inputs(loaded.config, resume=resume, dry_run=dry_run)
+    require("hf", use="training")
     if dry_run:
         _show_plan(loaded.config, console, gpu_memory=gpu_memory)
     else:
         _train(loaded, console, resume=resume)
+
+
+def _run_settings(out: Path | None) -> dict[str, str | None]:
+    """What `--out` sets."""
+    if out is None:
+        return {}
+    return {"output_dir": json.dumps(str(out.parent)), "name": json.dumps(out.name or out.resolve().name)}
+
+
+def _started_with(out: Path | None, algo: str | None) -> list[Path]:
+    """The settings of the run that is to be resumed, where it can be told which one that is."""
+    if out is None:
+        try:
+            out = last_run(Path("outputs"), kind=algo or "grpo")
+        except UserError:
+            return []  # the configuration may name another folder
+    return [RunFolder.open(out).config_path]
 
 
 def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | None) -> None:
@@ -149,7 +198,7 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
             stack.close()
             if (latest := RunFolder(folder).latest_checkpoint()) is not None:
                 console.note(f"stopped after step {step_of(latest)}, which is kept; go on with")
-                console.note(f"  mcpagent train --config {folder / 'config.yaml'} --resume")
+                console.note(f"  mcpagent train --resume --out {shlex.quote(str(folder))}")
             raise
     if int(os.environ.get("RANK", "0")):
         return  # of several processes, the first says how it went

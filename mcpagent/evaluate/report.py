@@ -19,8 +19,9 @@ def write_report(run_dir: Path) -> Path:
     return write_page(read_run(run_dir))
 
 
-def write_page(run: RunView) -> Path:
-    """The same for a run that has been read; a reader of the old file never sees half a new one."""
-    path = run.path / REPORT_NAME
+def write_page(run: RunView, out: Path | None = None) -> Path:
+    """The same for a run that has been read, into the file `out` where there is one; a reader of the old file
+    never sees half a new one."""
+    path = out or run.path / REPORT_NAME
     write_text(path, page_html(run))
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +29,7 @@ def find_dataset(
     """The file `given`; without one, that of the split in the folder of the file `beside`, then the default
     one. Raises UserError if it is not there."""
     if given is not None:
-        path = Path(given)
+        path = dataset_file(Path(given), split)
         if not path.is_file():
             raise UserError(
                 "there is no such dataset",
@@ -36,12 +37,13 @@ def find_dataset(
                 remedy=_remedy(split),
             )
         return path
-    folders = _DATA_FOLDERS if beside is None else (str(Path(beside).parent), *_DATA_FOLDERS)
-    for folder in folders:
-        for suffix in _SUFFIXES:
-            path = Path(folder, split + suffix)
-            if path.is_file():
-                return path
+    folders = _DATA_FOLDERS
+    if beside is not None:
+        near = Path(beside)
+        folders = (str(near if near.is_dir() else near.parent), *_DATA_FOLDERS)
+    found = next((path for folder in folders if (path := _in_folder(Path(folder), split))), None)
+    if found is not None:
+        return found
     raise UserError(
         f"there is no {split} dataset: data.{split} is not set, and none of {', '.join(folders)} "
         f"holds {split}.json or {split}.jsonl",
@@ -50,12 +52,32 @@ def find_dataset(
 
 
 def _remedy(split: str) -> str:
-    return f"name a file with --set data.{split}=FILE, or make one: mcpagent gen-data{_or_without(split)}"
+    option = "--data" if split == "train" else f"--set data.{split}=FILE"
+    return f"name a file with {option}, or make one: mcpagent gen-data{_or_without(split)}"
 
 
 def _or_without(split: str) -> str:
     """What else a training run may do where its validation tasks are missing."""
     return "; training does without: --set training.eval_every=0" if split == "validation" else ""
+
+
+def dataset_file(path: Path, *splits: str) -> Path:
+    """The file of the first of `splits` that the folder `path` holds; `path` itself where it is no folder.
+    Raises UserError."""
+    if not path.is_dir():
+        return path
+    found = next((file for split in splits if (file := _in_folder(path, split))), None)
+    if found is None:
+        raise UserError(
+            f"the folder holds no dataset ({' or '.join(f'{split}.jsonl' for split in splits)})",
+            where=str(path),
+            remedy=f"make one: mcpagent gen-data --out {shlex.quote(str(path))}",
+        )
+    return found
+
+
+def _in_folder(folder: Path, split: str) -> Path | None:
+    return next((path for suffix in _SUFFIXES if (path := folder / (split + suffix)).is_file()), None)
 
 
 def read_tasks(path: Path | str) -> Iterator[Task]:

@@ -167,7 +167,7 @@ def not_empty(folder: Path) -> UserError:
     return UserError(
         "the output folder is not empty",
         where=str(folder),
-        remedy=f"continue that run with --resume, name another folder, or delete it: rm -r {folder}",
+        remedy="continue that run with --resume, or name another folder with --out",
     )
 
 

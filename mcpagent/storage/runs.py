@@ -51,7 +51,7 @@ def last_run(parent: Path, *, kind: str) -> Path:
         raise UserError(
             f"there is no {kind} run to resume here",
             where=str(parent),
-            remedy=f"name the run: --set name=NAME (mcpagent runs {parent} lists them), or start one "
+            remedy=f"name the run: --out {parent}/NAME (mcpagent runs {parent} lists them), or start one "
             "without --resume",
         )
     return max(found)[-1]

@@ -12,8 +12,6 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
-from mcpagent.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype, save_model
-from mcpagent.models.tokens import Renderer
 from mcpagent.storage.atomic import atomic_dir
 from mcpagent.storage.checkpoints import (
     ADAPTER_FILE,
@@ -24,6 +22,7 @@ from mcpagent.storage.checkpoints import (
     verified,
     weights_sha256,
 )
+from mcpagent.storage.packages import require
 from mcpagent.workflows.model_card import model_card
 
 _NOT_EXPORTED = (STATE_FOLDER, SEAL_FILE, "README.md")
@@ -82,6 +81,10 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
 
 def _merge(checkpoint: Path, draft: Path, *, config_path: Path | None) -> None:
     """In the dtype of the run: a merge in fewer bits would not be the model that was trained."""
+    require("hf", use="export --merge")
+    from mcpagent.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype, save_model
+    from mcpagent.models.tokens import Renderer
+
     config = load_train_config([config_path] if config_path else [], for_training=False).config
     device = resolve_device(config.device)
     model = load_model(

@@ -19,7 +19,6 @@ from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.locks import LOCK_NAME
 from mcpagent.storage.run_folder import step_name
-from mcpagent.train.actor import roll_back
 
 SPLITS = {"train": 1600, "validation": 64, "heldout": 240}
 LEDGER_NAME = "ledger.jsonl"
@@ -60,7 +59,7 @@ class Progress:
             raise UserError(
                 f"this quickstart was begun with seed {known.seed}, not {seed}",
                 where=str(path.parent),
-                remedy=f"use --seed {known.seed}, another --out, or delete it: rm -r {path.parent}",
+                remedy=f"use --seed {known.seed}, or another --out",
             )
         return known
 
@@ -93,6 +92,8 @@ class QuickstartJob:
         begun = self.progress.ledger_bytes.setdefault(name, _size(self.ledger))
         self.progress.save()
         if not resumes:
+            from mcpagent.train.actor import roll_back  # and with it torch, which a check does without
+
             roll_back(self.ledger, begun)
         started = time.process_time()
         with self.stages.begin(title, total) as advance:
@@ -101,24 +102,32 @@ class QuickstartJob:
         self.progress.save()
 
 
+def check_folder(out: Path, *, seed: int) -> Progress:
+    """How far the quickstart in `out` has come; a new one where there is nothing yet. Raises UserError where
+    `out` is something else, or was begun with another seed."""
+    if out.exists() and not out.is_dir():
+        raise UserError("is a file, not a folder", where=f"--out {out}", remedy="name another one with --out")
+    progress_file = out / _PROGRESS_NAME
+    is_foreign = out.is_dir() and any(path.name != LOCK_NAME for path in out.iterdir())
+    if is_foreign and not progress_file.is_file():
+        raise UserError(
+            "there is something here that is not a quickstart",
+            where=str(out),
+            remedy="name another folder with --out",
+        )
+    return Progress.at(progress_file, seed=seed)
+
+
 def open_job(out: Path, *, seed: int, stages: Stages) -> QuickstartJob:
     """A new quickstart in the folder `out`, or the one that is there. Raises UserError where `out` holds
     something else or was begun with another seed. If the tools have changed since, what is there is moved
     aside."""
-    progress_file = out / _PROGRESS_NAME
-    is_foreign = any(path.name != LOCK_NAME for path in out.iterdir())
-    if is_foreign and not progress_file.is_file():
-        raise UserError(
-            "there is something here that is no quickstart",
-            where=str(out),
-            remedy="name another folder with --out",
-        )
+    progress = check_folder(out, seed=seed)
     data = f"data.train={json.dumps(str(out / 'data' / 'train.jsonl'))}"
     # It evaluates by itself, before and after GRPO, greedily and not.
     settings = [f"seed={seed}", data, "training.eval_samples=0"]
     warm = load_train_config([resource_path("configs/warm_start.yaml")], settings).config
     grpo = load_train_config([resource_path("configs/quickstart.yaml")], settings).config
-    progress = Progress.at(progress_file, seed=seed)
     with open_tools(grpo.tools) as tools:
         current = tools.pool.catalog_hash
     if progress.catalog_hash not in ("", current):
@@ -128,7 +137,7 @@ def open_job(out: Path, *, seed: int, stages: Stages) -> QuickstartJob:
             f"was there is in {aside}"
         )
         _move_aside(out, aside)
-        progress = Progress(progress_file, seed)
+        progress = Progress(progress.path, seed)
     progress.catalog_hash = current
     progress.save()
     named = os.environ.get("MCPAGENT_CALL_LEDGER")
