@@ -52,9 +52,14 @@ class _LazyGroup(typer.core.TyperGroup):
         name, found, rest = super().resolve_command(ctx, args)
         if name is None or found is None:
             return name, found, rest
-        command = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
+        command = load_command(name)
         command.name = name
         return name, command, rest
+
+
+def load_command(name: str) -> Any:
+    """The command, or the group of commands, of that name; imports its module."""
+    return typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
 
 
 app = typer.Typer(
@@ -100,8 +105,11 @@ def run() -> None:
 
 
 def _fail(error: MCPAgentError) -> NoReturn:
+    from mcpagent.cli.options import fitted, options_of
     from mcpagent.console import Console
 
+    if error.remedy is not None and (words := sys.argv[1:]) and words[0] in COMMANDS:
+        error.remedy = fitted(error.remedy, options_of(load_command(words[0]), words[1:]))
     Console(is_json="--json" in sys.argv).fail(error)
     sys.exit(error.exit_code)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, get_type_hints
 
 from typer.models import OptionInfo
@@ -44,3 +45,45 @@ def _options(kind: Any) -> list[inspect.Parameter]:
         for field in dataclasses.fields(kind)
         if any(isinstance(extra, OptionInfo) for extra in getattr(hints[field.name], "__metadata__", ()))
     ]
+
+
+# What an option sets, for the commands that take `--set` and not the option.
+SETTING_OF = {
+    "--algo": "algorithm",
+    "--backend": "rollout.backend",
+    "--base-url": "api.base_url",
+    "--cassette": "tools.cassette",
+    "--cassette-mode": "tools.cassette_mode",
+    "--data": "data.train",
+    "--device": "device",
+    "--max-tasks": "data.max_tasks",
+    "--mode": "finetune.mode",
+    "--model": "model.name",
+    "--read-only": "tools.read_only",
+    "--seed": "seed",
+    "--servers": "tools.servers",
+    "--temperature": "rollout.temperature",
+    "--tool-format": "rollout.tool_format",
+}
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*)(?:[ =]([^\s,;()]+))?")
+
+
+def options_of(command: Any, words: Sequence[str]) -> set[str]:
+    """The options of a command; of the subcommand that `words` name, where it is a group."""
+    while hasattr(command, "commands") and (name := next((w for w in words if w in command.commands), None)):
+        command = command.commands[name]
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def fitted(remedy: str, taken: Collection[str]) -> str:
+    """A remedy in the options that the command takes: where it names another one, `--set KEY=VALUE` says the
+    same. What stands after the name of another mcpagent command is that one's."""
+    mine, command, rest = remedy.partition("mcpagent ")
+
+    def replaced(match: re.Match[str]) -> str:
+        option, value = match.groups()
+        if option in taken or "--set" not in taken or option not in SETTING_OF:
+            return match[0]
+        return f"--set {SETTING_OF[option]}={value or 'VALUE'}"
+
+    return _OPTION.sub(replaced, mine) + command + rest

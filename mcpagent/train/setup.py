@@ -70,8 +70,8 @@ def refuse_untrained(name: str) -> None:
         raise UserError(
             "the embedded model starts from random weights, which GRPO cannot learn from",
             where="model.name",
-            remedy="warm it up first: mcpagent train --config configs/warm_start.yaml, then name that run's "
-            "checkpoint; or run `mcpagent quickstart`, which does both",
+            remedy="warm it up first: mcpagent train --algo sft --config configs/warm_start.yaml --data DATA "
+            "--out outputs/warm; then --model outputs/warm; or run `mcpagent quickstart`, which does both",
         )
 
 
