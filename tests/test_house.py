@@ -222,7 +222,10 @@ def test_the_wheel_holds_and_finds_its_configs_and_templates(tmp_path: Path) -> 
     installed = tmp_path / "installed"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
-    shipped = [path.relative_to(ROOT) for path in [*_shipped("configs"), *_shipped("templates")]]
+    shipped = [
+        path.relative_to(ROOT)
+        for path in [*_shipped("configs"), *_shipped("templates"), *_shipped("data/samples")]
+    ]
     code = (
         "import sys, mcpagent\nfrom mcpagent.config.resources import resource_path\n"
         "print(mcpagent.__file__)\n[print(resource_path(name)) for name in sys.argv[1:]]"

@@ -280,6 +280,34 @@ def _pool(file: Path, servers: Path | None, settings: list[str] | None, console:
     return tool_pool(tools, chosen_servers(tools, on_note=console.note), on_note=console.note)
 
 
+@app.command()
+def samples(
+    folder: Annotated[Path, typer.Argument(help="Folder for the files.")] = Path("data/samples"),
+    overwrite: Overwrite = False,
+    as_json: _Json = False,
+) -> None:
+    """Write the sample tasks that the pages and help texts name.
+
+    Example: mcpagent data samples data/samples
+    """
+    from mcpagent.config.resources import resource_path
+    from mcpagent.console import Console
+    from mcpagent.storage.atomic import write_text
+
+    console = Console(is_json=as_json)
+    shipped = sorted(resource_path("data/samples").iterdir())
+    refuse_existing(*(folder / path.name for path in shipped), overwrite=overwrite)
+    for path in shipped:
+        write_text(folder / path.name, path.read_text(encoding="utf-8"))
+    paths = [str(folder / path.name) for path in shipped]
+    if as_json:
+        console.print_json({"folder": str(folder), "paths": paths})
+        return
+    console.say(f"{folder}: {', '.join(path.name for path in shipped)}")
+    console.say(f"next  mcpagent data show {folder / 'train.jsonl'}")
+    console.say(f"      mcpagent env check --data {folder / 'train.jsonl'}")
+
+
 async def _prove(file: Path, servers: ToolPool, out: Path | None, report: ValidationReport) -> None:
     from mcpagent.synth.calls import CallCache
     from mcpagent.synth.validate import keep_proven

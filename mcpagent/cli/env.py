@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from mcpagent.cli.options import with_options
-from mcpagent.cli.sampling import Chosen, Json
+from mcpagent.cli.sampling import Chosen, Data, Json
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
@@ -33,10 +32,7 @@ def _group() -> None:
 @app.command()
 @with_options
 def check(
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Tasks: .jsonl or .json, also .gz and .zst. Default: a small sample set."),
-    ] = None,
+    data: Data = None,
     chaos: Annotated[
         bool, typer.Option("--chaos", help="Injure the servers instead, and see what episodes would see.")
     ] = False,
@@ -57,8 +53,9 @@ def check(
     Only tools that the server declares read-only, or additive and closed, and that need no path are called
     for it, with a text that can be found again; --allow-writes calls every tool.
 
-    With --chaos, every server is killed, stopped, hung and garbled (over HTTP what is between it and us is),
-    without one of its tools being called; exits 1 where one does not recover or leaves something behind.
+    Without --data: the sample tasks that ship with mcpagent. With --chaos, every server is killed, stopped,
+    hung and garbled (over HTTP what is between it and us is), without one of its tools being called; exits 1
+    where one does not recover or leaves something behind.
 
     Example: mcpagent env check --data data/processed/train.jsonl
 

@@ -91,9 +91,7 @@ def refuse_existing(*paths: Path, overwrite: bool) -> None:
     there = [str(path) for path in paths if path.exists()]
     if there and not overwrite:
         raise UserError(
-            f"{', '.join(there)} would be replaced",
-            where=f"--out {paths[0]}",
-            remedy="add --overwrite, or name another place with --out",
+            f"{', '.join(there)} would be replaced", remedy="add --overwrite, or name another place"
         )
 
 
