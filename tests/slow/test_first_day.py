@@ -1,5 +1,5 @@
-"""The first day of a new user: README's commands, from the built wheel, in an empty folder, with a server that
-is none of ours, on every Python that mcpagent names and this machine has."""
+"""The first day of a new user: README's commands, from the built wheel, in an empty folder, with a server of
+the user's own, on every Python that mcpagent names and this machine has."""
 
 from __future__ import annotations
 
