@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -198,7 +197,7 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
             stack.close()
             if (latest := RunFolder(folder).latest_checkpoint()) is not None:
                 console.note(f"stopped after step {step_of(latest)}, which is kept; go on with")
-                console.note(f"  mcpagent train --resume --out {shlex.quote(str(folder))}")
+                console.note(f"  mcpagent train --config {folder / 'config.yaml'} --resume")
             raise
     if int(os.environ.get("RANK", "0")):
         return  # of several processes, the first says how it went

@@ -119,7 +119,7 @@ def _interrupted(line: str, folder: Path, env: dict[str, str], *, run: Path) -> 
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
-    assert f"mcpagent train --resume --out {run}" in err, "what goes on with it is said"
+    assert f"mcpagent train --config {run}/config.yaml --resume" in err, "what goes on with it is said"
 
 
 @pytest.mark.timeout(7200)
