@@ -30,7 +30,7 @@ from mcpagent.synth.templates import load_templates
 from tests.house import PACKAGE, ROOT, foreign_imports, modules, own_imports
 
 LAYERS = {
-    **dict.fromkeys(("", "errors", "core"), 0),  # "" is mcpagent itself: its version
+    **dict.fromkeys(("", "errors", "interrupts", "core"), 0),  # "" is mcpagent itself: its version
     **dict.fromkeys(("config", "storage", "console"), 1),
     **dict.fromkeys(("servers", "llm", "models"), 2),
     **dict.fromkeys(("tools", "reward", "policy"), 3),

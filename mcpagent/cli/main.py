@@ -12,6 +12,7 @@ import typer.main
 
 from mcpagent.core.threads import limit_threads
 from mcpagent.errors import MCPAgentError
+        stopping()
 
 # name -> (module that holds a Typer `app`, the line in the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -86,6 +87,8 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 def run() -> None:
     """Console script: known errors become one message and an exit code; everything else is a bug."""
     limit_threads()
+    if "serve" not in sys.argv[1:2]:  # a server ends as whoever started it asks
+        listen()
     try:
         app()
     except ModuleNotFoundError as error:
@@ -100,6 +103,7 @@ def run() -> None:
     except KeyboardInterrupt:
         from mcpagent.console import Console
 
+        stopping()
         Console().note("interrupted")
         sys.exit(130)
 

@@ -9,6 +9,8 @@ from concurrent.futures import CancelledError, Future, wait
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from mcpagent.interrupts import stopping
+
 T = TypeVar("T")
 
 _CANCEL_GRACE_S = 10.0
@@ -60,6 +62,7 @@ class IOThread:
             self._loop.call_soon_threadsafe(start)
             return outcome.result()
         except KeyboardInterrupt:
+            stopping()
             self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
             wait([outcome], timeout=_CANCEL_GRACE_S)
             raise

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
@@ -33,32 +30,3 @@ class Callback(Protocol):
     def should_stop(self) -> str | None:
         """Why the run is to end now; None goes on."""
         ...
-
-
-class Abandoned(KeyboardInterrupt):
-    """Ctrl-C twice: the step was cut in its middle, so its weights are not to be kept."""
-
-
-@contextmanager
-def uninterrupted(on_interrupt: Callable[[], None]) -> Iterator[None]:
-    """Holds the first Ctrl-C back until the block is done, then raises it; a second one raises Abandoned at
-    once. Outside of the main thread, where no Ctrl-C arrives, it does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked = False
-
-    def hold(_number: int, _frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise Abandoned
-        asked = True
-        on_interrupt()
-
-    before = signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if asked:
-        raise KeyboardInterrupt

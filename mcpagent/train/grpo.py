@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.interrupts import Abandoned, stopping, uninterrupted
 from mcpagent.rollout.collector import group_trajectories
 from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.budget import BudgetReached
-from mcpagent.train.callbacks import Abandoned, StepReport, uninterrupted
+from mcpagent.train.callbacks import StepReport
 from mcpagent.train.credit import Graded
 from mcpagent.train.episode_metrics import episode_metrics, success_rate_of_all
 from mcpagent.train.grpo_run import GrpoRun, GrpoSettings, GrpoState
@@ -51,6 +52,7 @@ def train_grpo(run: GrpoRun) -> str:
     except Abandoned:
         raise
     except KeyboardInterrupt:
+        stopping()
         save_if_missing(run)
         raise
     save_if_missing(run)

@@ -8,9 +8,6 @@ one training loop and not one for each kind of process. The first process alone 
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,13 +19,13 @@ from torch import distributed
 
 from mcpagent.core.seeds import derive_seed
 from mcpagent.errors import UserError
-from mcpagent.train.callbacks import Abandoned
+from mcpagent.interrupts import abandon, handled_by
 
 T = TypeVar("T")
 
 _BUCKET = 1 << 25  # elements of gradients that travel at once
 _PATIENCE = timedelta(hours=24)  # a step's episodes may take one process much longer than another
-_ONE_INTERRUPT_S = 3.0  # terminal and launcher both pass a Ctrl-C on
+_ONE_INTERRUPT_S = 3.0  # terminal and launcher both pass an interrupt on
 
 
 class Processes:
@@ -117,24 +114,20 @@ class Processes:
         """A Ctrl-C inside is not raised but answered by what this gives, so that the processes can stop at
         the same place; a second one, later than the echoes of the first, is raised. One process alone is
         interrupted as ever."""
-        asked_at: float | None = None
+        asked = False
 
-        def hold(_number: int, _frame: Any) -> None:
-            nonlocal asked_at
-            if asked_at is not None and time.monotonic() - asked_at > _ONE_INTERRUPT_S:
-                raise Abandoned
-            if asked_at is None:
-                asked_at = time.monotonic()
-                note()
+        def hold() -> None:
+            nonlocal asked
+            if asked:
+                abandon()
+            asked = True
+            note()
 
-        if self.count == 1 or threading.current_thread() is not threading.main_thread():
+        if self.count == 1:
             yield lambda: False
             return
-        before = signal.signal(signal.SIGINT, hold)
-        try:
-            yield lambda: asked_at is not None
-        finally:
-            signal.signal(signal.SIGINT, before)
+        with handled_by(hold, echo_s=_ONE_INTERRUPT_S):
+            yield lambda: asked
 
 
 def _buckets(gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

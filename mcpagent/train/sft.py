@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
+from mcpagent.interrupts import Abandoned, stopping, uninterrupted
 from mcpagent.models.tokens import Renderer
 from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.budget import Budget, Meter, Spent
-from mcpagent.train.callbacks import Abandoned, uninterrupted
 from mcpagent.train.copying import copy_samples
 from mcpagent.train.learner import Learner
 from mcpagent.train.memory import resident_mib
@@ -100,6 +100,7 @@ def train_sft(
     except Abandoned:
         raise
     except KeyboardInterrupt:
+        stopping()
         processes.from_first(save_if_missing)
         raise
     processes.from_first(save_if_missing)

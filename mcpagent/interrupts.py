@@ -1,0 +1,116 @@
+"""Ctrl-C, SIGTERM (every preemption sends it) and SIGHUP (the terminal is gone) all ask a command to stop.
+
+The first one is held back where something must be finished, else it is raised as KeyboardInterrupt; a second
+one ends the process at once. What is on disk is whole at every moment, so that nothing is lost by that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ECHO_S = 0.5  # `timeout` and shells send the same signal to the process and to its group
+_GRACE_S = 3.0  # in which a process that is to end at once may still stop its servers
+
+_last_s: float | None = None  # when the last signal came
+_asked = False  # a first one was seen
+
+
+class Abandoned(KeyboardInterrupt):
+    """A second interrupt: what was being finished was cut in its middle and is not to be kept."""
+
+
+def listen() -> None:
+    """From now on SIGTERM and SIGHUP are what Ctrl-C is. A signal that is ignored (nohup) stays so.
+
+    The handler of Ctrl-C itself stays Python's own, which `asyncio.run` replaces by one that cancels."""
+    for number in _SIGNALS[1:]:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def stopping() -> None:
+    """The first interrupt is being followed: from now on another one ends the process at once."""
+    global _asked
+    _asked = True
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is _interrupt:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+@contextmanager
+def uninterrupted(on_interrupt: Callable[[], None]) -> Iterator[None]:
+    """Holds the first interrupt back until the block is done, then raises KeyboardInterrupt; a second one
+    raises Abandoned at once. Outside of the main thread, where no signal arrives, it does nothing."""
+    asked = False
+
+    def hold() -> None:
+        nonlocal asked
+        if asked:
+            abandon()
+        asked = True
+        on_interrupt()
+
+    with handled_by(hold):
+        yield
+    if asked:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def handled_by(on_signal: Callable[[], None], *, echo_s: float = _ECHO_S) -> Iterator[None]:
+    """Calls `on_signal` for each of the three signals inside the block, but for those that follow another one
+    within `echo_s` seconds; outside of the main thread it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(_number: int, _frame: Any) -> None:
+        global _asked
+        if not _is_echo(echo_s):
+            _asked = True
+            on_signal()
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def abandon() -> None:
+    """End the process: by Abandoned, and whatever still runs after a few seconds is cut off."""
+    timer = threading.Timer(_GRACE_S, os._exit, [130])
+    timer.daemon = True
+    timer.start()
+    raise Abandoned
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    global _asked
+    if _is_echo(_ECHO_S):
+        return
+    if _asked:
+        abandon()
+    _asked = True
+    of_ctrl_c = signal.getsignal(signal.SIGINT)
+    if number != signal.SIGINT and callable(of_ctrl_c):
+        of_ctrl_c(signal.SIGINT, frame)
+    else:
+        raise KeyboardInterrupt
+
+
+def _is_echo(within_s: float) -> bool:
+    global _last_s
+    before, _last_s = _last_s, time.monotonic()
+    return before is not None and _last_s - before < within_s
