@@ -6,15 +6,17 @@ control character as its escape and a secret as its name.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 import rich.console
 import rich.progress
@@ -23,7 +25,7 @@ from rich.markup import escape
 
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.redact import SECRETS
-from mcpagent.errors import MCPAgentError
+from mcpagent.errors import MCPAgentError, RunError
 
 _QUIET_INTERVAL_S = 30.0
 
@@ -39,8 +41,8 @@ class Console:
 
     def __init__(self, *, is_json: bool = False) -> None:
         self.is_json = is_json
-        self._err = rich.console.Console(stderr=True, highlight=False, emoji=False)
-        self._out = self._err if is_json else rich.console.Console(highlight=False, emoji=False)
+        self._err = rich.console.Console(file=cast(IO[str], _Stderr()), highlight=False, emoji=False)
+        self._out = self._err if is_json else _Stdout(highlight=False, emoji=False)
 
     @property
     def is_terminal(self) -> bool:
@@ -50,9 +52,10 @@ class Console:
     def print_json(self, value: Any) -> None:
         """The one document of a `--json` command."""
         document = json.dumps(SECRETS.value(_plain(value)), indent=2, allow_nan=False)
-        # JSON escapes every control character but one, and whatever is not ASCII.
-        sys.stdout.write(document.replace("\x7f", "\\u007f") + "\n")
-        sys.stdout.flush()
+        with _writing_result():
+            # JSON escapes every control character but one, and whatever is not ASCII.
+            sys.stdout.write(document.replace("\x7f", "\\u007f") + "\n")
+            sys.stdout.flush()
 
     def say(self, text: str) -> None:
         """A line of the result."""
@@ -69,7 +72,8 @@ class Console:
     def fail(self, error: MCPAgentError) -> None:
         """An error with its place and remedy; with `is_json`, its document too."""
         if self.is_json:
-            self.print_json(error.as_json())
+            with suppress(RunError):  # there may be no standard output to print it to
+                self.print_json(error.as_json())
         self.complain(str(error))
 
     def complain(self, text: str) -> None:
@@ -125,6 +129,51 @@ class Console:
 
         yield advance
         line("")
+
+
+class _Stderr:
+    """Standard error of the moment. Where it cannot be written to any more (a closed terminal, a full disk),
+    notes are lost and the work goes on."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+class _Stdout(rich.console.Console):
+    """Standard output; where it cannot be written to, that is one error."""
+
+    def _write_buffer(self) -> None:
+        with _writing_result():
+            super()._write_buffer()
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+@contextmanager
+def _writing_result() -> Iterator[None]:
+    """Raises RunError where the result cannot be written."""
+    if sys.stdout is None:
+        raise RunError("the result cannot be printed: standard output is closed", where="stdout")
+    try:
+        yield
+    except OSError as error:
+        with suppress(OSError, ValueError):  # what is left in its buffer would fail once more at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise RunError(
+            f"the result cannot be printed: {error.strerror or error}",
+            where="stdout",
+            remedy="what the command wrote to files is complete; print it to something that takes all of it",
+        ) from None
 
 
 def shown(text: str) -> str:

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_ECHO_S = 0.5  # `timeout` and shells send the same signal to the process and to its group
+_ECHO_S = 0.5  # `timeout` and shells send SIGTERM and SIGHUP to the process and to its group
 _GRACE_S = 3.0  # in which a process that is to end at once may still stop its servers
 
 _last_s: float | None = None  # when the last signal came
 _asked = False  # a first one was seen
+_is_command = False  # this process is one command, which may be ended
 
 
 class Abandoned(KeyboardInterrupt):
@@ -30,6 +31,8 @@ def listen() -> None:
     """From now on SIGTERM and SIGHUP are what Ctrl-C is. A signal that is ignored (nohup) stays so.
 
     The handler of Ctrl-C itself stays Python's own, which `asyncio.run` replaces by one that cancels."""
+    global _is_command
+    _is_command = True
     for number in _SIGNALS[1:]:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
@@ -40,7 +43,7 @@ def stopping() -> None:
     global _asked
     _asked = True
     is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGTERM) is _interrupt:
+    if _is_command and is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
 
 
@@ -64,16 +67,17 @@ def uninterrupted(on_interrupt: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def handled_by(on_signal: Callable[[], None], *, echo_s: float = _ECHO_S) -> Iterator[None]:
+def handled_by(on_signal: Callable[[], None], *, echo_s: float | None = None) -> Iterator[None]:
     """Calls `on_signal` for each of the three signals inside the block, but for those that follow another one
-    within `echo_s` seconds; outside of the main thread it does nothing."""
+    within `echo_s` seconds (None: as they come from one sender); outside of the main thread it does
+    nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def handle(_number: int, _frame: Any) -> None:
+    def handle(number: int, _frame: Any) -> None:
         global _asked
-        if not _is_echo(echo_s):
+        if not _is_echo(number, echo_s):
             _asked = True
             on_signal()
 
@@ -89,16 +93,17 @@ def handled_by(on_signal: Callable[[], None], *, echo_s: float = _ECHO_S) -> Ite
 
 
 def abandon() -> None:
-    """End the process: by Abandoned, and whatever still runs after a few seconds is cut off."""
-    timer = threading.Timer(_GRACE_S, os._exit, [130])
-    timer.daemon = True
-    timer.start()
+    """Raise Abandoned. Where the process is one command, what still runs after a few seconds is cut off."""
+    if _is_command:
+        timer = threading.Timer(_GRACE_S, os._exit, [130])
+        timer.daemon = True
+        timer.start()
     raise Abandoned
 
 
 def _interrupt(number: int, frame: Any) -> None:
     global _asked
-    if _is_echo(_ECHO_S):
+    if _is_echo(number):
         return
     if _asked:
         abandon()
@@ -110,7 +115,9 @@ def _interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
 
-def _is_echo(within_s: float) -> bool:
+def _is_echo(number: int, within_s: float | None = None) -> bool:
     global _last_s
+    if within_s is None:
+        within_s = 0.0 if number == signal.SIGINT else _ECHO_S  # nobody repeats a Ctrl-C but who pressed it
     before, _last_s = _last_s, time.monotonic()
     return before is not None and _last_s - before < within_s

@@ -12,7 +12,7 @@ import typer.main
 
 from mcpagent.core.threads import limit_threads
 from mcpagent.errors import MCPAgentError
-        stopping()
+from mcpagent.interrupts import listen, stopping
 
 # name -> (module that holds a Typer `app`, the line in the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -100,6 +100,12 @@ def run() -> None:
         _fail(missing_error([extra], use="this command", also=(error.name or "",)))
     except MCPAgentError as error:
         _fail(error)
+    except OSError as error:
+        from mcpagent.storage.atomic import disk_error
+
+        if (failure := disk_error(error, where=None)) is None:
+            raise
+        _fail(failure)
     except KeyboardInterrupt:
         from mcpagent.console import Console
 

@@ -58,12 +58,16 @@ def quickstart(
         with console.progress(title, total=total) as advance:
             yield advance
 
-    document = quickstart(
-        out,
-        seed=seed,
-        stages=Stages(begin=begin, note=console.note),
-        controls=run_controls if controls else None,
-    )
+    try:
+        document = quickstart(
+            out,
+            seed=seed,
+            stages=Stages(begin=begin, note=console.note),
+            controls=run_controls if controls else None,
+        )
+    except KeyboardInterrupt:
+        console.note(f"what is finished is kept in {out}: the same command goes on from there")
+        raise
     if as_json:
         console.print_json(document)
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +12,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mcpagent.core.redact import SECRETS
+from mcpagent.errors import MCPAgentError, RunError
 
 TEMPORARY_PREFIX = ".tmp-"
 _BLOCK_BYTES = 2**22
+_DISK = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file would be larger than this process may write (ulimit -f)",
+    errno.EROFS: "the file system is read-only",
+    errno.EIO: "the disk reports an error",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ENOTDIR: "a file stands where a folder is needed",
+    errno.EISDIR: "a folder stands where a file is needed",
+}
+_NATIVE = re.compile(r"\(os error (\d+)\)")  # how libraries in Rust (safetensors, tokenizers) say it
 
 
 @contextmanager
@@ -21,12 +36,14 @@ def atomic_file(final: Path) -> Iterator[Path]:
 
     The folder of `final` is made where it is missing.
     """
-    final.parent.mkdir(parents=True, exist_ok=True)
+    with reported(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(final)
     try:
-        yield temporary
-        _sync(temporary)
-        temporary.replace(final)
+        with reported(final):
+            yield temporary
+            _sync(temporary)
+            temporary.replace(final)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -34,25 +51,55 @@ def atomic_file(final: Path) -> Iterator[Path]:
 @contextmanager
 def atomic_dir(final: Path) -> Iterator[Path]:
     """Like `atomic_file` for a folder; an older folder of that name is replaced."""
-    final.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(final)
-    temporary.mkdir()
+    with reported(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
     try:
-        yield temporary
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                _sync(path)
-        if final.exists():
-            # A folder cannot be replaced in one step: the old one gives up its name first.
-            replaced = final.with_name(f"{temporary.name}-replaced")
-            final.replace(replaced)
-            temporary.replace(final)
-            shutil.rmtree(replaced)
-        else:
-            temporary.replace(final)
+        with reported(final):
+            yield temporary
+            for path in temporary.rglob("*"):
+                if path.is_file():
+                    _sync(path)
+            if final.exists():
+                # A folder cannot be replaced in one step: the old one gives up its name first.
+                replaced = final.with_name(f"{temporary.name}-replaced")
+                final.replace(replaced)
+                temporary.replace(final)
+                shutil.rmtree(replaced)
+            else:
+                temporary.replace(final)
     finally:
         if temporary.exists():
             shutil.rmtree(temporary)
+
+
+@contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Turns what the disk refuses while `path` is written into a RunError."""
+    try:
+        yield
+    except MCPAgentError:
+        raise
+    except Exception as error:
+        if (failure := disk_error(error, where=path)) is None:
+            raise
+        raise failure from None
+
+
+def disk_error(error: Exception, *, where: Path | None) -> RunError | None:
+    """The error for what the disk refused; None where `error` says something else."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (match := _NATIVE.search(str(error))) is not None:
+        number = int(match[1])
+    if number not in _DISK:
+        return None
+    place = where if where is not None else error.filename if isinstance(error, OSError) else None
+    return RunError(
+        f"cannot be written: {_DISK[number]} ({os.strerror(number)})",
+        where=None if place is None else str(place),
+        remedy="make room or name another place; the same command, with --resume where it has that, goes on",
+    )
 
 
 def write_text(final: Path, text: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError, UserError
-from mcpagent.storage.atomic import TEMPORARY_PREFIX, remove_leftovers, write_text
+from mcpagent.storage.atomic import TEMPORARY_PREFIX, remove_leftovers, reported, write_text
 from mcpagent.storage.jsonl import encode_record, write_jsonl
 from mcpagent.storage.locks import LOCK_NAME
 from mcpagent.storage.provenance import provenance
@@ -104,8 +105,14 @@ class RunFolder:
                 where=str(self._metrics_path),
                 remedy="lower optimization.learning_rate and continue from the last checkpoint with --resume",
             )
-        with self._metrics_path.open("ab") as stream:
-            stream.write(encode_record(record) + b"\n")
+        with reported(self._metrics_path), self._metrics_path.open("ab") as stream:
+            size = stream.tell()
+            try:
+                stream.write(encode_record(record) + b"\n")
+                stream.flush()
+            except OSError:
+                os.truncate(self._metrics_path, size)
+                raise
 
     def metrics(self) -> list[JsonObject]:
         """Every complete line; a last line that a kill cut short is left out. Raises UserError."""

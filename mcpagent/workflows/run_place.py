@@ -15,8 +15,10 @@ from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.runs import RunSession
 from mcpagent.train.processes import Processes
 
-# What may change between the parts of a run: where it is kept, how long it goes on, and who watches it.
-_FREE_SECTIONS = {"output_dir", "name", "budget", "health", "tracking"}
+# What may change between the parts of a run: where it is kept, how long it goes on, who watches it, and what
+# decides about memory alone.
+_FREE_SECTIONS = {"output_dir", "name", "budget", "health", "tracking", "vllm"}
+_FREE_KEYS = {"model.gradient_checkpointing", "rollout.num_envs", "training.micro_batch_tokens"}
 _FREE_TRAINING = {
     "max_steps",
     "max_epochs",
@@ -77,6 +79,7 @@ def _check_same(config: TrainConfig, run: RunFolder) -> None:
         for key in (now[section] if isinstance(now[section], dict) else [""])
         if (now[section][key] != began[section][key] if key else now[section] != began[section])
         and not (section == "training" and key in _FREE_TRAINING)
+        and f"{section}.{key}" not in _FREE_KEYS
     ]
     if changed:
         raise UserError(

@@ -13,6 +13,7 @@ from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
+from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.policy.contract import Policy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
 from mcpagent.policy.vllm_choice import require_vllm
@@ -94,7 +95,7 @@ def open_stage(
 ) -> Iterator[Stage]:
     """Open the tasks of `data` (default: the validation set of `config`), start the servers, load the policy
     that `policy` names (see `open_policy`). Raises UserError before anything is played."""
-    with ExitStack() as stack:
+    with memory_reported(config), ExitStack() as stack:
         tasks = stack.enter_context(open_tasks(config, data))
         tools = stack.enter_context(open_tools(config.tools, ledger=ledger, on_note=console.note))
         note = catalog_note(tasks, tools.pool)

@@ -16,6 +16,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.threads import limit_threads
+from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.run_folder import RunFolder
@@ -58,7 +59,7 @@ def train(
     # Nothing here draws from these two, but libraries may; torch is seeded with its model.
     random.seed(derive_seed(config.seed, "python"))
     np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
-    with ExitStack() as stack:
+    with memory_reported(config), ExitStack() as stack:
         ready = stack.enter_context(prepared(config))
         tasks, validation = ready.tasks, ready.validation
         measured = stack.enter_context(open_measured(config, on_note=watch.note))

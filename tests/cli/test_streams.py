@@ -1,0 +1,91 @@
+"""Standard output that is closed or full, disks that are full, and what else the system refuses."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "data" / "samples" / "train.jsonl"
+
+
+def shell(command: str, *, preexec: Callable[[], None] | None = None) -> tuple[int, str]:
+    """The exit code of mcpagent in a shell's line, and its stderr."""
+    line = command.replace("mcpagent", f"{sys.executable} -m mcpagent.cli.main", 1)
+    done = subprocess.run(
+        ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        preexec_fn=preexec,
+    )
+    return done.returncode, done.stderr
+
+
+def one_error(stderr: str) -> str:
+    assert "Traceback" not in stderr
+    assert "Exception ignored" not in stderr
+    assert stderr.count("error: ") == 1, stderr
+    return stderr
+
+
+@pytest.mark.parametrize("json_", ["", " --json"])
+@pytest.mark.parametrize(
+    ("sink", "reason"),
+    [
+        ("> /dev/full", "No space left on device"),
+        (">&-", "standard output is closed"),
+        ("| true", "Broken pipe"),
+    ],
+)
+def test_a_result_that_cannot_be_printed_is_one_error(json_: str, sink: str, reason: str) -> None:
+    code, stderr = shell(f"mcpagent data stats {SAMPLES}{json_} {sink}")
+    assert code == 1
+    assert reason in one_error(stderr)
+
+
+def test_notes_that_cannot_be_printed_do_not_end_the_work(tmp_path: Path) -> None:
+    out = tmp_path / "gold.jsonl"
+    command = f"mcpagent rollout --policy gold --data {SAMPLES} --out {out}"
+    for sink in ("2> /dev/full", "2>&-"):
+        code, _ = shell(f"{command} {sink}")
+        assert code == 0
+        assert len(out.read_text().splitlines()) == 12
+
+
+def _small_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+def test_a_disk_that_takes_no_more_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
+    before = tmp_path / "made.jsonl"
+    before.write_text("as it was")
+    for command in (
+        f"mcpagent rollout --policy gold --data {SAMPLES} --out {tmp_path}/new.jsonl",
+        f"mcpagent rollout --policy gold --data {SAMPLES} --out {before}",
+        f"mcpagent gen-data --train 40 --validation 4 --heldout 4 --out {tmp_path}/data",
+    ):
+        code, stderr = shell(command, preexec=_small_files)
+        assert code == 1, stderr
+        assert "larger than this process may write" in one_error(stderr)
+    assert before.read_text() == "as it was"
+    assert [path.name for path in tmp_path.rglob("*")] == ["made.jsonl"]
+
+
+def test_a_file_where_runs_need_a_folder_is_one_error(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    (tmp_path / "outputs").write_text("as it was")
+    code, stderr = shell(
+        f"mcpagent train --config configs/quickstart.yaml --set model.name={tiny_checkpoint} "
+        f"--set data.train={SAMPLES} --set training.eval_every=0 --set output_dir={tmp_path}/outputs --json"
+    )
+    assert code == 2
+    assert "outputs is a file, not a folder" in one_error(stderr)
+    assert (tmp_path / "outputs").read_text() == "as it was"
+    quick, stderr = shell(f"mcpagent quickstart --out {tmp_path / 'outputs' / 'deep'}")
+    assert quick == 2
+    assert "outputs is a file, not a folder" in one_error(stderr)

@@ -1,0 +1,230 @@
+"""Ctrl-C, SIGTERM and SIGHUP: the first is followed in good order, a second one ends the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_HOLDS = """
+import sys, threading
+from mcpagent.interrupts import listen, uninterrupted
+listen()
+try:
+    with uninterrupted(lambda: print("finishing", flush=True)):
+        print("ready", flush=True)
+        sys.stdin.readline()  # the work; a signal does not end it
+        print("finished", flush=True)
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+    sys.exit(130)
+"""
+
+# Its cleaning up never ends: only the second signal does.
+_HANGS = """
+import sys, threading
+from mcpagent.interrupts import listen, stopping
+listen()
+try:
+    print("ready", flush=True)
+    threading.Event().wait()
+except KeyboardInterrupt:
+    stopping()
+    print("cleaning up", flush=True)
+    while True:
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print("again", flush=True)
+"""
+
+
+@contextmanager
+def script(text: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", text]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def lines(process: subprocess.Popen[str], *expected: str) -> None:
+    assert process.stdout is not None
+    for line in expected:
+        assert process.stdout.readline() == line + "\n"
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_the_first_signal_waits_until_what_is_being_done_is_finished(number: signal.Signals) -> None:
+    with script(_HOLDS) as process:
+        lines(process, "ready")
+        process.send_signal(number)
+        lines(process, "finishing")
+        assert process.stdin is not None
+        process.stdin.write("done\n")
+        process.stdin.flush()
+        lines(process, "finished", "stopped")
+        assert process.wait() == 130
+
+
+@pytest.mark.parametrize("first", ALL)
+@pytest.mark.parametrize("second", ALL)
+def test_a_second_signal_ends_a_process_whose_cleaning_up_hangs(
+    first: signal.Signals, second: signal.Signals
+) -> None:
+    with script(_HANGS) as process:
+        lines(process, "ready")
+        process.send_signal(first)
+        lines(process, "cleaning up")
+        while process.poll() is None:  # what follows at once may be the echo of the first
+            process.send_signal(second)
+            try:
+                process.wait(timeout=0.6)
+            except subprocess.TimeoutExpired:
+                continue
+        assert process.returncode == 130
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path) -> None:
+    """`timeout` sends SIGTERM to the process and to its group."""
+    with script(_HOLDS) as process:
+        lines(process, "ready")
+        process.send_signal(signal.SIGTERM)
+        lines(process, "finishing")
+        process.send_signal(signal.SIGTERM)
+        assert process.stdin is not None
+        process.stdin.write("done\n")
+        process.stdin.flush()
+        lines(process, "finished", "stopped")
+
+
+def test_what_is_ignored_stays_so() -> None:
+    """Under nohup a command outlives its terminal."""
+    text = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + _HOLDS
+    with script(text) as process:
+        lines(process, "ready")
+        process.send_signal(signal.SIGHUP)
+        assert process.stdin is not None
+        process.stdin.write("done\n")
+        process.stdin.flush()
+        lines(process, "finished")
+        assert process.wait() == 0
+
+
+SLOW_SERVER = """
+import sys, time
+from pathlib import Path
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("slow")
+
+@server.tool()
+def look(name: str) -> str:
+    "Look something up."
+    Path(sys.argv[1]).touch()
+    time.sleep(3600)
+    return name
+
+server.run("stdio")
+"""
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> dict[str, Path]:
+    """A server whose calls never end, a spec and a dataset that call it."""
+    (tmp_path / "server.py").write_text(SLOW_SERVER)
+    called = tmp_path / "called"
+    server = {"command": sys.executable, "args": [str(tmp_path / "server.py"), str(called)]}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"slow": server}}))
+    step = {"step": 1, "server": "slow", "tool": "look", "params": {"name": "x"}}
+    task = {
+        "task_id": "one",
+        "complexity": "simple",
+        "conversation": [{"role": "user", "content": "Look x up."}],
+        "solution": {"tool_sequence": [step]},
+    }
+    scenario = {"scenario": "s", "turns": 1, "limits": {"max_servers": 1, "max_tools": 1}, "tasks": [task]}
+    (tmp_path / "spec.json").write_text(json.dumps({"dependent_dataset": [scenario]}))
+    record = {
+        "data_source": "test",
+        "env_class": "MCPToolEnv",
+        "prompt": [{"role": "system", "content": "Use tools."}, {"role": "user", "content": "Look x up."}],
+        "reward_spec": {
+            "method": "rule",
+            "ground_truth": {
+                "task_id": "one",
+                "complexity": "simple",
+                "max_turns": 2,
+                "success": {"must_call_tool": "slow.look"},
+                "tool_sequence": [step],
+            },
+        },
+        "extra_info": {},
+    }
+    (tmp_path / "data.jsonl").write_text(json.dumps(record) + "\n")
+    (tmp_path / "out").mkdir()
+    return {"called": called, "folder": tmp_path, "out": tmp_path / "out"}
+
+
+COMMANDS = {
+    "convert": "convert {d}/spec.json --servers {d}/mcp.json --execute --out {d}/out/x/train.jsonl",
+    "rollout": "rollout --policy gold --servers {d}/mcp.json --data {d}/data.jsonl --out {d}/out/x/t.jsonl",
+    "gen-data": "gen-data --explore --servers {d}/mcp.json --read-only slow --out {d}/out/x",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [("convert", signal.SIGTERM), ("rollout", signal.SIGHUP), ("gen-data", signal.SIGTERM)],
+)
+def test_a_command_that_waits_for_a_server_stops_with_130_and_leaves_nothing(
+    command: str, number: signal.Signals, slow: dict[str, Path]
+) -> None:
+    words = COMMANDS[command].format(d=slow["folder"]).split()
+    with subprocess.Popen(
+        [sys.executable, "-m", "mcpagent.cli.main", *words, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        pause = threading.Event()
+        while not slow["called"].exists():
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            pause.wait(0.05)
+        process.send_signal(number)
+        out, err = process.communicate()
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert list(slow["out"].iterdir()) == []
+
+
+def test_a_closed_terminal_is_one_too(slow: dict[str, Path]) -> None:
+    """The terminal's end is SIGHUP for the command, which can say nothing any more."""
+    words = COMMANDS["rollout"].format(d=slow["folder"]).split()
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-m", "mcpagent.cli.main", *words])
+    pause = threading.Event()
+    while not slow["called"].exists():
+        pause.wait(0.05)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert list(slow["out"].iterdir()) == []
