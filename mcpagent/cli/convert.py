@@ -57,6 +57,7 @@ def convert(
     """
     from mcpagent.console import Console
     from mcpagent.storage.jsonl import write_jsonl
+    from mcpagent.storage.locks import locked_file
     from mcpagent.synth.output import check_servers, write_servers
 
     console = Console(is_json=as_json)
@@ -66,26 +67,30 @@ def convert(
     remembered = _remembered(servers, out, console)
     if remembered is not None:
         check_servers(remembered, overwrite=overwrite)
-    conversion = asyncio.run(
-        _convert(spec, servers, console, execute=execute, env_class=env_class, data_source=data_source)
-    )
-    for note in conversion.notes:
-        console.note(f"note: {note}")
-    for fault in conversion.faults:
-        console.note(f"{spec}: {fault.pointer}: {fault.code.value}: {fault.message}\n  {fault.remedy}")
-    rejects = out.with_name(f"{out.name}.rejects.jsonl")
-    if conversion.faults and (not keep_going or not conversion.tasks):
-        _refuse(conversion, spec, console, as_json=as_json, could_keep=bool(conversion.tasks))
-    if not conversion.tasks:
-        raise UserError("the spec holds no task", where=str(spec), remedy="nothing was written")
-    write_servers(remembered)
-    write_jsonl(out, conversion.tasks)
-    if conversion.faults:
-        bad = [item for item in conversion.items if item.faults]
-        write_jsonl(
-            rejects,
-            [{"pointer": b.pointer, "faults": [f.as_json() for f in b.faults], "raw": b.raw} for b in bad],
+    with locked_file(out):
+        conversion = asyncio.run(
+            _convert(spec, servers, console, execute=execute, env_class=env_class, data_source=data_source)
         )
+        for note in conversion.notes:
+            console.note(f"note: {note}")
+        for fault in conversion.faults:
+            console.note(f"{spec}: {fault.pointer}: {fault.code.value}: {fault.message}\n  {fault.remedy}")
+        rejects = out.with_name(f"{out.name}.rejects.jsonl")
+        if conversion.faults and (not keep_going or not conversion.tasks):
+            _refuse(conversion, spec, console, as_json=as_json, could_keep=bool(conversion.tasks))
+        if not conversion.tasks:
+            raise UserError("the spec holds no task", where=str(spec), remedy="nothing was written")
+        write_servers(remembered)
+        write_jsonl(out, conversion.tasks)
+        if conversion.faults:
+            write_jsonl(
+                rejects,
+                [
+                    {"pointer": item.pointer, "faults": [f.as_json() for f in item.faults], "raw": item.raw}
+                    for item in conversion.items
+                    if item.faults
+                ],
+            )
     _report(conversion, console, out=out, rejects=rejects if conversion.faults else None)
 
 

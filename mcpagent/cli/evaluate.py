@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -159,12 +160,14 @@ def _evaluate(
     name: str, chosen: Chosen, *, data: Path | None, samples: int, out: Path | None, as_json: bool
 ) -> None:
     from mcpagent.console import Console
+    from mcpagent.storage.locks import locked_file
     from mcpagent.workflows.evaluate import evaluate_model
 
     console = Console(is_json=as_json)
     chosen = replace(chosen, default_temperature=0.0 if samples == 1 else 1.0)
     config = chosen.config(console, policy=name, data=data)
-    outcome = evaluate_model(config, model=name, data=data, samples=samples, out=out, console=console)
+    with locked_file(out) if out is not None else nullcontext():
+        outcome = evaluate_model(config, model=name, data=data, samples=samples, out=out, console=console)
     if as_json:
         console.print_json(outcome.result)
     else:

@@ -90,48 +90,52 @@ def gen_data(
     from mcpagent.config.dataset_servers import DatasetServers
     from mcpagent.console import Console
     from mcpagent.servers.names import BUILTIN_NAMES
+    from mcpagent.storage.locks import locked_folder
     from mcpagent.synth.output import check_output, check_servers, short_note, write_splits
 
     started = time.perf_counter()
     console = Console(is_json=as_json)
-    check_output(out, overwrite=overwrite)
-    counts = {"train": train, "validation": validation, "heldout": heldout}
-    chosen = Chosen(servers=servers, read_only=read_only, cassette=cassette, cassette_mode=cassette_mode)
-    tools = chosen.config(console, has_data=False).tools
-    if servers is None and not llm and (templates == "full" or explore):
-        tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
-    remembered = DatasetServers.of(out, tools)
-    check_servers(remembered, overwrite=overwrite)
-    if llm:
-        run_llm(
-            options,
-            tools,
-            console,
-            counts=counts,
-            seed=seed,
-            distractors=distractors,
-            out=out,
-            servers=remembered,
-            overwrite=overwrite,
+    with locked_folder(out):
+        check_output(out, overwrite=overwrite)
+        counts = {"train": train, "validation": validation, "heldout": heldout}
+        chosen = Chosen(servers=servers, read_only=read_only, cassette=cassette, cassette_mode=cassette_mode)
+        tools = chosen.config(console, has_data=False).tools
+        if servers is None and not llm and (templates == "full" or explore):
+            tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
+        remembered = DatasetServers.of(out, tools)
+        check_servers(remembered, overwrite=overwrite)
+        if llm:
+            run_llm(
+                options,
+                tools,
+                console,
+                counts=counts,
+                seed=seed,
+                distractors=distractors,
+                out=out,
+                servers=remembered,
+                overwrite=overwrite,
+            )
+            return
+        template_set = _template_set(templates)
+        data, taped = _generate(
+            template_set, tools, console, counts=counts, seed=seed, distractors=distractors, explore=explore
         )
-        return
-    template_set = _template_set(templates)
-    data, taped = _generate(
-        template_set, tools, console, counts=counts, seed=seed, distractors=distractors, explore=explore
-    )
-    paths = write_splits(data.tasks, out, servers=remembered, overwrite=overwrite)
-    document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
-    if taped is not None:
-        document["cassette"] = taped
-    if short := data.short_of(counts):
-        document["short"] = {split: {"made": made, "asked": asked} for split, (made, asked) in short.items()}
-        things = sum(of_split["facts"] for of_split in data.entities.values())
-        why = f"the read-only tools gave {things} things to ask about, each of which belongs to one split"
-        console.note(short_note(short, why))
-    if as_json:
-        console.print_json(document)
-    else:
-        _print(document, console)
+        paths = write_splits(data.tasks, out, servers=remembered, overwrite=overwrite)
+        document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
+        if taped is not None:
+            document["cassette"] = taped
+        if short := data.short_of(counts):
+            document["short"] = {
+                split: {"made": made, "asked": asked} for split, (made, asked) in short.items()
+            }
+            things = sum(of_split["facts"] for of_split in data.entities.values())
+            why = f"the read-only tools gave {things} things to ask about, each of which belongs to one split"
+            console.note(short_note(short, why))
+        if as_json:
+            console.print_json(document)
+        else:
+            _print(document, console)
 
 
 def _template_set(name: str) -> TemplateSet:

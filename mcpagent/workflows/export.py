@@ -22,6 +22,7 @@ from mcpagent.storage.checkpoints import (
     verified,
     weights_sha256,
 )
+from mcpagent.storage.locks import locked_file
 from mcpagent.storage.packages import require
 from mcpagent.workflows.model_card import model_card
 
@@ -61,7 +62,7 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
     verified(checkpoint)
     has_adapters = (checkpoint / ADAPTER_FILE).is_file()
     is_adapter = has_adapters and not merge
-    with atomic_dir(out) as draft:
+    with locked_file(out), atomic_dir(out) as draft:
         if has_adapters and merge:
             _merge(checkpoint, draft, config_path=run.config_path if run else None)
         else:

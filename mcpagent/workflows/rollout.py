@@ -16,6 +16,7 @@ from mcpagent.errors import UserError
 from mcpagent.evaluate.report_run import NonceCount
 from mcpagent.evaluate.summary import EvalSummary, summarise
 from mcpagent.rollout.collector import attempts, collect
+from mcpagent.storage.locks import locked_file
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, token_file, write_trajectories
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.workflows.stage import Stage, open_stage
@@ -66,11 +67,12 @@ def rollout(
     they are sampled is the `rollout` section of `config`. Raises UserError; then nothing is written."""
     console = console or Console()
     check_trajectory_path(out)
-    with open_stage(config, policy=policy, samples=samples, console=console, data=data) as stage:
-        trajectories = play(stage, samples=samples, label="rollout", console=console)
-        provenance = stage.provenance(samples=samples)
-        tool_metrics, cassette = stage.tools.pool.metrics(), stage.tools.take_cassette_counts()
-    path = write_trajectories(out, trajectories)
+    with locked_file(out):
+        with open_stage(config, policy=policy, samples=samples, console=console, data=data) as stage:
+            trajectories = play(stage, samples=samples, label="rollout", console=console)
+            provenance = stage.provenance(samples=samples)
+            tool_metrics, cassette = stage.tools.pool.metrics(), stage.tools.take_cassette_counts()
+        path = write_trajectories(out, trajectories)
     return RolloutOutcome(
         path=path,
         tokens=tokens if (tokens := token_file(path)).exists() else None,

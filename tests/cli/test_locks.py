@@ -1,0 +1,48 @@
+"""A command that writes where another process does is refused, with the name of that process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import mcpagent, refused
+from tests.storage.test_runs import another_process
+
+SAMPLES = Path("data/samples/train.jsonl")
+STEP = {"step": 1, "server": "fmp", "tool": "fmp_get_quote", "params": {"symbol": "QQLA"}}
+TASK = {
+    "task_id": "one",
+    "complexity": "simple",
+    "conversation": [{"role": "user", "content": "Price?"}],
+    "solution": {"tool_sequence": [STEP]},
+}
+SPEC = {
+    "dependent_dataset": [
+        {"scenario": "s", "turns": 1, "limits": {"max_servers": 1, "max_tools": 1}, "tasks": [TASK]}
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "command"),
+    [
+        ("folder", "data", "gen-data --train 2 --validation 2 --heldout 2 --out"),
+        ("file", "gold.jsonl", f"rollout --policy gold --data {SAMPLES} --out"),
+        ("file", "train.jsonl", "convert {spec} --out"),
+        ("file", "model", "export {model} --out"),
+        ("file", "eval.json", f"eval checkpoint {{model}} --data {SAMPLES} --out"),
+        ("folder", "quick", "quickstart --out"),
+    ],
+)
+def test_a_command_does_not_write_where_another_process_does(
+    kind: str, name: str, command: str, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    out, spec = tmp_path / name, tmp_path / "spec.json"
+    spec.write_text(json.dumps(SPEC))
+    words = command.format(spec=spec, model=tiny_checkpoint).split()
+    with another_process(kind, out) as process:
+        message = refused(mcpagent(*words, out))
+        assert f"is in use by another process: pid {process.pid} on" in message
+    assert not out.exists() or [path.name for path in out.iterdir()] == [".lock"]
