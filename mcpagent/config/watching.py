@@ -22,8 +22,9 @@ class BudgetConfig(Section):
 
 
 class HealthLimits(Section):
-    """Where a run stops being healthy, each measured on one step; None: not looked at. `*_rise` is a multiple
-    of the lowest level that the run had, `*_fall` a share of the highest; levels are means of three steps."""
+    """Where a run stops being healthy; None: not looked at. `*_rise` is a multiple of the lowest level that
+    the run had, `*_fall` a share of the highest; levels are means of three steps. What is counted by episodes
+    is measured on the last 64 or more, everything else on one step."""
 
     approx_kl: PositiveFloat | None = None  # nats a token, from the sampling policy to the updated one
     kl: PositiveFloat | None = None  # nats a token, to the reference

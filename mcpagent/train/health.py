@@ -8,13 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import StatisticsError, correlation, fmean
-from typing import Any
+from typing import Any, Literal
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.evaluate.intervals import rate_interval
 from mcpagent.train.callbacks import StepReport
 
-_LEVEL_STEPS = 3  # a level is the mean of so many steps: one small batch says little
+_LEVEL_STEPS = 3  # a level is the mean of at least so many steps
+_ENOUGH = 64  # episodes: what fewer of them say is left to chance
+_MOST_STEPS = 16  # that are taken together to have enough
 _LOOP = 3  # the same call so often in an episode is a loop
 
 
@@ -22,12 +25,14 @@ _LOOP = 3  # the same call so often in an episode is a loop
 class Measure:
     """`metric` of a step's record. `kind` says what a limit is compared with: the metric itself, or the
     metric as a multiple of the lowest (`rise`) or the highest (`fall`) level so far. Below `least` a highest
-    level is too low to fall from."""
+    level is too low to fall from. What is `of_episodes` is judged by enough of them, of several steps where
+    one has too few; of a share the whole 95% interval must be past a limit."""
 
     metric: str
     kind: str  # above, rise, fall
     sentence: str
     least: float = 0.0
+    of_episodes: Literal["no", "mean", "share"] = "no"
 
 
 # By the names of the limits in the configuration (`config.watching.HealthLimits`).
@@ -39,13 +44,15 @@ MEASURES: dict[str, Measure] = {
     "entropy_rise": Measure("entropy", "rise", "the policy dissolves into noise"),
     "entropy_fall": Measure("entropy", "fall", "the policy no longer explores", least=1e-3),
     "grad_norm_rise": Measure("grad_norm", "rise", "gradients explode"),
-    "uniform_share": Measure("uniform_share", "above", "attempts at a task no longer differ"),
-    "success_fall": Measure("success_rate", "fall", "success is lost", least=0.1),
-    "calls_rise": Measure("calls_mean", "rise", "calls are spammed"),
-    "calls_fall": Measure("calls_mean", "fall", "tools are abandoned", least=0.2),
-    "loop_share": Measure("loop_share", "above", "the same call is repeated"),
-    "tokens_rise": Measure("tokens_mean", "rise", "episodes grow long"),
-    "tokens_fall": Measure("tokens_mean", "fall", "episodes grow short", least=1.0),
+    "uniform_share": Measure(
+        "uniform_share", "above", "attempts at a task no longer differ", of_episodes="mean"
+    ),
+    "success_fall": Measure("success_rate", "fall", "success is lost", least=0.1, of_episodes="share"),
+    "calls_rise": Measure("calls_mean", "rise", "calls are spammed", of_episodes="mean"),
+    "calls_fall": Measure("calls_mean", "fall", "tools are abandoned", least=0.2, of_episodes="mean"),
+    "loop_share": Measure("loop_share", "above", "the same call is repeated", of_episodes="share"),
+    "tokens_rise": Measure("tokens_mean", "rise", "episodes grow long", of_episodes="mean"),
+    "tokens_fall": Measure("tokens_mean", "fall", "episodes grow short", least=1.0, of_episodes="mean"),
 }
 
 
@@ -66,7 +73,7 @@ class PPOHealthCallback:
 
     def __init__(self, settings: HealthSettings, *, note: Callable[[str], None] = lambda _: None) -> None:
         self._settings, self._note = settings, note
-        self._history: dict[str, list[float]] = {}
+        self._history: dict[str, list[_Seen]] = {}
         self._streak: Counter[str] = Counter()
         self._warned: set[str] = set()
         self._reason: str | None = None
@@ -85,46 +92,117 @@ class PPOHealthCallback:
             self._assess(record, lambda _: None)
 
     def _assess(self, record: JsonObject, note: Callable[[str], None]) -> None:
-        passed: set[str] = set()
+        for measure in {measure.metric: measure for measure in MEASURES.values()}.values():
+            if (value := _value(record, measure.metric)) is not None:
+                self._history.setdefault(measure.metric, []).append(_seen(measure, value, record))
+        passed: dict[str, _Level] = {}
         for name, measure in MEASURES.items():
-            value = _value(record, measure.metric)
-            if value is None:
+            level = self._compared(measure) if _value(record, measure.metric) is not None else None
+            if level is None:
                 continue
-            shown = self._compared(measure, value)
-            if shown is None:
-                continue
-            if _is_past(measure, shown, self._settings.stop.get(name)):
-                passed.add(name)
-            if not _is_past(measure, shown, self._settings.warn.get(name)):
+            if _is_past(measure, level.shown, self._settings.stop.get(name)):
+                passed[name] = level
+            if not _is_past(measure, level.shown, self._settings.warn.get(name)):
                 self._warned.discard(name)
             elif name not in self._warned:
                 self._warned.add(name)
-                note(f"health, step {record['step']}: {_finding(name, value, shown, self._settings.warn)}")
+                note(f"health, step {record['step']}: {_finding(name, level, self._settings.warn)}")
         self._streak = Counter({name: self._streak[name] + 1 for name in passed})
         self.is_well = not passed
+        self._reason = None
         for name, steps in self._streak.items():
             if steps >= self._settings.patience:
-                measure = MEASURES[name]
-                value = _value(record, measure.metric) or 0.0
-                shown = self._compared(measure, value) or 0.0
-                finding = _finding(name, value, shown, self._settings.stop)
+                finding = _finding(name, passed[name], self._settings.stop)
                 self._reason = f"health: {finding}, {steps} steps in a row"
                 break
-        else:
-            self._reason = None
-        for metric in {measure.metric for measure in MEASURES.values()}:
-            if (value := _value(record, metric)) is not None:
-                self._history.setdefault(metric, []).append(value)
 
-    def _compared(self, measure: Measure, value: float) -> float | None:
-        """The number that a limit is for; None where there is nothing to compare with."""
-        if measure.kind == "above":
-            return value
-        levels = _levels(self._history.get(measure.metric, []))
-        if not levels:
+    def _compared(self, measure: Measure) -> _Level | None:
+        """What a limit is for, now; None where there is too little to go by or nothing to compare with."""
+        seen = self._history[measure.metric]
+        windows = [pooled for n in range(1, min(len(seen), _MOST_STEPS) + 1) if (pooled := _pool(seen[-n:]))]
+        if not windows:
             return None
-        level = max(levels) if measure.kind == "fall" else min(levels)
-        return value / level if level > measure.least else None
+        now = windows[0]
+        # A sudden loss shows in the last step alone, a small one in several: but the last ones must show it.
+        if measure.kind == "fall":
+            shown = max(now.mean, min(window.high for window in windows))
+        else:
+            shown = min(now.mean, max(window.low for window in windows))
+        if measure.kind != "above":
+            levels = _levels(seen[: -now.steps])
+            best = (max if measure.kind == "fall" else min)(levels, default=0.0)
+            if best <= measure.least:
+                return None
+            shown /= best
+        return _Level(now, shown)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A metric at one step; `episodes` is None where it is no mean over them, or the record does not say."""
+
+    value: float
+    episodes: int | None
+    is_share: bool = False
+
+
+@dataclass(frozen=True)
+class _Pooled:
+    """The last `steps` of a metric taken together, with the 95% interval where it is a share."""
+
+    mean: float
+    low: float
+    high: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Where a metric is, and the number that is compared with limits."""
+
+    now: _Pooled
+    shown: float
+
+
+def _seen(measure: Measure, value: float, record: JsonObject) -> _Seen:
+    scored = record["episodes"] - record.get("unscored", 0) if "episodes" in record else None
+    of_episodes = measure.of_episodes != "no"
+    return _Seen(value, scored if of_episodes else None, measure.of_episodes == "share")
+
+
+def _pool(seen: Sequence[_Seen]) -> _Pooled | None:
+    """None where these are too few episodes, or more steps than it takes to say anything."""
+    counts = [step.episodes for step in seen if step.episodes is not None]
+    if len(counts) < len(seen):
+        value = seen[-1].value
+        return _Pooled(value, value, value, 1) if len(seen) == 1 else None
+    total = sum(counts)
+    if total < _ENOUGH:
+        return None
+    events = math.fsum(step.value * count for step, count in zip(seen, counts, strict=True))
+    mean = events / total
+    if not seen[-1].is_share:
+        return _Pooled(mean, mean, mean, len(seen))
+    interval = rate_interval(min(max(events, 0.0), total), total)
+    assert interval.ci_low is not None and interval.ci_high is not None
+    return _Pooled(mean, interval.ci_low, interval.ci_high, len(seen))
+
+
+def _levels(seen: Sequence[_Seen]) -> list[float]:
+    """At each step the mean of the last `_LEVEL_STEPS` steps, or of all while there are fewer; of more where
+    those are too few episodes, and none while all are."""
+    levels: list[float] = []
+    for end in range(1, len(seen) + 1):
+        for start in range(max(0, end - _LEVEL_STEPS), -1, -1):
+            steps = seen[start:end]
+            if any(step.episodes is None for step in steps):
+                levels.append(fmean(step.value for step in steps))
+                break
+            total = sum(step.episodes or 0 for step in steps)
+            if total >= _ENOUGH:
+                levels.append(math.fsum(step.value * (step.episodes or 0) for step in steps) / total)
+                break
+    return levels
 
 
 def _value(record: JsonObject, metric: str) -> float | None:
@@ -172,11 +250,6 @@ def _correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
         return None
 
 
-def _levels(values: Sequence[float]) -> list[float]:
-    """At each step the mean of the last `_LEVEL_STEPS` values, or of all while there are fewer."""
-    return [fmean(values[max(0, i + 1 - _LEVEL_STEPS) : i + 1]) for i in range(len(values))]
-
-
 def _is_past(measure: Measure, shown: float, limit: float | None) -> bool:
     if limit is None:
         return False
@@ -185,13 +258,14 @@ def _is_past(measure: Measure, shown: float, limit: float | None) -> bool:
     return shown < limit if measure.kind == "fall" else shown > limit
 
 
-def _finding(name: str, value: float, shown: float, limits: dict[str, float]) -> str:
+def _finding(name: str, level: _Level, limits: dict[str, float]) -> str:
     """`tools are abandoned: calls_mean is 0.03, 0.02 of its highest level (limit 0.1: calls_fall)`."""
-    measure = MEASURES[name]
+    measure, now = MEASURES[name], level.now
+    over = f" over {now.steps} steps" if now.steps > 1 else ""
     against = {
         "above": "",
-        "rise": f", {shown:.2g} times its lowest level",
-        "fall": f", {shown:.2g} of its highest level",
+        "rise": f", {level.shown:.2g} times its lowest level",
+        "fall": f", {level.shown:.2g} of its highest level",
     }[measure.kind]
     limit = f"limit {limits[name]:g}: {name}"
-    return f"{measure.sentence}: {measure.metric} is {value:.3g}{against} ({limit})"
+    return f"{measure.sentence}: {measure.metric} is {now.mean:.3g}{over}{against} ({limit})"

@@ -167,3 +167,37 @@ def test_a_constant_term_has_no_correlation_rather_than_zero() -> None:
     measures = episode_measures([calling("a", {}), calling("b", {})])
     assert measures["corr_penalty"] is None
     assert episode_measures([trajectory("d", 0, None)]) == {}
+
+
+@pytest.mark.parametrize("rates", [[0.125, 0.0], [0.25, 0.0, 0.125, 0.0, 0.125, 0.0, 0.0, 0.25] * 3])
+def test_a_few_unlucky_episodes_are_no_alarm(rates: list[float]) -> None:
+    steps = [{**HEALTHY, "success_rate": rate, "episodes": 8} for rate in rates]
+    assert after(*steps) == (None, [])
+
+
+def test_a_loss_of_success_is_found_once_its_interval_lies_past_the_limit() -> None:
+    def notes_after(n: int, *, good: int = 40) -> list[str]:
+        before = [{**HEALTHY, "episodes": 8}] * good
+        return after(*before, *[{**HEALTHY, "success_rate": 0.0, "episodes": 8}] * n)[1]
+
+    # The last 64 episodes are 8 steps; a rate of 0.5 halves after four, and the interval needs a few more:
+    # of 8 out of 64 Wilson's upper bound is 0.227, of 12 out of 64 it is 0.300, and the limit is 0.25.
+    assert notes_after(5) == []
+    assert "success is lost" in notes_after(6)[0]
+    assert after(*[{**HEALTHY, "episodes": 8}] * 40, *[{**HEALTHY, "success_rate": 0.0, "episodes": 8}] * 20)[
+        0
+    ]
+
+
+def test_a_run_whose_success_comes_back_is_well_again_although_its_past_was_not() -> None:
+    good, bad = ({**HEALTHY, "success_rate": rate, "episodes": 96} for rate in (0.5, 0.0))
+    assert after(good, *[bad] * 2, *[good] * 5)[0] is None
+    callback = PPOHealthCallback(settings())
+    callback.replay([{"step": i, **r} for i, r in enumerate([good, bad, bad, good], 1)])
+    assert callback.is_well
+
+
+def test_a_collapse_to_nothing_from_a_low_rate_ends_a_run_of_large_batches() -> None:
+    low, lost = ({**HEALTHY, "success_rate": rate, "episodes": 96} for rate in (0.3, 0.0))
+    reason, _ = after(*[low] * 4, *[lost] * 8)
+    assert reason is not None and "success is lost" in reason
