@@ -29,7 +29,7 @@ async def evaluate(
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """`samples` attempts at each task with the fixed form of the reward; the seeds are those of evaluation,
-    which training never uses. The deterministic mode is off for policies that no mode makes repeatable."""
+    which training never uses. `deterministic` is what `rollout.deterministic` comes to, as in training."""
     return await collect(
         list(attempts(tasks, per_task=samples, seed=seed, label="evaluation")),
         policy=policy,

@@ -60,7 +60,7 @@ def evaluate_model(
     console: Console | None = None,
 ) -> EvalOutcome:
     """`samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or `openai:NAME`),
-    sampled as the `rollout` section of `config` says, in the deterministic mode where the model allows it.
+    sampled as the `rollout` section of `config` says, `deterministic` included.
     With `out`, a .json file, the result is written there and the trajectories beside it; that of a checkpoint
     of a run is kept in the run too, for its report and model card. Raises UserError; then nothing is
     written."""
@@ -140,7 +140,7 @@ def evaluate_on(stage: Stage, *, samples: int, on_done: Callable[[Trajectory], N
             samples=samples,
             seed=stage.config.seed,
             concurrency=stage.concurrency,
-            deterministic=stage.ready.has_barriers,
+            deterministic=stage.ready.is_deterministic,
             on_done=on_done,
         )
     )

@@ -35,7 +35,8 @@ _NAMED = 5  # tools named in one note
 @dataclass(frozen=True, kw_only=True)
 class ReadyPolicy:
     """A policy and what a context for it needs. `is_model` is False for those that work on text;
-    `has_barriers` where it may be asked turn by turn in fixed batches; `spent` is what an API used so far."""
+    `is_deterministic` where it is asked
+    turn by turn in fixed batches (`rollout.deterministic`); `spent` is what an API used so far."""
 
     policy: Policy
     identity: JsonObject
@@ -43,7 +44,6 @@ class ReadyPolicy:
     is_deterministic: bool = True
     renderer: ContextRenderer | None = None
     max_context: int | None = None
-    has_barriers: bool = True
     spent: Callable[[], JsonObject | None] = lambda: None
 
 
@@ -172,14 +172,17 @@ def open_policy(
     UserError."""
     if name in SCRIPTED:
         policies = {"gold": lambda: GoldPolicy(tasks), "empty": EmptyPolicy, "over-eager": OverEagerPolicy}
-        yield ReadyPolicy(policy=policies[name](), identity={"name": name})
+        yield ReadyPolicy(
+            policy=policies[name](),
+            identity={"name": name},
+            is_deterministic=config.rollout.deterministic is not False,
+        )
     elif name.startswith(PREFIX):
         with open_api_policy(name, config=config, io=io, on_note=on_note) as api:
             yield ReadyPolicy(
                 policy=api.policy,
                 identity={"name": name, "base_url": api.base_url},
                 is_deterministic=False,
-                has_barriers=False,
                 spent=api.budget.as_json,
             )
     else:

@@ -5,20 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from mcpagent.config.loader import dump_config
 from mcpagent.console import Console
 from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Completion
 from mcpagent.errors import UserError
 from mcpagent.evaluate.summary import EvalResult
+from mcpagent.policy.contract import CompletionRequest, Policy
+from mcpagent.policy.scripted import GoldPolicy
+from mcpagent.rollout.setup import agent_settings, open_tools
 from mcpagent.storage.checkpoints import find_checkpoint, run_of, weights_sha256
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
-from mcpagent.workflows.evaluate import EvalOutcome, compare_files, evaluate_model, read_evaluation
+from mcpagent.train.actor import LocalActor
+from mcpagent.train.sampler import Sampler
+from mcpagent.workflows.evaluate import (
+    EvalOutcome,
+    compare_files,
+    evaluate_model,
+    evaluate_on,
+    read_evaluation,
+)
 from mcpagent.workflows.rollout import rollout
+from mcpagent.workflows.stage import open_stage
 from tests.env.world import make_task
 from tests.workflows.world import SHORT, TRAIN, config, dataset, samples, with_id
 
@@ -191,3 +207,56 @@ def test_tasks_of_one_name_are_told_apart_by_the_dataset_not_the_order(tmp_path:
         out=tmp_path / "renamed",
     ).path
     assert compare_files(forwards, renamed).unpaired == 2
+
+
+class Watched:
+    """A policy that remembers how many turns it was asked for at a time."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self.sizes = policy, list[int]()
+        self.version = 0
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        self.sizes.append(len(requests))
+        return await self._policy.complete(requests)
+
+    async def release(self, episode_id: str) -> None:
+        await self._policy.release(episode_id)
+
+
+@pytest.mark.parametrize(("setting", "has_barriers"), [("true", True), ("false", False)])
+def test_an_evaluation_follows_the_deterministic_setting(setting: str, has_barriers: bool) -> None:
+    settings = config(f"rollout.deterministic={setting}", "data.max_tasks=6")
+    with open_stage(settings, policy="gold", samples=1, console=Console(is_json=True), data=TRAIN) as stage:
+        watched = Watched(stage.ready.policy)
+        evaluate_on(
+            replace(stage, ready=replace(stage.ready, policy=watched)), samples=1, on_done=lambda _: None
+        )
+    assert watched.sizes[0] == (6 if has_barriers else 1)
+    assert (max(watched.sizes) > 1) is has_barriers
+
+
+@pytest.mark.parametrize("has_barriers", [True, False])
+def test_the_validation_of_a_training_run_follows_it_as_the_training_does(
+    has_barriers: bool, tmp_path: Path
+) -> None:
+    settings, tasks = config(), samples(count=6)
+    watched = Watched(GoldPolicy(tasks))
+    with open_tools(settings.tools) as tools:
+        actor = LocalActor(
+            Sampler(policy=watched, push=lambda: None, close=lambda: None),
+            canary=cast(Any, None),  # asked only when weights change
+            renderer=cast(Any, None),  # a scripted policy reads text
+            tools=tools.pool,
+            io=tools.io,
+            settings=agent_settings(settings, max_context=None),
+            group_size=2,
+            concurrency=6,
+            deterministic=has_barriers,
+            seed=0,
+            run=RunFolder.create(tmp_path / "run", config_yaml=dump_config(settings), manifest={}),
+        )
+        assert actor.evaluate(tasks, step=1) == 1.0
+        validation, watched.sizes = watched.sizes, []
+        actor.collect(tasks[:3], step=1, on_episode=lambda _: None)
+    assert validation[0] == watched.sizes[0] == (6 if has_barriers else 1)
