@@ -321,6 +321,8 @@ def _print_report(document: dict[str, Any], report: ValidationReport, file: Path
         console.note(f"{finding.where}: {finding.code}: {finding.message}")
     if report.rejects.total() > len(report.findings):
         console.note(f"... and {report.rejects.total() - len(report.findings)} more")
+    for warning, count in report.warnings.most_common():
+        console.note(f"{report.warned[warning]}: {warning} ({count} of {report.records} records)")
     if console.is_json:
         console.print_json(document)
         return

@@ -1,31 +1,59 @@
-"""Does a call do what a gold call asks for?
+"""Does a value do what is expected of it: an argument of a call, or a field of an end state?
 
-Acceptance rules by parameter name (`PlanStep.match`; an alternative may carry a `match` of its own):
+Both speak one language of rules. An argument's rules are named by parameter (`PlanStep.match`; an alternative
+may carry a `match` of its own), those of an end state stand in `StateCheck.expect` in place of a value:
 
-    {"any_of": [...]}    one of these values, besides the gold value itself
-    {"tolerance": x}     numbers may differ by x (absolute)
-    {"regex": "..."}     the pattern is found in the value; replaces the gold value
-    {"optional": true}   may be left out; if given, it must be acceptable (any value where none is stated)
-    {"ignore": true}     neither asked for nor counted
+    {"any_of": [...]}       one of these values
+    {"tolerance": x}        numbers may differ by x (absolute)
+    {"regex": "..."}        the pattern is found in the value
+    {"contains": v}         a text has v in it, a list has v among its items; of an object, v may name some
+                            fields only, each with a value or a rule
+    {"unordered": [...]}    a list of these items, in any order; true: of those of the gold value
+    {"length": n}           a text, a list or an object has n characters, items or fields
 
-Without a rule the value must equal the gold value, and a parameter that the gold call lacks is wrong. A null
-argument is the same as a missing one.
+`match` only:
+
+    {"optional": true}      may be left out; if given, it must be acceptable (any value where none is stated)
+    {"ignore": true}        neither asked for nor counted
+
+`expect` only:
+
+    {"equals": v}           the value itself: for a tolerance, or for an object that looks like a rule
+    {"increased_by": n}     n more than before the episode, as a number or in items; 1 is one more
+    {"unchanged": true}     as it was before the episode
+    {"absent": true}        there is nothing at the path; false: there is something, whatever it is
+
+Of several rules all must hold; `regex`, `contains` and `length` replace the gold value of an argument,
+`any_of` adds to it. Without a rule the value must equal the gold value, and a parameter that the gold call
+lacks is wrong. A null argument is the same as a missing one.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Final
 
 from mcpagent.core.numbers import as_number
-from mcpagent.core.placeholders import PlaceholderError, format_value, references, resolve
+from mcpagent.core.placeholders import (
+    PlaceholderError,
+    format_value,
+    lookup_path,
+    reference_texts,
+    references,
+    resolve,
+)
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanCall, PlanStep
 from mcpagent.core.tools import ToolCall
 
-RULE_NAMES: Final = frozenset({"any_of", "tolerance", "regex", "optional", "ignore"})
+_SHARED: Final = frozenset({"any_of", "tolerance", "regex", "contains", "unordered", "length"})
+RULE_NAMES: Final = _SHARED | {"optional", "ignore"}
+STATE_RULE_NAMES: Final = _SHARED | {"equals", "increased_by", "unchanged", "absent"}
+_REPLACING = ("regex", "contains", "length")  # they say what a value is like, not what it is
+_BEFORE = frozenset({"increased_by", "unchanged"})
 _FLOAT_NOISE = 1e-9
 
 
@@ -36,7 +64,16 @@ class Unresolved:
         return "UNRESOLVED"
 
 
+class Missing:
+    """Stands for what is not at a path."""
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
 UNRESOLVED: Final = Unresolved()
+MISSING: Final = Missing()
+_PART = re.compile(r"([^.\[\]]+)|\[([0-9]+)\]")
 
 
 def match_rules(step: PlanStep, gold: PlanCall) -> Mapping[str, JsonObject]:
@@ -51,14 +88,15 @@ def resolve_params(params: Mapping[str, Any], results: Mapping[str, Any]) -> dic
 
 
 def resolve_rules(rules: Mapping[str, JsonObject], results: Mapping[str, Any]) -> dict[str, JsonObject]:
-    """`rules` with the references of `any_of` and `regex` replaced, as `resolve_params` does."""
+    """`rules` with the references in them replaced, as `resolve_params` does."""
     resolved: dict[str, JsonObject] = {}
     for name, rule in rules.items():
         resolved[name] = dict(rule)
-        if "any_of" in rule:
-            resolved[name]["any_of"] = [_resolved(value, results) for value in rule["any_of"]]
-        if "regex" in rule:
-            resolved[name]["regex"] = _resolved(rule["regex"], results)
+        for key in rule.keys() & {"regex", "contains", "length", "tolerance"}:
+            resolved[name][key] = _resolved(rule[key], results)
+        for key in rule.keys() & {"any_of", "unordered"}:
+            if isinstance(rule[key], list):
+                resolved[name][key] = [_resolved(value, results) for value in rule[key]]
     return resolved
 
 
@@ -125,6 +163,29 @@ def call_matches(
     return same_tool(gold, call) and argument_score(params, rules, call.arguments) == 1.0
 
 
+def is_rule(expected: Any) -> bool:
+    """Whether a value of `expect` is a rule: an object all of whose names are those of rules."""
+    return isinstance(expected, Mapping) and bool(expected) and expected.keys() <= STATE_RULE_NAMES
+
+
+def needs_before(expect: Mapping[str, Any]) -> bool:
+    """Whether a rule of `expect` compares with the state before the episode."""
+    return any(is_rule(expected) and not _BEFORE.isdisjoint(expected) for expected in expect.values())
+
+
+def expect_holds(expect: Mapping[str, Any], now: Any, before: Any | None) -> bool:
+    """Whether the state `now` has at every path of `expect` (resolved) its value, or what its rule says.
+    `before` is the state before the episode, None where it was not read."""
+    return all(_expected(expected, _at(now, path), _at(before, path)) for path, expected in expect.items())
+
+
+def others_unchanged(expect: Mapping[str, Any], now: Any, before: Any) -> bool:
+    """Whether everything that no path of `expect` names is as it was `before`. Items that are named by their
+    place and are more than before were put in there; the others keep their order."""
+    paths = [_path_parts(path) for path in expect]
+    return values_equal(*_without_paths(before, now, paths))
+
+
 def rule_problems(rules: Mapping[str, Any]) -> list[str]:
     """What is wrong with the acceptance rules of a gold call, one sentence each."""
     problems: list[str] = []
@@ -135,12 +196,64 @@ def rule_problems(rules: Mapping[str, Any]) -> list[str]:
         if not isinstance(rule, dict):
             problems.append(f"match.{name} is {rule!r}, but a rule is an object")
             continue
-        if "any_of" in rule and not isinstance(rule["any_of"], list):
-            problems.append(f"match.{name}.any_of is {rule['any_of']!r}, but must be a list")
-        if "tolerance" in rule and as_number(rule["tolerance"]) is None:
-            problems.append(f"match.{name}.tolerance is {rule['tolerance']!r}, but must be a number")
-        if "regex" in rule and (flaw := pattern_problem(rule["regex"])):
-            problems.append(f"match.{name}.regex {flaw}")
+        problems += [f"match.{name}.{problem}" for problem in _faults(rule)]
+    return problems
+
+
+def expect_problems(expect: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the paths and rules of a state check, one sentence each."""
+    problems: list[str] = []
+    for path, expected in expect.items():
+        try:
+            references(f"${{step1{path if path.startswith('[') else f'.{path}'}}}")
+        except PlaceholderError:
+            problems.append(f"expect has the path {path!r}, which is not one like messages[0].text")
+        problems += [f"expect[{path!r}]{problem}" for problem in _expected_problems(expected)]
+    return problems
+
+
+def _expected_problems(expected: Any) -> list[str]:
+    if not isinstance(expected, Mapping):
+        return []
+    if is_rule(expected):
+        nested = [expected[key] for key in ("contains",) if key in expected]
+        inner = [value for item in nested if isinstance(item, Mapping) for value in item.values()]
+        found = [f".{problem}" for problem in _faults(expected)]
+        return [*found, *(f".contains{problem}" for value in inner for problem in _expected_problems(value))]
+    likely = sorted(name for name in expected if get_close_matches(str(name), STATE_RULE_NAMES, 1, 0.8))
+    if likely:
+        return [
+            f" has {likely} among other names, so it is no rule; rules are {sorted(STATE_RULE_NAMES)}, and "
+            "an object that is expected as it stands is written {'equals': ...}"
+        ]
+    return []
+
+
+def _faults(rule: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the values of a rule."""
+    wanted = {
+        "any_of": ("a list", lambda v: isinstance(v, list | tuple) and bool(v)),
+        "tolerance": (
+            "a number, 0 or more",
+            lambda v: (as_number(v) or 0.0) >= 0 and as_number(v) is not None,
+        ),
+        "unordered": (
+            "a list, or true for the items of the gold value",
+            lambda v: isinstance(v, list) or v is True,
+        ),
+        "length": ("a whole number, 0 or more", lambda v: type(v) is int and v >= 0),
+        "increased_by": ("a number", lambda v: as_number(v) is not None and not isinstance(v, str)),
+        "unchanged": ("true", lambda v: v is True),
+        "absent": ("true or false", lambda v: isinstance(v, bool)),
+        "contains": ("a value", lambda v: v not in (None, "", {}, [])),
+    }
+    problems = [
+        f"{name} is {rule[name]!r}, but must be {what}"
+        for name, (what, is_right) in wanted.items()
+        if name in rule and not reference_texts(rule[name]) and not is_right(rule[name])
+    ]
+    if "regex" in rule and (flaw := pattern_problem(rule["regex"])):
+        problems.append(f"regex {flaw}")
     return problems
 
 
@@ -156,14 +269,131 @@ def pattern_problem(pattern: object) -> str | None:
 
 
 def _acceptable(name: str, gold: Mapping[str, Any], rule: JsonObject, given: Any) -> bool:
-    if "regex" in rule:
-        pattern = rule["regex"]
-        return isinstance(pattern, str) and re.search(pattern, format_value(given)) is not None
+    replacing = [key for key in _REPLACING if key in rule]
+    if replacing:
+        return all(_is_like(key, rule[key], given) for key in replacing)
     accepted = ([gold[name]] if name in gold else []) + list(rule.get("any_of", ()))
+    if isinstance(rule.get("unordered"), list):
+        accepted.append(rule["unordered"])
     if not accepted:
         return bool(rule.get("optional"))
-    tolerance = float(rule.get("tolerance", 0.0))
+    return _is_one_of(accepted, rule, given)
+
+
+def _expected(expected: Any, given: Any, before: Any) -> bool:
+    """Whether a value of a state is the expected one; MISSING stands for what is not there."""
+    if not is_rule(expected):
+        return given is not MISSING and values_equal(expected, given)
+    if "absent" in expected:
+        return (given is MISSING) is expected["absent"] and (expected["absent"] or len(expected) == 1)
+    if given is MISSING:
+        return False
+    accepted = [expected["equals"]] if "equals" in expected else []
+    accepted += expected.get("any_of", ())
+    if isinstance(expected.get("unordered"), list):
+        accepted.append(expected["unordered"])
+    return (
+        (not accepted or _is_one_of(accepted, expected, given))
+        and all(_is_like(key, expected[key], given) for key in _REPLACING if key in expected)
+        and ("increased_by" not in expected or _has_grown(before, given, expected["increased_by"], expected))
+        and ("unchanged" not in expected or (before is not MISSING and values_equal(before, given)))
+    )
+
+
+def _is_one_of(accepted: Iterable[Any], rule: Mapping[str, Any], given: Any) -> bool:
+    tolerance = as_number(rule.get("tolerance")) or 0.0
+    if rule.get("unordered"):
+        return any(_same_items(value, given, tolerance) for value in accepted)
     return any(values_equal(value, given, tolerance=tolerance) for value in accepted)
+
+
+def _is_like(key: str, wanted: Any, given: Any) -> bool:
+    match key:
+        case "regex":
+            return isinstance(wanted, str) and re.search(wanted, format_value(given)) is not None
+        case "length":
+            return isinstance(given, str | list | tuple | Mapping) and len(given) == as_number(wanted)
+        case _:
+            return _contains(wanted, given)
+
+
+def _contains(wanted: Any, given: Any) -> bool:
+    if isinstance(given, str):
+        return wanted is not UNRESOLVED and format_value(wanted).casefold() in given.casefold()
+    if isinstance(given, Mapping):
+        return _has_fields(wanted, given)
+    if isinstance(given, list | tuple):
+        return any(_has_fields(wanted, item) or values_equal(wanted, item) for item in given)
+    return False
+
+
+def _has_fields(wanted: Any, given: Any) -> bool:
+    """Whether `given` has the fields that `wanted` names, each with its value or as its rule says."""
+    return (
+        isinstance(wanted, Mapping)
+        and isinstance(given, Mapping)
+        and all(_expected(value, given.get(name, MISSING), MISSING) for name, value in wanted.items())
+    )
+
+
+def _same_items(gold: Any, given: Any, tolerance: float) -> bool:
+    if not isinstance(gold, list | tuple) or not isinstance(given, list | tuple) or len(gold) != len(given):
+        return False
+    left = list(given)
+    for item in gold:
+        place = next(
+            (i for i, other in enumerate(left) if values_equal(item, other, tolerance=tolerance)), None
+        )
+        if place is None:
+            return False
+        left.pop(place)
+    return True
+
+
+def _has_grown(before: Any, given: Any, by: Any, rule: Mapping[str, Any]) -> bool:
+    step, was, now = as_number(by), _size(before), _size(given)
+    if step is None or was is None or now is None:
+        return False
+    return _close(now - was, step, as_number(rule.get("tolerance")) or 0.0)
+
+
+def _size(value: Any) -> float | None:
+    return float(len(value)) if isinstance(value, list | tuple | Mapping) else as_number(value)
+
+
+def _at(value: Any, path: str) -> Any:
+    if value is None:
+        return MISSING
+    try:
+        return lookup_path(value, path)
+    except PlaceholderError:
+        return MISSING
+
+
+def _path_parts(path: str) -> tuple[str | int, ...]:
+    return tuple(int(index) if index else name for name, index in _PART.findall(path))
+
+
+def _without_paths(before: Any, now: Any, paths: Sequence[tuple[str | int, ...]]) -> tuple[Any, Any]:
+    """Both states without what `paths` name."""
+    whole = {path[0] for path in paths if len(path) == 1}
+    deeper: dict[str | int, list[tuple[str | int, ...]]] = {}
+    for path in paths:
+        if len(path) > 1:
+            deeper.setdefault(path[0], []).append(path[1:])
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        left = {name: item for name, item in before.items() if name not in whole}
+        right = {name: item for name, item in now.items() if name not in whole}
+        for name in deeper.keys() & left.keys() & right.keys():
+            left[name], right[name] = _without_paths(left[name], right[name], deeper[name])
+        return left, right
+    if isinstance(before, list) and isinstance(now, list):
+        places = {place for place in whole | deeper.keys() if isinstance(place, int)}
+        rest = [item for place, item in enumerate(now) if place not in places]
+        if len(now) - len(before) == len(places):
+            return before, rest
+        return [item for place, item in enumerate(before) if place not in places], rest
+    return before, now
 
 
 def _resolved(value: Any, results: Mapping[str, Any]) -> Any:

@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 # Dates carry no quantity: "187.2 on 2025-03-04" ends with the number 187.2.
 _ISO_DATE = re.compile(r"(?<![0-9A-Za-z])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])")
+_MONTH = (
+    r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|"
+    r"Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)\.?"
+)
+_DAY = r"[0-9]{1,2}(?:st|nd|rd|th)?"
+# Times and dates carry no quantity either: "187.2 as of 14:05 UTC+1 on March 4, 2025".
+_MOMENT = re.compile(
+    r"(?<![\w.:/])(?:"
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?)?"
+    r"|[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:\s?[AaPp]\.?[Mm]\b\.?)?"
+    r"|[0-9]{1,2}\s?(?:[AaPp]\.?[Mm]\b\.?|o['’]clock)"
+    r"|[0-9]{1,2}/[0-9]{1,2}/[0-9]{2,4}|[0-9]{1,2}\.[0-9]{1,2}\.[0-9]{4}|[0-9]{4}/[0-9]{2}/[0-9]{2}"
+    rf"|{_MONTH}\s+{_DAY}(?:,?\s+[0-9]{{4}})?|{_DAY}\s+(?:of\s+)?{_MONTH}(?:,?\s+[0-9]{{4}})?"
+    rf"|{_MONTH},?\s+[0-9]{{4}}|(?:FY|[Ff]iscal year|Q[1-4]|[Yy]ear)\s+[0-9]{{4}}"
+    r")(?:Z|\s?(?:UTC|GMT)?[+-][0-9]{2}:?(?:[0-9]{2})?)?(?![\w/]|[:.][0-9])"
+    r"|\b(?:UTC|GMT)[+-][0-9]{1,2}(?::?[0-9]{2})?\b"
+)
 _NUMBER = re.compile(
     r"(?<![\w.])"  # not inside a word ("Q3", "step1") and not the tail of another number ("1.2.3")
     r"(?P<sign>[-+−])?[$€£¥]?(?P<inner>[-−])?"
@@ -19,14 +37,26 @@ _MAX_INT_DIGITS = 15  # past this a float would not tell neighbours apart, and i
 def numbers_in(text: str) -> list[int | float]:
     """Every number of `text` in order: thousands separators, currency signs and % are read over, a minus
     after a digit or letter is a dash ("10-20" is 10 and 20), ISO dates are skipped."""
-    found: list[int | float] = []
-    for match in _NUMBER.finditer(_ISO_DATE.sub(" ", text)):
+    return [value for value, _, _ in _numbers(text)]
+
+
+def quantities_in(text: str) -> list[tuple[int | float, int, int]]:
+    """(number, start, end) for what `numbers_in` finds outside of times and dates of any usual form. Where
+    there is nothing else, the numbers of times and dates."""
+    return list(_numbers(_MOMENT.sub(_blank, text))) or list(_numbers(text))
+
+
+def _numbers(text: str) -> Iterator[tuple[int | float, int, int]]:
+    for match in _NUMBER.finditer(_ISO_DATE.sub(_blank, text)):
         negative = match["sign"] in ("-", "−") or match["inner"] is not None
         digits = match["digits"].replace(",", "")
         plain = digits.isdigit() and match["exponent"] is None and len(digits) <= _MAX_INT_DIGITS
         value = int(digits) if plain else float(digits + (match["exponent"] or ""))
-        found.append(-value if negative else value)
-    return found
+        yield (-value if negative else value), match.start(), match.end()
+
+
+def _blank(match: re.Match[str]) -> str:
+    return " " * len(match[0])
 
 
 def as_number(value: object) -> float | None:

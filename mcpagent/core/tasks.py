@@ -37,9 +37,16 @@ class PlanStep(PlanCall):
 
 
 class Success(OpenRecord):
-    """`must_call_tool`: `server.tool`, a bare tool name, or a bare server name (any of its tools)."""
+    """`must_call_tool`: `server.tool`, a bare tool name, or a bare server name (any of its tools); a list of
+    these asks for each of them."""
 
-    must_call_tool: str | None = None
+    must_call_tool: str | tuple[str, ...] | None = None
+
+    @property
+    def must_call(self) -> tuple[str, ...]:
+        """Every name in `must_call_tool`."""
+        wanted = self.must_call_tool
+        return () if wanted is None else (wanted,) if isinstance(wanted, str) else wanted
 
 
 class Limits(OpenRecord):
@@ -53,14 +60,18 @@ class AnswerCheck(OpenRecord):
     """How the final answer is judged.
 
     number: the last number of the answer equals `value` within `tolerance` (absolute), and the answer
-    holds at most four different numbers. string: equal after trimming and case folding. regex: `value`
-    is found. must_include: every fact of `value` is found. Values may hold `${stepN.path}` references,
-    resolved against the real results of the episode.
+    holds at most four different numbers besides those of the question, of times and of dates. string: equal
+    after trimming and case folding. regex: `value` is found. must_include: every fact of `value` is found.
+    abstention: no tool is right, and the answer invents nothing (`mcpagent.reward.abstention`); `value` is
+    `cannot`, `asks` or `replies`, `about` names what is to be asked for, `without` what must not be said.
+    Values may hold `${stepN.path}` references, resolved against the real results of the episode.
     """
 
-    type: Literal["number", "string", "regex", "must_include"]
+    type: Literal["number", "string", "regex", "must_include", "abstention"]
     value: Any
     tolerance: float = 0.0
+    about: tuple[str, ...] = ()
+    without: tuple[Any, ...] = ()
 
 
 class StateCall(OpenRecord):
@@ -71,15 +82,18 @@ class StateCall(OpenRecord):
 
 
 class StateCheck(OpenRecord):
-    """Read the state with `call`; every path of `expect` must hold its value in the structured result.
+    """Read the state with `call`; every path of `expect` must hold its value in the structured result, or
+    what a rule says of it (see `core.matching`).
 
     It is read when `user_turn` ends (None: the episode) and fails where the plan has calls in that user turn,
-    but nothing was called in it.
+    but nothing was called in it. `nothing_else_changed`: every value that `expect` does not name is as it was
+    before the episode.
     """
 
     call: StateCall
     expect: JsonObject
     user_turn: int | None = Field(default=None, ge=0)
+    nothing_else_changed: bool = False
 
 
 class GroundTruth(OpenRecord):
@@ -99,6 +113,7 @@ class GroundTruth(OpenRecord):
         int, tuple[str, ...]
     ] = {}  # by user turn, `server.tool` names that are offered from it on
     abstain: bool = False
+    quiet_turns: tuple[int, ...] | None = None  # in which no call is right; None: see `reward.gates`
     reference_answer: str | None = None  # what a right final message says; may hold references
 
 

@@ -101,7 +101,8 @@ class Trajectory(Record):
     final_answer: str | None = None
     stop_reason: StopReason
     reward_terms: tuple[RewardTerm, ...] = ()
-    state_results: tuple[ToolResult, ...] = ()  # the environment's own set-up and end-state calls
+    state_results: tuple[ToolResult, ...] = ()  # the environment's own calls: set-up, state before and after
+    read_only: tuple[str, ...] | None = None  # tools of the plan that only read, as their servers say
     errors: tuple[str, ...] = ()
 
     @property

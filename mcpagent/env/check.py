@@ -22,15 +22,16 @@ def check_environment(
     empty: Sequence[Trajectory],
     over_eager: Sequence[Trajectory],
 ) -> list[CheckResult]:
-    """One verdict for each claim, from at least one trajectory a task of `GoldPolicy`, of `EmptyPolicy` and,
-    where the right answer is to abstain, of `OverEagerPolicy`."""
+    """One verdict for each claim, from at least one trajectory a task: `gold` of `GoldPolicy`; `empty` of
+    `EmptyPolicy`, but where the right answer is to abstain, of a policy that says so; `over_eager`, of those
+    tasks only, of `OverEagerPolicy`."""
     abstaining = [task for task in tasks if task.truth.abstain]
     acting = [task for task in tasks if not task.truth.abstain]
     return [
         _judgeable(tasks),
         _verdict("the gold plan scores 1.0", tasks, gold, _is_perfect, policy="gold"),
         _verdict("an empty policy fails", acting, empty, _failed, policy="empty"),
-        _verdict("an empty policy may abstain", abstaining, empty, _succeeded, policy="empty"),
+        _verdict("an abstention succeeds", abstaining, empty, _succeeded, policy="gold"),
         _verdict(
             "an over-eager policy fails where no call is right",
             abstaining,

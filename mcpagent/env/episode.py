@@ -15,7 +15,7 @@ from mcpagent.env.calls import CallLimits, CallOutcome, CallRunner, error_conten
 from mcpagent.env.offer import Offer, offer
 from mcpagent.env.parsing import parse_action
 from mcpagent.errors import EpisodeError
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
 from mcpagent.reward.registry import grade
 from mcpagent.reward.rule import turn_terms
 from mcpagent.tools.contract import Purpose, ToolProvider
@@ -89,6 +89,7 @@ class Episode:
         self._turns: list[RecordedTurn] = []
         self._user_turn = 0
         self._setup_results: list[ToolResult] = []
+        self._before: list[ToolResult] = []  # of the state checks that compare with it
         self._state: list[ToolResult] = []  # of the first so many state checks
         self._terms: tuple[RewardTerm, ...] | None = None
 
@@ -98,8 +99,16 @@ class Episode:
 
     @property
     def state_results(self) -> tuple[ToolResult, ...]:
-        """The environment's own calls: set-up first, then the state checks in the order of `state_checks`."""
-        return (*self._setup_results, *self._state)
+        """The environment's own calls: set-up first, then the state before the episode where a check compares
+        with it, then the state checks in the order of `state_checks`."""
+        return (*self._setup_results, *self._before, *self._state)
+
+    @property
+    def read_only(self) -> tuple[str, ...]:
+        """The tools of the plan (`server.tool`) of which their servers say that they only read."""
+        planned = {f"{step.server}.{step.tool}" for step in self.task.truth.tool_sequence}
+        known = {spec.dotted for spec in self._catalog.values() if spec.annotations.read_only}
+        return tuple(sorted(planned & known))
 
     @property
     def record(self) -> EpisodeRecord:
@@ -109,6 +118,8 @@ class Episode:
             final_answer=self.final_answer,
             stop_reason=self.stop_reason or StopReason.FAILED,
             state_results=tuple(self._state),
+            state_before=tuple(self._before),
+            read_only=frozenset(self.read_only),
         )
 
     async def start(self) -> EpisodeStart:
@@ -138,6 +149,8 @@ class Episode:
                         f"set-up call {server}.{wanted.tool} failed: {result.content[:200]}",
                         where=f"task {self.task.id}, ground_truth.setup",
                     )
+        for server, check in checks_with_before(truth):
+            self._before.append(await self._read(server, check))
         messages = [message.model_dump() for message in self.task.prompt]
         return EpisodeStart(messages=messages, tool_schemas=offered.schemas)
 
@@ -254,8 +267,10 @@ class Episode:
 
     async def _read_state(self, checks: Sequence[tuple[str, StateCheck]]) -> None:
         for server, check in checks:
-            call = check.call
-            self._state.append(await self._own_call(server, call.tool, call.arguments, purpose=Purpose.GRADE))
+            self._state.append(await self._read(server, check))
+
+    async def _read(self, server: str, check: StateCheck) -> ToolResult:
+        return await self._own_call(server, check.call.tool, check.call.arguments, purpose=Purpose.GRADE)
 
     async def _own_call(
         self, server: str, tool: str, arguments: JsonObject, *, purpose: Purpose

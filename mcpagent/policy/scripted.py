@@ -11,7 +11,7 @@ from typing import Any
 
 from mcpagent.core.placeholders import PlaceholderError, format_value, reference_texts, resolve, text_value
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import PlanStep, Task
+from mcpagent.core.tasks import AnswerCheck, PlanStep, Task
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
@@ -213,12 +213,20 @@ def _final_text(task: Task, results: Mapping[str, Any]) -> str:
     truth = task.truth
     if truth.reference_answer is not None:
         return format_value(resolve(truth.reference_answer, results))
+    if truth.final_answer is not None and truth.final_answer.type == "abstention":
+        return _abstention(truth.final_answer)
     if truth.final_answer is None or truth.final_answer.type == "regex":
         return "None of the tools is needed." if truth.abstain else "Done."
     value = resolve(truth.final_answer.value, results)
     if isinstance(value, list):
         return ", ".join(format_value(fact) for fact in value)
     return f"The answer is {format_value(value)}." if truth.final_answer.type == "number" else str(value)
+
+
+def _abstention(check: AnswerCheck) -> str:
+    if check.value == "asks":
+        return f"Which {check.about[0] if check.about else 'one'} do you mean?"
+    return "You are welcome." if check.value == "replies" else "None of the tools that I have can do that."
 
 
 def _value_for(step: PlanStep, results: Mapping[str, Any]) -> str:

@@ -1,91 +1,167 @@
-"""Checks of the final answer and of the end state."""
+"""Checks of the final answer and of the end state.
+
+A right answer states what is asked for: it has the facts, does not deny them, is about as long as the
+reference, and is not a copy of what the tools returned or a list to choose from.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mcpagent.core.matching import values_equal
-from mcpagent.core.numbers import as_number, numbers_in
-from mcpagent.core.placeholders import PlaceholderError, lookup_path, resolve, result_value
+from mcpagent.core.matching import expect_holds, others_unchanged
+from mcpagent.core.numbers import as_number, numbers_in, quantities_in
+from mcpagent.core.placeholders import PlaceholderError, format_value, resolve, result_value
 from mcpagent.core.tasks import AnswerCheck, StateCheck
 from mcpagent.core.tools import ToolResult
+from mcpagent.reward.abstention import abstention_holds
+from mcpagent.reward.phrasing import Evidence, has_words, is_denied, is_dump, plain, without_markup
 
 MAX_DIFFERENT_NUMBERS = 4
-MAX_WORDS = 300  # of answers that are searched for facts; `max_words` of the record overrides it
+MAX_WORDS = (
+    300  # of an answer to a pattern without a reference answer; `max_words` of the record overrides it
+)
+FEW_WORDS = 60  # an answer may always have so many
+WORDS_PER_REFERENCE_WORD = 8
 _FLOAT_NOISE = 1e-9
+_SCALES = {"thousand": 3, "k": 3, "million": 6, "m": 6, "mn": 6, "mio": 6, "billion": 9, "b": 9, "bn": 9}
+_SCALES |= {"trillion": 12, "t": 12, "tn": 12}
+_SCALE = re.compile(rf"\s?({'|'.join(sorted(_SCALES, key=len, reverse=True))})\b", re.IGNORECASE)
+_FALLING = re.compile(
+    r"\b(?:fell|fall(?:s|en|ing)?|down|drop\w*|declin\w+|los[et]|loss(?:es)?|decreas\w+|lower|minus"
+    r"|negative|sank|slid|shed)\b",
+    re.IGNORECASE,
+)
+_NOTHING = Evidence()
 
 
-def answer_holds(check: AnswerCheck, answer: str | None, results: Mapping[str, Any]) -> bool:
+def answer_holds(
+    check: AnswerCheck, answer: str | None, results: Mapping[str, Any], evidence: Evidence = _NOTHING
+) -> bool:
     """Whether `answer` passes. `results` resolves step references of the expected value; one that the episode
-    never produced cannot be answered, so it fails. None (no answer was given) fails."""
-    if answer is None:
+    never produced cannot be answered, so it fails. None (no answer was given) and an empty answer fail."""
+    if answer is None or re.search(r"\w", answer) is None:
         return False
     try:
         value = resolve(check.value, results)
+        if check.type == "abstention":
+            return abstention_holds(check, answer, resolve(check.without, results), evidence)
     except PlaceholderError:
         return False
+    facts: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
     match check.type:
-        case "number":
-            return _number_holds(value, answer, check.tolerance)
         case "string":
-            return _plain(str(value)) == _plain(answer)
+            return plain(str(value)) == plain(answer)
+        case "number":
+            holds = _number_holds(value, answer, check.tolerance, evidence)
         case "regex":
-            return _is_short(check, answer) and re.search(str(value), answer) is not None
+            facts = []
+            holds = re.search(str(value), answer) is not None
         case "must_include":
-            facts = value if isinstance(value, list | tuple) else [value]
-            return _is_short(check, answer) and _includes_all(facts, answer, check.tolerance)
+            holds = _includes_all(facts, answer, check.tolerance, evidence)
+    texts = [format_value(fact) for fact in facts]
+    return holds and _is_short(check, answer, texts, evidence) and not is_dump(answer, texts, evidence)
 
 
-def state_holds(check: StateCheck, result: ToolResult, results: Mapping[str, Any]) -> bool:
-    """Whether the end state that `result` reports has every expected value. `results` as above."""
+def state_holds(
+    check: StateCheck, result: ToolResult, results: Mapping[str, Any], before: ToolResult | None = None
+) -> bool:
+    """Whether the end state that `result` reports is as expected. `results` as above; `before` is what the
+    same call reported before the episode, which only some rules need: without it they fail."""
     if result.is_error:
         return False
+    was = None if before is None or before.is_error else result_value(before)
     try:
-        return all(
-            values_equal(resolve(expected, results), lookup_path(result_value(result), path))
-            for path, expected in check.expect.items()
-        )
+        expected = resolve(check.expect, results)
     except PlaceholderError:
         return False
+    now = result_value(result)
+    return expect_holds(expected, now, was) and (
+        not check.nothing_else_changed or (was is not None and others_unchanged(expected, now, was))
+    )
 
 
-def _number_holds(expected: Any, answer: str, tolerance: float) -> bool:
+def _number_holds(expected: Any, answer: str, tolerance: float, evidence: Evidence) -> bool:
     target = as_number(expected)
     if target is None and isinstance(expected, str):
         found = numbers_in(expected)
         target = float(found[-1]) if found else None
-    numbers = numbers_in(answer)
-    if target is None or not numbers or len(set(numbers)) > MAX_DIFFERENT_NUMBERS:
+    if target is None:
         return False
-    return _is_close(numbers[-1], target, tolerance)
-
-
-def _includes_all(facts: Sequence[Any], answer: str, tolerance: float) -> bool:
-    numbers = numbers_in(answer)
-    if len(set(numbers)) > MAX_DIFFERENT_NUMBERS + sum(as_number(fact) is not None for fact in facts):
+    new = _new_numbers(answer, evidence, {target})
+    if not new or len({number for number, _, _ in new}) > MAX_DIFFERENT_NUMBERS:
         return False
-    return all(_includes(fact, answer, numbers, tolerance) for fact in facts)
+    return _states(new[-1], target, answer, tolerance, evidence)
 
 
-def _includes(fact: Any, answer: str, numbers: Sequence[float], tolerance: float) -> bool:
-    if not isinstance(fact, str):
-        target = as_number(fact)
-        return target is not None and any(_is_close(number, target, tolerance) for number in numbers)
-    # Whole words: the fact "AAP" is not in "AAPL".
-    pattern = rf"(?<!\w){re.escape(_plain(fact))}(?!\w)"
-    return re.search(pattern, _plain(answer)) is not None
+def _includes_all(facts: Sequence[Any], answer: str, tolerance: float, evidence: Evidence) -> bool:
+    """Every fact is there, and no more different numbers than the facts hold and a few."""
+    held = {number for fact in facts for number in numbers_in(format_value(fact))}
+    new = _new_numbers(answer, evidence, held)
+    numeric = sum(not isinstance(fact, str) for fact in facts)
+    allowed = MAX_DIFFERENT_NUMBERS + max(numeric, len(held))
+    if len({number for number, _, _ in new}) > allowed:
+        return False
+    return all(_includes(fact, answer, tolerance, evidence) for fact in facts)
 
 
-def _is_close(number: float, target: float, tolerance: float) -> bool:
-    return abs(number - target) <= tolerance + _FLOAT_NOISE * max(1.0, abs(target))
+def _new_numbers(answer: str, evidence: Evidence, wanted: set[Any]) -> list[tuple[int | float, int, int]]:
+    """The numbers of `answer` without those of the question, which an answer may repeat, unless they are
+    wanted. All of them where the question holds every one."""
+    given = set(numbers_in(evidence.said)) - wanted
+    found = quantities_in(answer)
+    return [quantity for quantity in found if quantity[0] not in given] or found
 
 
-def _is_short(check: AnswerCheck, answer: str) -> bool:
-    limit = (check.model_extra or {}).get("max_words", MAX_WORDS)
+def _includes(fact: Any, answer: str, tolerance: float, evidence: Evidence) -> bool:
+    """Somewhere in `answer`, and not denied there."""
+    target = as_number(fact)
+    if target is not None and (not isinstance(fact, str) or not fact.strip().startswith("0")):
+        quantities = [q for q in quantities_in(answer) if _states(q, target, answer, tolerance, evidence)]
+        if quantities or not isinstance(fact, str):
+            return bool(quantities)
+    text = without_markup(answer).replace("’", "'").casefold()
+    return any(not is_denied(text, start, end, said=evidence.said) for start, end in _places(fact, text))
+
+
+def _places(fact: Any, text: str) -> Iterator[tuple[int, int]]:
+    """Where the words of a fact stand, whole: "AAP" is not in "AAPL"."""
+    words = r"\s+".join(map(re.escape, without_markup(plain(str(fact))).split()))
+    for match in re.finditer(rf"(?<!\w){words}(?!\w)", text):
+        yield match.start(), match.end()
+
+
+def _states(
+    quantity: tuple[int | float, int, int], target: float, answer: str, tolerance: float, evidence: Evidence
+) -> bool:
+    """Whether a number of `answer` is said to be `target`: as it stands, as "2.9 trillion", or for -2 as
+    "fell by 2"."""
+    number, start, end = quantity
+    scale = _SCALE.match(answer, end)
+    readings = [number, *([number * 10 ** _SCALES[scale[1].lower()]] if scale else ())]
+    if target < 0 < number and _FALLING.search(answer):
+        readings += [-reading for reading in readings]
+    is_close = any(
+        abs(reading - target) <= tolerance + _FLOAT_NOISE * max(1.0, abs(target)) for reading in readings
+    )
+    return is_close and not is_denied(answer, start, end, said=evidence.said)
+
+
+def _is_short(check: AnswerCheck, answer: str, facts: Sequence[str], evidence: Evidence) -> bool:
+    limit = (check.model_extra or {}).get("max_words")
+    if limit is None:
+        reference = evidence.reference or " ".join(facts)
+        expected = max(len(reference.split()), sum(len(fact.split()) for fact in facts))
+        limit = max(FEW_WORDS, WORDS_PER_REFERENCE_WORD * expected) if expected else MAX_WORDS
     return len(answer.split()) <= limit
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.split()).casefold()
+def says(fact: Any, text: str) -> bool:
+    """Whether a fact stands in a text: a number as a number, anything else as whole words."""
+    target = as_number(fact)
+    if target is not None and any(
+        abs(number - target) <= _FLOAT_NOISE * max(1.0, abs(target)) for number in numbers_in(text)
+    ):
+        return True
+    return has_words(plain(format_value(fact)), plain(text))

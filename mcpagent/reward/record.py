@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mcpagent.core.matching import needs_before
 from mcpagent.core.tasks import GroundTruth, StateCheck, Task
 from mcpagent.core.tools import FailureKind, ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import StopReason, Trajectory
@@ -57,12 +59,16 @@ class RecordedCall:
 @dataclass(frozen=True, kw_only=True)
 class EpisodeRecord:
     """An ended episode. `state_results` has one result for each of `state_checks(truth)`, in order; empty
-    where the state was not read."""
+    where the state was not read. `state_before` has those of `checks_with_before(truth)` before the episode.
+    `read_only` are the tools of the plan (`server.tool`) of which their servers say that they only read; None
+    where that was not kept: as in MCP, a tool of which nothing is known may change something."""
 
     turns: tuple[RecordedTurn, ...]
     final_answer: str | None
     stop_reason: StopReason
     state_results: tuple[ToolResult, ...] = ()
+    state_before: tuple[ToolResult, ...] = ()
+    read_only: frozenset[str] | None = None
 
     @property
     def calls(self) -> tuple[RecordedCall, ...]:
@@ -79,7 +85,8 @@ class EpisodeRecord:
     @property
     def is_unscorable(self) -> bool:
         """The machinery failed or was too slow somewhere: the outcome says nothing about the model."""
-        results = [*(r for turn in self.turns for r in turn.results), *self.state_results]
+        state = (*self.state_before, *self.state_results)
+        results = [*(r for turn in self.turns for r in turn.results), *state]
         if self.stop_reason is StopReason.NOT_RECORDED:
             return False  # the model's own failure, whatever else broke
         return self.stop_reason in {StopReason.FAILED, StopReason.TIMEOUT} or any(r.is_lost for r in results)
@@ -93,9 +100,35 @@ def state_checks(truth: GroundTruth) -> list[tuple[str, StateCheck]]:
     return sorted(checks, key=lambda item: last if item[1].user_turn is None else item[1].user_turn)
 
 
+def checks_with_before(truth: GroundTruth) -> list[tuple[str, StateCheck]]:
+    """Those state checks that compare with the state before the episode, in the same order."""
+    return [
+        (server, check)
+        for server, check in state_checks(truth)
+        if check.nothing_else_changed or needs_before(check.expect)
+    ]
+
+
+def state_readings(
+    truth: GroundTruth, after: Sequence[ToolResult], before: Sequence[ToolResult]
+) -> list[tuple[str, StateCheck, ToolResult, ToolResult | None]] | None:
+    """Each state check with its server, what was read at its time, and what was read before the episode where
+    it compares with that; None where the state was not read."""
+    checks, compared = state_checks(truth), checks_with_before(truth)
+    if len(checks) != len(after) or len(compared) != len(before):
+        return None
+    was = {id(check): result for (_, check), result in zip(compared, before, strict=True)}
+    return [
+        (server, check, result, was.get(id(check)))
+        for (server, check), result in zip(checks, after, strict=True)
+    ]
+
+
 def record_of(task: Task, trajectory: Trajectory) -> EpisodeRecord:
     """The record of a stored trajectory, to grade it anew."""
     setup_count = sum(len(calls) for calls in task.truth.setup.values())
+    before_count = len(checks_with_before(task.truth))
+    readings = trajectory.state_results[setup_count:]
     return EpisodeRecord(
         turns=tuple(
             RecordedTurn(
@@ -108,7 +141,9 @@ def record_of(task: Task, trajectory: Trajectory) -> EpisodeRecord:
         ),
         final_answer=trajectory.final_answer,
         stop_reason=trajectory.stop_reason,
-        state_results=trajectory.state_results[setup_count:],
+        state_results=readings[before_count:],
+        state_before=readings[:before_count],
+        read_only=None if trajectory.read_only is None else frozenset(trajectory.read_only),
     )
 
 

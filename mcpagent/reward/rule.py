@@ -7,13 +7,22 @@ Since both lie in 0..1, every success is worth at least 0.45 and every failure a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from mcpagent.core.placeholders import PlaceholderError, format_value, resolve
 from mcpagent.core.tasks import GroundTruth, StateCheck, Task
 from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.answer import answer_holds, state_holds
 from mcpagent.reward.assignment import Assignment, assign
-from mcpagent.reward.record import EpisodeRecord, RecordedCall, attempts_by_user_turn, state_checks
+from mcpagent.reward.gates import quiet_turns, required_calls
+from mcpagent.reward.phrasing import Evidence
+from mcpagent.reward.record import (
+    EpisodeRecord,
+    RecordedCall,
+    attempts_by_user_turn,
+    state_readings,
+)
 
 SUCCESS_WEIGHT = 0.6
 PARTIAL_WEIGHT = 0.4
@@ -41,10 +50,10 @@ def grade(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
         return tuple(RewardTerm(name=name, value=None, weight=_WEIGHTS.get(name, 0.0)) for name in TERM_NAMES)
     truth, calls = task.truth, record.calls
     assignment = assign(truth.tool_sequence, calls)
-    values = _components(truth, record, calls, assignment)
+    values = _components(task, record, calls, assignment)
     is_missing = record.stop_reason is StopReason.NOT_RECORDED
     values["success"] = 0.0 if is_missing else _success(truth, values)
-    values["partial"] = _partial(values)
+    values["partial"] = _partial(truth, values)
     values["excess"] = float(sum(_excess_by_turn(calls, assignment, len(record.turns))))
     values["invalid_rate"] = _invalid_rate(calls, record.parse_failure_count) or 0.0
     values["penalty"] = min(
@@ -101,34 +110,60 @@ def turn_terms(task: Task, record: EpisodeRecord) -> tuple[tuple[RewardTerm, ...
 
 
 def _components(
-    truth: GroundTruth, record: EpisodeRecord, calls: Sequence[RecordedCall], assignment: Assignment
+    task: Task, record: EpisodeRecord, calls: Sequence[RecordedCall], assignment: Assignment
 ) -> dict[str, float | None]:
     """S, coverage and the gates; None where the task has no such component or it was not read."""
+    truth = task.truth
     plan = truth.tool_sequence
     attempts = attempts_by_user_turn(record)
     values: dict[str, float | None] = dict.fromkeys(TERM_NAMES)
     if truth.abstain:
-        values["abstain"] = float(not attempts and record.stop_reason is StopReason.ANSWERED)
-        values["S"] = float(not attempts)
-        values["sequence_exact"] = values["S"]
+        spoke = record.final_answer is not None and re.search(r"\w", record.final_answer) is not None
+        values["S"] = float(not attempts and spoke and record.stop_reason is StopReason.ANSWERED)
+        values["abstain"] = values["S"]
+        values["sequence_exact"] = float(not attempts)
     elif plan:
         quiet = attempts.keys() <= {step.user_turn for step in plan}
         values["S"] = float(len(assignment.exact) == len(plan) and quiet)
         values["coverage"] = sum(assignment.credit) / len(plan)
         values["sequence_exact"] = float(_is_sequence_exact(truth, record, calls, assignment))
     if truth.final_answer is not None:
-        values["answer"] = float(answer_holds(truth.final_answer, record.final_answer, assignment.results))
-    if truth.success.must_call_tool is not None:
-        values["must_call"] = float(_was_called(truth.success.must_call_tool, calls, assignment))
-    checks = state_checks(truth)
-    if checks and len(checks) == len(record.state_results):
-        values["state"] = float(
-            all(
-                _may_hold(check, truth, record) and state_holds(check, result, assignment.results)
-                for (_, check), result in zip(checks, record.state_results, strict=True)
-            )
-        )
+        evidence = _evidence(task, calls, assignment)
+        holds = answer_holds(truth.final_answer, record.final_answer, assignment.results, evidence)
+        values["answer"] = float(holds)
+    values["must_call"] = required_calls(truth, calls, assignment, record.read_only)
+    if quiet := quiet_turns(truth):
+        values["abstain"] = float(attempts.keys().isdisjoint(quiet))
+    values["state"] = _state(truth, record, assignment)
     return values
+
+
+def _evidence(task: Task, calls: Sequence[RecordedCall], assignment: Assignment) -> Evidence:
+    said = [message.content for message in task.prompt if message.role == "user"]
+    reference = task.truth.reference_answer
+    try:
+        reference = None if reference is None else format_value(resolve(reference, assignment.results))
+    except PlaceholderError:
+        reference = None
+    return Evidence(
+        said="\n".join([*said, *task.truth.user_turns]),
+        offered="\n".join(message.content for message in task.prompt if message.role == "system"),
+        reference=reference,
+        results=tuple(made.result for made in calls),
+    )
+
+
+def _state(truth: GroundTruth, record: EpisodeRecord, assignment: Assignment) -> float | None:
+    """1 where every state check holds; None where the task has none, or the state was not read."""
+    readings = state_readings(truth, record.state_results, record.state_before)
+    if not readings:
+        return None
+    return float(
+        all(
+            _may_hold(check, truth, record) and state_holds(check, result, assignment.results, was)
+            for _, check, result, was in readings
+        )
+    )
 
 
 def _may_hold(check: StateCheck, truth: GroundTruth, record: EpisodeRecord) -> bool:
@@ -144,15 +179,14 @@ def _may_hold(check: StateCheck, truth: GroundTruth, record: EpisodeRecord) -> b
 
 def _success(truth: GroundTruth, values: dict[str, float | None]) -> float | None:
     """1 where every gate that applies holds; None where one of them could not be read, or there is none."""
-    gates: list[float | None] = []
-    if truth.success.must_call_tool is not None:
-        gates.append(values["must_call"])
+    gates = [value for name in ("must_call", "abstain") if (value := values[name]) is not None]
     outcome = [
         *([values["state"]] if truth.state else []),
         *([values["answer"]] if truth.final_answer is not None else []),
-        *([values["abstain"]] if truth.abstain else []),
     ]
-    gates += outcome
+    if truth.abstain:
+        outcome.append(values["abstain"])
+    gates = [*gates, *outcome]
     if not outcome and truth.tool_sequence:
         gates.append(values["S"])
     if not gates or any(gate is None for gate in gates):
@@ -160,24 +194,14 @@ def _success(truth: GroundTruth, values: dict[str, float | None]) -> float | Non
     return float(all(gate == 1.0 for gate in gates))
 
 
-def _partial(values: dict[str, float | None]) -> float | None:
-    """The shares of what the task has; where it has none of them, success is all that can be said."""
+def _partial(truth: GroundTruth, values: dict[str, float | None]) -> float | None:
+    """The shares of what the task has; where it has none of them, success is all that can be said. Where no
+    call is right there is nothing to do by halves: silence alone, or an invented answer, earns nothing."""
     present = {name: value for name in _PARTIAL_SHARES if (value := values[name]) is not None}
-    if values["success"] is None or not present:
+    if truth.abstain or values["success"] is None or not present:
         return values["success"]
     total = sum(_PARTIAL_SHARES[name] for name in present)
     return min(1.0, sum(_PARTIAL_SHARES[name] * value for name, value in present.items()) / total)
-
-
-def _was_called(wanted: str, calls: Sequence[RecordedCall], assignment: Assignment) -> bool:
-    """`wanted` is `server.tool`, a tool or a server. A call counts if it got an ordinary result (a name with
-    junk arguments is no call), or if it is the gold call, whatever the server answered."""
-    gold = set(assignment.exact.values())
-    return any(
-        wanted in {f"{made.call.server}.{made.call.tool}", made.call.tool, made.call.server}
-        for position, made in enumerate(calls)
-        if made.was_made and (position in gold or not made.result.is_error)
-    )
 
 
 def _excess_by_turn(calls: Sequence[RecordedCall], assignment: Assignment, n_turns: int) -> list[int]:

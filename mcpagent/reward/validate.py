@@ -5,20 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mcpagent.core.matching import match_rules, pattern_problem, rule_problems
+from mcpagent.core.matching import expect_problems, match_rules, pattern_problem, rule_problems
 from mcpagent.core.numbers import as_number
-from mcpagent.core.placeholders import PlaceholderError, references
+from mcpagent.core.placeholders import PlaceholderError, format_value, references
 from mcpagent.core.tasks import AnswerCheck, GroundTruth, Task
+from mcpagent.reward.abstention import ABSTENTIONS
+from mcpagent.reward.answer import answer_holds
 from mcpagent.reward.assignment import depends_on
+from mcpagent.reward.phrasing import Evidence
+
+_INVENTED_PASSES = (
+    "abstain without final_answer: any answer without a call succeeds, an invented one too; give it a "
+    "final_answer of type abstention"
+)
+_NO_CALL_REQUIRED = (
+    "final_answer alone judges: who knows the answer passes without a call; give it a tool_sequence or "
+    "success.must_call_tool"
+)
+_ANY_CALL_PASSES = (
+    "final_answer is written out and success.must_call_tool names no tool: who knows the answer passes with "
+    "any call; name the tools of tool_sequence there, or refer to their results (${step1.field})"
+)
 
 
 def task_problems(task: Task) -> list[str]:
     """Why the reward could not judge `task` as it stands, one sentence each; empty where it can."""
     truth = task.truth
+    check = truth.final_answer
+    answer_problems = [] if check is None else list(_answer_problems(check, truth))
     return [
         *_purpose_problems(truth),
         *_plan_problems(truth),
-        *(_answer_problems(truth.final_answer, truth) if truth.final_answer is not None else ()),
+        *(answer_problems or _own_answer_problems(task)),
         *_state_problems(truth),
         *_offer_problems(task),
     ]
@@ -27,7 +45,7 @@ def task_problems(task: Task) -> list[str]:
 def _purpose_problems(truth: GroundTruth) -> Iterator[str]:
     judged_by = (truth.tool_sequence, truth.final_answer, truth.state, truth.success.must_call_tool)
     if truth.abstain:
-        if truth.tool_sequence or truth.success.must_call_tool:
+        if truth.tool_sequence or truth.success.must_call:
             yield "abstain says that no call is right, but tool_sequence or must_call_tool asks for one"
     elif not any(judged_by):
         yield (
@@ -48,6 +66,11 @@ def _plan_problems(truth: GroundTruth) -> Iterator[str]:
             yield from (f"{where}: {problem}" for problem in rule_problems(match_rules(step, gold)))
         yield from _reference_problems(where, step, depends_on, known)
         known.add(step.step)
+    for user_turn in truth.quiet_turns or ():
+        if not 0 <= user_turn <= len(truth.user_turns):
+            yield f"quiet_turns has {user_turn}, but the last user turn is {len(truth.user_turns)}"
+        if any(step.user_turn == user_turn for step in truth.tool_sequence):
+            yield f"quiet_turns has {user_turn}, in which tool_sequence has a call"
     limits = truth.limits
     if limits.max_tools is not None and len(truth.tool_sequence) > limits.max_tools:
         yield f"tool_sequence has {len(truth.tool_sequence)} calls, limits.max_tools is {limits.max_tools}"
@@ -70,6 +93,51 @@ def _answer_problems(check: AnswerCheck, truth: GroundTruth) -> Iterator[str]:
         yield f"{where} {flaw}"
     if check.type == "must_include" and check.value in ([], "", None):
         yield f"{where} is empty, so every answer would pass"
+        return
+    if check.type == "abstention":
+        yield from _abstention_problems(check, truth)
+    yield from _reference_problems("final_answer.without", check.without, references, steps)
+
+
+def _abstention_problems(check: AnswerCheck, truth: GroundTruth) -> Iterator[str]:
+    if check.value not in ABSTENTIONS:
+        yield f"final_answer.value is {check.value!r}, but an abstention is one of {', '.join(ABSTENTIONS)}"
+    if not truth.abstain:
+        yield "final_answer is an abstention, but abstain is not true"
+
+
+def _own_answer_problems(task: Task) -> Iterator[str]:
+    """A right answer that its own check would not accept: the record's reference, or the facts themselves."""
+    check, reference = task.truth.final_answer, task.truth.reference_answer
+    if check is None or references([check.value, check.without, reference or ""]):
+        return
+    if reference is None and check.type in ("regex", "abstention"):
+        return
+    facts = check.value if isinstance(check.value, list | tuple) else [check.value]
+    said = reference if reference is not None else " ".join(map(format_value, facts))
+    user = [message.content for message in task.prompt if message.role == "user"]
+    evidence = Evidence(
+        said="\n".join([*user, *task.truth.user_turns]),
+        offered="\n".join(message.content for message in task.prompt if message.role == "system"),
+        reference=reference,
+    )
+    if not answer_holds(check, said, {}, evidence):
+        what = "reference_answer" if reference is not None else "an answer of the facts alone"
+        yield f"{what}, {said[:200]!r}, does not pass final_answer"
+
+
+def task_warnings(task: Task) -> list[str]:
+    """How `task` could be passed without doing it, one sentence each. It can be judged, but not trusted."""
+    truth, check = task.truth, task.truth.final_answer
+    if check is None:
+        return [_INVENTED_PASSES] if truth.abstain else []
+    if truth.abstain or truth.state or truth.success.must_call:
+        return []
+    if not truth.tool_sequence:
+        return [_NO_CALL_REQUIRED]
+    # What generation proved of a task says that its answer is not known without its calls.
+    is_proven = "minimal" in task.extra_info.get("verdicts", ())
+    return [] if is_proven or references(check.value) else [_ANY_CALL_PASSES]
 
 
 def _state_problems(truth: GroundTruth) -> Iterator[str]:
@@ -81,6 +149,7 @@ def _state_problems(truth: GroundTruth) -> Iterator[str]:
                 yield f"{where} expects nothing, so every end state would pass"
             if check.user_turn is not None and check.user_turn > len(truth.user_turns):
                 yield f"{where} has user_turn {check.user_turn}, but the last one is {len(truth.user_turns)}"
+            yield from (f"{where}: {problem}" for problem in expect_problems(check.expect))
             yield from _reference_problems(where, check.expect, references, steps)
 
 
@@ -99,10 +168,10 @@ def _offer_problems(task: Task) -> Iterator[str]:
         if f"{step.server}.{step.tool}" not in (task.offered_in(step.user_turn) or ()):
             yield f"tool_sequence step {step.step} calls {step.server}.{step.tool}, which is not offered"
     offered = set(everything)
-    wanted = task.truth.success.must_call_tool
     names = offered | {part for name in offered for part in name.split(".", 1)}
-    if wanted is not None and wanted not in names:
-        yield f"success.must_call_tool is {wanted!r}, but no offered tool has that name or server"
+    for wanted in task.truth.success.must_call:
+        if wanted not in names:
+            yield f"success.must_call_tool is {wanted!r}, but no offered tool has that name or server"
 
 
 def _reference_problems(

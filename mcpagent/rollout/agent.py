@@ -164,5 +164,6 @@ def _trajectory(
         stop_reason=episode.stop_reason or StopReason.FAILED,
         reward_terms=terms,
         state_results=episode.state_results,
+        read_only=episode.read_only,
         errors=tuple(episode.errors),
     )

@@ -146,11 +146,11 @@ def _record(
         **_said(given),
         **{name: given[name] for name in _TAKEN_OVER if name in given},
     }
-    wanted = truth["success"].get("must_call_tool", "")
-    truth["success"] = {
-        **truth["success"],
-        **({"must_call_tool": _qualified(wanted, plan)} if wanted else {}),
-    }
+    wanted = truth["success"].get("must_call_tool")
+    if wanted:
+        is_list = isinstance(wanted, list | tuple)
+        names = [_qualified(name, plan) for name in wanted] if is_list else _qualified(wanted, plan)
+        truth["success"] = {**truth["success"], "must_call_tool": names}
     own = [message.content for message in task.conversation if message.role == "system"]
     return Task(
         data_source=data_source,

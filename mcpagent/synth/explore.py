@@ -224,11 +224,15 @@ def _draft(walk: Walk, *, offer: Offer, split: str, seed: int) -> Task:
         "max_turns": len(plan) + len(user_turns) + _SPARE_TURNS,
     }
     if walk.kind == "irrelevance":
-        truth |= {"abstain": True, "reference_answer": "You are welcome."}
+        truth |= {
+            "abstain": True,
+            "final_answer": {"type": "abstention", "value": "replies"},
+            "reference_answer": "You are welcome.",
+        }
     else:
         truth |= _checks(walk, plan)
     if user_turns:
-        truth["user_turns"] = user_turns
+        truth |= {"user_turns": user_turns, "quiet_turns": [0]}
     return Task(
         data_source=DATA_SOURCE,
         prompt=(

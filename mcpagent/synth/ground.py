@@ -7,6 +7,7 @@ from typing import Any
 from mcpagent.core.numbers import as_number
 from mcpagent.core.placeholders import PlaceholderError, reference_texts
 from mcpagent.core.tasks import AnswerCheck, Task
+from mcpagent.reward.phrasing import PHRASE_WORDS
 from mcpagent.reward.validate import task_problems
 from mcpagent.synth.calls import CallCache
 from mcpagent.synth.inspect_task import answer_in_prompt, argument_faults, limit_faults, unknown_tools
@@ -17,21 +18,21 @@ from mcpagent.synth.stages import RejectCode as RejectCode
 from mcpagent.synth.stages import Rejected, Rejection
 
 
-async def ground(draft: Task, cache: CallCache) -> Task | Rejection:
-    """The settled task, or why there is none.
+async def ground(draft: Task, cache: CallCache, *, phrase_words: int = PHRASE_WORDS) -> Task | Rejection:
+    """The settled task, or why there is none; `phrase_words` as in `prove`.
 
     The plan runs in a session of its own; what it found settles the checks, and then `prove` shows that the
     task is repeatable, solvable, necessary and minimal.
     """
     try:
-        return await _ground(draft, cache)
+        return await _ground(draft, cache, phrase_words)
     except Rejected as rejected:
         return rejected.rejection
     except PlaceholderError as error:
         return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
 
 
-async def _ground(draft: Task, cache: CallCache) -> Task:
+async def _ground(draft: Task, cache: CallCache, phrase_words: int) -> Task:
     _check_as_written(draft, cache)
     sources = answer_sources(draft)
     async with cache.session() as session:
@@ -39,7 +40,7 @@ async def _ground(draft: Task, cache: CallCache) -> Task:
     task = settle(draft, run.results)
     _check_answer(task.truth.final_answer, task)
     _check_calls(run, cache)
-    verdicts = await prove(task, run, cache, sources=sources)
+    verdicts = await prove(task, run, cache, sources=sources, phrase_words=phrase_words)
     return with_verdicts(task, verdicts, sources=sources)
 
 

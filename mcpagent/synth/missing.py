@@ -8,10 +8,14 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec
+from mcpagent.core.trajectory import StopReason
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn
+from mcpagent.synth.answers import wrong_abstentions
 from mcpagent.synth.calls import CallCache
 from mcpagent.synth.draw import Candidate
 from mcpagent.synth.inspect_task import stands_in
 from mcpagent.synth.record import Offer, system_message
+from mcpagent.synth.run import score
 from mcpagent.synth.stages import RejectCode, Rejection
 
 
@@ -30,8 +34,30 @@ async def without_tools(
     return abstaining(task, tools, withheld=sorted(withheld), refusal=candidate.template.refusal)
 
 
-def abstaining(task: Task, tools: dict[str, ToolSpec], *, withheld: list[str], refusal: str) -> Task:
-    """`task` with these tools and nothing to call; what would have been called stands in `extra_info`."""
+def abstaining(
+    task: Task, tools: dict[str, ToolSpec], *, withheld: list[str], refusal: str
+) -> Task | Rejection:
+    """`task` with these tools and nothing to call, or why no check could judge it; what would have been
+    called stands in `extra_info`. A right answer refuses, and says none of the facts that were asked for."""
+    return _told_apart(_abstaining(task, tools, withheld=withheld, refusal=refusal))
+
+
+def _told_apart(task: Task) -> Task | Rejection:
+    """The task, if its check accepts the refusal and none of the wrong answers."""
+    for answer, is_right in (
+        (task.truth.reference_answer, True),
+        *((a, False) for a in wrong_abstentions(task)),
+    ):
+        record = EpisodeRecord(
+            turns=(RecordedTurn(user_turn=0),), final_answer=answer, stop_reason=StopReason.ANSWERED
+        )
+        if (score(task, record)["success"] == 1.0) is not is_right:
+            code = RejectCode.GOLD_FAILS if is_right else RejectCode.WRONG_ANSWER_PASSES
+            return Rejection(code, repr(answer))
+    return task
+
+
+def _abstaining(task: Task, tools: dict[str, ToolSpec], *, withheld: list[str], refusal: str) -> Task:
     truth = task.truth
     plan = [{"server": s.server, "tool": s.tool, "params": s.params} for s in truth.tool_sequence]
     ground_truth: JsonObject = {
@@ -40,6 +66,7 @@ def abstaining(task: Task, tools: dict[str, ToolSpec], *, withheld: list[str], r
         "max_turns": truth.max_turns,
         "success": {},
         "tool_sequence": [],
+        "final_answer": {"type": "abstention", "value": "cannot", "without": _facts(task)},
         "reference_answer": refusal,
         "abstain": True,
     }
@@ -58,10 +85,9 @@ def abstaining(task: Task, tools: dict[str, ToolSpec], *, withheld: list[str], r
 
 async def _telling_tool(task: Task, offered: list[ToolSpec], cache: CallCache) -> str | None:
     """An offered tool with one required text parameter that gives the answer about one of the slots."""
-    check = task.truth.final_answer
-    if check is None or check.type not in ("number", "must_include", "string"):
+    facts = _facts(task)
+    if not facts:
         return None
-    facts = check.value if isinstance(check.value, list) else [check.value]
     subjects = [value for value in task.extra_info.get("slots", {}).values() if isinstance(value, str)]
     async with cache.session() as session:
         for spec in offered:
@@ -73,6 +99,14 @@ async def _telling_tool(task: Task, offered: list[ToolSpec], cache: CallCache) -
                 if not result.is_error and all(stands_in(fact, result.content) for fact in facts):
                     return f"{spec.dotted}({name}={subject!r}) has the answer {facts}"
     return None
+
+
+def _facts(task: Task) -> list[Any]:
+    """What the answer of a solvable task has to say."""
+    check = task.truth.final_answer
+    if check is None or check.type not in ("number", "must_include", "string"):
+        return []
+    return list(check.value) if isinstance(check.value, list | tuple) else [check.value]
 
 
 def _only_text_parameter(spec: ToolSpec) -> str | None:

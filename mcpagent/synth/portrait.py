@@ -32,8 +32,8 @@ def portrait(task: Task) -> Iterator[str]:
             yield f"     or      {other.server}.{other.tool}({_arguments(other.params)})"
     if truth.abstain:
         yield "  right is   no call at all"
-    if truth.success.must_call_tool:
-        yield f"  must call  {truth.success.must_call_tool}"
+    if truth.success.must_call:
+        yield f"  must call  {', '.join(truth.success.must_call)}"
     if truth.final_answer is not None:
         check = truth.final_answer
         within = f" within {check.tolerance:g}" if check.tolerance else ""

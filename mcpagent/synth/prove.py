@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 
 from mcpagent.core.placeholders import PlaceholderError, format_value
 from mcpagent.core.records import JsonObject
@@ -12,22 +13,33 @@ from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
 from mcpagent.core.trajectory import StopReason
 from mcpagent.reward.answer import state_holds
 from mcpagent.reward.assignment import depends_on
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
+from mcpagent.reward.phrasing import PHRASE_WORDS
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_readings
 from mcpagent.reward.registry import grade
+from mcpagent.synth.answers import right_answers, wrong_answers
 from mcpagent.synth.calls import CallCache
 from mcpagent.synth.inspect_task import stands_in
-from mcpagent.synth.run import GoldRun, final_words, replay, score
+from mcpagent.synth.run import GoldRun, final_words, gold_record, replay, score
 from mcpagent.synth.stages import RejectCode, Rejected, Rejection
 
 REPLAYS = 1  # beside the first run: everything is run twice
 
 
-async def prove(task: Task, run: GoldRun, cache: CallCache, *, sources: Collection[int] | None) -> JsonObject:
+async def prove(
+    task: Task,
+    run: GoldRun,
+    cache: CallCache,
+    *,
+    sources: Collection[int] | None,
+    phrase_words: int = PHRASE_WORDS,
+) -> JsonObject:
     """The verdicts on a task that ran as `run`. `sources` are the steps that the final answer is made from;
-    None where that is not known, and is looked for in the results. Raises Rejected."""
+    None where that is not known, and is looked for in the results. Results of more than `phrase_words` words
+    must not pass for an answer. Raises Rejected."""
     await _repeats(task, run, cache)
     failing = await _fails_first(task, cache)
-    _gold_scores_one(task, run, failing)
+    _gold_scores_one(task, run, failing, cache)
+    _answers_are_told_apart(task, run, cache, phrase_words)
     untouched = await _silence_fails(task, run, cache)
     if task.truth.abstain:
         _calling_fails(task)
@@ -50,8 +62,8 @@ async def _repeats(task: Task, run: GoldRun, cache: CallCache) -> None:
             if one != other:
                 detail = f"call {number}: {str(one)[:100]} and then {str(other)[:100]}"
                 raise Rejected(RejectCode.NOT_REPEATABLE, detail)
-        for (server, check), result in zip(state_checks(task.truth), again.state, strict=True):
-            if not state_holds(check, result, again.results):
+        for server, check, result, was in state_readings(task.truth, again.state, again.before) or ():
+            if not state_holds(check, result, again.results, was):
                 detail = f"the end state of {server} is not reached again: {result.content[:200]}"
                 raise Rejected(RejectCode.NOT_REPEATABLE, detail)
 
@@ -71,34 +83,57 @@ async def _fails_first(task: Task, cache: CallCache) -> tuple[ToolCall, ToolResu
     return call, result
 
 
-def _gold_scores_one(task: Task, run: GoldRun, failing: tuple[ToolCall, ToolResult] | None) -> None:
+def _gold_scores_one(
+    task: Task, run: GoldRun, failing: tuple[ToolCall, ToolResult] | None, cache: CallCache
+) -> None:
     """The plan is worth exactly 1.0, and so is the plan after the failure that it recovers from."""
     answer = final_words(task, run.results)
     ways: list[tuple[RecordedTurn, ...]] = [()]
     if failing is not None:
         ways.append((RecordedTurn(user_turn=0, calls=(failing[0],), results=(failing[1],)),))
     for extra in ways:
-        terms = score(task, run.calls, state=run.state, answer=answer, extra=extra)
+        record = gold_record(task, run, answer=answer, read_only=_reading(task, cache), extra=extra)
+        terms = score(task, record)
         if terms["reward"] is None or not math.isclose(terms["reward"], 1.0, abs_tol=1e-9):
             raise Rejected(RejectCode.GOLD_FAILS, str(terms))
 
 
-async def _silence_fails(task: Task, run: GoldRun, cache: CallCache) -> tuple[ToolResult, ...]:
-    """An episode without a call and without an answer. For an abstain task silence is right, unless it has
-    to say something. Returns the state checks of a session in which nothing was done."""
-    if task.truth.abstain and task.truth.final_answer is None:
-        return ()
-    before: tuple[ToolResult, ...] = ()
+def _answers_are_told_apart(task: Task, run: GoldRun, cache: CallCache, phrase_words: int) -> None:
+    """After the right calls, a right answer in other words succeeds; raw results and a denial do not."""
+
+    def succeeds(answer: str) -> bool:
+        record = gold_record(task, run, answer=answer, read_only=_reading(task, cache))
+        return score(task, record)["success"] == 1.0
+
+    for answer in right_answers(task, run.results):
+        if not succeeds(answer):
+            raise Rejected(RejectCode.GOLD_FAILS, f"with the right answer in other words: {answer[:200]!r}")
+    contents = [result.content for _, _, result in run.calls]
+    for answer in wrong_answers(task, contents, run.results, phrase_words=phrase_words):
+        if succeeds(answer):
+            raise Rejected(RejectCode.WRONG_ANSWER_PASSES, repr(answer[:200]))
+
+
+def _reading(task: Task, cache: CallCache) -> frozenset[str]:
+    """The tools of the plan that only read."""
+    plan = task.truth.tool_sequence
+    return frozenset(f"{s.server}.{s.tool}" for s in plan if cache.is_read_only(s.server, s.tool))
+
+
+async def _silence_fails(task: Task, run: GoldRun, cache: CallCache) -> GoldRun:
+    """An episode without a call and without an answer. Returns a session in which nothing was done, with its
+    state where that is checked."""
+    untouched = GoldRun(results={}, calls=(), state=())
     if task.truth.state:
         everything = [step.step for step in task.truth.tool_sequence]
-        before = (await replay(cache, task, without=everything)).state
-        checks = [check for _, check in state_checks(task.truth)]
-        if all(state_holds(c, r, run.results) for c, r in zip(checks, before, strict=True)):
+        untouched = await replay(cache, task, without=everything)
+        readings = state_readings(task.truth, untouched.state, untouched.before) or ()
+        if all(state_holds(check, result, run.results, was) for _, check, result, was in readings):
             raise Rejected(RejectCode.STATE_ALREADY_HOLDS, str(task.truth.state))
-    terms = score(task, (), state=before, answer="")
+    terms = score(task, gold_record(task, untouched, answer="", read_only=_reading(task, cache)))
     if terms["success"] != 0.0:
         raise Rejected(RejectCode.NO_OP_PASSES, f"an empty episode scores {terms}")
-    return before
+    return untouched
 
 
 def _calling_fails(task: Task) -> None:
@@ -123,7 +158,7 @@ async def _every_step_counts(
     run: GoldRun,
     cache: CallCache,
     sources: Collection[int] | None,
-    untouched: tuple[ToolResult, ...],
+    untouched: GoldRun,
 ) -> str:
     """Leave each step out, with the steps that need its result: the rest must not succeed."""
     plan = task.truth.tool_sequence
@@ -133,7 +168,7 @@ async def _every_step_counts(
         without = _with_dependants(step.step, plan)
         rest = await _run_without(task, run, cache, without, untouched)
         answer = final_words(task, run.results) if _is_known(task, run, without, sources) else None
-        terms = score(task, rest.calls, state=rest.state, answer=answer)
+        terms = score(task, gold_record(task, rest, answer=answer, read_only=_reading(task, cache)))
         if terms["success"] != 0.0:
             raise Rejected(
                 RejectCode.NOT_MINIMAL,
@@ -147,7 +182,7 @@ async def _run_without(
     run: GoldRun,
     cache: CallCache,
     without: Collection[int],
-    untouched: tuple[ToolResult, ...],
+    untouched: GoldRun,
 ) -> GoldRun:
     """What is left of a run. Where nothing that is left or left out changes anything, it is not run again:
     the calls answer as they did, and the state is as it was."""
@@ -155,7 +190,7 @@ async def _run_without(
     is_quiet = all(cache.is_read_only(call.server, call.tool) for _, call, _ in calls)
     was_quiet = all(cache.is_read_only(call.server, call.tool) for _, call, _ in run.calls)
     if is_quiet and (was_quiet or task.truth.state):
-        return GoldRun(results=run.results, calls=calls, state=untouched)
+        return replace(untouched, results=run.results, calls=calls)
     try:
         return await replay(cache, task, without=without)
     except (Rejected, PlaceholderError):

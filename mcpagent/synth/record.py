@@ -71,7 +71,7 @@ def draft_task(candidate: Candidate, *, offer: Offer, split: str, seed: int) -> 
         "tool_sequence": plan,
         "reference_answer": stated["reference_answer"],
     }
-    kept = ("limits", "state", "setup", "user_turns", "abstain")
+    kept = ("limits", "state", "setup", "user_turns", "abstain", "quiet_turns")
     truth |= {name: stated[name] for name in kept if name in stated}
     if template.answer is not None:
         truth["final_answer"] = stated["answer"]

@@ -211,9 +211,9 @@ async def ground_in_turn(draft: Task, cache: CallCache, turn: asyncio.Lock) -> T
     and then two of them at once would read each other's end state."""
     truth = draft.truth
     if not truth.setup and all(cache.is_read_only(step.server, step.tool) for step in truth.tool_sequence):
-        return await ground(draft, cache)
+        return await ground(draft, cache, phrase_words=0)
     async with turn:
-        return await ground(draft, cache)
+        return await ground(draft, cache, phrase_words=0)
 
 
 def _exhausted(split: str, found: int, count: int, log: RejectLog) -> UserError:

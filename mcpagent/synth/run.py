@@ -10,7 +10,7 @@ from mcpagent.core.placeholders import format_value, resolve, result_value
 from mcpagent.core.tasks import PlanStep, StateCall, Task
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.core.trajectory import RewardTerm, StopReason
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_checks
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
 from mcpagent.reward.registry import grade
 from mcpagent.reward.rule import total_reward
 from mcpagent.synth.calls import CallCache, SynthSession
@@ -27,6 +27,7 @@ class GoldRun:
     results: dict[str, Any]
     calls: GoldCalls
     state: tuple[ToolResult, ...]
+    before: tuple[ToolResult, ...] = ()  # the state before the first call, where a check compares with it
 
     def answers(self, is_read_only: Callable[[str, str], bool]) -> list[Any]:
         """What a repetition has to give again: everything that references see of what was read. The receipt
@@ -44,6 +45,10 @@ async def run_plan(session: SynthSession, task: Task, *, without: Collection[int
     for server, calls in truth.setup.items():
         for call in calls:
             await ask(session, server, call, RejectCode.SETUP_FAILED)
+    before = [
+        await ask(session, server, check.call, RejectCode.STATE_UNREADABLE)
+        for server, check in checks_with_before(truth)
+    ]
     results: dict[str, Any] = {}
     made: list[tuple[PlanStep, ToolCall, ToolResult]] = []
     state: list[ToolResult] = []
@@ -54,7 +59,7 @@ async def run_plan(session: SynthSession, task: Task, *, without: Collection[int
         for server, check in state_checks(truth):
             if check.user_turn == user_turn:
                 state.append(await ask(session, server, check.call, RejectCode.STATE_UNREADABLE))
-    return GoldRun(results=results, calls=tuple(made), state=tuple(state))
+    return GoldRun(results=results, calls=tuple(made), state=tuple(state), before=tuple(before))
 
 
 async def replay(
@@ -86,37 +91,33 @@ async def ask(session: SynthSession, server: str, call: StateCall, code: RejectC
 
 
 def gold_record(
-    task: Task, calls: GoldCalls, *, state_results: tuple[ToolResult, ...], answer: str | None
+    task: Task,
+    run: GoldRun,
+    *,
+    answer: str | None,
+    read_only: frozenset[str],
+    extra: tuple[RecordedTurn, ...] = (),
 ) -> EpisodeRecord:
-    """The episode of a policy that makes `calls` one a turn and says `answer` at the end."""
-    turns: list[RecordedTurn] = []
+    """The episode of a policy that makes the calls of `run` one a turn and says `answer` at the end; `extra`
+    are turns before those of the plan, `read_only` the tools (`server.tool`) that only read."""
+    turns: list[RecordedTurn] = list(extra)
     for user_turn in range(len(task.truth.user_turns) + 1):
-        for step, call, result in calls:
+        for step, call, result in run.calls:
             if step.user_turn == user_turn:
                 turns.append(RecordedTurn(user_turn=user_turn, calls=(call,), results=(result,)))
         turns.append(RecordedTurn(user_turn=user_turn, calls=(), results=()))
     return EpisodeRecord(
-        turns=tuple(turns), final_answer=answer, stop_reason=StopReason.ANSWERED, state_results=state_results
+        turns=tuple(turns),
+        final_answer=answer,
+        stop_reason=StopReason.ANSWERED,
+        state_results=run.state,
+        state_before=run.before,
+        read_only=read_only,
     )
 
 
-def score(
-    task: Task,
-    calls: GoldCalls,
-    *,
-    state: tuple[ToolResult, ...],
-    answer: str | None,
-    extra: tuple[RecordedTurn, ...] = (),
-) -> dict[str, float | None]:
-    """The terms of an episode by name, and its `reward`; `extra` are turns before those of the plan."""
-    record = gold_record(task, calls, state_results=state, answer=answer)
-    if extra:
-        record = EpisodeRecord(
-            turns=(*extra, *record.turns),
-            final_answer=answer,
-            stop_reason=record.stop_reason,
-            state_results=state,
-        )
+def score(task: Task, record: EpisodeRecord) -> dict[str, float | None]:
+    """The terms of an episode by name, and its `reward`."""
     terms: tuple[RewardTerm, ...] = grade(task, record)
     return {**{term.name: term.value for term in terms}, "reward": total_reward(terms)}
 

@@ -35,6 +35,7 @@ class RejectCode(StrEnum):
     ANSWER_INVALID = "answer_invalid"  # the computed answer is empty, or not a number where one is checked
     NOT_REPEATABLE = "not_repeatable"  # the same calls gave other results the second time
     GOLD_FAILS = "gold_fails"  # the plan ran, but the reward does not give it 1.0
+    WRONG_ANSWER_PASSES = "wrong_answer_passes"  # raw results, a denial or an invented answer succeeds
     STATE_ALREADY_HOLDS = "state_already_holds"  # the end state is there before anything is done
     NO_OP_PASSES = "no_op_passes"  # silence succeeds, or calling does where nothing should be called
     NOT_MINIMAL = "not_minimal"  # a step can be left out
@@ -48,7 +49,7 @@ _WRITTEN = {
 }
 _RUN = {
     "replays": (RejectCode.NOT_REPEATABLE,),
-    "gold": (RejectCode.GOLD_FAILS,),
+    "gold": (RejectCode.GOLD_FAILS, RejectCode.WRONG_ANSWER_PASSES),
     "no_op": (RejectCode.STATE_ALREADY_HOLDS, RejectCode.NO_OP_PASSES, RejectCode.STILL_ANSWERABLE),
     "minimal": (RejectCode.NOT_MINIMAL,),
 }

@@ -108,6 +108,7 @@ class Template(Record):
     state: dict[str, tuple[StateCheck, ...]] = Field(default_factory=dict)
     success: Success | None = None
     abstain: bool = False
+    quiet_turns: tuple[int, ...] = ()
     max_turns: int | None = Field(default=None, ge=1)
     limits: Limits = Limits()
     kind: TaskClass | None = Field(default=None, alias="class")
@@ -166,7 +167,8 @@ class Template(Record):
                 late = sorted(n for n in references(step.params) if not 1 <= n < number)
                 if late:
                     raise ValueError(f"step {number} refers to step {late[0]}, which has not run by then")
-            checks: list[Any] = [self.reference_answer, self.answer.value if self.answer else None]
+            checks: list[Any] = [self.reference_answer]
+            checks += [self.answer.value, self.answer.without] if self.answer else []
             checks += [check.model_dump() for group in self.state.values() for check in group]
             unknown = sorted(n for n in references(checks) if not 1 <= n <= len(self.plan))
         except PlaceholderError as error:

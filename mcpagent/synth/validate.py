@@ -17,7 +17,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.validation import describe
 from mcpagent.errors import UserError
-from mcpagent.reward.validate import task_problems
+from mcpagent.reward.validate import task_problems, task_warnings
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.compression import compressed_writer, open_bytes
 from mcpagent.storage.disk_table import DiskTable, digest
@@ -47,17 +47,25 @@ class Finding:
 
 @dataclass
 class ValidationReport:
-    """`records` seen, `rejects` by code, and the first MAX_FINDINGS of them in the order of the file."""
+    """`records` seen, `rejects` by code, and the first MAX_FINDINGS of them in the order of the file.
+    `warnings` counts the records that could be passed without being done, `warned` is where the first is."""
 
     records: int = 0
     rejects: Counter[RejectCode] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
+    warnings: Counter[str] = field(default_factory=Counter)
+    warned: dict[str, str] = field(default_factory=dict)
     is_executed: bool = False
 
     def add(self, finding: Finding) -> None:
         self.rejects[finding.code] += 1
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(finding)
+
+    def warn(self, where: str, task: Task) -> None:
+        for warning in task_warnings(task):
+            self.warnings[warning] += 1
+            self.warned.setdefault(warning, where)
 
     @property
     def valid(self) -> int:
@@ -67,10 +75,15 @@ class ValidationReport:
         stages = {**VALIDATION_STAGES, **(EXECUTION_STAGES if self.is_executed else {})}
         rejects = {code.value: self.rejects[code] for code in RejectCode if self.rejects[code]}
         findings = [{"code": f.code.value, "where": f.where, "message": f.message} for f in self.findings]
+        warnings = [
+            {"message": message, "records": count, "first": self.warned[message]}
+            for message, count in self.warnings.most_common()
+        ]
         return {
             "records": self.records,
             "valid": self.valid,
             "rejects": rejects,
+            "warnings": warnings,
             "stages": yield_table(self.records, self.rejects, stages),
             "findings": findings,
         }
@@ -97,6 +110,7 @@ def sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -
             where = f"{path}:{found.line}"
             task = _problem(found, known, shelf, ids)
             if isinstance(task, Task):
+                report.warn(where, task)
                 yield where, task
             else:
                 report.add(Finding(code=task[0], where=where, message=task[1]))
@@ -200,6 +214,5 @@ def _tools_named(task: Task) -> set[str]:
     }
     names |= {f"{server}.{call.tool}" for server, calls in truth.setup.items() for call in calls}
     names |= {f"{server}.{check.call.tool}" for server, checks in truth.state.items() for check in checks}
-    if truth.success.must_call_tool is not None:
-        names.add(truth.success.must_call_tool)
+    names |= set(truth.success.must_call)
     return names | set(task.offered_in(len(truth.user_turns)) or ())

@@ -98,6 +98,7 @@ def env_check(
         if note is not None:
             console.note(note)
         abstaining = [task for task in tasks if task.truth.abstain]
+        acting = [task for task in tasks if not task.truth.abstain]
         with console.progress("Episodes", total=2 * len(tasks) + len(abstaining)) as advance:
 
             def play(policy: Policy, chosen: Sequence[Task]) -> list[Trajectory]:
@@ -105,7 +106,7 @@ def env_check(
 
             runs = {
                 "gold": play(GoldPolicy(tasks), tasks),
-                "empty": play(EmptyPolicy(), tasks),
+                "empty": play(EmptyPolicy(), acting) + play(GoldPolicy(abstaining), abstaining),
                 "over_eager": play(OverEagerPolicy(), abstaining),
             }
             tool_metrics, cassette = tools.pool.metrics(), tools.take_cassette_counts()

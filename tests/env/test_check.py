@@ -94,7 +94,7 @@ def test_the_policies_pass_on_real_servers() -> None:
         verdicts = check_environment(
             tasks,
             gold=await play(GoldPolicy(tasks)),
-            empty=await play(EmptyPolicy()),
+            empty=await play(EmptyPolicy("None of the tools is needed.")),
             over_eager=await play(OverEagerPolicy()),
         )
         return [verdict.status for verdict in verdicts]

@@ -177,11 +177,12 @@ def test_the_end_state_is_a_gate() -> None:
 
 def test_abstaining_means_no_call_and_an_end() -> None:
     task = make_task(abstain=True)
-    assert reward(task, episode(answer="")) == pytest.approx(1.0)
+    assert reward(task, episode(answer="None of the tools is needed.")) == pytest.approx(1.0)
+    assert reward(task, episode(answer="")) == reward(task, episode(answer=" ... ")) == 0.0
     assert reward(task, episode(turn(made(ticker="AAPL")))) == 0.0
     assert values(task, episode(turn(parse_failures=1)))["success"] == 0.0
     rambling = episode(turn(), answer=None, stop=StopReason.MAX_TOKENS)
-    assert values(task, rambling)["success"] == 0.0
+    assert reward(task, rambling) == 0.0
 
 
 @pytest.mark.parametrize(
