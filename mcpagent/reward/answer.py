@@ -40,8 +40,8 @@ def answer_holds(
     check: AnswerCheck, answer: str | None, results: Mapping[str, Any], evidence: Evidence = _NOTHING
 ) -> bool:
     """Whether `answer` passes. `results` resolves step references of the expected value; one that the episode
-    never produced cannot be answered, so it fails. None (no answer was given) and an empty answer fail."""
-    if answer is None or re.search(r"\w", answer) is None:
+    never produced cannot be answered, so it fails. None (no answer was given) fails."""
+    if answer is None:
         return False
     try:
         value = resolve(check.value, results)

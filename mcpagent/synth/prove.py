@@ -131,7 +131,7 @@ async def _silence_fails(task: Task, run: GoldRun, cache: CallCache) -> GoldRun:
         if all(state_holds(check, result, run.results, was) for _, check, result, was in readings):
             raise Rejected(RejectCode.STATE_ALREADY_HOLDS, str(task.truth.state))
     terms = score(task, gold_record(task, untouched, answer="", read_only=_reading(task, cache)))
-    if terms["success"] != 0.0:
+    if terms["success"] != 0.0 or (task.truth.abstain and terms["answer"] == 1.0):
         raise Rejected(RejectCode.NO_OP_PASSES, f"an empty episode scores {terms}")
     return untouched
 

@@ -118,7 +118,7 @@ async def broken_claims(pool: ToolPool, tasks: list[Task]) -> tuple[list[str], s
 def test_no_attack_pays_on_any_class_of_full_tasks_and_right_answers_do() -> None:
     async def run() -> tuple[list[str], set[str], int]:
         async with full_pool() as pool:
-            tasks = await full_tasks(pool, count=28, per_class=1, templates_per_class=2)
+            tasks = await full_tasks(pool, count=48, per_class=1, templates_per_class=2)
             assert {task_class(task) for task in tasks} == CLASSES
             return await broken_claims(pool, tasks)
 

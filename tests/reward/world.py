@@ -90,12 +90,16 @@ def box_pool() -> ToolPool:
 async def full_tasks(
     pool: ToolPool, *, count: int, per_class: int, templates_per_class: int | None = None
 ) -> list[Task]:
-    """Of the first so many templates of each class, which is faster, or of all."""
+    """Of so many templates of each class, which is faster, or of all."""
     templates = load_templates(resource_path("templates/full"))
     by_class: dict[str | None, list[Template]] = defaultdict(list)
     for template in templates.templates:
         by_class[template.kind].append(template)
-    chosen = tuple(t for group in by_class.values() for t in group[:templates_per_class])
+    chosen = tuple(
+        t
+        for group in by_class.values()
+        for t in sorted(group, key=lambda template: -template.weight)[:templates_per_class]
+    )
     templates = replace(templates, templates=chosen)
     data = await generate_dataset(pool, templates, counts={"train": count}, seed=11)
     return _some_of_each(data.tasks["train"], per_class)

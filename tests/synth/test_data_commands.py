@@ -180,9 +180,10 @@ def test_execution_finds_what_reading_cannot(generated: tuple[Path, dict[str, An
     ][:3]
     truths = [record["reward_spec"]["ground_truth"] for record in two_steps]
     truths[0]["state"]["slack"][0]["expect"] = {"messages[0].text": "no such thing"}
-    # Without what says that the message was posted, looking the number up is all that it takes.
-    del truths[1]["state"]
-    truths[1]["success"] = {}
+    # The profile of the stock is asked for in vain.
+    ticker = next(iter(truths[1]["tool_sequence"][0]["params"].values()))
+    profile = {"step": 3, "server": "fmp", "tool": "fmp_get_company_profile", "params": {"symbol": ticker}}
+    truths[1]["tool_sequence"].append(profile)
     path, good = tmp_path / "tasks.jsonl", tmp_path / "good.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in two_steps))
     assert mcpagent("data", "validate", path).returncode == 0
