@@ -97,12 +97,12 @@ async def broken_claims(pool: ToolPool, tasks: list[Task]) -> tuple[list[str], s
             made.add(name)
             if terms["success"] != 0.0 or reward > bound:
                 broken.append(f"{task.id}: {name} earns {reward:.2f}: {script(seen)}")
-        cut, reward, _ = await play(
-            pool, task, spoken(plan(seen), seen.reference), finish=FinishReason.LENGTH
-        )
-        made.add("cut off")
-        if reward > bound or (cut["success"] and not task.truth.state):
-            broken.append(f"{task.id}: cut off earns {reward:.2f}")
+        if task.truth.abstain or seen.facts:  # elsewhere what was done counts, whatever is said of it
+            end = spoken(plan(seen), seen.reference)
+            cut, reward, _ = await play(pool, task, end, finish=FinishReason.LENGTH)
+            made.add("cut off")
+            if cut["success"] != 0.0 or reward > bound:
+                broken.append(f"{task.id}: cut off earns {reward:.2f}")
         ways = HONEST if seen.facts else {"the reference": HONEST["the reference"]}
         answers = [answer(seen) for answer in ways.values()]
         check = task.truth.final_answer
@@ -118,7 +118,7 @@ async def broken_claims(pool: ToolPool, tasks: list[Task]) -> tuple[list[str], s
 def test_no_attack_pays_on_any_class_of_full_tasks_and_right_answers_do() -> None:
     async def run() -> tuple[list[str], set[str], int]:
         async with full_pool() as pool:
-            tasks = await full_tasks(pool, count=48, per_class=1, templates_per_class=2)
+            tasks = await full_tasks(pool, count=56, per_class=2, templates_per_class=2)
             assert {task_class(task) for task in tasks} == CLASSES
             return await broken_claims(pool, tasks)
 
