@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -39,8 +40,9 @@ class Advance(Protocol):
 class Console:
     """The terminal. `is_json` keeps stdout for one JSON document and sends tables to stderr."""
 
-    def __init__(self, *, is_json: bool = False) -> None:
+    def __init__(self, *, is_json: bool = False, line_interval_s: float = _QUIET_INTERVAL_S) -> None:
         self.is_json = is_json
+        self._line_interval_s = line_interval_s
         self._err = rich.console.Console(file=cast(IO[str], _Stderr()), highlight=False, emoji=False)
         self._out = self._err if is_json else _Stdout(highlight=False, emoji=False)
 
@@ -93,15 +95,18 @@ class Console:
 
     @contextmanager
     def progress(self, title: str, *, total: int | None = None) -> Iterator[Advance]:
-        """A progress bar; where stderr is no terminal, a line at most every 30 s and one at the end."""
+        """A progress bar with the time that is left; where stderr is no terminal, a line each 30 s and one at
+        the end, with the same content."""
         if not self._err.is_terminal:
             yield from self._progress_lines(title, total)
             return
         columns = (
             rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),
+            rich.progress.BarColumn(bar_width=20),
             rich.progress.MofNCompleteColumn(),
             rich.progress.TimeElapsedColumn(),
+            rich.progress.TextColumn("left"),
+            rich.progress.TimeRemainingColumn(),
             rich.progress.TextColumn("{task.fields[note]}", markup=False),
         )
         with rich.progress.Progress(*columns, console=self._err) as bar:
@@ -113,22 +118,68 @@ class Console:
             yield advance
 
     def _progress_lines(self, title: str, total: int | None) -> Iterator[Advance]:
-        started = printed = time.monotonic()
-        done = 0
+        pace, beside = Pace(total), [""]
+        ended = threading.Event()
 
-        def line(note: str) -> None:
-            of = f"/{total}" if total is not None else ""
-            self.note(f"{title}: {done}{of} after {time.monotonic() - started:.0f} s {note}".rstrip())
+        def line() -> None:
+            self.note(f"{title}: {pace} {beside[0]}".rstrip())
 
         def advance(amount: int = 1, *, note: str = "") -> None:
-            nonlocal done, printed
-            done += amount
-            if time.monotonic() - printed >= _QUIET_INTERVAL_S:
-                printed = time.monotonic()
-                line(note)
+            beside[0] = note
+            pace.add(amount)
 
-        yield advance
-        line("")
+        def lines() -> None:
+            while not ended.wait(self._line_interval_s):
+                line()
+
+        thread = threading.Thread(target=lines, name="mcpagent-progress", daemon=True)
+        thread.start()
+        try:
+            yield advance
+        finally:
+            ended.set()
+            thread.join()
+        beside[0] = ""
+        line()
+
+
+class Pace:
+    """How much of the work is done, and how long the rest takes. What the first report counts was done
+    before, by an earlier process for example, and says nothing about the pace."""
+
+    def __init__(self, total: int | None) -> None:
+        self._total, self._done = total, 0
+        self._started_s = time.monotonic()
+        self._first: tuple[float, int] | None = None
+
+    def add(self, amount: int) -> None:
+        """Count work as done."""
+        self._done += amount
+        if self._first is None:
+            self._first = (time.monotonic(), self._done)
+
+    def left_s(self, now_s: float) -> float | None:
+        """Seconds that remain at the pace so far; None where that cannot be said."""
+        if self._first is None or self._total is None or self._done <= self._first[1]:
+            return None
+        since_s, before = self._first
+        return (self._total - self._done) * (now_s - since_s) / (self._done - before)
+
+    def __str__(self) -> str:
+        now = time.monotonic()
+        of = f"/{self._total}" if self._total is not None else ""
+        left = self.left_s(now)
+        more = f", {duration(left)} left" if left else ""
+        return f"{self._done}{of} after {duration(now - self._started_s)}{more}"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 20 s` or `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class _Stderr:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from mcpagent.console import Console
+from mcpagent.console import Console, Pace, duration
 from mcpagent.core.metrics import Metric
 from mcpagent.errors import UserError
 
@@ -44,3 +45,29 @@ def test_a_failing_job_shows_no_last_progress_line(capsys: pytest.CaptureFixture
     with pytest.raises(ZeroDivisionError), Console().progress("working") as advance:
         advance(1 // 0)
     assert capsys.readouterr().err == ""
+
+
+def test_in_a_pipe_a_line_comes_each_interval_though_nothing_advances(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    seen = ""
+    with Console(line_interval_s=0.01).progress("Tasks", total=8) as advance:
+        advance(2, note="train")  # an earlier process did these: they say nothing about the pace
+        advance(3, note="train")
+        while seen.count("\n") < 2:
+            seen += capfd.readouterr().err
+    for line in seen.splitlines()[1:]:
+        assert re.fullmatch(r"Tasks: 5/8 after \d+ s, \d+ s left train|Tasks: 5/8 after \d+ s train", line)
+    assert capfd.readouterr().err.splitlines()[-1].startswith("Tasks: 5/8 after")
+
+
+def test_the_time_left_is_that_of_what_remains_at_the_pace_of_this_process() -> None:
+    pace = Pace(110)
+    pace.add(10)  # resumed at step 10
+    assert pace._first is not None
+    began_s, _ = pace._first
+    assert pace.left_s(began_s + 5) is None
+    pace.add(20)
+    # 20 in 40 s, 80 remain: 160 s.
+    assert pace.left_s(began_s + 40) == pytest.approx(160)
+    assert [duration(s) for s in (45, 160, 7500)] == ["45 s", "2 min 40 s", "2 h 5 min"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from typing import Any, NoReturn
 
 import typer
@@ -73,10 +74,21 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    debug: bool = typer.Option(
+        False,
+        "--debug",
+        help="With any command: tracebacks, and in a run's logs/run.log the messages of all libraries.",
+    ),
+) -> None:
     from mcpagent.console import Console, guard_process
 
     guard_process()
+    if debug:
+        from mcpagent.storage import run_log
+
+        run_log.is_debugging = True
     if version:
         from mcpagent import __version__
 
@@ -89,6 +101,9 @@ def run() -> None:
     limit_threads()
     if "serve" not in sys.argv[1:2]:  # a server ends as whoever started it asks
         listen()
+    if "--debug" in (words := sys.argv[1:]):  # it may stand anywhere
+        words.remove("--debug")
+        sys.argv[1:] = ["--debug", *words]
     try:
         app()
     except ModuleNotFoundError as error:
@@ -120,7 +135,10 @@ def _fail(error: MCPAgentError) -> NoReturn:
 
     if error.remedy is not None and (words := sys.argv[1:]) and words[0] in COMMANDS:
         error.remedy = fitted(error.remedy, options_of(load_command(words[0]), words[1:]))
-    Console(is_json="--json" in sys.argv).fail(error)
+    console = Console(is_json="--json" in sys.argv)
+    if "--debug" in sys.argv[1:2]:
+        console.note(traceback.format_exc().rstrip())
+    console.fail(error)
     sys.exit(error.exit_code)
 
 

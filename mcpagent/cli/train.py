@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ from mcpagent.cli.sampling import (
 )
 from mcpagent.config.loader import LoadedConfig
 from mcpagent.config.schema import TrainConfig
-from mcpagent.console import Advance, Console
+from mcpagent.console import Advance, Console, Pace, duration
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
@@ -172,11 +173,16 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
             folder = path
             console.note(f"run folder: {path}")
 
+        rows, pace = _Rows(), Pace(None)
+
         def on_start(done: int, total: int) -> None:
-            nonlocal advance
+            nonlocal advance, pace
             bar = console.progress(config.method.upper() if is_grpo else "supervised", total=total)
             advance = stack.enter_context(bar)
             advance(done)
+            pace = Pace(total)
+            pace.add(done)
+            console.note(rows.head(is_grpo=is_grpo))
 
         def on_episode(_: Trajectory) -> None:
             nonlocal episodes
@@ -186,6 +192,8 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
         def on_step(record: JsonObject) -> None:
             nonlocal last, episodes
             last, episodes = _step_note(record), 0
+            pace.add(1)
+            console.note(rows.row(record, left_s=pace.left_s(time.monotonic())))
             advance(note=last)
 
         watch = Watch(
@@ -214,6 +222,42 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
         console.say(f"            mcpagent report {outcome.run_dir}")
     if outcome.is_ill:
         raise typer.Exit(1)
+
+
+class _Rows:
+    """The table of a run, a row a step."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+
+    def head(self, *, is_grpo: bool) -> str:
+        """The names of the columns."""
+        self._last_s = time.monotonic()
+        names = ("reward", "success", "KL", "length") if is_grpo else ("loss", "", "", "")
+        return f"{'step':>7}" + "".join(f"{name:>9}" for name in (*names, "tokens/s", "left"))
+
+    def row(self, record: JsonObject, *, left_s: float | None) -> str:
+        """A step. `length` is tokens an episode; tokens/s counts what the step trained on."""
+        now = time.monotonic()
+        passed, self._last_s = now - self._last_s, now
+        tokens, episodes = record.get("tokens", 0), record.get("episodes", 0)
+        kl = record.get("kl", record.get("approx_kl"))
+        cells = (
+            [
+                _cell(record.get("reward_mean"), ".3f"),
+                _cell(record.get("success_rate_all", record.get("success_rate")), ".0%"),
+                _cell(kl, ".4f"),
+                _cell(tokens / episodes if episodes else None, ".0f"),
+            ]
+            if "reward_mean" in record
+            else [_cell(record.get("loss"), ".4f"), "", "", ""]
+        )
+        cells += [_cell(tokens / passed if passed else None, ".0f"), duration(left_s) if left_s else ""]
+        return f"{record['step']:>7}" + "".join(f"{cell:>9}" for cell in cells)
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _step_note(record: JsonObject) -> str:

@@ -86,13 +86,19 @@ def _generate(job: QuickstartJob) -> None:
         job.stage("data", "make tasks", sum(SPLITS.values())) as advance,
         open_tools(job.grpo.tools) as tools,
     ):
+        done: dict[str, int] = {}
+
+        def on_progress(split: str, kept: int, _total: int) -> None:
+            advance(kept - done.get(split, 0), note=split)
+            done[split] = kept
+
         data = tools.io.run(
             generate_dataset(
                 tools.pool,
                 load_templates(resource_path("templates/tasks")),
                 counts=SPLITS,
                 seed=job.seed,
-                on_progress=lambda _split, _kept, _total: advance(),
+                on_progress=on_progress,
             )
         )
         write_splits(data.tasks, folder, servers=DatasetServers.of(folder, job.grpo.tools), overwrite=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.run_log import RunLog
 from mcpagent.train.health import HealthSettings, PPOHealthCallback
 from mcpagent.train.learner import Learner
 from mcpagent.train.processes import Processes
@@ -27,6 +28,25 @@ class Watch:
     on_step: Callable[[JsonObject], None] = lambda _: None
     on_episode: Callable[[Trajectory], None] = lambda _: None
     note: Callable[[str], None] = lambda _: None
+
+
+def logged(watch: Watch, log: RunLog) -> Watch:
+    """What `watch` reports, in the run's log too."""
+
+    def note(text: str) -> None:
+        log.write(text)
+        watch.note(text)
+
+    def on_start(done: int, total: int) -> None:
+        log.step = done
+        log.write(f"begins after step {done} of {total}")
+        watch.on_start(done, total)
+
+    def on_step(record: JsonObject) -> None:
+        log.step = record["step"]
+        watch.on_step(record)
+
+    return replace(watch, note=note, on_start=on_start, on_step=on_step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.run_log import run_log
 from mcpagent.storage.runs import RunSession, last_run, new_session, planned_folder, run_session
 from mcpagent.storage.task_file import TaskFile
 from mcpagent.train.callbacks import Callback
@@ -27,7 +28,7 @@ from mcpagent.train.plan import TrainPlan, plan
 from mcpagent.train.preflight import Preflight, check, target_device
 from mcpagent.train.processes import Processes
 from mcpagent.workflows.run_place import RunPlace
-from mcpagent.workflows.run_watch import TrainOutcome, Watch
+from mcpagent.workflows.run_watch import TrainOutcome, Watch, logged
 from mcpagent.workflows.self_evaluation import open_measured
 from mcpagent.workflows.stage import catalog_note, evaluated_file, open_tasks, pinned_model
 from mcpagent.workflows.train_grpo import run_grpo
@@ -73,6 +74,8 @@ def train(
         )
         folder = processes.from_first(lambda: session.folder if session else Path())
         watch.on_folder(folder)
+        if processes.is_first:
+            watch = logged(watch, stack.enter_context(run_log(folder)))
         config = config.model_copy(update={"output_dir": str(folder.parent), "name": folder.name})
         for note in ready.checked.notes:
             watch.note(note)

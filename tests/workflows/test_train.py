@@ -157,6 +157,15 @@ def test_a_run_says_how_it_ended_and_a_resume_goes_on(settings: list[str], tmp_p
     done = mcpagent_train(*settings, "--set", "budget.steps=1")
     assert done.exit_code == 0, done.output
     assert "ended       after step 1: budget.steps 1 is spent" in done.stdout
+    rows = [line.split() for line in done.stderr.splitlines()]
+    head = next(i for i, row in enumerate(rows) if row[:2] == ["step", "reward"])
+    assert rows[head] == ["step", "reward", "success", "KL", "length", "tokens/s", "left"]
+    step = next(row for row in rows[head + 1 :] if row[:1] == ["1"])
+    record = RunFolder.open(tmp_path / "train").metrics()[0]
+    shown = [f"{record['reward_mean']:.3f}", "0%", f"{record['tokens'] / record['episodes']:.0f}"]
+    assert [step[1], step[2], step[4]] == shown
+    log = (tmp_path / "train" / "logs" / "run.log").read_text()
+    assert "step 0: begins after step 0 of 2" in log
     assert "step-000001" in done.stdout
     again = mcpagent_train(*settings, "--resume", "--json")
     assert again.exit_code == 0, again.output
