@@ -23,9 +23,10 @@ from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 if TYPE_CHECKING:
     from ahocorasick_rs import BytesAhoCorasick
 
+# PWD and OLDPWD alone are the shell's working folders, which stand in every path.
 _SECRET_NAME = re.compile(
-    r"(?:^|[_.-])(?:API_?)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASS|PWD|PAT|CREDENTIALS?|AUTH|"
-    r"AUTHORIZATION|COOKIE|DSN)$",
+    r"^(?-i:(?!(?:OLD)?PWD$))(?:.*[_.-])?(?:API_?)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASS|PWD|PAT|"
+    r"CREDENTIALS?|AUTH|AUTHORIZATION|COOKIE|DSN)$",
     re.IGNORECASE,
 )
 # Shorter values are no secret worth the name, and replacing them would spoil ordinary text. One whose name

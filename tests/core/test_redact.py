@@ -14,10 +14,13 @@ def test_secrets_are_found_by_the_names_of_their_variables() -> None:
             "KEYBOARD": "us-international",
             "TOKENIZER": "sentencepiece",
             "MONKEY": "long enough",
+            "PWD": "/home/somebody/project",
+            "OLDPWD": "/home/somebody",
+            "DB_PWD": "pwd-77777777",
             "TOKEN": "short",
         },
     )
-    names = {"FMP_API_KEY", "APIKEY", "GITHUB_TOKEN", "X-Api-Key", "Authorization"}
+    names = {"FMP_API_KEY", "APIKEY", "GITHUB_TOKEN", "X-Api-Key", "Authorization", "DB_PWD"}
     assert set(found.values()) == names
     assert found["tok-55555555"] == "Authorization"
 
