@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 Key = tuple[str, ...]
+_MAX_NODES = 100_000  # a configuration has some hundred
 _MAX_DEPTH = 12  # a configuration has four levels; deeper is an anchor that holds itself
 
 
@@ -102,7 +103,10 @@ def read_override(text: str) -> list[Entry]:
 
 
 def _parse(text: str, *, prefix: Key, where: str, numbered: bool) -> list[Entry]:
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:  # a character that YAML does not allow, such as NUL
+        raise SourceError(f"is not valid YAML: {error}", where=where) from None
     try:
         node = loader.get_single_node()
         if node is None:
@@ -111,7 +115,10 @@ def _parse(text: str, *, prefix: Key, where: str, numbered: bool) -> list[Entry]
             raise SourceError(
                 "a configuration is a mapping of keys to values", where=_place(node, where, numbered)
             )
+        _refuse_expansion(node, where=where)
         return list(_walk(loader, node, prefix=prefix, where=where, numbered=numbered))
+    except RecursionError:
+        raise SourceError("is nested too deeply", where=where) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None and numbered else ""
@@ -122,6 +129,24 @@ def _parse(text: str, *, prefix: Key, where: str, numbered: bool) -> list[Entry]
         raise SourceError(f"is not valid YAML: {error}", where=where) from None
     finally:
         loader.dispose()
+
+
+def _refuse_expansion(root: yaml.Node, *, where: str) -> None:
+    """Aliases of aliases stand for more nodes than there is time or memory for; those that hold themselves
+    for no end of them."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) in sizes:
+            return sizes[id(node)]
+        sizes[id(node)] = _MAX_NODES  # while it is counted: what it holds may be itself
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = [part for pair in inner for part in (pair if isinstance(pair, tuple) else (pair,))]
+        sizes[id(node)] = 1 + sum(map(size, parts))
+        return sizes[id(node)]
+
+    if size(root) > _MAX_NODES:
+        raise SourceError("its aliases stand for too many values, or for themselves", where=where)
 
 
 def _walk(loader: _Loader, node: yaml.Node, *, prefix: Key, where: str, numbered: bool) -> Iterator[Entry]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import codecs
+import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.validation import shown
 from mcpagent.errors import UserError
-from mcpagent.storage.compression import DAMAGE, open_bytes
+from mcpagent.storage.compression import DAMAGE, LINE_ENV, max_line_bytes, open_bytes
 
+Peekable = io.BufferedReader | io.BufferedRandom
 _CHUNK_BYTES = 1 << 16
-_SPACE = " \t\r\n"
+_SPACES = re.compile(r"[ \t\r\n]*+")
 # A syntax error this near to the end of what was read may only be a value that is not whole yet
 # ("tru", "\u00"); further inside it is real, and the rest of the file need not be read to say so.
 _UNFINISHED_CHARS = 16
@@ -43,15 +46,18 @@ def read_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
             yield found.line, found.record
 
 
-def locate_records(stream: IO[bytes], path: Path) -> Iterator[Located]:
+def locate_records(stream: Peekable, path: Path) -> Iterator[Located]:
     """Every record of the decompressed `stream`, which errors call `path`. A broken line of JSONL is an item
-    and not the end; a broken array raises UserError."""
+    and not the end; a broken array, and a line or record that is too long, raise UserError."""
     first, line, start = _first_character(stream)
     if first == b"[":
         yield from _ArrayReader(stream, path, line=line, offset=start + 1).items()
         return
-    raw = first + stream.readline()
+    longest = max_line_bytes()
+    raw = first + stream.readline(longest)
     while raw:
+        if len(raw) >= longest:
+            raise _too_long("line", longest, where=f"{path}:{line}")
         end = start + len(raw)
         stripped = raw.strip()
         if stripped:
@@ -60,8 +66,9 @@ def locate_records(stream: IO[bytes], path: Path) -> Iterator[Located]:
             except UserError as error:
                 record = error
             yield Located(line, start, end, record)
-        raw = stream.readline()
-        line, start = line + 1, end
+        lines, spaces = _skip_spaces(stream)  # millions of empty lines are no work
+        raw = stream.readline(longest)
+        line, start = line + 1 + lines, end + spaces
 
 
 @contextmanager
@@ -117,20 +124,38 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _first_character(stream: IO[bytes]) -> tuple[bytes, int, int]:
+def _too_long(what: str, longest: int, *, where: str) -> UserError:
+    return UserError(
+        f"the {what} is longer than {longest >> 20} MiB",
+        where=where,
+        remedy=f"if that is meant, set {LINE_ENV} to a larger number of MiB",
+    )
+
+
+def _skip_spaces(stream: Peekable) -> tuple[int, int]:
+    """Pass over white space, in pieces and not by the byte; how many lines and bytes it was."""
+    lines = passed = 0
+    while ahead := stream.peek(1):
+        spaces = len(ahead) - len(ahead.lstrip())
+        lines += ahead.count(b"\n", 0, spaces)
+        passed += len(stream.read(spaces))
+        if spaces < len(ahead):
+            break
+    return lines, passed
+
+
+def _first_character(stream: Peekable) -> tuple[bytes, int, int]:
     """The first byte that is neither byte order mark nor space, its line and its offset. An array may stand
     on a single line of any length, so no line is read before this is known."""
-    byte, line, offset = stream.read(1), 1, 0
-    if byte == codecs.BOM_UTF8[:1]:
-        mark = byte + stream.read(2)
+    line = offset = 0
+    if stream.peek(1)[:1] == codecs.BOM_UTF8[:1]:
+        mark = stream.read(len(codecs.BOM_UTF8))
         if mark != codecs.BOM_UTF8:
-            return mark, line, offset
-        byte, offset = stream.read(1), len(mark)
-    while byte.isspace():
-        line += byte == b"\n"
-        byte = stream.read(1)
-        offset += 1
-    return byte, line, offset
+            return mark, 1, 0
+        offset = len(mark)
+    lines, spaces = _skip_spaces(stream)
+    line, offset = line + lines, offset + spaces
+    return stream.read(1), line + 1, offset
 
 
 def _object(value: Any, where: str) -> JsonObject:
@@ -144,7 +169,7 @@ def _object(value: Any, where: str) -> JsonObject:
 class _ArrayReader:
     """Objects of one JSON array, decoded from a window that moves over the file."""
 
-    def __init__(self, stream: IO[bytes], path: Path, *, line: int, offset: int) -> None:
+    def __init__(self, stream: Peekable, path: Path, *, line: int, offset: int) -> None:
         """The opening bracket, at `line`, is already read; the stream stands at byte `offset`."""
         self._stream = stream
         self._path = path
@@ -154,6 +179,7 @@ class _ArrayReader:
         self._line, self._offset = line, offset  # of the character at _counted
         self._counted = 0
         self._is_ended = False
+        self._longest = max_line_bytes()
 
     def items(self) -> Iterator[Located]:
         mark = "," if self._peek() != "]" else "]"
@@ -185,6 +211,9 @@ class _ArrayReader:
                 if self._is_ended or not is_open:
                     self._position = min(error.pos, len(self._window))
                     self._fail(f"broken JSON, {error.msg}: {shown(self._excerpt())}")
+                if len(self._window) - self._position > self._longest:
+                    where = f"{self._path}:{self._place()[0]}"
+                    raise _too_long("record", self._longest, where=where) from None
                 self._read(wanted)
                 wanted *= 2  # a huge record is tried a few times only
             except ValueError as error:
@@ -206,8 +235,7 @@ class _ArrayReader:
 
     def _skip_space(self) -> None:
         while True:
-            while self._position < len(self._window) and self._window[self._position] in _SPACE:
-                self._position += 1
+            self._position = _SPACES.match(self._window, self._position).end()  # pyright: ignore
             if self._position < len(self._window) or self._is_ended:
                 return
             self._read(_CHUNK_BYTES)

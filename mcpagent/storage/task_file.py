@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import shutil
 import struct
@@ -73,7 +74,7 @@ class TaskFile(Sequence[Task]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _expanded(self) -> IO[bytes]:
+    def _expanded(self) -> io.BufferedRandom:
         copy = _unnamed_file()
         try:
             with reading(self.path), open_bytes(self.path) as stream:
@@ -154,6 +155,6 @@ def _keep(index: IO[bytes], sha256: str) -> None:
         pass  # a cache that cannot be written to costs time only
 
 
-def _unnamed_file() -> IO[bytes]:
+def _unnamed_file() -> io.BufferedRandom:
     """Without a name, so that it is gone even after a kill."""
     return tempfile.TemporaryFile(prefix="mcpagent-")

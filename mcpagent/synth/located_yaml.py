@@ -48,7 +48,9 @@ def read_yaml(path: Path) -> YamlSource:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"not valid YAML: {error.problem}", where=f"{path}:{line}") from None
-    except yaml.YAMLError as error:
+    except RecursionError:
+        raise UserError("the values are nested too deeply", where=str(path)) from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
         raise UserError(f"not valid YAML: {error}", where=str(path)) from None
 
 

@@ -6,9 +6,10 @@ import json
 import re
 from typing import Any
 
-_STRING = r'"(?:\\.|[^"\\\n])*"'
-_COMMENT = re.compile(_STRING + r"|//[^\n]*|/\*.*?\*/", re.DOTALL)
-_LAST_COMMA = re.compile(_STRING + r"|,(?=\s*[}\]])")
+# What has no end (a string, a comment) is one match too, or each quote in it would be tried as a beginning.
+_STRING = r'"(?:\\.|[^"\\\n])*+"?'
+_COMMENT = re.compile(_STRING + r"|//[^\n]*|/\*(?:.*?\*/|.*)", re.DOTALL)
+_LAST_COMMA = re.compile(_STRING + r"|,(?=\s*+[}\]])")
 
 
 def parse_jsonc(text: str) -> Any:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from dotenv import dotenv_values
 
 from mcpagent.core.redact import SECRETS
+from mcpagent.core.validation import shown
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.servers.names import DATA_SERVERS, UpstreamKind, live_variables
@@ -182,6 +183,10 @@ def load_servers(path: Path) -> ServersFile:
             f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}",
             where=f"{path}:{error.lineno}",
         ) from error
+    except RecursionError:
+        raise UserError("the values are nested too deeply", where=str(path)) from None
+    except ValueError as error:  # a whole number past Python's limit of digits
+        raise UserError(f"not valid JSON: {error}", where=str(path)) from None
     return _Reader(path=path, text=text, variables=known_variables(path)).read(document)
 
 
@@ -252,8 +257,8 @@ class _Reader:
                 remedy='Most servers offer streamable HTTP too: "type": "http", often with /mcp in place of '
                 '/sse. Or set "disabled": true.',
             )
-        if kind not in {"stdio", *_HTTP_TYPES}:
-            raise self._error(name, f"type must be 'stdio' or 'http', not {kind!r}")
+        if not isinstance(kind, str) or kind not in {"stdio", *_HTTP_TYPES}:
+            raise self._error(name, f"type must be 'stdio' or 'http', not {shown(kind)}")
         return kind != "stdio"
 
     def _stdio(self, name: str, entry: dict[str, Any]) -> StdioServer:
@@ -305,6 +310,8 @@ class _Reader:
             value = str(value)  # ports and the like are often written without quotes
         if not isinstance(value, str) or (key == "command" and not value):
             raise self._error(name, f"{key} must be a string" + (", and is missing" if value is None else ""))
+        if "\0" in value or not _is_encodable(value):
+            raise self._error(name, f"{key} holds a character that no program can be given")
         try:
             return expand(value, self.variables)
         except Unresolved as error:
@@ -325,6 +332,15 @@ class _Reader:
         key = self.text.find(json.dumps(name))
         line = self.text.count("\n", 0, max(key, 0)) + 1
         return UserError(f"server {name!r}: {message}", where=f"{self.path}:{line}", remedy=remedy)
+
+
+def _is_encodable(text: str) -> bool:
+    """Half of a surrogate pair can stand in JSON, but reaches no process."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_web_address(url: str) -> bool:
