@@ -115,7 +115,7 @@ def _parse(text: str, *, prefix: Key, where: str, numbered: bool) -> list[Entry]
             raise SourceError(
                 "a configuration is a mapping of keys to values", where=_place(node, where, numbered)
             )
-        _refuse_expansion(node, where=where)
+        _refuse_expansion(node, where=_place(node, where, numbered))
         return list(_walk(loader, node, prefix=prefix, where=where, numbered=numbered))
     except RecursionError:
         raise SourceError("is nested too deeply", where=where) from None
@@ -146,7 +146,7 @@ def _refuse_expansion(root: yaml.Node, *, where: str) -> None:
         return sizes[id(node)]
 
     if size(root) > _MAX_NODES:
-        raise SourceError("its aliases stand for too many values, or for themselves", where=where)
+        raise SourceError("is nested too deeply by its aliases", where=where)
 
 
 def _walk(loader: _Loader, node: yaml.Node, *, prefix: Key, where: str, numbered: bool) -> Iterator[Entry]:
