@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from mcpagent.train.credit import CreditSettings
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.grpo_run import GrpoRun, GrpoSettings, GrpoState, Validation
 from mcpagent.train.health import HealthSettings, PPOHealthCallback
+from mcpagent.train.loss import Objective
 from mcpagent.train.order import TaskOrder
 from mcpagent.train.rewards import GradeSettings, Overlong
 from mcpagent.train.update_settings import UpdateSettings
@@ -412,3 +414,50 @@ def test_a_damaged_checkpoint_is_refused_with_the_name_of_the_last_good_one(tmp_
     (latest / "sha256.json").unlink()
     with pytest.raises(UserError, match=r"it lacks sha256.json"):
         last_good_checkpoint(run.folder)
+
+
+def with_reference(run: GrpoRun, *, kl_coef: float) -> GrpoRun:
+    """The run with a reference that its model is far from."""
+    learner = make_learner(tiny_model(), learning_rate=0.001, reference=tiny_model(seed=1))
+    return replace(run, learner=learner, state=GrpoState(kl_coef=kl_coef))
+
+
+def update_with_kl() -> UpdateSettings:
+    return UpdateSettings(objective=Objective(kl_coef=123.0))  # the state's counts, not this one
+
+
+def test_the_kl_coefficient_grows_where_the_policy_is_too_far_and_shrinks_where_it_is_near(
+    tmp_path: Path,
+) -> None:
+    def coefficients(target: float) -> list[float]:
+        run = a_run(tmp_path / str(target), total_steps=2, update=update_with_kl(), target_kl=target)
+        train_grpo(run := with_reference(run, kl_coef=0.5))
+        return [record["kl_coef"] for record in run.folder.metrics()]
+
+    # Ziegler et al. 2019: the error is held within 0.2 and a tenth of it is the change: 1.02 or 0.98 a step.
+    assert coefficients(1e-6) == pytest.approx([0.5 * 1.02, 0.5 * 1.02**2])
+    assert coefficients(1e6) == pytest.approx([0.5 * 0.98, 0.5 * 0.98**2])
+
+
+def test_a_kl_close_to_its_target_changes_the_coefficient_in_proportion(tmp_path: Path) -> None:
+    def first(name: str, target: float | None) -> JsonObject:
+        run = a_run(tmp_path / name, total_steps=1, update=update_with_kl(), target_kl=target)
+        train_grpo(run := with_reference(run, kl_coef=0.5))
+        return next(iter(run.folder.metrics()))
+
+    free = first("free", None)
+    assert free["kl_coef"] == 0.5
+    # The target is a tenth below what the KL is: an error of 1 / 0.9 - 1 = 1/9.
+    assert first("held", 0.9 * free["kl"])["kl_coef"] == pytest.approx(0.5 * (1 + 0.1 / 9))
+
+
+def test_the_kl_enters_the_loss_with_the_coefficient_that_the_run_has_come_to(tmp_path: Path) -> None:
+    def record(kl_coef: float) -> JsonObject:
+        run = a_run(tmp_path / str(kl_coef), total_steps=1, update=update_with_kl())
+        train_grpo(run := with_reference(run, kl_coef=kl_coef))
+        return next(iter(run.folder.metrics()))
+
+    # All episodes have the same length, so that the mean over their tokens is the mean over all.
+    without, with_kl = record(0.0), record(0.25)
+    assert with_kl["kl"] > 0.01
+    assert with_kl["loss"] - without["loss"] == pytest.approx(0.25 * with_kl["kl"], rel=1e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
+from mcpagent.train.optim import BatchedMuon, Schedule, build_optimizers, linear_schedule
 from tests.train.world import make_learner, some_samples, tiny_model
 
 
@@ -85,3 +85,24 @@ def test_gradients_are_clipped_to_the_limit_and_the_norm_before_it_is_reported()
     assert distance == pytest.approx(norm, rel=1e-4)
     assert norm > 0.5
     assert moved(0.5) == (pytest.approx(norm), pytest.approx(0.5, rel=1e-3))
+
+
+def test_matrices_that_muon_takes_together_move_as_torch_moves_each_alone() -> None:
+    torch.manual_seed(0)
+    shapes = [(6, 4), (4, 6), (5, 5), (6, 4), (4, 6)]
+    starts = [torch.randn(shape) for shape in shapes]
+    ours, theirs = ([torch.nn.Parameter(m.clone()) for m in starts] for _ in range(2))
+    settings = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
+    optimizers = BatchedMuon(ours, **settings), torch.optim.Muon(theirs, **settings)
+    for step in range(4):
+        gradients = [torch.randn(shape) * 10.0**step for shape in shapes]
+        for parameters, optimizer in zip((ours, theirs), optimizers, strict=True):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+    for own, other in zip(ours, theirs, strict=True):
+        # torch's is in bfloat16: three digits of an update of length lr.
+        assert torch.allclose(own, other, atol=4 * 0.02 * 0.02)
+    kept, of_torch = (optimizer.state_dict()["state"] for optimizer in optimizers)
+    for own, other in zip(kept.values(), of_torch.values(), strict=True):
+        assert torch.equal(own["momentum_buffer"], other["momentum_buffer"])

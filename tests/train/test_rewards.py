@@ -116,3 +116,25 @@ def test_a_penalty_enters_the_reward_only_while_it_is_in_force() -> None:
     assert off.reward == 1.0
     assert on.reward == pytest.approx(1.0 + PENALTY_WEIGHT * 0.1)
     assert off.term("penalty") == on.term("penalty") == 0.1
+
+
+@pytest.mark.parametrize(
+    ("is_active", "expected"),
+    # Coverage 0.5, less 0.04 for each of three calls too many and 0.1 times the invalid half of the calls.
+    [(True, [0.5 - 0.04 * 3 - 0.1 * 0.5, 0.0 - 0.1 * 1.0]), (False, [0.5, 0.0])],
+)
+def test_a_turn_pays_for_its_own_calls_while_penalties_are_in_force(
+    is_active: bool, expected: list[float]
+) -> None:
+    made = trajectory("a", 0, 0.5, tokens=((5,), (6,)))
+    first = (("coverage", 0.5), ("excess", 3.0), ("invalid_rate", 0.5))
+    second = (("excess", None), ("invalid_rate", 1.0))  # a term without a value adds nothing
+    turns = tuple(
+        turn.model_copy(update={"reward_terms": tuple(RewardTerm(name=n, value=v) for n, v in terms)})
+        for turn, terms in zip(made.turns, (first, second), strict=True)
+    )
+    terms = (*made.reward_terms, RewardTerm(name="penalty", value=0.1))
+    costly = made.model_copy(update={"turns": turns, "reward_terms": terms})
+    (attempt,) = apply_penalty([costly], active=is_active)
+    graded = grade_groups([of_trajectories(attempt)], settings=PLAIN)
+    assert graded.groups[0].attempts[0].turn_rewards_K == pytest.approx(expected)

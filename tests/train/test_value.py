@@ -224,3 +224,22 @@ def test_the_head_may_learn_at_a_rate_of_its_own() -> None:
     own = {id(p) for p in head.parameters()}
     assert {rates[id(p)] for _, p in named if id(p) in own} == {0.5}
     assert {rates[id(p)] for _, p in named if id(p) not in own} == {0.01}
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [60, 8192])
+def test_the_value_loss_is_the_mean_over_the_turns_of_the_whole_batch(micro_batch_tokens: int) -> None:
+    model = tiny_model()
+    learner, head = with_head(model, learning_rate=0.0)
+    samples, rewards = on_policy(model, some_samples(4)), [1.0, 0.0, 0.5, -0.2]
+    gradients: list[float] = []
+    head.outer.bias.register_post_accumulate_grad_hook(lambda p: gradients.append(float(p.grad)))
+    settings = UpdateSettings(
+        use_reference=False, value_coef=0.3, value_clip=None, micro_batch_tokens=micro_batch_tokens
+    )
+    stats = update_policy(
+        learner, graded(samples, rewards), settings=settings, first_optimizer_step=1, seed=0
+    )
+    # Every value is 0 and, undiscounted, both turns of a sample return its reward: 0.5 * sum of squares / 8,
+    # and its derivative by what is added to all values, -sum / 8, times the coefficient.
+    assert stats.value_loss == pytest.approx(0.5 * 2 * (1.0 + 0.25 + 0.04) / 8)
+    assert gradients[-1] == pytest.approx(-0.3 * 2 * 1.3 / 8, rel=1e-5)

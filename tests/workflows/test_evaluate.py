@@ -256,7 +256,7 @@ def test_the_validation_of_a_training_run_follows_it_as_the_training_does(
             seed=0,
             run=RunFolder.create(tmp_path / "run", config_yaml=dump_config(settings), manifest={}),
         )
-        assert actor.evaluate(tasks, step=1) == 1.0
+        assert actor.evaluate(tasks, step=1).success == 1.0
         validation, watched.sizes = watched.sizes, []
         actor.collect(tasks[:3], step=1, on_episode=lambda _: None)
     assert validation[0] == watched.sizes[0] == (6 if has_barriers else 1)
