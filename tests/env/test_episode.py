@@ -411,3 +411,40 @@ def test_an_episode_is_single_use() -> None:
         await fresh.close()
 
     with_builtins(play)
+
+
+@pytest.mark.parametrize(
+    ("expect", "posts", "success"),
+    [
+        ({"messages": {"increased_by": 1}}, 1, 1.0),
+        ({"messages": {"increased_by": 1}}, 2, 0.0),
+        ({"messages[0].text": "hi"}, 1, 1.0),
+        ({"messages[0].text": "hi"}, 2, 0.0),  # something else was posted, too
+    ],
+)
+def test_a_state_check_compares_with_the_state_before_the_episode(
+    expect: dict[str, Any], posts: int, success: float
+) -> None:
+    async def run(pool: ToolPool) -> dict[str, float | None]:
+        channel, _ = await any_channel(pool)
+        check = {
+            "call": {"tool": HISTORY, "arguments": {"channel_id": channel, "limit": 50}},
+            "expect": expect,
+        }
+        task = make_task(
+            tool_sequence=[
+                {"step": 1, "server": "slack", "tool": SEND, "params": {"channel": channel, "message": "hi"}}
+            ],
+            state={"slack": [{**check, "nothing_else_changed": "messages" not in expect}]},
+        )
+        episode = Episode(task, pool, episode_id="t#0")
+        await episode.start()
+        for text in ("bye", "hi")[2 - posts :]:
+            await episode.step(call(SEND, channel=channel, message=text))
+        await episode.step("Done.")
+        terms = await episode.grade()
+        assert len(episode.state_results) == 2
+        await episode.close()
+        return {term.name: term.value for term in terms}
+
+    assert with_builtins(run)["success"] == success

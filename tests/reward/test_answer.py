@@ -36,6 +36,20 @@ RESULTS = {"step1": {"close": 187.2, "name": "Apple Inc."}}
         ({"type": "must_include", "value": [1]}, "1 2 3 4 5", True),
         ({"type": "must_include", "value": [1]}, "1 2 3 4 5 6", False),
         ({"type": "must_include", "value": "yes", "max_words": 2}, "well, well, yes", False),
+        # Times and dates are no quantities, and the digits of a fact do not count towards the four.
+        ({"type": "number", "value": 187.2}, "187.2 as of 14:05:33 UTC+1 on March 4, 2025", True),
+        ({"type": "number", "value": 187.2}, "It was 187.2 at 3 pm, on 4/3/2025.", True),
+        ({"type": "number", "value": 2025}, "It is from March 2025.", True),
+        ({"type": "must_include", "value": ["10.0.0.1 22 80 443 8080"]}, "10.0.0.1 22 80 443 8080", True),
+        ({"type": "must_include", "value": ["2025-03-04 14:05"]}, "On 2025-03-04 14:05, line 1", True),
+        ({"type": "must_include", "value": ["1234567"]}, "There are 1,234,567.", True),
+        ({"type": "must_include", "value": ["007"]}, "It is 7.", False),
+        ({"type": "number", "value": 2900000000}, "about $2.9 billion", True),
+        ({"type": "number", "value": -4.2}, "It fell by 4.2%.", True),
+        ({"type": "number", "value": -4.2}, "It rose by 4.2%.", False),
+        ({"type": "must_include", "value": "Energy"}, "It is not Mining, it is Energy.", True),
+        ({"type": "must_include", "value": "Mining"}, "It is not Mining but Energy.", False),
+        ({"type": "must_include", "value": "Energy"}, "It is Energy and does not change.", True),
     ],
 )
 def test_answers_are_judged_by_their_check(check: dict[str, Any], answer: str, holds: bool) -> None:

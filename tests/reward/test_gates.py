@@ -1,0 +1,114 @@
+"""Calls that a task cannot be passed without, and user turns in which nothing may be called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mcpagent.reward.validate import task_problems, task_warnings
+from tests.reward.records import QUOTE, episode, made, make_task, turn, values
+
+HI = {"step": 2, "server": "chat", "tool": "send", "params": {"message": "hi"}}
+ANSWER = {"type": "number", "value": 187.2}
+READS = frozenset({"stocks.quote"})
+
+
+def success(task: Any, record: Any) -> float | None:
+    return values(task, replace(record, read_only=READS))["success"]
+
+
+def test_a_step_that_may_change_something_is_a_gate_beside_an_answer_and_one_that_reads_is_not() -> None:
+    task = make_task(tool_sequence=[QUOTE, HI], final_answer=ANSWER)
+    both = episode(turn(made(ticker="AAPL")), turn(made("send", message="hi")), answer="187.2")
+    assert success(task, both) == 1.0
+    assert success(task, episode(turn(made(ticker="AAPL")), answer="187.2")) == 0.0
+    assert success(task, episode(turn(made("send", message="ho")), answer="187.2")) == 0.0
+    assert success(task, episode(turn(made("send", message="hi")), answer="187.2")) == 1.0
+    # Where nothing is known of a tool it may change something, as MCP has it.
+    assert values(task, episode(turn(made("send", message="hi")), answer="187.2"))["success"] == 0.0
+
+
+def test_a_state_check_stands_for_the_calls_to_its_server() -> None:
+    state = {"chat": [{"call": {"tool": "history"}, "expect": {"n": 1}}]}
+    task = make_task(tool_sequence=[QUOTE, HI], final_answer=ANSWER, state=state)
+    other = episode(
+        turn(made("post", message="hi")), answer="187.2", state=(made("history", structured={"n": 1})[1],)
+    )
+    assert success(task, other) == 1.0
+
+
+def test_each_name_of_a_list_must_be_called() -> None:
+    task = make_task(success={"must_call_tool": ["quote", "chat"]}, final_answer=ANSWER)
+    assert success(task, episode(turn(made(ticker="X"), made("send", message="y")), answer="187.2")) == 1.0
+    assert success(task, episode(turn(made(ticker="X")), answer="187.2")) == 0.0
+    assert task_problems(task) == []
+
+
+def test_every_user_turn_of_the_plan_has_a_call_and_what_must_be_called_is_called_there() -> None:
+    later = {**QUOTE, "step": 2, "params": {"ticker": "MSFT"}, "user_turn": 1}
+    task = make_task(
+        tool_sequence=[QUOTE, later],
+        user_turns=["And MSFT?"],
+        final_answer=ANSWER,
+        success={"must_call_tool": "quote"},
+    )
+    first, second = made(ticker="AAPL"), made(ticker="MSFT")
+    stuffed = episode(turn(first, second), turn(), turn(user_turn=1), answer="187.2")
+    honest = episode(turn(first), turn(), turn(second, user_turn=1), turn(user_turn=1), answer="187.2")
+    assert (success(task, stuffed), success(task, honest)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_call_before_the_user_said_what_it_takes_fails(named: bool) -> None:
+    state = {"state": {"chat": [{"call": {"tool": "history"}, "expect": {"n": 1}}]}, "quiet_turns": [0]}
+    task = make_task(
+        tool_sequence=[{**QUOTE, "user_turn": 1}],
+        user_turns=["AAPL."],
+        final_answer=ANSWER,
+        **(state if named else {}),
+    )
+    read = (made("history", structured={"n": 1})[1],) if named else ()
+    right = turn(made(ticker="AAPL"), user_turn=1)
+    asked = episode(turn(), right, turn(user_turn=1), answer="187.2", state=read)
+    guessed = episode(turn(made(ticker="AAPL")), turn(), right, answer="187.2", state=read)
+    assert (success(task, asked), success(task, guessed)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("truth", "says"),
+    [
+        ({"abstain": True}, "an invented one too"),
+        ({"final_answer": ANSWER}, "passes without a call"),
+        ({"tool_sequence": [QUOTE], "final_answer": ANSWER}, "passes with any call"),
+        ({"tool_sequence": [QUOTE], "final_answer": {"type": "number", "value": "${step1.close}"}}, None),
+        ({"tool_sequence": [QUOTE], "final_answer": ANSWER, "success": {"must_call_tool": "quote"}}, None),
+        ({"tool_sequence": [QUOTE]}, None),
+        ({"abstain": True, "final_answer": {"type": "abstention", "value": "cannot"}}, None),
+    ],
+)
+def test_a_record_that_could_be_passed_without_being_done_is_warned_of(
+    truth: dict[str, Any], says: str | None
+) -> None:
+    warnings = task_warnings(make_task(**truth))
+    assert len(warnings) == (says is not None)
+    assert says is None or says in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("truth", "says"),
+    [
+        ({"final_answer": ANSWER, "reference_answer": "It is 187.3."}, "does not pass final_answer"),
+        ({"final_answer": ANSWER, "reference_answer": "It is not 187.2."}, "does not pass final_answer"),
+        ({"abstain": True, "final_answer": {"type": "abstention", "value": "maybe"}}, "is one of cannot"),
+        ({"final_answer": {"type": "abstention", "value": "cannot"}}, "abstain is not true"),
+        ({"tool_sequence": [QUOTE], "quiet_turns": [0]}, "tool_sequence has a call"),
+        ({"tool_sequence": [QUOTE], "quiet_turns": [3]}, "the last user turn is 0"),
+        ({"state": {"chat": [{"call": {"tool": "x"}, "expect": {"n": {"lenght": 1}}}]}}, "it is no rule"),
+    ],
+)
+def test_a_check_that_its_own_reference_or_nothing_can_pass_is_a_problem(
+    truth: dict[str, Any], says: str
+) -> None:
+    assert any(says in problem for problem in task_problems(make_task(**truth)))
