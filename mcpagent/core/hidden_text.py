@@ -1,7 +1,8 @@
-"""Characters that nobody sees: removed from what a model reads, escaped in what a terminal or a page shows.
+"""Text that is not what it looks like: removed from what a model reads, escaped where a person reads.
 
-They steer a terminal (escape sequences), reorder a line (direction marks), or carry text that only a model
-reads (zero width, tags, variation selectors). Joiners within a script or an emoji stay.
+Characters that nobody sees steer a terminal (escape sequences), reorder a line (direction marks), or carry
+text that only a model reads (zero width, tags, variation selectors). Joiners within a script or an emoji are
+kept. Marks of a chat template pretend that somebody else speaks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,15 @@ _HIDDEN = re.compile(f"[{_CLASS}]+")
 _HIDDEN_OR_RETURN = re.compile(f"[\r{_CLASS}]+")
 _JOINING = re.compile("[\ufe0e\ufe0f]?[\u200c\u200d]?")  # what may stand between two parts of one sign
 _KEYCAP = "\u20e3"
+# The marks by which chat templates of the common families tell turns, calls and results apart.
+_MARK = re.compile(
+    r"<(?=\|[^<>|\n]{1,60}\|?>|[A-Za-z_/][\w/]{0,60}\|>|｜[^<>\n]{1,60}｜>|</?SYS>>|/SYS>>"
+    r"|/?(?:s|bos|eos|pad|unk|sop|eop|start_of_turn|end_of_turn|think|tools?|tool_calls?|tool_response|tool_result"
+    r"|function_calls?|function_results?|invoke|parameter|function|arg_key|arg_value|seed:\w+)"
+    r"(?:[ =][^<>\n]{0,80})?>)"
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|CALL_ID|ARGS|THINK|gMASK)\])"
+)
+_ENTITIES = {"<": "&lt;", "[": "&#91;"}
 # Values that look like part of a schema but are data: changing them would change what is valid.
 _DATA_KEYS = {"const", "default", "enum", "examples", "example"}
 
@@ -39,6 +49,17 @@ def printable(text: str) -> str:
     if "\r\n" in text:
         text = text.replace("\r\n", "\n")
     return _HIDDEN_OR_RETURN.sub(_escaped, text)
+
+
+def without_marks(text: str) -> str:
+    """`text` in which no mark of a common chat template stands: `<|im_end|>` becomes `&lt;|im_end|>`. For
+    text of others on its way to a reader whose tokenizer is not known."""
+    return _MARK.sub(lambda mark: entity(mark.group()), text)
+
+
+def entity(mark: str) -> str:
+    """The mark with its first character as HTML writes it, so that it is no mark any more."""
+    return _ENTITIES.get(mark[0], f"&#{ord(mark[0])};") + mark[1:]
 
 
 def schema_without_hidden(schema: Any) -> tuple[Any, int]:

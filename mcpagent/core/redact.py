@@ -316,6 +316,8 @@ def _parts(name: str, value: str) -> Iterator[tuple[str, str]]:
 
 
 def _url_parts(name: str, url: str) -> Iterator[tuple[str, str]]:
+    if "://" not in url:
+        return
     try:
         parts = urlsplit(url.strip())
         user, password = parts.username or "", parts.password or ""

@@ -21,6 +21,7 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 from skyrl_gym.envs.registration import registry
 from skyrl_gym.tools.core import ToolGroup
 
+from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolSpec
@@ -79,7 +80,7 @@ class MCPToolEnv(BaseTextEnv):
             timeout_s=self._config.episode_timeout_s,
         )
         self.max_turns = min(task.truth.max_turns, limits.max_turns or task.truth.max_turns)
-        messages: list[dict[str, str]] = [message.model_dump() for message in task.prompt]
+        messages = [_unmarked(message.model_dump()) for message in task.prompt]
         self._runtime = _runtime(self._config)
         self._episode = Episode(
             task,
@@ -93,7 +94,7 @@ class MCPToolEnv(BaseTextEnv):
         except EpisodeError as error:
             self._errors.append(str(error))
             return messages, {}
-        return messages, {"tools": list(start.tool_schemas)}
+        return messages, {"tools": [_unmarked(schema) for schema in start.tool_schemas]}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         """Never raises: whatever fails ends the episode with reward 0.0 and `metadata["unscored"]`."""
@@ -259,9 +260,18 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def _unmarked(value: Any) -> Any:
+    """A message or a schema whose texts hold no mark of a chat template: the tokenizer is not ours to ask."""
+    if isinstance(value, str):
+        return without_marks(value)
+    if isinstance(value, dict):
+        return {_unmarked(key): _unmarked(item) for key, item in value.items()}
+    return [_unmarked(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _output(output: StepOutput, *, reward: float, metadata: dict[str, Any]) -> BaseTextEnvStepOutput:
     return BaseTextEnvStepOutput(
-        observations=output.observations,
+        observations=[_unmarked(message) for message in output.observations],
         reward=reward,
         done=output.done,
         metadata=metadata,

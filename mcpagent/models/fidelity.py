@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.models.tokens import Renderer
+from mcpagent.models.tokens import TEMPLATE_ERRORS, Renderer
 
 _QUESTION: JsonObject = {"role": "user", "content": "What is it?"}
 
@@ -37,8 +37,8 @@ def measure_drift(
 
 
 def refuse_forgery(renderer: Renderer) -> int:
-    """Write every control token into a tool result, a user message and a tool's description; how many there
-    are. Raises UserError where one of them gets through as a control token."""
+    """Write every control token into a tool result, a user message, a system message and every part of a
+    tool's schema; how many there are. Raises UserError where one of them gets through as a control token."""
     spelled = renderer.control_tokens
     attacks = ["".join(spelled), " ".join(spelled), "\n".join(reversed(spelled))]
     for role in ("tool", "user"):
@@ -47,11 +47,14 @@ def refuse_forgery(renderer: Renderer) -> int:
             ids = renderer.suffix_ids([{"role": role, "content": f"plain {attack}"}])
             if _controls(renderer, ids) != clean:
                 raise _forged(renderer, f"a {role} message")
-    clean = _controls(renderer, renderer.prompt_ids([_QUESTION], [_tool("plain")]))
-    for attack in attacks:
-        forged = {**_QUESTION, "content": f"What is it? {attack}"}
-        if _controls(renderer, renderer.prompt_ids([forged], [_tool(attack)])) != clean:
-            raise _forged(renderer, "the first message or a tool's description")
+    system: JsonObject = {"role": "system", "content": "Answer."}
+    for heads in ([], [system]) if _takes_system(renderer) else ([],):
+        clean = _controls(renderer, renderer.prompt_ids([*heads, _QUESTION], [_tool("plain", name="look")]))
+        for attack in attacks:
+            prompt = [{**m, "content": f"{m['content']} {attack}"} for m in (*heads, _QUESTION)]
+            tool = _tool(attack, name=f"look{attack}")
+            if _controls(renderer, renderer.prompt_ids(prompt, [tool])) != clean:
+                raise _forged(renderer, "a system message, the first message or a tool's schema")
     return len(spelled)
 
 
@@ -81,12 +84,22 @@ def _forged(renderer: Renderer, where: str) -> UserError:
     )
 
 
-def _tool(description: str) -> JsonObject:
+def _takes_system(renderer: Renderer) -> bool:
+    try:
+        renderer.prompt_ids([{"role": "system", "content": "Answer."}, _QUESTION], ())
+    except TEMPLATE_ERRORS:
+        return False
+    return True
+
+
+def _tool(text: str, *, name: str) -> JsonObject:
+    """A tool that says `text` wherever a schema can."""
+    prop = {"type": "string", "description": text, "enum": [text], "default": text}
     return {
         "type": "function",
         "function": {
-            "name": "look",
-            "description": description,
-            "parameters": {"type": "object", "properties": {}},
+            "name": name,
+            "description": text,
+            "parameters": {"type": "object", "properties": {text: prop}, "required": [text]},
         },
     }

@@ -8,14 +8,16 @@ earlier messages (Qwen3 drops their reasoning) is not followed: what was sampled
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from jinja2 import TemplateError
 
+from mcpagent.core.hidden_text import entity, without_marks
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 
@@ -48,9 +50,10 @@ _CALLING_DUMMY: tuple[JsonObject, ...] = (
     {**calling_message(_TOOL, {"x": _ANSWER}), "reasoning_content": "thought"},
 )
 # A template is its author's program, and fails in its own ways.
-_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 
 
+_TAG = re.compile(r"</?[A-Za-z_][\w-]{1,40}>|<\|[^<>|\s]{1,40}\|?>|<</?SYS>>|\[/?[A-Z][A-Z_]{2,30}\]")
 _HERMES_INSTRUCTION = 'Call a tool by writing <tool_call>{"name": ..., "arguments": {...}}</tool_call>.'
 
 
@@ -84,7 +87,9 @@ class Renderer:
             )
         self.stop_ids: frozenset[int] = frozenset(self._turn_end_ids())
         self.control_tokens: tuple[str, ...] = self._control_tokens()
-        self._control = re.compile("|".join(map(re.escape, self.control_tokens)) or r"(?!)")
+        self._foreign = re.compile(
+            "|".join(map(re.escape, (*self.control_tokens, *self._marks()))) or r"(?!)"
+        )
         self.has_tools = self._render(_DUMMY, tools=(_PROBE_TOOL,)) != self._render(_DUMMY)
         self._tool_dummy = _CALLING_DUMMY if self._writes_calls() else _DUMMY
         self._suffix = lru_cache(maxsize=8192)(self._compute_suffix)
@@ -104,6 +109,16 @@ class Renderer:
         """A demonstration's turn as a model would have sampled it, with the end-of-turn token."""
         return (*self._encode(text), self._turn_end)
 
+    def spells_control(self, text: str) -> bool:
+        """Whether `text` spells a control token, or a mark of the template that is not one."""
+        return self._foreign.search(text) is not None
+
+    def written_ids(self, data: JsonObject, write: Callable[[JsonObject], str]) -> tuple[int, ...]:
+        """A demonstration's turn that `write` makes of `data`, whose texts are of others: control tokens are
+        what `write` adds, not what `data` spells."""
+        veil = self._veil(json.dumps(data))
+        return (*self._encode_veiled(write(veil.over(data)), veil), self._turn_end)
+
     def suffix_text(self, observations: Sequence[JsonObject]) -> str:
         """The suffix as text, for tokenizer training and for people."""
         return self._suffix_between(tuple((o["role"], o["content"]) for o in observations))
@@ -120,11 +135,13 @@ class Renderer:
         return self._render(*self._with_tools(messages, tools), generation=True)
 
     def full_ids(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> tuple[int, ...]:
-        """A whole conversation rendered and tokenised anew, as a server does that is sent messages. Raises
-        UserError where the template does not render it."""
+        """A whole conversation rendered and tokenised anew, as a server does that is sent messages; what an
+        assistant wrote may hold control tokens. Raises UserError where the template does not render it."""
+        veil = self._veil(json.dumps([list(messages), list(tools)]))
+        hidden = [m if m["role"] == "assistant" else veil.over(m) for m in messages]
         try:
-            return tuple(self._encode(self.render_text(messages, tools)))
-        except _TEMPLATE_ERRORS as error:
+            return self._encode_veiled(self.render_text(hidden, veil.over(list(tools))), veil)
+        except TEMPLATE_ERRORS as error:
             raise self._refusal(f"cannot render a whole conversation: {error}") from error
 
     @property
@@ -140,19 +157,19 @@ class Renderer:
         try:
             header = self._render(answered, tools).partition(_ANSWER)[0]
             text = self._render((_DUMMY[0], calling_message(name, arguments)), tools)
-        except _TEMPLATE_ERRORS:
+        except TEMPLATE_ERRORS:
             return None
         shared = next((i for i, (a, b) in enumerate(zip(header, text, strict=False)) if a != b), len(header))
         written = text[shared:].partition(self._turn_end_text)[0]
         return written if name in written else None
 
     def _compute_prompt(self, messages_json: str, tools_json: str) -> tuple[int, ...]:
-        """Control tokens that a message or a tool's description spells stay text, as in a suffix. A system
-        message is the user's own, and may teach them."""
+        """Control tokens that a message or a tool spells stay text, as in a suffix. In a system message too:
+        a dataset's holds what servers say of their tools."""
         messages, tools = json.loads(messages_json), json.loads(tools_json)
-        veil = _Veil(self._control, messages_json + tools_json)
-        hidden = [m if m["role"] == "system" else veil.over(m) for m in messages]
-        return self._encode_veiled(self.render_text(hidden, [veil.over(tool) for tool in tools]), veil)
+        veil = self._veil(messages_json, tools_json)
+        text = self.render_text(veil.over(messages), veil.over(tools))
+        return self._encode_veiled(text, veil)
 
     def _with_tools(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
@@ -167,7 +184,7 @@ class Renderer:
         return [{"role": "system", "content": text}, *messages], ()
 
     def _compute_suffix(self, observations: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        veil = _Veil(self._control, *(content for _, content in observations))
+        veil = self._veil(*(content for _, content in observations))
         hidden = tuple((role, veil.over(content)) for role, content in observations)
         return self._encode_veiled(self._suffix_between(hidden), veil)
 
@@ -183,14 +200,26 @@ class Renderer:
 
     def _control_tokens(self) -> tuple[str, ...]:
         """Longest first: special tokens, and added ones that the template uses (Qwen's <tool_call> is not
-        special). Added tokens that merely abbreviate text, such as runs of spaces, are none."""
+        special) or that look like a mark of one. Added tokens that merely abbreviate text, such as runs of
+        spaces, are none."""
         template = str(self.tokenizer.chat_template)
         controls = {
             token.content
             for token in self.tokenizer.added_tokens_decoder.values()
-            if len(token.content.strip()) > 1 and (token.special or token.content in template)
+            if len(token.content.strip()) > 1
+            and (token.special or token.content in template or without_marks(token.content) != token.content)
         }
         return tuple(sorted(controls, key=lambda token: (-len(token), token)))
+
+    def _marks(self) -> tuple[str, ...]:
+        """Tags by which the template, or the dialect that is taught, tells turns, calls and results apart,
+        and which are text for the tokenizer: only their spelling shows whose they are. Longest first."""
+        source = f"{self.tokenizer.chat_template}\n{self.instruction or _HERMES_INSTRUCTION}"
+        marks = {mark for mark in _TAG.findall(source) if mark not in self.control_tokens}
+        return tuple(sorted(marks, key=lambda mark: (-len(mark), mark)))
+
+    def _veil(self, *texts: str) -> _Veil:
+        return _Veil(self._foreign, frozenset(self.control_tokens), *texts)
 
     def _suffix_between(
         self, observations: tuple[tuple[str, str], ...], *, history: Sequence[JsonObject] = ()
@@ -215,7 +244,7 @@ class Renderer:
     def _after_answer(self, messages: Sequence[JsonObject], *, generation: bool) -> str:
         try:
             text = self._render(messages, generation=generation)
-        except _TEMPLATE_ERRORS as error:
+        except TEMPLATE_ERRORS as error:
             raise self._refusal(f"cannot render a {messages[-1]['role']} message: {error}") from error
         _, answer, tail = text.partition(_ANSWER)
         if not answer:
@@ -225,7 +254,7 @@ class Renderer:
     def _writes_calls(self) -> bool:
         try:
             return _ANSWER in self._render(_CALLING_DUMMY)
-        except _TEMPLATE_ERRORS:
+        except TEMPLATE_ERRORS:
             return False
 
     def _refuse_history_dependence(self) -> None:
@@ -282,19 +311,20 @@ _PROBE_TOOL: JsonObject = {
 
 class _Veil:
     """Hides the control tokens that a text spells from the template and the tokenizer, by marks that none of
-    `texts` holds."""
+    `texts` holds: no text spells its own hash. A tag that is no token is written with an entity instead."""
 
-    def __init__(self, control: re.Pattern[str], *texts: str) -> None:
-        self._control = control
-        self._mark = "mcpagentmark"
-        while any(self._mark in text for text in texts):
-            self._mark += "x"
+    def __init__(self, foreign: re.Pattern[str], control: frozenset[str], *texts: str) -> None:
+        self._foreign, self._control = foreign, control
+        digest = hashlib.blake2b(digest_size=12)
+        for text in texts:
+            digest.update(text.encode("utf-8", "surrogatepass"))
+        self._mark = f"mcpagent{digest.hexdigest()}n"
         self.spelled: list[str] = []
 
     def over(self, value: Any) -> Any:
         """The text with marks in place of control tokens; of a JSON value, every text in it."""
         if isinstance(value, str):
-            return self._control.sub(self._hide, value)
+            return self._foreign.sub(self._hide, value)
         if isinstance(value, dict):
             return {self.over(key): self.over(item) for key, item in value.items()}
         return [self.over(item) for item in value] if isinstance(value, list) else value
@@ -304,6 +334,8 @@ class _Veil:
         return re.split(f"{self._mark}([0-9]+)z", text)
 
     def _hide(self, match: re.Match[str]) -> str:
+        if match.group() not in self._control:
+            return entity(match.group())
         self.spelled.append(match.group())
         return f"{self._mark}{len(self.spelled) - 1}z"
 

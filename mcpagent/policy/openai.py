@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.model_json import MAX_DEPTH, decode_model_json
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Completion, FinishReason, TokenUsage
@@ -92,12 +93,12 @@ class _Conversation:
         # What was sampled is here already, as the API wrote it; the text of it is for the environment.
         for message in messages[self._seen + 1 if self._seen else 0 :]:
             if message["role"] != "tool":
-                self.messages.append(dict(message))
+                self.messages.append({**message, "content": without_marks(message["content"])})
             elif self.unanswered:
                 answered = {"role": "tool", "tool_call_id": self.unanswered.popleft()}
-                self.messages.append({**answered, "content": message["content"]})
+                self.messages.append({**answered, "content": without_marks(message["content"])})
             else:  # the answer to a call that the model wrote as text: the API knows of none
-                content = f"<tool_response>\n{message['content']}\n</tool_response>"
+                content = f"<tool_response>\n{without_marks(message['content'])}\n</tool_response>"
                 self.messages.append({"role": "user", "content": content})
         self._seen = len(messages)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
@@ -156,8 +157,8 @@ def _record(
         data_source=data_source,
         env_class=env_class,
         prompt=(
-            Message(role="system", content="\n\n".join([*own, system_message(offer)])),
-            Message(role="user", content=users[0]),
+            Message(role="system", content="\n\n".join([*map(without_marks, own), system_message(offer)])),
+            Message(role="user", content=without_marks(users[0])),
         ),
         reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
         extra_info={

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
+from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
@@ -237,7 +238,7 @@ def _draft(walk: Walk, *, offer: Offer, split: str, seed: int) -> Task:
         data_source=DATA_SOURCE,
         prompt=(
             Message(role="system", content=system_message(tools)),
-            Message(role="user", content=prompt),
+            Message(role="user", content=without_marks(prompt)),
         ),
         reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
         extra_info={

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
+from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.placeholders import format_value, references, resolve
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
@@ -52,7 +53,8 @@ class Offer:
 def system_message(tools: Mapping[str, ToolSpec]) -> str:
     """The offered tools, one line each; their schemas come from the live catalog at run time."""
     lines = [f"{name}: {tool.description.strip().partition(chr(10))[0]}" for name, tool in tools.items()]
-    return "\n".join(["Answer with the help of these tools.", *lines])
+    # A dataset may be rendered by others, whose tokenizer would read a mark in a description as one.
+    return "\n".join(["Answer with the help of these tools.", *map(without_marks, lines)])
 
 
 def draft_task(candidate: Candidate, *, offer: Offer, split: str, seed: int) -> Task:
@@ -62,6 +64,7 @@ def draft_task(candidate: Candidate, *, offer: Offer, split: str, seed: int) -> 
     # Only what the template sets goes into the record: defaults are the reader's business.
     stated = fill(template.stated, slots)
     plan = [{"step": n, **step} for n, step in enumerate(stated.get("plan", ()), start=1)]
+    prompt = str(fill(template.prompts[candidate.variant], slots))
     tools = offer.tools_for(_tools_of(plan), seed=derive_seed(seed, "offer", candidate.key))
     truth: JsonObject = {
         "task_id": f"{template.name}-{digest}",
@@ -79,7 +82,7 @@ def draft_task(candidate: Candidate, *, offer: Offer, split: str, seed: int) -> 
         data_source=DATA_SOURCE,
         prompt=(
             Message(role="system", content=system_message(tools)),
-            Message(role="user", content=str(fill(template.prompts[candidate.variant], slots))),
+            Message(role="user", content=without_marks(prompt)),
         ),
         reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
         extra_info={

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory, Turn
+from mcpagent.env.dialects.known import TOOL_FORMATS
 from mcpagent.env.episode import observations
 from mcpagent.env.offer import offer
+from mcpagent.env.parsing import parse_action
 from mcpagent.env.tool_format import rewritten
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import Sampling
@@ -59,8 +62,7 @@ def samples(
             (renderer.prompt_ids(trajectory.prompt, schemas), False)
         ]
         for turn in trajectory.turns:
-            action = rewritten(turn.completion.text, renderer.tool_format)
-            segments.append((renderer.action_ids(action), True))
+            segments.append((_written(turn.completion.text, renderer), True))
             if turn is not trajectory.turns[-1]:
                 segments.append((renderer.suffix_ids(_observations(turn)), False))
         yield sample_from_segments(segments)
@@ -82,6 +84,21 @@ def texts(
             text += rewritten(turn.completion.text, renderer.tool_format)
             text += renderer.suffix_text(_observations(turn)) if turn is not trajectory.turns[-1] else ""
         yield text
+
+
+def _written(text: str, renderer: Renderer) -> tuple[int, ...]:
+    """A scripted turn in the model's dialect. Arguments and answers are a dataset's: they spell no control
+    token, only what the dialect writes around them is one."""
+    parsed = parse_action(text)
+    data: JsonObject = {"text": parsed.text, "calls": [[c.tool, c.arguments] for c in parsed.calls]}
+    if not renderer.spells_control(json.dumps(data, ensure_ascii=False)):
+        return renderer.action_ids(rewritten(text, renderer.tool_format))
+
+    def write(data: JsonObject) -> str:
+        calls = TOOL_FORMATS[renderer.tool_format].write([(name, values) for name, values in data["calls"]])
+        return "\n".join(part for part in (data["text"], calls) if part)
+
+    return renderer.written_ids(data, write)
 
 
 def _observations(turn: Turn) -> list[JsonObject]:

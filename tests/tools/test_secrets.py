@@ -229,6 +229,7 @@ def test_servers_that_a_program_builds_teach_theirs() -> None:
     assert SECRETS.text("abc-123-def k-1-k-2-k") == "[w.token] [X-Key]"
 
 
+@pytest.mark.slow
 def test_doctor_names_the_variable_in_its_remedy(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     dying = "import sys; sys.exit(sys.argv[1])"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NoReturn
 
+from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.placeholders import PlaceholderError, references
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
@@ -133,7 +134,7 @@ class FormatCheck:
             data_source=DATA_SOURCE,
             prompt=(
                 Message(role="system", content=system_message(tools)),
-                Message(role="user", content=draft.user_prompt.strip()),
+                Message(role="user", content=without_marks(draft.user_prompt.strip())),
             ),
             reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
             extra_info={
