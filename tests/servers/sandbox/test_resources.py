@@ -171,6 +171,8 @@ def test_a_file_of_the_host_is_not_locked(kind: SandboxKind) -> None:
         ("import time, datetime\ntime.sleep(0.01)\ntime.process_time() < 5", True),
         ("import subprocess\ntry: subprocess.run(['ls'])\nexcept PermissionError: x = 'no'\nx", "no"),
         ("import os, sys\nos.isatty(1), os.cpu_count() > 0, sys.stdout.isatty()", [False, True, False]),
+        # Root's threads are bounded by a cgroup alone.
+        ("import resource\nresource.getrlimit(resource.RLIMIT_NPROC)", [64, 64]),
         ("import logging, csv, gzip, hashlib\ngzip.decompress(gzip.compress(b'a')).decode()", "a"),
         ("from concurrent.futures import ThreadPoolExecutor as T\nsum(T(3).map(abs, range(100)))", 4950),
     ],

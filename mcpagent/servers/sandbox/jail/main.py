@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 READY = b"ready\n"
+_THREADS_MAX = 64
+_COUNTED_BY_NAMESPACE = (5, 14)  # Linux; before, the threads of all of the user's processes count
 _SHORT_S = 0.25  # CPU time after which a call is no longer a short one
 
 
@@ -77,3 +79,5 @@ def _limit_resources(settings: JailSettings) -> None:
         (resource.RLIMIT_SIGPENDING, 64, 64),
     ):
         resource.setrlimit(limit, (soft, hard))
+    if tuple(map(int, os.uname().release.split(".")[:2])) >= _COUNTED_BY_NAMESPACE:
+        resource.setrlimit(resource.RLIMIT_NPROC, (_THREADS_MAX, _THREADS_MAX))
