@@ -62,6 +62,18 @@ class OpenFailed(Exception):
         self.is_away = is_away
 
 
+class ServerEnded(Exception):
+    """How a server ended that nobody asked to. `is_lasting` where it would do so again at once."""
+
+    def __init__(self, text: str, *, is_lasting: bool = False) -> None:
+        super().__init__(text)
+        self.is_lasting = is_lasting
+
+
+def untold(_ended: ServerEnded) -> None:
+    """For a connection whose end nobody asks the reason of."""
+
+
 def classify(error: BaseException) -> CallFailed | CallLost:
     """What an exception of the SDK means for the call. The order matters: a ValidationError is a
     ValueError."""

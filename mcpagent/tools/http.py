@@ -24,6 +24,7 @@ from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import HEADER_MISMATCH, JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from mcpagent.tools.faults import ServerEnded, untold
 from mcpagent.tools.http_client import http_client
 from mcpagent.tools.http_endpoint import HttpEndpoint, Refusal, Reply
 from mcpagent.tools.jsonrpc import Inbox, error_reply
@@ -64,18 +65,24 @@ async def http_streams(
     config: HttpServer,
     *,
     on_eof: Callable[[], None],
+    on_end: Callable[[ServerEnded], None] = untold,
     param_headers: ParamHeaders,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> AsyncGenerator[tuple[Any, Any]]:
     """Reach the server; a transport for `mcp.Client` (the streams to read from and to write to).
 
     There are no time-outs but for connecting: the caller has a deadline, and leaves. `on_eof` is called
-    when the server has forgotten our session.
+    when the server has forgotten our session. Raises ServerEnded at the end where it sent too much unasked.
     """
     async with http_client(config.url, config.headers) as client:
         inbox = Inbox(on_end=on_eof)
         endpoint = HttpEndpoint(
-            client, config.url, max_message_bytes=max_message_bytes, on_message=inbox.put, on_lost=on_eof
+            client,
+            config.url,
+            max_message_bytes=max_message_bytes,
+            on_message=inbox.put,
+            on_lost=on_eof,
+            on_end=on_end,
         )
         posts = _Posts(endpoint, inbox, param_headers)
         try:
@@ -83,6 +90,8 @@ async def http_streams(
         finally:
             with anyio.CancelScope(shield=True):
                 await posts.end()
+            if endpoint.flood is not None:
+                raise ServerEnded(str(endpoint.flood), is_lasting=True)
 
 
 class _Posts:

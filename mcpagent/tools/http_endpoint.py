@@ -7,8 +7,9 @@ reach another. What cannot be had is a `Refusal`, which becomes the answer to th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import cast
 
 import httpx2
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
@@ -24,6 +25,8 @@ from mcp_types import (
 )
 
 from mcpagent.core.retry_after import retry_after_s
+from mcpagent.tools.faults import ServerEnded
+from mcpagent.tools.flood import NOTIFICATION, Flood, UnaskedTraffic, is_notification
 from mcpagent.tools.http_client import host_of, send
 from mcpagent.tools.jsonrpc import Malformed, parse
 from mcpagent.tools.wire import (
@@ -62,7 +65,8 @@ class Refusal(Exception):
 
 
 class HttpEndpoint:
-    """`on_message` gets what the server says besides responses, `on_lost` the end of the session.
+    """`on_message` gets what the server says besides responses, `on_lost` the end of the session,
+    `on_end` before it why the server was cut off.
 
     No error text holds a header, or more of the URL than its host: keys are kept in both.
     """
@@ -75,13 +79,17 @@ class HttpEndpoint:
         max_message_bytes: int,
         on_message: Callable[[JSONRPCMessage], None],
         on_lost: Callable[[], None],
+        on_end: Callable[[ServerEnded], None],
     ) -> None:
         self._client = client
         self._url = httpx2.URL(url)
         self._max_bytes = max_message_bytes
         self._on_message = on_message
         self._on_lost = on_lost
+        self._on_end = on_end
         self._session_id: str | None = None
+        self._unasked = UnaskedTraffic()
+        self.flood: Flood | None = None  # set once the server was cut off
         self.version: str | None = None  # of the protocol; in headers that do not name it themselves
 
     async def request(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Reply:
@@ -96,6 +104,11 @@ class HttpEndpoint:
                 return reply
         except Malformed as error:
             raise Refusal(MALFORMED_RESULT, f"the response cannot be taken: {error.reason}") from error
+        except Flood as flood:
+            self.flood = flood
+            self._on_end(ServerEnded(str(flood), is_lasting=True))
+            self._on_lost()
+            raise Refusal(RESPONSE_LOST, f"the server did not answer: {flood}") from flood
 
     async def notify(self, message: JSONRPCMessage, headers: Mapping[str, str]) -> None:
         """Send what has no response. Raises Refusal where it cannot even be sent."""
@@ -166,7 +179,7 @@ class HttpEndpoint:
 
     async def _streamed(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
         """The response among the events; a stream that breaks off is resumed where the server can."""
-        events = _Events(self._max_bytes, message.id, self._on_message)
+        events = _Events(self._max_bytes, message.id, self._on_message, self._unasked)
         try:
             reply = await events.reply(response)
         except httpx2.SSEError:
@@ -233,34 +246,64 @@ class _Events:
     """The events of one response, over one stream or several."""
 
     def __init__(
-        self, max_bytes: int, request_id: RequestId, on_message: Callable[[JSONRPCMessage], None]
+        self,
+        max_bytes: int,
+        request_id: RequestId,
+        on_message: Callable[[JSONRPCMessage], None],
+        unasked: UnaskedTraffic,
     ) -> None:
         self._max_bytes = max_bytes
         self._request_id = request_id
         self._on_message = on_message
+        self._unasked = unasked
         self.last_id: str | None = None
         self.delay_s = _RESUME_DELAY_S
         self.malformed: Malformed | None = None  # an event that nobody could read: perhaps the response
 
     async def reply(self, response: httpx2.Response) -> Reply | None:
-        """The response, None where the stream ended before it. Raises Malformed."""
-        async for event in httpx2.EventSource(response, max_event_size=self._max_bytes):
+        """The response, None where the stream ended before it. Raises Malformed and Flood."""
+        stream = _Counted(response, self._unasked, free_bytes=self._max_bytes)
+        source = httpx2.EventSource(cast(httpx2.Response, stream), max_event_size=self._max_bytes)
+        async for event in source:
             self.last_id = event.id or self.last_id
             if event.retry is not None:
                 self.delay_s = event.retry / 1000
-            if event.event != "message" or not event.data:
+            data = event.data.encode()
+            if event.event != "message" or not data or is_notification(data):
+                self._unasked.note(len(data), NOTIFICATION)
                 continue
             try:
-                message = parse(event.data.encode())
+                message = parse(data)
             except Malformed as error:
                 if error.request_id is not None:
                     raise
                 self.malformed = error
+                self._unasked.note(len(data))
                 continue
             if isinstance(message, (JSONRPCResponse, JSONRPCError)):
                 return _as_reply(message, self._request_id)
-            self._on_message(message)
+            self._unasked.note(len(data))
+            if isinstance(message, JSONRPCRequest):
+                self._on_message(message)
         return None
+
+
+class _Counted:
+    """A response that counts as unasked traffic past `free_bytes`: comments, say, are no events."""
+
+    def __init__(self, response: httpx2.Response, unasked: UnaskedTraffic, *, free_bytes: int) -> None:
+        self.headers = response.headers
+        self.request = response.request
+        self._response = response
+        self._unasked = unasked
+        self._free_bytes = free_bytes
+
+    async def aiter_text(self) -> AsyncIterator[str]:
+        async for text in self._response.aiter_text():
+            self._free_bytes -= len(text)
+            if self._free_bytes < 0:
+                self._unasked.note(len(text))
+            yield text
 
 
 def _as_reply(message: JSONRPCMessage, request_id: RequestId) -> Reply:

@@ -13,10 +13,11 @@ from typing import Any
 
 from mcp import MCPError
 
+from mcpagent.core.hidden_text import printable
 from mcpagent.core.tools import FailureKind
 from mcpagent.tools.breaker import CircuitBreaker
 from mcpagent.tools.deadline import settled
-from mcpagent.tools.faults import CallFailed, OpenFailed, flat, innermost
+from mcpagent.tools.faults import CallFailed, OpenFailed, ServerEnded, flat, innermost
 from mcpagent.tools.limits import START_TIMEOUT_S
 from mcpagent.tools.listing import Listing, read_listing
 from mcpagent.tools.transports import Launcher
@@ -209,8 +210,16 @@ class Lifeline:
     async def _own(self, ready: asyncio.Future[Live]) -> None:
         """Enter the client, publish it, leave it when told to or when the server is gone."""
         leave = asyncio.Event()
+        live: Live | None = None
+
+        def on_end(ended: ServerEnded) -> None:
+            if ended.is_lasting:  # another process of the server would do so again, between two answers
+                self._breaker.failed(str(ended), is_lasting=True)
+            elif live is not None:
+                live.fault = str(ended)
+
         try:
-            async with self._launcher.client(on_eof=leave.set) as client:
+            async with self._launcher.client(on_eof=leave.set, on_end=on_end) as client:
                 listing = Listing()
                 if self._on_listing is not None:
                     listing = await read_listing(client)
@@ -242,6 +251,8 @@ class Lifeline:
         match innermost(error):
             case OpenFailed() as known:
                 return known
+            case ServerEnded(is_lasting=is_lasting) as ended:
+                return OpenFailed(self._with_log(str(ended)), permanent=is_lasting)
             case FileNotFoundError(filename=missing):
                 return OpenFailed(f"no such command or folder: {missing}", permanent=True)
             case PermissionError(filename=forbidden):
@@ -255,7 +266,7 @@ class Lifeline:
 
     def _with_log(self, text: str) -> str:
         tail = self._launcher.log_tail()
-        return f"{text}; its last words:\n{tail}" if tail else text
+        return f"{text}; its last words:\n{printable(tail)}" if tail else text
 
 
 def _opened_by(opening: asyncio.Task[Live]) -> Live:

@@ -25,6 +25,8 @@ _POLL_S = 0.05
 _PARENT_POLL_S = 1.0
 _LOOK_EVERY_S = 5.0  # it reads the whole process table, in some milliseconds
 _PROC = Path("/proc")
+# In the environment of each server: whoever inherits it belongs to that server, whoever its parent is by now.
+MARK_ENV = "MCPAGENT_SERVER"
 _HAS_PROC = (_PROC / "self" / "stat").exists()
 
 
@@ -38,10 +40,12 @@ class _Process(NamedTuple):
 
 
 class Tree:
-    """The group of a process that leads its own, and the leader's descendants in other groups."""
+    """The group of a process that leads its own, and in other groups the leader's descendants and whoever
+    carries `mark` (with `MARK_ENV`, as daemons do that left their parents; on Linux)."""
 
-    def __init__(self, leader: int) -> None:
+    def __init__(self, leader: int, mark: str = "") -> None:
         self.leader = leader
+        self.mark = mark
         self.strays: set[tuple[int, str]] = set()  # by id and birth
 
     def look(self) -> None:
@@ -76,6 +80,20 @@ def look(trees: list[Tree]) -> None:
         while grown := {p.pid for p in processes if p.parent in family} - family:
             family |= grown
         tree.strays |= {(p.pid, p.birth) for p in processes if p.pid in family and p.group != tree.leader}
+    marks = {f"{MARK_ENV}={tree.mark}".encode(): tree for tree in trees if tree.mark}
+    for process in processes if marks and _HAS_PROC else ():
+        for variable in _environment(process.pid):
+            tree = marks.get(variable)
+            if tree is not None and process.group != tree.leader:
+                tree.strays.add((process.pid, process.birth))
+
+
+def _environment(pid: int) -> list[bytes]:
+    """As it was when the process's program was started; empty where it may not be read."""
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def end_trees(trees: list[Tree]) -> None:
@@ -124,7 +142,7 @@ def _from_ps() -> Iterator[_Process]:
 
 
 def _watch(parent: int) -> None:
-    """Read `+PGID` and `-PGID` from stdin until it ends or the parent is gone, then end what is left.
+    """Read `+PGID MARK` and `-PGID` from stdin until it ends or the parent is gone, then end what is left.
 
     The parent's end of the pipe may be held open by a process that it forked; its own death shows in the
     parent id too.
@@ -141,9 +159,10 @@ def _watch(parent: int) -> None:
                 break
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                group = int(line[1:])
+                number, _, mark = line[1:].partition(b" ")
+                group = int(number)
                 if line.startswith(b"+"):
-                    trees[group] = Tree(group)
+                    trees[group] = Tree(group, mark.decode())
                 else:
                     trees.pop(group, None)
         elif os.getppid() != parent:

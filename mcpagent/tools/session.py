@@ -15,7 +15,7 @@ from mcpagent.tools.connection import Connection, Footprint, Order
 from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
 from mcpagent.tools.faults import CallFailed
 from mcpagent.tools.server import StartedServer
-from mcpagent.tools.wire import cut_middle, render, wire_fault
+from mcpagent.tools.wire import cut_meta, cut_middle, render, wire_fault
 
 _RESERVED_META = "io.modelcontextprotocol/"  # stamps of the protocol itself, the same on every result
 
@@ -127,7 +127,7 @@ class PoolSession:
         # before it is cut, which could leave half a secret.
         whole = server.without_secrets(render(raw.content, structured), tool=call.tool)
         content, cut = cut_middle(whole, self._result_limit_chars)
-        meta = {k: v for k, v in (raw.meta or {}).items() if not k.startswith(_RESERVED_META)}
+        meta = cut_meta({k: v for k, v in (raw.meta or {}).items() if not k.startswith(_RESERVED_META)})
         failure = None
         if raw.is_error:
             # Servers say both in prose; the schema tells a wrong argument from one that found nothing.

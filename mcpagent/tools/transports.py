@@ -16,6 +16,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from mcpagent.core.redact import SECRETS
 from mcpagent.storage.atomic import without_secrets
+from mcpagent.tools.faults import ServerEnded, untold
 from mcpagent.tools.http import ParamHeaders, http_streams
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.stdio import stdio_streams
@@ -26,8 +27,11 @@ _LOG_TAIL_BYTES = 1500
 class Launcher(Protocol):
     """Makes a fresh client for each opening of a connection."""
 
-    def client(self, *, on_eof: Callable[[], None]) -> AbstractAsyncContextManager[Client]:
-        """A new client; `on_eof` is called as soon as the server has closed its end."""
+    def client(
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+    ) -> AbstractAsyncContextManager[Client]:
+        """A new client; `on_eof` is called as soon as the server has closed its end, `on_end` before it
+        with the reason, where that is known."""
         ...
 
     def log_tail(self) -> str:
@@ -43,7 +47,9 @@ class MemoryLauncher:
     server: MCPServer[Any] | Server[Any]
     keeps_schemas: bool = False
 
-    def client(self, *, on_eof: Callable[[], None]) -> AbstractAsyncContextManager[Client]:
+    def client(
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+    ) -> AbstractAsyncContextManager[Client]:
         return Client(self.server, mode=LATEST_MODERN_VERSION)
 
     def log_tail(self) -> str:
@@ -82,9 +88,11 @@ class StdioLauncher:
     _negotiation: _Negotiation = field(default_factory=_Negotiation)
 
     @asynccontextmanager
-    async def client(self, *, on_eof: Callable[[], None]) -> AsyncGenerator[Client]:
+    async def client(
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+    ) -> AsyncGenerator[Client]:
         with self.log_path.open("ab") as log:
-            streams = stdio_streams(self.config, log_file=log, on_eof=on_eof)
+            streams = stdio_streams(self.config, log_file=log, on_eof=on_eof, on_end=on_end)
             try:
                 async with self._negotiation.client(streams) as client:
                     yield client
@@ -110,8 +118,10 @@ class HttpLauncher:
     _param_headers: ParamHeaders = field(default_factory=ParamHeaders)
 
     @asynccontextmanager
-    async def client(self, *, on_eof: Callable[[], None]) -> AsyncGenerator[Client]:
-        streams = http_streams(self.config, on_eof=on_eof, param_headers=self._param_headers)
+    async def client(
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+    ) -> AsyncGenerator[Client]:
+        streams = http_streams(self.config, on_eof=on_eof, on_end=on_end, param_headers=self._param_headers)
         async with self._negotiation.client(streams) as client:
             yield client
 

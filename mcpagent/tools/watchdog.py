@@ -17,11 +17,12 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._groups: set[int] = set()
+        self._groups: dict[int, str] = {}  # and the mark of each
         self._process: subprocess.Popen[bytes] | None = None
 
-    def watch(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        """Start a process that leads its own group, which ends with us unless `forget` comes first.
+    def watch(self, start: Callable[[], subprocess.Popen[bytes]], *, mark: str) -> subprocess.Popen[bytes]:
+        """Start a process that leads its own group, which ends with us unless `forget` comes first. It has
+        `mark` in its environment.
 
         The watchdog is up first, so that the moment in which nobody knows of the new process is short.
         """
@@ -29,8 +30,8 @@ class Watchdog:
             try:
                 self._wake()
                 process = start()
-                self._groups.add(process.pid)
-                self._tell(b"+%d\n" % process.pid)
+                self._groups[process.pid] = mark
+                self._tell(_line(process.pid, mark))
                 return process
             finally:
                 self._rest_if_idle()
@@ -38,7 +39,7 @@ class Watchdog:
     def forget(self, group: int) -> None:
         """The group is gone. With the last one the watchdog ends too."""
         with self._lock:
-            self._groups.discard(group)
+            self._groups.pop(group, None)
             self._rest_if_idle()
             if self._groups:
                 self._tell(b"-%d\n" % group)
@@ -60,7 +61,7 @@ class Watchdog:
             self._write(line)
         except BrokenPipeError:  # somebody killed it: a new one is told everything
             self._end()
-            self._write(b"".join(b"+%d\n" % group for group in self._groups))
+            self._write(b"".join(_line(group, mark) for group, mark in self._groups.items()))
 
     def _write(self, data: bytes) -> None:
         pipe = self._wake().stdin
@@ -76,6 +77,10 @@ class Watchdog:
         if process is not None:
             process.kill()
             process.communicate()
+
+
+def _line(group: int, mark: str) -> bytes:
+    return b"+%d %b\n" % (group, mark.encode())
 
 
 @functools.cache

@@ -35,6 +35,8 @@ RESPONSE_LOST = -33004  # the request went out, its response never came: it may 
 THROTTLED = -33005  # the server takes no more calls for now, and did not take this one
 FORBIDDEN = -33006  # the server refuses our credentials
 RETRY_AFTER = "retry_after_s"  # in the data of THROTTLED, where the server says so: seconds
+META_CHARS = 4096  # of a result's `_meta`
+META_CUT_KEY = "mcpagent/cut"
 _INT_LIMIT = 10**4300  # sys.int_info.default_max_str_digits: json.loads refuses more digits
 
 
@@ -82,6 +84,20 @@ def cut_middle(text: str, limit_chars: int) -> tuple[str, int]:
     head, tail = room - room // 2, room // 2
     cut = len(text) - room
     return text[:head] + marker.format(cut) + text[len(text) - tail :], cut
+
+
+def cut_meta(meta: JsonObject) -> JsonObject:
+    """`meta` without the members that take it past `META_CHARS` as JSON; a mark names how much was cut."""
+    kept: JsonObject = {}
+    left, cut = META_CHARS, 0
+    for key, value in meta.items():
+        size = len(key) + len(value if isinstance(value, str) else json.dumps(value))
+        if size <= left:
+            kept[key] = value
+            left -= size
+        else:
+            cut += size
+    return {**kept, META_CUT_KEY: f"{cut} characters cut"} if cut else kept
 
 
 def _block_text(block: ContentBlock) -> str:

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from mcpagent.tools.pool import ToolPool
 from tests.tools.support import call
-from tests.tools.wild import FAMILIES, SCRIPTS, family, living, stubborn, wait_for_end
+from tests.tools.wild import DAEMONS, FAMILIES, SCRIPTS, family, living, stubborn, wait_for_end
 
 
 def test_no_process_of_any_server_outlives_a_trainer_that_was_killed(tmp_path: Path) -> None:
@@ -37,6 +38,35 @@ def test_a_pool_ends_whole_families_of_servers_and_its_watchdog(tmp_path: Path) 
     everybody = asyncio.run(run())
     assert len(everybody) == 8  # the four servers, their three children, the watchdog
     assert living(everybody) == set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_daemon_that_left_its_server_outlives_a_trainer(tmp_path: Path, number: signal.Signals) -> None:
+    """Forked twice, in a session of its own, deaf, and nobody's descendant any more."""
+    command = [sys.executable, "-m", "tests.tools.servers.trainer", str(tmp_path), "daemons"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == b"up\n"
+        servers = set().union(*(family(tmp_path, *traits) for traits in DAEMONS))
+        assert living(servers) == servers
+        descendants = {child.pid for child in psutil.Process(trainer.pid).children(recursive=True)}
+        assert servers - descendants  # they really left
+        trainer.send_signal(number)
+    assert wait_for_end(servers) == set()
+
+
+@pytest.mark.parametrize("traits", DAEMONS)
+def test_a_daemon_that_left_its_server_goes_with_it(tmp_path: Path, traits: tuple[str, ...]) -> None:
+    async def run() -> None:
+        async with (
+            ToolPool([stubborn(tmp_path, *traits), stubborn(tmp_path)]) as pool,
+            pool.session() as session,
+        ):
+            assert living(family(tmp_path, *traits)) == family(tmp_path, *traits)
+            assert (await call(session, "echo", server="plain", text="beside")).content == "beside"
+
+    asyncio.run(run())
+    assert living(family(tmp_path, *traits)) == set()
 
 
 def test_a_daemon_goes_with_its_server_that_ends_at_once(tmp_path: Path) -> None:

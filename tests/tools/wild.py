@@ -15,6 +15,7 @@ from mcpagent.tools.servers_config import HttpServer, StdioServer
 
 SCRIPTS = Path(__file__).with_name("servers")
 FAMILIES: tuple[tuple[str, ...], ...] = ((), ("deaf",), ("child",), ("deaf", "child", "daemon"))
+DAEMONS: tuple[tuple[str, ...], ...] = (("orphan",), ("deaf", "orphan"), ("deaf", "daemon", "orphan"))
 
 _BOUND_S = 30.0
 
