@@ -86,7 +86,7 @@ def call_tool(
 ) -> None:
     """Call one tool and print what a model would see. Exits 1 if the call fails.
 
-    Example: mcpagent tools call tavily.tavily_search '{"query": "interest rates"}'
+    Example: mcpagent tools call tavily.tavily_search '{"query": "QTPH price target"}'
 
     Example: mcpagent tools call files.write_file @arguments.json --servers mcp.json --timeout 5
     """
