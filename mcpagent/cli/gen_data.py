@@ -214,7 +214,8 @@ def _document(
 def _print(document: Mapping[str, Any], console: Console) -> None:
     splits = [(split, document["by_split"][split], path) for split, path in document["paths"].items()]
     console.table("Tasks", ("Split", "Tasks", "File"), splits)
-    console.table("By template", ("Template", "Tasks"), list(document["by_template"].items()))
+    if document["by_template"]:  # what exploring finds has no template
+        console.table("By template", ("Template", "Tasks"), list(document["by_template"].items()))
     console.table("By class", ("Class", "Tasks"), list(document["by_class"].items()))
     stages = [
         (row["name"], row["in"], row["out"], ", ".join(f"{c} {n}" for c, n in row["rejects"].items()))

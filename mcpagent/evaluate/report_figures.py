@@ -33,6 +33,8 @@ class ChartSpec:
     percent: bool = False
     trend: bool = False
     bars: bool = False
+    sparse: bool = False  # only some steps have a value
+    without: str = ""  # the chart is for runs that do not have this metric
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,13 @@ class Chart:
 
 
 CHARTS: dict[str, ChartSpec] = {
+    "loss": ChartSpec(
+        "Loss",
+        f"Nats per token of the demonstrations; the line is the mean of the last {TREND_STEPS} steps.",
+        (Line("loss", "loss"),),
+        trend=True,
+        without="reward_mean",
+    ),
     "reward": ChartSpec(
         "Reward",
         f"Mean over a step's scored episodes; the line is the mean of the last {TREND_STEPS} steps.",
@@ -56,9 +65,16 @@ CHARTS: dict[str, ChartSpec] = {
     "success": ChartSpec(
         "Success while training",
         "Share of sampled training episodes that succeed; exploration is on, so this is not the greedy rate.",
-        (Line("success_rate", "all tasks"),),
+        (Line("success_rate", "scored episodes"), Line("success_rate_all", "all", "--series-2")),
         percent=True,
         trend=True,
+    ),
+    "validation": ChartSpec(
+        "Success on validation tasks",
+        "Greedy, while training; unscored episodes count as failed.",
+        (Line("validation_success_all", "validation"),),
+        percent=True,
+        sparse=True,
     ),
     "complexity": ChartSpec(
         "Success by complexity",
@@ -117,6 +133,10 @@ def charts(run: RunView) -> list[Chart]:
     for chart_id, spec in CHARTS.items():
         lines = [(line, run.series(line.key)) for line in spec.lines]
         lines = [(line, values) for line, values in lines if any(v is not None for v in values)]
+        if chart_id == "success" and len(lines) == 2 and lines[0][1] == lines[1][1]:
+            lines = lines[:1]  # nothing dropped out: both are the same curve
+        if spec.without and run.values(spec.without):
+            continue
         if lines:
             limit = kl_limit(run) if chart_id == "kl" else None
             drawn.append(_chart(chart_id, spec, steps, lines, limit=limit))
@@ -145,6 +165,8 @@ def _chart(
         traces += _traces(spec, line, steps, values, alone=len(lines) == 1)
     layout = _layout(spec, legend=len(lines) > 1)
     layout["xaxis"]["range"] = [steps[0] - 0.7, steps[-1] + 0.7]  # the same on every chart
+    if spec.percent:
+        layout["yaxis"]["range"] = _fitting([v for _, values in lines for v in values if v is not None])
     # A limit far above the curve would flatten it; the note and the verdict still state it.
     peak = max((v for _, values in lines for v in values if v is not None), default=0.0)
     if limit is not None and peak >= limit / 4:
@@ -162,6 +184,14 @@ def _chart(
     )
 
 
+def _fitting(rates: Sequence[float]) -> list[float]:
+    """An axis on which the rates fill the height: a little beyond them, within 0 to 1, a point at least."""
+    low, high = min(rates), max(rates)
+    room = max(0.08 * (high - low), (0.01 - (high - low)) / 2)
+    bottom, top = max(0.0, low - room), min(1.0, high + room)
+    return [min(bottom, 0.99), max(top, 0.01)]
+
+
 def _traces(
     spec: ChartSpec, line: Line, steps: list[int], values: list[float | None], *, alone: bool
 ) -> list[JsonObject]:
@@ -170,6 +200,10 @@ def _traces(
     if spec.bars:
         return [{**common, "type": "bar", "y": values, "marker": {"color": line.colour}}]
     stroke: JsonObject = {"color": line.colour, "width": 2}
+    if spec.sparse:
+        known = [(x, y) for x, y in zip(steps, values, strict=True) if y is not None]
+        points = {"x": [x for x, _ in known], "y": [y for _, y in known], "mode": "lines+markers"}
+        return [{**common, "type": "scatter", **points, "line": stroke, "marker": {"color": line.colour}}]
     if not spec.trend:
         return [{**common, "type": "scatter", "mode": "lines", "y": values, "line": stroke}]
     trend = {**common, "type": "scatter", "mode": "lines", "y": trailing_mean(values), "line": stroke}

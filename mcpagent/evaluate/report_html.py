@@ -25,6 +25,7 @@ from mcpagent.evaluate.report_tables import (
 )
 from mcpagent.evaluate.report_trajectories import choose, pair_html
 from mcpagent.evaluate.report_verdicts import Verdict, judge
+from mcpagent.evaluate.summary import success_of_all
 from mcpagent.storage.packages import require
 
 _BADGES = {"pass": ("pass", "✓ pass"), "fail": ("fail", "✗ fail"), "not measured": ("open", "– not measured")}
@@ -70,8 +71,8 @@ def _header(run: RunView) -> str:
 
 def _headline(run: RunView) -> str:
     tiles = [
-        _tile("Held-out task success, greedy", run, ""),
-        _tile("Held-out task success, sampled", run, SAMPLED),
+        _tile(f"{run.split.capitalize()} task success, greedy", run, ""),
+        _tile(f"{run.split.capitalize()} task success, sampled", run, SAMPLED),
         _training_tile(run),
     ]
     return f'<div class="headline card">{"".join(t for t in tiles if t)}</div>'
@@ -81,16 +82,17 @@ def _tile(label: str, run: RunView, suffix: str) -> str:
     before, after = run.evaluations.get(BEFORE + suffix), run.evaluations.get(AFTER + suffix)
     if after is None:
         return ""
-    metric = after.metrics["task_success"]
+    metric = success_of_all(after)
     value = percent(metric.value)
     found = compare_or_none(before, after)
     detail = f"{metric.n} tasks"
     if before is not None and found is not None:
-        start = percent(before.metrics["task_success"].value)
+        start = percent(success_of_all(before).value)
         value = f'<span class="from">{start} →</span> {value}'
-        detail = (
-            f"{points(found.difference.value)} points {points_interval(found.difference)}, {metric.n} tasks"
-        )
+        change = found.difference_all
+        detail = f"{points(change.value)} points {points_interval(change)}, {metric.n} tasks"
+    if after.unscored:
+        detail += f", {after.unscored} of {after.n_episodes} episodes unscored and counted as failed"
     return _stat(label, value, detail)
 
 
@@ -128,7 +130,8 @@ def _results(run: RunView) -> str:
         return ""
     hint = (
         "Brackets are 95% intervals with the task as the independent unit. The change is in percentage "
-        "points, paired by task; p is a sign-flip test. Hollow marks are before training, filled ones after."
+        "points, paired by task; p is a sign-flip test. Hollow marks are before training, filled ones after. "
+        "The first line counts episodes that could not be scored as failed; by complexity too."
     )
     legend = "Greedy unless marked. pass@k: at least one of k attempts succeeds; pass^k: all of them do."
     more = f'<h2>Other measures</h2><p class="hint">{legend}</p>{others}' if others else ""
@@ -175,10 +178,15 @@ def _trajectories(run: RunView) -> str:
     if not chosen:
         return ""
     hint = (
-        "The same held-out task before and after training: what was learned, what still fails, what got "
+        f"The same {run.split} task before and after training: what was learned, what still fails, what got "
         "worse. A result is shown as the model saw it."
     )
-    cards = "".join(pair_html(pair, opened=i == 0) for i, pair in enumerate(chosen))
+    if run.episodes_from == "demonstrations":
+        hint = "No evaluation is stored with the run; these are demonstrations that it learned from."
+    elif run.episodes_from:
+        hint = f"No evaluation is stored with the run; these are episodes of {run.episodes_from}, its last."
+    labels = ("Before training", "While training" if run.episodes_from else "After training")
+    cards = "".join(pair_html(pair, labels=labels, opened=i == 0) for i, pair in enumerate(chosen))
     return f'<section><h2>Trajectories</h2><p class="hint">{hint}</p>{cards}</section>'
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,12 +19,15 @@ from mcpagent.core.records import JsonObject, OpenRecord
 from mcpagent.core.tools import NONCE_META_KEY, FailureKind
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.evaluate.evaluator import BEST, UNTRAINED
 from mcpagent.evaluate.summary import EvalResult
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.metrics import PoolMetrics
 
-BEFORE, AFTER = "warm_start", "trained"  # file stems under eval/, each maybe with _sampled
+# The two sides of a run as the keys of its evaluations, each maybe with SAMPLED: the stems of the files that
+# the quickstart writes under eval/. `_sides` finds them among those of any other run.
+BEFORE, AFTER = "warm_start", "trained"
 SAMPLED = "_sampled"
 _NOT_SENT = {
     FailureKind.UNKNOWN_TOOL,
@@ -84,11 +88,26 @@ class RunView:
     manifest: JsonObject = field(default_factory=dict)
     config_text: str = ""
     config: JsonObject = field(default_factory=dict)
-    evaluations: dict[str, EvalResult] = field(default_factory=dict)
+    evaluations: dict[str, EvalResult] = field(default_factory=dict)  # by side; others by their file's stem
+    validations: dict[str, EvalResult] = field(default_factory=dict)  # those of steps, while it trained
+    episodes_from: str = ""  # where `pairs` come from, where they are not of evaluations
     controls: list[Control] = field(default_factory=list)
     pairs: list[TaskPair] = field(default_factory=list)
     nonces: NonceCount = field(default_factory=NonceCount)
     tool_metrics: PoolMetrics | None = None  # of the last step: since the servers were last started
+
+    @property
+    def suffix(self) -> str:
+        """Of the sides that verdicts go by: those of the greedy evaluations, else of the sampled ones."""
+        return SAMPLED if AFTER not in self.evaluations and AFTER + SAMPLED in self.evaluations else ""
+
+    @property
+    def split(self) -> str:
+        """What the tasks of the last evaluation are, as a person calls them."""
+        after = self.evaluations.get(AFTER + self.suffix)
+        facts = after.provenance if after is not None else {}
+        named = facts.get("split") or Path(str((facts.get("dataset") or {}).get("path", "held-out"))).stem
+        return {"heldout": "held-out"}.get(str(named), str(named))
 
     def series(self, key: str) -> list[float | None]:
         """One value a step; None where the step did not report a finite number."""
@@ -109,7 +128,8 @@ def read_run(run_dir: Path) -> RunView:
     steps = _read_steps(run_dir)
     config_path = run_dir / "config.yaml"
     config_text = config_path.read_text(encoding="utf-8") if config_path.exists() else ""
-    pairs, nonces = _read_trajectories(run_dir / "trajectories")
+    evaluations, validations, sources = _sides(_read_evaluations(run_dir / "eval"))
+    pairs, nonces, episodes_from = _read_trajectories(run_dir / "trajectories", sources)
     told = next((row["tool_metrics"] for row in reversed(steps) if "tool_metrics" in row), None)
     return RunView(
         path=run_dir,
@@ -117,7 +137,9 @@ def read_run(run_dir: Path) -> RunView:
         manifest=_read_object(run_dir / "manifest.json"),
         config_text=config_text,
         config=_parse_yaml(config_text, config_path),
-        evaluations=_read_evaluations(run_dir / "eval"),
+        evaluations=evaluations,
+        validations=validations,
+        episodes_from=episodes_from,
         controls=_read_controls(run_dir / "eval" / "controls.json"),
         pairs=pairs,
         nonces=nonces,
@@ -185,6 +207,45 @@ def _read_evaluations(folder: Path) -> dict[str, EvalResult]:
     return found
 
 
+def _sides(
+    stored: dict[str, EvalResult],
+) -> tuple[dict[str, EvalResult], dict[str, EvalResult], dict[str, str]]:
+    """Evaluations by side, validations of steps, and for each side the stem of its file. The sides are what
+    the quickstart or the run itself measured, else what `mcpagent eval` kept of the first and the last
+    weights."""
+    validations = {stem: e for stem, e in stored.items() if re.fullmatch(r"step-\d+", stem)}
+    rest = {stem: e for stem, e in stored.items() if stem not in validations}
+    found = {stem: stem for stem in rest if stem.removesuffix(SAMPLED) in (BEFORE, AFTER)}
+    if not found:
+        for suffix, is_sampled in (("", False), (SAMPLED, True)):
+            alike = {s: e for s, e in rest.items() if bool(e.provenance.get("temperature")) is is_sampled}
+            before, after = _pair(alike)
+            found |= {BEFORE + suffix: before} if before else {}
+            found |= {AFTER + suffix: after} if after else {}
+    named = {side: rest[stem] for side, stem in found.items()}
+    others = {stem: e for stem, e in rest.items() if stem not in found.values()}
+    return named | others, validations, found
+
+
+def _pair(alike: dict[str, EvalResult]) -> tuple[str | None, str | None]:
+    """The stems of the evaluations before and after training: of the same tasks where there are such, of the
+    latest step there is."""
+
+    def step(stem: str) -> int:
+        return int(alike[stem].provenance.get("step") or 0)
+
+    known = [stem for stem, e in alike.items() if isinstance(e.provenance.get("step"), int)]
+    firsts = [stem for stem in known if step(stem) == 0]
+    lasts = [stem for stem in known if step(stem) > 0]
+    pairs = [(a, b) for a in firsts for b in lasts if alike[a].tasks.keys() & alike[b].tasks.keys()]
+    if pairs:
+        return max(pairs, key=lambda pair: (pair == (UNTRAINED, BEST), step(pair[1]), pair))
+    return (
+        max(firsts, key=lambda stem: (stem == UNTRAINED, stem), default=None),
+        max(lasts, key=lambda stem: (stem == BEST, step(stem), stem), default=None),
+    )
+
+
 def _read_controls(path: Path) -> list[Control]:
     if not path.exists():
         return []
@@ -206,26 +267,41 @@ def _first(error: ValidationError) -> str:
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
-def _read_trajectories(folder: Path) -> tuple[list[TaskPair], NonceCount]:
+def _read_trajectories(folder: Path, sources: dict[str, str]) -> tuple[list[TaskPair], NonceCount, str]:
+    """First attempts by task and side, the nonces of everything, and where the episodes come from if no
+    evaluation has any: the last training step, or the demonstrations."""
     nonces = NonceCount()
+    files = {path: path.name.split(".", 1)[0] for path in sorted(folder.glob("[!.]*.jsonl*"))}
+    greedy = any(side in sources for side in (BEFORE, AFTER))
+    stems = {
+        name: side
+        for side in (BEFORE, AFTER)
+        if (source := sources.get(side if greedy else side + SAMPLED)) is not None
+        for name in (source, f"eval_{source}")
+    }
+    steps = sorted(stem for stem in files.values() if re.fullmatch(r"step-\d+", stem))
+    last = steps[-1] if steps else "demonstrations" if "demonstrations" in files.values() else None
     sides: dict[str, dict[str, Trajectory]] = {BEFORE: {}, AFTER: {}}
-    for path in sorted(folder.glob("[!.]*.jsonl*")):
-        side = _side(path)
+    trained: dict[str, Trajectory] = {}
+    for path, stem in files.items():
+        side = stems.get(stem)
         for trajectory in _counted(read_trajectories(path, with_tokens=False), nonces):
-            if side is not None and trajectory.attempt == 0:
+            if trajectory.attempt != 0:
+                continue
+            if side is not None:
                 sides[side].setdefault(trajectory.task_id, trajectory)
+            elif stem == last:
+                trained.setdefault(trajectory.task_id, trajectory)
     before, after = sides[BEFORE], sides[AFTER]
+    episodes_from = ""
+    if not before and not after and last is not None:
+        after, episodes_from = trained, last
     task_ids = sorted(before.keys() | after.keys())
-    return [TaskPair(task_id=t, before=before.get(t), after=after.get(t)) for t in task_ids], nonces
+    pairs = [TaskPair(task_id=t, before=before.get(t), after=after.get(t)) for t in task_ids]
+    return pairs, nonces, episodes_from
 
 
 def _counted(trajectories: Iterable[Trajectory], nonces: NonceCount) -> Iterator[Trajectory]:
     for trajectory in trajectories:
         nonces.add(trajectory)
         yield trajectory
-
-
-def _side(path: Path) -> str | None:
-    """Greedy evaluations only: `eval_trained.jsonl.zst` and `trained.jsonl.zst` are the after side."""
-    stem = path.name.split(".", 1)[0]
-    return next((side for side in (BEFORE, AFTER) if stem in (side, f"eval_{side}")), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -20,7 +21,7 @@ from mcpagent.evaluate.report_numbers import (
     points_interval,
 )
 from mcpagent.evaluate.report_run import AFTER, BEFORE, SAMPLED, Control, RunView
-from mcpagent.evaluate.summary import RATES, EvalResult
+from mcpagent.evaluate.summary import RATES, EvalResult, success_of_all
 from mcpagent.tools.metrics import PoolMetrics, ToolMetrics
 
 STRIP_PX = 140  # the drawn length of 0..1
@@ -57,24 +58,27 @@ def success_table(run: RunView) -> str:
         before, after = run.evaluations.get(BEFORE + suffix), run.evaluations.get(AFTER + suffix)
         if before is None and after is None:
             continue
-        sides = (_success(before), _success(after))
+        both, found = (before, after), compare_or_none(before, after)
         title = f"{label}{_temperature(after or before)}"
-        rows.append(_success_row(title, sides, compare_or_none(before, after), css="group"))
-        levels = dict.fromkeys(level for e in (before, after) if e for level in e.by_complexity)
-        for level in levels:
-            parts = tuple(e.by_complexity.get(level) if e else None for e in (before, after))
+        sides = tuple(e and success_of_all(e) for e in both)
+        rows.append(_success_row(title, sides, found and found.difference_all, found, css="group"))
+        sides = tuple(e and e.metrics.get("task_success") for e in both)
+        rows.append(_success_row("scored only", sides, found and found.difference, found, css="part"))
+        levels = dict.fromkeys(level for e in both if e for level in e.by_complexity)
+        for level in levels if len(levels) > 1 else ():
             found = compare_or_none(before, after, complexity=level)
-            metrics = tuple(p.task_success if p else None for p in parts)
-            rows.append(_success_row(level, metrics, found, css="part"))
+            sides = tuple(e and success_of_all(e, complexity=level) for e in both)
+            rows.append(_success_row(level, sides, found and found.difference_all, found, css="part"))
     paired = {name + suffix for name in (BEFORE, AFTER) for _, suffix in SETTINGS}
     for name, evaluation in run.evaluations.items():
         if name not in paired:
-            rows.append(_success_row(name, (None, _success(evaluation)), None, css="group"))
+            rows.append(_success_row(name, (None, success_of_all(evaluation)), None, None, css="group"))
+            scored = evaluation.metrics.get("task_success")
+            rows.append(_success_row("scored only", (None, scored), None, None, css="part"))
     if not rows:
         return ""
-    return _table(
-        _head("Task success", "0–100%", "*Before", "*After", "*Change", "*p", "*Tasks"), rows, css="success"
-    )
+    columns = ("Task success", "0–100%", "*Before", "*After", "*Change", "*p", "*Tasks")
+    return _table(columns, rows, css="success")
 
 
 def measures_table(run: RunView) -> str:
@@ -92,7 +96,7 @@ def measures_table(run: RunView) -> str:
     for label, name in passes:
         cells = "".join(_metric_cell(e.metrics.get(name) if e else None, is_rate=True) for e in sampled)
         rows.append(f"<tr><th>{escape(label)}</th>{cells}</tr>")
-    return _table(_head("Measure", "*Before", "*After"), rows) if rows else ""
+    return _table(("Measure", "*Before", "*After"), rows) if rows else ""
 
 
 def controls_table(controls: Sequence[Control]) -> str:
@@ -103,8 +107,8 @@ def controls_table(controls: Sequence[Control]) -> str:
         f"{_metric_cell(c.greedy, is_rate=True)}{_metric_cell(c.sampled, is_rate=True)}</tr>"
         for c in controls
     ]
-    head = _head("Control", "What it does", "*CPU s", "*Greedy", "*Sampled")
-    return _table(head, rows) if rows else ""
+    columns = ("Control", "What it does", "*CPU s", "*Greedy", "*Sampled")
+    return _table(columns, rows) if rows else ""
 
 
 def tools_table(metrics: PoolMetrics) -> str:
@@ -121,8 +125,8 @@ def tools_table(metrics: PoolMetrics) -> str:
         for server in metrics.servers
         for tool in server.tools
     ]
-    head = _head("Tool", "*Calls", "*p50 ms", "*p95 ms", "Errors", "*Cut", "*Repeats", "*Restarts")
-    return _table(head, rows) if rows else ""
+    columns = ("Tool", "*Calls", "*p50 ms", "*p95 ms", "Errors", "*Cut", "*Repeats", "*Restarts")
+    return _table(columns, rows) if rows else ""
 
 
 def facts_table(facts: JsonObject) -> str:
@@ -167,19 +171,22 @@ def _mark(metric: Metric, y: int, css: str) -> str:
     return f'<g class="{css}">{bar}{dot}</g>'
 
 
-def _success(evaluation: EvalResult | None) -> Metric | None:
-    return evaluation.metrics.get("task_success") if evaluation else None
-
-
-def _success_row(title: str, sides: Sequence[Metric | None], found: Comparison | None, *, css: str) -> str:
+def _success_row(
+    title: str,
+    sides: Sequence[Metric | None],
+    difference: Metric | None,
+    found: Comparison | None,
+    *,
+    css: str,
+) -> str:
+    """`found` gives its p value where the counts of unscored episodes allow one."""
     before, after = sides
     known = after or before
     change, p_value = ABSENT, ABSENT
-    if found is not None:
-        change = (
-            f'{points(found.difference.value)} <span class="ci">{points_interval(found.difference)}</span>'
-        )
-        p_value = ABSENT if found.p_value is None else p_text(found.p_value)
+    if difference is not None:
+        change = f'{points(difference.value)} <span class="ci">{points_interval(difference)}</span>'
+    if found is not None and found.why_no_verdict is None and found.p_value is not None:
+        p_value = p_text(found.p_value)
     return (
         f'<tr class="{css}"><th>{escape(title)}</th><td class="strip">{dumbbell_svg(before, after)}</td>'
         f"{_metric_cell(before, is_rate=True)}{_metric_cell(after, is_rate=True)}"
@@ -212,14 +219,24 @@ def _pass_names(evaluation: EvalResult | None) -> list[str]:
     return [n for n in (f"pass@{most}", f"pass^{most}") if n in names]
 
 
-def _head(*columns: str) -> str:
-    """A star marks a column of numbers."""
-    return "".join(f'<th class="num">{c[1:]}</th>' if c[0] == "*" else f"<th>{c}</th>" for c in columns)
+def _table(columns: Sequence[str], rows: Sequence[str], *, css: str = "") -> str:
+    """A star marks a column of numbers. On a narrow screen a row is a card with named cells."""
+    names = [column.removeprefix("*") for column in columns]
+    head = "".join(
+        f'<th class="num">{name}</th>' if column != name else f"<th>{name}</th>"
+        for column, name in zip(columns, names, strict=True)
+    )
+    body = "".join(_labelled(row, names) for row in rows)
+    return (
+        f'<div class="card scroll"><table class="cards {css}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
 
 
-def _table(head: str, rows: Sequence[str], *, css: str = "") -> str:
-    top = f"<thead><tr>{head}</tr></thead>" if head else ""
-    return f'<div class="card scroll"><table class="{css}">{top}<tbody>{"".join(rows)}</tbody></table></div>'
+def _labelled(row: str, names: Sequence[str]) -> str:
+    """The cells of a row with the names of their columns; text in cells is escaped, so it holds no tag."""
+    waiting = iter(names)
+    return re.sub(r"<(t[dh])(?=[ >])", lambda cell: f'<{cell[1]} data-label="{next(waiting)}"', row)
 
 
 def _flatten(value: object, prefix: str = "") -> list[tuple[str, str]]:

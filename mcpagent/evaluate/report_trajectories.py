@@ -35,12 +35,12 @@ def choose(pairs: Sequence[TaskPair]) -> list[TaskPair]:
     return chosen
 
 
-def pair_html(pair: TaskPair, *, opened: bool) -> str:
-    """One task as a collapsible card with its attempts side by side."""
+def pair_html(pair: TaskPair, *, labels: tuple[str, str], opened: bool) -> str:
+    """One task as a collapsible card with its attempts side by side, below `labels`."""
     known = pair.after or pair.before
     if known is None:
         raise ValueError(f"task {pair.task_id} has no trajectory")
-    sides = [("Before training", pair.before), ("After training", pair.after)]
+    sides = [(labels[0], pair.before), (labels[1], pair.after)]
     badges = " → ".join(_badge(t) for _, t in sides if t is not None)
     question = _message(known, "user") or known.task_id
     system = _message(known, "system")

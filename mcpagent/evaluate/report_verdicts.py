@@ -12,6 +12,7 @@ from mcpagent.evaluate.compare import compare
 from mcpagent.evaluate.intervals import unpaired_difference
 from mcpagent.evaluate.report_numbers import number, percent, percent_interval, points
 from mcpagent.evaluate.report_run import AFTER, BEFORE, RunView
+from mcpagent.evaluate.summary import EvalResult, success_of_all
 
 COMPLETION = 0.5  # share of tasks
 KL_LIMIT = 0.5  # nats per token
@@ -48,23 +49,28 @@ def judge(run: RunView) -> list[Verdict]:
 
 
 def _completion(run: RunView) -> Verdict:
-    rule = f"Greedy success on held-out tasks: the whole 95% interval lies above {COMPLETION:.0%}."
+    rule = (
+        f"{_how(run)} success on {run.split} tasks, unscored episodes counted as failed: the whole 95% "
+        f"interval lies above {COMPLETION:.0%}."
+    )
     name = "More than half of the tasks completed"
-    evaluation = run.evaluations.get(AFTER)
-    metric = evaluation.metrics.get("task_success") if evaluation else None
+    evaluation = run.evaluations.get(AFTER + run.suffix)
+    metric = success_of_all(evaluation) if evaluation else None
     if metric is None or metric.value is None or metric.ci_low is None:
-        return Verdict(name, "not measured", f"there is no eval/{AFTER}.json with a success rate", rule)
+        return Verdict(name, "not measured", _no_evaluation(run, "of the trained model"), rule)
     evidence = f"{percent(metric.value)} {percent_interval(metric)} of {metric.n} tasks"
     return Verdict(name, _outcome(metric.ci_low > COMPLETION), evidence, rule)
 
 
 def _improvement(run: RunView) -> Verdict:
-    rule = "Greedy success after minus before, paired by task: the whole 95% interval lies above zero."
+    rule = f"{_how(run)} success after minus before, paired by task: the whole 95% interval lies above zero."
     name = "Better than before training"
-    before, after = run.evaluations.get(BEFORE), run.evaluations.get(AFTER)
-    if before is None or after is None or not _share_a_task(run):
-        return Verdict(name, "not measured", "there are no two evaluations of the same tasks", rule)
+    before, after = (run.evaluations.get(side + run.suffix) for side in (BEFORE, AFTER))
+    if before is None or after is None or not _share_a_task(before, after):
+        return Verdict(name, "not measured", _no_evaluation(run, "before and after on the same tasks"), rule)
     found = compare(before, after)
+    if found.why_no_verdict is not None:
+        return Verdict(name, "not measured", f"a before, b after: {found.why_no_verdict}", rule)
     gain = found.difference
     if gain.value is None or gain.ci_low is None or gain.ci_high is None:
         return Verdict(name, "not measured", "too few tasks for an interval", rule)
@@ -144,9 +150,8 @@ def _unscored(run: RunView) -> Verdict:
         for row, lost, done in zip(run.steps, run.series("unscored"), run.series("episodes"), strict=True)
         if lost is not None and done
     ]
-    counts += [
-        (float(e.unscored), float(e.n_episodes), n) for n, e in run.evaluations.items() if e.n_episodes
-    ]
+    evaluations = {**run.validations, **run.evaluations}
+    counts += [(float(e.unscored), float(e.n_episodes), n) for n, e in evaluations.items() if e.n_episodes]
     if not counts:
         return Verdict(title, "not measured", "no step and no evaluation counted its episodes", rule)
     lost, done = sum(c[0] for c in counts), sum(c[1] for c in counts)
@@ -182,9 +187,20 @@ def _over_mcp(run: RunView) -> Verdict:
     return Verdict(name, _outcome(stamped == results), evidence, rule)
 
 
-def _share_a_task(run: RunView) -> bool:
-    before, after = (run.evaluations[name].tasks for name in (BEFORE, AFTER))
-    return any(before[t].success and after[t].success for t in before.keys() & after.keys())
+def _share_a_task(before: EvalResult, after: EvalResult) -> bool:
+    a, b = before.tasks, after.tasks
+    return any(a[t].success and b[t].success for t in a.keys() & b.keys())
+
+
+def _how(run: RunView) -> str:
+    return "Sampled" if run.suffix else "Greedy"
+
+
+def _no_evaluation(run: RunView, wanted: str) -> str:
+    return (
+        f"no evaluation {wanted} is stored: mcpagent eval checkpoint {run.path} --data FILE makes one after, "
+        f"{run.path}@0 one before"
+    )
 
 
 def _outcome(holds: bool) -> Outcome:

@@ -7,7 +7,8 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from mcpagent.evaluate.report_figures import charts, trailing_mean
+from mcpagent.core.records import JsonObject
+from mcpagent.evaluate.report_figures import Chart, charts, trailing_mean
 from mcpagent.evaluate.report_run import RunView
 from tests.evaluate.run_folder import step_row
 
@@ -74,3 +75,36 @@ def test_trailing_mean_looks_back_only_and_skips_gaps() -> None:
     # width 3: [1], [1, 2], [1, 2], [2, 6], [6, 10] without the gap at the third place
     assert trailing_mean([1.0, 2.0, None, 6.0, 10.0], 3) == pytest.approx([1.0, 1.5, 1.5, 4.0, 8.0])
     assert trailing_mean([None, None], 3) == [None, None]
+
+
+def drawn(rows: list[JsonObject]) -> dict[str, Chart]:
+    return {chart.id: chart for chart in charts(RunView(path=Path("run"), steps=rows))}
+
+
+def test_a_supervised_run_has_its_loss_and_grpo_does_not() -> None:
+    rows: list[JsonObject] = [{"step": i, "loss": 2.0 / i, "grad_norm": 1.0} for i in range(1, 9)]
+    chart = drawn(rows)["loss"]
+    assert chart.figure["data"][0]["y"] == [2.0 / i for i in range(1, 9)]
+    assert "loss 2.000 at step 1, 0.250 at step 8" in chart.summary
+    assert "loss" not in drawn([{**row, "reward_mean": 0.1} for row in rows])
+
+
+def test_an_axis_of_rates_fits_the_rates() -> None:
+    for rates, within in (([0.0, 0.0], 0.02), ([0.002, 0.004], 0.02), ([0.4, 0.44], 0.1), ([1.0, 1.0], 0.02)):
+        rows: list[JsonObject] = [{"step": i, "drift_share": rate} for i, rate in enumerate(rates, 1)]
+        low, high = drawn(rows)["drift"].figure["layout"]["yaxis"]["range"]
+        assert 0.0 <= low <= min(rates) and max(rates) <= high <= 1.0 and high - low <= within
+
+
+def test_success_has_a_second_curve_only_where_episodes_dropped_out() -> None:
+    same: list[JsonObject] = [{"step": i, "success_rate": 0.5, "success_rate_all": 0.5} for i in (1, 2)]
+    assert len({trace["name"] for trace in drawn(same)["success"].figure["data"]} - {"mean of 5"}) == 1
+    lost: list[JsonObject] = [*same, {"step": 3, "success_rate": 0.9, "success_rate_all": 0.3}]
+    assert [trace["name"] for trace in drawn(lost)["success"].figure["data"]] == ["scored episodes", "all"]
+
+
+def test_validations_are_points_at_the_steps_that_had_one() -> None:
+    rows: list[JsonObject] = [{"step": i} for i in range(1, 5)]
+    rows[1]["validation_success_all"], rows[3]["validation_success_all"] = 0.25, 0.5
+    (trace,) = drawn(rows)["validation"].figure["data"]
+    assert (trace["x"], trace["y"], trace["mode"]) == ([2, 4], [0.25, 0.5], "lines+markers")

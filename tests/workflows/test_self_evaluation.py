@@ -11,9 +11,14 @@ import pytest
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.records import JsonObject
+from mcpagent.evaluate.report import write_report
+from mcpagent.evaluate.report_figures import charts
+from mcpagent.evaluate.report_run import AFTER, BEFORE, read_run
+from mcpagent.evaluate.report_verdicts import judge
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.workflows.evaluate import evaluate_model
+from mcpagent.workflows.export import export
 from mcpagent.workflows.run_watch import TrainOutcome, Watch
 from mcpagent.workflows.train import train
 from tests.workflows.world import dataset, samples
@@ -76,6 +81,18 @@ def test_every_run_measures_the_untrained_model_and_its_best_on_the_held_out_tas
         assert [t.turns[0].completion.token_ids for t in ours] == [
             t.turns[0].completion.token_ids for t in theirs
         ]
+    view = read_run(outcome.run_dir)
+    # What `mcpagent eval` just kept of the best checkpoint is a row of its own.
+    assert set(view.evaluations) == {BEFORE, AFTER, f"step-{best:06d}-heldout"}
+    assert view.split == "held-out"
+    verdicts = {verdict.name: verdict for verdict in judge(view)}
+    for name in ("More than half of the tasks completed", "Better than before training"):
+        assert verdicts[name].outcome != "not measured", verdicts[name].evidence
+    assert {pair.task_id for pair in view.pairs} == wanted
+    assert all(pair.before is not None and pair.after is not None for pair in view.pairs)
+    assert {"loss" if method == "sft" else "reward"} <= {chart.id for chart in charts(view)}
+    page = write_report(outcome.run_dir).read_text(encoding="utf-8")
+    assert "Before training" in page and "Held-out task success, greedy" in page
     assert any("evaluating the untrained model on 2 held-out tasks" in note for note in notes)
 
 
@@ -113,3 +130,29 @@ def test_measuring_changes_no_weight_and_a_resumed_run_measures_what_is_missing(
     shutil.rmtree(run.run_dir / "eval")
     again = train(config, run_dir=run.run_dir, resume=True)
     assert stored(again.run_dir, "best")["provenance"]["step"] == last
+
+
+def test_an_evaluation_is_kept_in_the_run_and_its_report_and_card_know_it(
+    tiny_checkpoint: Path, data: Path, tmp_path: Path
+) -> None:
+    run = trained(tiny_checkpoint, data, tmp_path / "run", "training.eval_samples=0", "training.max_steps=1")
+    assert read_run(run.run_dir).episodes_from == "step-000001"
+    assert [v.outcome for v in judge(read_run(run.run_dir))[:2]] == ["not measured"] * 2
+    config = load_train_config([run.run_dir / "config.yaml"], ["rollout.temperature=0"], for_training=False)
+    for name in (f"{run.run_dir}@0", str(run.run_dir), f"{run.run_dir}@latest"):
+        kept = evaluate_model(config.config, model=name, data=data / "heldout.jsonl").in_run
+        assert kept is not None and kept.parent == (run.run_dir / "eval").resolve()
+    names = {path.name for path in (run.run_dir / "eval").iterdir()}
+    assert names == {"step-000001.json", "step-000000-heldout.json", "step-000001-heldout.json"}
+    view = read_run(run.run_dir)
+    assert set(view.evaluations) == {BEFORE, AFTER} and view.episodes_from == "" and len(view.pairs) == 2
+    assert all(v.outcome != "not measured" for v in judge(view)[:2])
+    card = (export(run.run_dir, tmp_path / "model").out / "README.md").read_text()
+    assert "No evaluation of these weights" not in card and "step-000001-heldout" in card
+    # Other data of the same name does not take its place, and a resumed run forgets what later steps had.
+    other = dataset(tmp_path / "other" / "heldout.jsonl", samples(count=1))
+    beside = evaluate_model(config.config, model=str(run.run_dir), data=other).in_run
+    assert beside is not None and beside.stem.startswith("step-000001-heldout-")
+    RunFolder(run.run_dir).truncate_after(0)
+    assert {path.name for path in (run.run_dir / "eval").iterdir()} == {"step-000000-heldout.json"}
+    assert not list((run.run_dir / "trajectories").glob("eval_step-000001*"))
