@@ -22,7 +22,7 @@ _HEAD = """\
 Written by `make docs` from `--help`; do not edit.
 
 Every command that prints a result takes `--json`: one JSON document on stdout, everything else on stderr.
-Exit codes: 0 good, 1 the run or a check failed, 2 you have something to mend (the message says what), 130
+Exit codes: 0 good, 1 the run or a check failed, 2 you have something to fix (the message says what), 130
 interrupted.
 
 | command | |

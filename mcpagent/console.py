@@ -254,6 +254,11 @@ def _print_bug(kind: type[BaseException], error: BaseException, trace: Traceback
     sys.stderr.write(shown("".join(traceback.format_exception(kind, error, trace))))
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _plain(value: Any) -> Any:
     """Records inside dicts and lists as what JSON knows."""
     from pydantic import BaseModel  # here, so that an error can be said where pydantic is missing

@@ -132,11 +132,14 @@ async def _convert(
 
 
 def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bool, could_keep: bool) -> None:
+    from mcpagent.console import counted
+
     faults, bad = conversion.faults, [item for item in conversion.items if item.faults]
+    of = counted(len(conversion.items), "task")
     error = UserError(
-        f"{len(faults)} faults in {len(bad)} of {len(conversion.items)} tasks; nothing was written",
+        f"{counted(len(faults), 'fault')} in {len(bad)} of {of}; nothing was written",
         where=str(spec),
-        remedy="mend them"
+        remedy="fix them"
         + (", or add --keep-going to write the others and a file of rejects" if could_keep else ""),
     )
     if as_json:
@@ -146,6 +149,7 @@ def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bo
 
 
 def _report(conversion: Conversion, console: Console, *, out: Path, rejects: Path | None) -> None:
+    from mcpagent.console import counted
     from mcpagent.synth.describe import count_tasks
 
     counts = count_tasks(conversion.tasks).as_json()
@@ -163,6 +167,6 @@ def _report(conversion: Conversion, console: Console, *, out: Path, rejects: Pat
     if console.is_json:
         console.print_json(document)
         return
-    console.say(f"{counts['records']} tasks in {out}")
+    console.say(f"{counted(counts['records'], 'task')} in {out}")
     if rejects is not None:
         console.say(f"{document['rejected']} rejected, with their faults in {rejects}")

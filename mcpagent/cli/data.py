@@ -118,7 +118,7 @@ def stats(file: _File, as_json: _Json = False) -> None:
 
     Example: mcpagent data stats data/processed/train.jsonl --json
     """
-    from mcpagent.console import Console
+    from mcpagent.console import Console, counted
     from mcpagent.storage.jsonl import read_tasks
     from mcpagent.synth.describe import count_tasks
 
@@ -134,7 +134,7 @@ def stats(file: _File, as_json: _Json = False) -> None:
         if isinstance(group, dict) and name not in ("sequence_entropy_bits", "distinct_sequences")
         for key, count in group.items()
     ]
-    console.table(f"{file}: {counts['records']} records", ("", "Records", "Share"), rows)
+    console.table(f"{file}: {counted(counts['records'], 'record')}", ("", "Records", "Share"), rows)
     for n, bits in counts["sequence_entropy_bits"].items():
         distinct = counts["distinct_sequences"][n]
         console.say(f"runs of {n} tools: {distinct} different ones, entropy {bits} bits")

@@ -31,11 +31,16 @@ def doctor(
         str | None, typer.Option(help="A hub id or folder: is it safe to train on its template's tokens?")
     ] = None,
     tool_format: ToolFormat = None,
+    hub: Annotated[
+        bool,
+        typer.Option("--hub", help="Ask the model hub whether it answers: one request over the network."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check this machine: Python, packages, device, servers, API keys, hub, data, disk.
 
-    Exits 1 if a check fails; each failure comes with the command that mends it. Keys are never shown.
+    Exits 1 if a check fails; each failure comes with the command that fixes it. Keys are never shown.
+    Nothing leaves this machine, but with --hub, and with a --model that is not on it.
 
     With --model also whether tokens survive: suffixes that do not depend on the history, calls that read
     back, control tokens that tools cannot forge, and what is done to its logits.
@@ -54,7 +59,7 @@ def doctor(
 
     console = Console(is_json=as_json)
     console.note("checking; servers are started and stopped")
-    checks = check_all(servers=servers, data=data, model=model, tool_format=tool_format or "auto")
+    checks = check_all(servers=servers, data=data, model=model, tool_format=tool_format or "auto", hub=hub)
     if as_json:
         console.print_json(checks)
     else:
@@ -74,6 +79,6 @@ def _print(checks: Sequence[CheckResult], console: Console) -> None:
     console.say(", ".join(f"{count} {status}" for status, count in counts.items()))
     wrong = [check for check in checks if check.status in (CheckStatus.FAIL, CheckStatus.WARN)]
     if wrong:
-        console.say("To mend it:")
+        console.say("To fix it:")
     for check in wrong:
         console.say(f"  {check.name}: {check.remedy}")

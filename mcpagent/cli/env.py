@@ -86,8 +86,10 @@ def _finish(outcome: Outcome, console: Console, show: Callable[[Outcome, Console
 
 
 def _print(outcome: EnvCheckOutcome, console: Console) -> None:
+    from mcpagent.console import counted
+
     if outcome.source is not None:
-        console.say(f"{outcome.n_tasks} tasks from {outcome.source}")
+        console.say(f"{counted(outcome.n_tasks, 'task')} from {outcome.source}")
     for result in outcome.checks:
         _print_check(result, console)
     if outcome.isolation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mcpagent.console import Console
+from mcpagent.console import Console, counted
 from mcpagent.core.metrics import Metric
 from mcpagent.core.records import JsonObject
 from mcpagent.evaluate.summary import RATES, EvalSummary, success_of_all
@@ -41,7 +41,9 @@ def print_metrics(summary: EvalSummary, console: Console) -> None:
         for name, metric in summary.metrics.items()
         if name not in _BY_COMPLEXITY and metric.value is not None
     ]
-    console.table(f"{summary.n_episodes} episodes of {summary.n_tasks} tasks", COLUMNS, rows)
+    console.table(
+        f"{counted(summary.n_episodes, 'episode')} of {counted(summary.n_tasks, 'task')}", COLUMNS, rows
+    )
     if summary.unscored:
         console.say(
             f"{summary.unscored} of {summary.n_episodes} episodes are unscored (infrastructure failed): the "

@@ -48,7 +48,7 @@ def list_tools(servers: Servers = None, data: _Data = None, as_json: Json = Fals
     Example: mcpagent tools list --servers mcp.json
     """
     from mcpagent.cli.chosen_servers import chosen_servers
-    from mcpagent.console import Console
+    from mcpagent.console import Console, counted
     from mcpagent.core.tools import catalog_hash, model_names
     from mcpagent.workflows.tools_list import list_servers
 
@@ -67,7 +67,7 @@ def list_tools(servers: Servers = None, data: _Data = None, as_json: Json = Fals
             console.say("-> is what a model sees where several tools share a name")
     failed = [server.failure for server in listed if server.failure is not None]
     started = f"{len(listed) - len(failed)} of " if failed else ""
-    console.say(f"{_count(len(specs), 'tool')} of {started}{_count(len(listed), 'server')}")
+    console.say(f"{counted(len(specs), 'tool')} of {started}{counted(len(listed), 'server')}")
     console.say(f"catalog {catalog_hash(specs)}")
     for failure in failed:
         console.complain(failure)
@@ -155,10 +155,12 @@ def bench_tool(
 
 
 def _print_server(server: ListedServer, renamed: Mapping[str, str], console: Console) -> None:
+    from mcpagent.console import counted
+
     if server.failure is not None:
         console.say(f"{server.name}: did not start ({server.start_s:.1f} s)\n")
         return
-    console.say(f"{server.name}: {_count(len(server.tools), 'tool')}, started in {server.start_s:.1f} s")
+    console.say(f"{server.name}: {counted(len(server.tools), 'tool')}, started in {server.start_s:.1f} s")
     for spec in server.tools:
         effect = "reads" if spec.annotations.read_only else "writes"
         seen_as = f" -> {renamed[spec.dotted]}" if spec.dotted in renamed else ""
@@ -199,10 +201,6 @@ def _signature(spec: ToolSpec) -> str:
     names = spec.input_schema.get("properties", {})
     arguments = ", ".join(name if name in required else f"[{name}]" for name in names)
     return f"{spec.dotted}({arguments})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _fitted(line: str, console: Console, *, lines: int | None = None) -> str:

@@ -100,7 +100,7 @@ def parse_task(record: JsonObject, *, where: str) -> Task:
         raise UserError(
             "; ".join(describe(detail) for detail in error.errors()),
             where=where,
-            remedy="mend the record; mcpagent data validate FILE lists all that are wrong",
+            remedy="fix the record; mcpagent data validate FILE lists all that are wrong",
         ) from None
 
 

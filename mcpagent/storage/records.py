@@ -103,17 +103,17 @@ def decode_line(raw: bytes, *, path: Path, line: int) -> JsonObject:
         ) from None
     except RecursionError:
         raise UserError(
-            "the value is nested too deeply", where=where, remedy="mend or delete that line"
+            "the value is nested too deeply", where=where, remedy="fix or delete that line"
         ) from None
     except json.JSONDecodeError as error:
         raise UserError(
             f"broken JSON, {error.msg.removesuffix(' at')} at column {error.colno}: "
             f"{shown(error.doc.strip())}",
             where=where,
-            remedy="mend or delete that line",
+            remedy="fix or delete that line",
         ) from None
     except ValueError as error:  # NaN and its like, and whole numbers past Python's limit of digits
-        raise UserError(f"broken JSON: {error}", where=where, remedy="mend or delete that line") from None
+        raise UserError(f"broken JSON: {error}", where=where, remedy="fix or delete that line") from None
     return _object(value, where)
 
 
@@ -161,7 +161,7 @@ def _first_character(stream: Peekable) -> tuple[bytes, int, int]:
 def _object(value: Any, where: str) -> JsonObject:
     if not isinstance(value, dict):
         raise UserError(
-            f"a record is a JSON object, but this is {shown(value)}", where=where, remedy="mend or delete it"
+            f"a record is a JSON object, but this is {shown(value)}", where=where, remedy="fix or delete it"
         )
     return value
 
@@ -266,4 +266,4 @@ class _ArrayReader:
 
     def _fail(self, message: str) -> NoReturn:
         where = f"{self._path}:{self._place()[0]}"
-        raise UserError(message, where=where, remedy="mend the file there")
+        raise UserError(message, where=where, remedy="fix the file there")

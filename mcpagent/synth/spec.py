@@ -169,10 +169,10 @@ def _scenarios(path: Path) -> list[Any]:
         raise UserError(
             f"broken JSON, {error.msg.removesuffix(' at')} at column {error.colno}",
             where=f"{path}:{error.lineno}",
-            remedy="mend the file there",
+            remedy="fix the file there",
         ) from None
     except (RecursionError, ValueError) as error:
-        raise UserError(f"broken JSON: {error}", where=str(path), remedy="mend the file") from None
+        raise UserError(f"broken JSON: {error}", where=str(path), remedy="fix the file") from None
     scenarios = document.get(_KEY) if isinstance(document, dict) else None
     if not isinstance(scenarios, list):
         raise UserError(

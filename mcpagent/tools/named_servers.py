@@ -32,7 +32,7 @@ def check_named(servers: Path, *, by: Path) -> None:
         raise UserError(
             f"the dataset was made with the servers of {servers}, and there is no such file",
             where=str(by),
-            remedy="name them with --set tools.servers=FILE (or --servers FILE), or mend the path there",
+            remedy="name them with --set tools.servers=FILE (or --servers FILE), or fix the path there",
         )
     if not any(mark.exists() for mark in _marks(servers)):
         raise UserError(

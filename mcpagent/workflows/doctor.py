@@ -1,4 +1,4 @@
-"""`mcpagent doctor`: everything that a run needs from this machine, each failure with what mends it."""
+"""`mcpagent doctor`: everything that a run needs from this machine, each failure with what fixes it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mcpagent.console import counted
 from mcpagent.core.metrics import CheckResult, CheckStatus
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolSpec
@@ -37,13 +38,14 @@ def doctor(
     outputs: Path = Path("outputs"),
     model: str | None = None,
     tool_format: str = "auto",
+    hub: bool = True,
 ) -> list[CheckResult]:
     """Check everything and return the results in a fixed order.
 
     `servers` is an mcp.json (None: the built-in servers, as child processes), `data` a dataset (None: the
     default ones, where they exist), `model` a hub id or folder whose tokens are to be checked with the tools
-    of the servers, and `tool_format` the dialect it is to call them in. Raises UserError only where one of
-    the two files does not exist.
+    of the servers, `tool_format` the dialect it is to call them in, `hub` whether the hub is asked to answer.
+    Raises UserError only where one of the two files does not exist.
     """
     for path in (servers, data):
         if path is not None and not path.is_file():
@@ -55,7 +57,7 @@ def doctor(
         check_device(),
         *started.checks,
         *check_keys(),
-        check_hub(),
+        check_hub(ask=hub),
         *_check_data(data, catalog=started.tools, servers=servers),
         check_outputs(outputs),
         *([] if model is None else check_model(model, tool_format=tool_format, catalog=started.tools or ())),
@@ -100,7 +102,7 @@ async def _start(config: ServerConfig) -> tuple[CheckResult, list[ToolSpec] | No
         async with ToolPool([config], on_note=notes.append) as pool:
             seconds = time.perf_counter() - begun
             tools = list(pool.tools.values())
-            detail = f"{len(tools)} tools in {seconds:.1f} s, catalog {pool.catalog_hash[:12]}"
+            detail = f"{counted(len(tools), 'tool')} in {seconds:.1f} s, catalog {pool.catalog_hash[:12]}"
             detail = "; ".join([detail, *notes])
     except UserError as error:
         command = _shell_command(config) if isinstance(config, StdioServer) else None

@@ -97,8 +97,11 @@ def check_keys() -> list[CheckResult]:
     return [_check_key(service, names, known) for service, names in KEY_NAMES.items()]
 
 
-def check_hub() -> CheckResult:
-    """Whether models can be downloaded. Takes at most 2 s, also where name resolution hangs."""
+def check_hub(*, ask: bool = True) -> CheckResult:
+    """Whether models can be downloaded; unless `ask`, nothing leaves the machine. Takes at most 2 s, also
+    where name resolution hangs."""
+    if not ask:
+        return CheckResult(name="hub", status=CheckStatus.SKIP, detail="not asked; --hub asks it")
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return CheckResult(
             name="hub",

@@ -37,7 +37,7 @@ class FaultCode(StrEnum):
     DUPLICATE = "duplicate"
 
 
-# The model will decline again, and a copy cannot be mended.
+# The model will decline again, and a copy cannot be fixed.
 _FINAL = {FaultCode.REFUSED, FaultCode.DUPLICATE, FaultCode.VOTES_MISSING}
 
 

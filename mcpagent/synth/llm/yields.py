@@ -27,7 +27,7 @@ class Outcome:
 def yield_table(outcomes: Sequence[Outcome]) -> JsonObject:
     """`stages` by the last word on each finished sample: what enters a stage leaves it or is among its
     rejects, and the first takes in all that are finished. `attempts` counts the drafts that failed,
-    mended or not."""
+    fixed or not."""
     finished = [outcome for outcome in outcomes if outcome.cap is None]
     last = [outcome.faults[-1] for outcome in finished if outcome.executed is None]
     stages: list[JsonObject] = []
