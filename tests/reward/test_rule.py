@@ -181,6 +181,9 @@ def test_abstaining_means_no_call_and_an_end() -> None:
     assert reward(task, episode(answer="")) == reward(task, episode(answer=" ... ")) == 0.0
     assert reward(task, episode(turn(made(ticker="AAPL")))) == 0.0
     assert values(task, episode(turn(parse_failures=1)))["success"] == 0.0
+    checked = make_task(abstain=True, final_answer={"type": "abstention", "value": "cannot"})
+    assert reward(checked, episode(answer="I have no tool for that.")) == pytest.approx(1.0)
+    assert reward(checked, episode(answer="It costs 187.2.")) == 0.0  # silence alone is not half of it
     rambling = episode(turn(), answer=None, stop=StopReason.MAX_TOKENS)
     assert reward(task, rambling) == 0.0
 
