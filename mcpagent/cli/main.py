@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import traceback
@@ -14,6 +15,10 @@ import typer.main
 from mcpagent.core.threads import limit_threads
 from mcpagent.errors import MCPAgentError
 from mcpagent.interrupts import listen, stopping
+
+# New objects between two collections: with the default of 700 a fifth of the time of episodes and tasks went
+# into looking for cycles, of which they make few.
+_GC_THRESHOLD = 50_000
 
 # name -> (module that holds a Typer `app`, the line in the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -104,6 +109,7 @@ def run() -> None:
     if "--debug" in (words := sys.argv[1:]):  # it may stand anywhere
         words.remove("--debug")
         sys.argv[1:] = ["--debug", *words]
+    gc.set_threshold(_GC_THRESHOLD, 20, 50)
     try:
         app()
     except ModuleNotFoundError as error:
