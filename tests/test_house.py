@@ -98,6 +98,36 @@ def test_every_foreign_import_is_a_declared_dependency() -> None:
     assert undeclared == []
 
 
+# Declared for a package that loads it, at the place that is named.
+LOADED_BY_ANOTHER = {
+    "bitsandbytes": ("models/load.py", "BitsAndBytesConfig"),
+    "tensorboard": ("train/trackers.py", "torch.utils.tensorboard"),
+    "pydantic-monty": ("servers/sandbox/monty.py", "pydantic_monty"),
+}
+
+
+def test_every_declared_dependency_is_imported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name: texts for name, texts in project["optional-dependencies"].items() if name != "dev"}
+    providers = importlib.metadata.packages_distributions()
+    imported = {
+        canonicalize_name(dist)
+        for path in modules().values()
+        for name in foreign_imports(path)
+        for dist in providers.get(name, [name])
+    }
+    for name, (file, text) in LOADED_BY_ANOTHER.items():
+        assert name not in imported and text in (PACKAGE / file).read_text(encoding="utf-8")
+    unused = {
+        f"{extra}: {name}"
+        for extra, texts in {"base": project["dependencies"], **extras}.items()
+        for text in texts
+        if (name := canonicalize_name(Requirement(text).name))
+        not in imported | LOADED_BY_ANOTHER.keys() | {"mcpagent"}
+    }
+    assert unused == set()
+
+
 def test_no_file_is_too_long() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
     assert {str(path): n for path, n in lengths.items() if n > MAX_LINES} == {}

@@ -6,8 +6,9 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
+import jsonlines
 from pydantic import BaseModel, ValidationError
 
 from mcpagent.core.records import JsonObject
@@ -120,13 +121,42 @@ def write_jsonl(path: Path | str, records: Iterable[BaseModel | Mapping[str, Any
         atomic_file(final) as temporary,
         compressed_writer(temporary, suffix=final.suffix) as stream,
     ):
+        if not is_array:
+            lines = record_writer(stream)
+            for record in records:
+                lines.write(record)
+                count += 1
+            return count
         for record in records:
-            separator = (b",\n" if count else b"[\n") if is_array else b""
-            stream.write(separator + encode_record(record) + (b"" if is_array else b"\n"))
+            stream.write((b",\n" if count else b"[\n") + encode_record(record))
             count += 1
-        if is_array:
-            stream.write(b"\n]\n" if count else b"[]\n")
+        stream.write(b"\n]\n" if count else b"[]\n")
     return count
+
+
+def record_writer(stream: IO[bytes], *, flush: bool = False) -> jsonlines.Writer:
+    """What writes records to a stream, a line each, as `encode_record` gives them."""
+    # pyright does not know that attrs drops the underscore of a private field from its parameter.
+    return jsonlines.Writer(stream, dumps=encode_record, flush=flush)  # pyright: ignore[reportCallIssue]
+
+
+def record_reader(stream: IO[bytes]) -> jsonlines.Reader:
+    """What reads the lines of a file that is appended to; see `complete_lines`. A line that is not JSON
+    raises `jsonlines.InvalidLineError`, a ValueError with the line's number."""
+    return jsonlines.Reader(complete_lines(stream), loads=_loads)  # pyright: ignore[reportCallIssue]
+
+
+def complete_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file that is appended to; a last one without its end, which a kill cut off, is left
+    out."""
+    return (line for line in stream if line.endswith(b"\n"))
+
+
+def _loads(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def encode_record(record: BaseModel | Mapping[str, Any]) -> bytes:

@@ -13,13 +13,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import jsonlines
+
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError, UserError
 from mcpagent.storage.atomic import TEMPORARY_PREFIX, remove_leftovers, reported, write_text
-from mcpagent.storage.jsonl import encode_record, write_jsonl
+from mcpagent.storage.jsonl import record_reader, record_writer, write_jsonl
 from mcpagent.storage.locks import LOCK_NAME
 from mcpagent.storage.provenance import provenance
-from mcpagent.storage.records import decode_line
 
 STATUS_NAME = "status.json"  # how the run stands: `storage.runs`
 _STEP_NAME = re.compile(r"step-([0-9]{6,})")
@@ -108,8 +109,7 @@ class RunFolder:
         with reported(self._metrics_path), self._metrics_path.open("ab") as stream:
             size = stream.tell()
             try:
-                stream.write(encode_record(record) + b"\n")
-                stream.flush()
+                record_writer(stream, flush=True).write(record)
             except OSError:
                 os.truncate(self._metrics_path, size)
                 raise
@@ -118,8 +118,15 @@ class RunFolder:
         """Every complete line; a last line that a kill cut short is left out. Raises UserError."""
         if not self._metrics_path.exists():
             return []
-        *lines, _ = self._metrics_path.read_bytes().split(b"\n")
-        return [decode_line(line, path=self._metrics_path, line=n) for n, line in enumerate(lines, 1)]
+        with self._metrics_path.open("rb") as stream:
+            try:
+                return list(record_reader(stream).iter(type=dict))
+            except jsonlines.InvalidLineError as error:
+                raise UserError(
+                    f"broken JSON: {error.message}",
+                    where=f"{self._metrics_path}:{error.lineno}",
+                    remedy="delete that line",
+                ) from None
 
     def truncate_after(self, step: int) -> None:
         """Make ready to resume from `step`: drop the metrics, trajectories and evaluations of later steps,

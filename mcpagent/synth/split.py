@@ -17,7 +17,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.disk_table import DiskTable, digest
-from mcpagent.storage.jsonl import encode_record, read_tasks
+from mcpagent.storage.jsonl import read_tasks, record_writer
 from mcpagent.synth.output import carry_servers, write_servers
 from mcpagent.synth.pools import SPLITS, SplitShares
 from mcpagent.synth.similar import entities, plan_signature
@@ -162,7 +162,7 @@ def _write(path: Path, paths: dict[str, Path], assigned: Iterator[str | None]) -
             if split is None:
                 crossing += 1
                 continue
-            files[split].write(encode_record(task) + b"\n")
+            record_writer(files[split]).write(task)
             counts[split] += 1
         for split, file in files.items():
             file.close()

@@ -21,7 +21,7 @@ from mcpagent.reward.validate import task_problems, task_warnings
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.compression import compressed_writer, open_bytes
 from mcpagent.storage.disk_table import DiskTable, digest
-from mcpagent.storage.jsonl import empty_dataset, encode_record, write_jsonl
+from mcpagent.storage.jsonl import empty_dataset, record_writer, write_jsonl
 from mcpagent.storage.records import Located, locate_records, reading
 from mcpagent.synth.calls import CallCache, ToolShelf
 from mcpagent.synth.inspect_task import answer_in_prompt, argument_faults, limit_faults
@@ -158,8 +158,9 @@ async def keep_proven(path: Path, cache: CallCache, report: ValidationReport, *,
             pass
         return
     with atomic_file(out) as temporary, compressed_writer(temporary, suffix=out.suffix) as stream:
+        lines = record_writer(stream)
         async for _, task in proven_tasks(path, cache, report):
-            stream.write(encode_record(task) + b"\n")
+            lines.write(task)
     _drop_empty(out, report.valid)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jsonlines
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
@@ -70,7 +71,8 @@ class BfclPackage:
     def _lines(self, name: str) -> list[JsonObject]:
         path = self.root / "bfcl_eval" / "data" / name
         try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+            with jsonlines.open(path) as lines:
+                return list(lines.iter(type=dict, skip_empty=True))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read it: {error}", where=str(path), remedy=_GET_IT) from error
 

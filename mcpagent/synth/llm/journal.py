@@ -22,6 +22,7 @@ from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import Budget
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
+from mcpagent.storage.jsonl import complete_lines, record_writer
 
 _FORMAT = 1
 
@@ -114,12 +115,10 @@ class Journal:
         self.close()
 
     def _append(self, line: JsonObject) -> tuple[int, int]:
-        raw = json.dumps(SECRETS.value(line)).encode() + b"\n"
         offset = self._file.tell()
-        self._file.write(raw)
-        self._file.flush()
+        record_writer(self._file, flush=True).write(SECRETS.value(line))
         os.fsync(self._file.fileno())
-        return offset, len(raw)
+        return offset, self._file.tell() - offset
 
     def _lock(self) -> None:
         try:
@@ -134,9 +133,8 @@ class Journal:
     def _load(self, *, retry_failed: bool) -> None:
         self._file.seek(0)
         offset = 0
-        for number, raw in enumerate(self._file, 1):
-            if not raw.endswith(b"\n"):
-                break  # a line that a kill cut off: its process made nothing of it
+        # A line that a kill cut off is left out: its process made nothing of it.
+        for number, raw in enumerate(complete_lines(self._file), 1):
             try:
                 self._take(json.loads(raw), offset, len(raw), is_first=number == 1)
             except (ValueError, LookupError, TypeError) as error:
