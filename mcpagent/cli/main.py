@@ -16,8 +16,8 @@ from mcpagent.core.threads import limit_threads
 from mcpagent.errors import MCPAgentError
 from mcpagent.interrupts import listen, stopping
 
-# New objects between two collections: with the default of 700 a fifth of the time of episodes and tasks went
-# into looking for cycles, of which they make few.
+# New objects between two collections: episodes and tasks make many objects and few cycles, and with the
+# default of 700 looking for cycles costs them CPU time.
 _GC_THRESHOLD = 50_000
 
 # name -> (module that holds a Typer `app`, the line in the list of commands)
