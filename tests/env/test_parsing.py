@@ -136,7 +136,8 @@ def test_arguments_may_hold_the_text_of_the_tags() -> None:
     st.dictionaries(st.text(), JSON, max_size=4),
 )
 def test_what_call_text_writes_is_what_the_parser_reads(name: str, arguments: dict[str, Any]) -> None:
-    if "</think>" in json.dumps(arguments) or "<think>" in json.dumps(arguments):
+    written = json.dumps([name, arguments])
+    if "</think>" in written or "<think>" in written:  # what is thought is not parsed
         return
     assert calls_of(call_text(name, arguments)) == [(name, arguments)]
 
