@@ -11,23 +11,33 @@ Errors are classified at boundaries (a transport, a file, a process); nothing el
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
 class MCPAgentError(Exception):
     """Base of every error that mcpagent raises on purpose.
 
-    `where` is a file with its line, a config key or a server; `remedy` is what to do or type next.
+    `where` is a file with its line, a config key or a server; `remedy` is what to do or type next; `details`
+    are fields that the error document of `--json` has beside these.
     """
 
     kind = "error"
     exit_code = 1
 
-    def __init__(self, message: str, *, where: str | None = None, remedy: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str | None = None,
+        remedy: str | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.where = where
         self.remedy = remedy
+        self.details = details or {}
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.message}" if self.where else self.message
@@ -35,9 +45,8 @@ class MCPAgentError(Exception):
 
     def as_json(self) -> dict[str, dict[str, Any]]:
         """The error document that `--json` commands print."""
-        return {
-            "error": {"kind": self.kind, "message": self.message, "where": self.where, "remedy": self.remedy}
-        }
+        told = {"kind": self.kind, "message": self.message, "where": self.where, "remedy": self.remedy}
+        return {"error": {**told, **self.details}}
 
 
 class UserError(MCPAgentError):
@@ -52,11 +61,8 @@ class InUseError(UserError):
     since when. It is empty where the other process has not said so yet."""
 
     def __init__(self, message: str, *, where: str, remedy: str, process: dict[str, Any]) -> None:
-        super().__init__(message, where=where, remedy=remedy)
+        super().__init__(message, where=where, remedy=remedy, details={"process": process})
         self.process = process
-
-    def as_json(self) -> dict[str, dict[str, Any]]:
-        return {"error": {**super().as_json()["error"], "process": self.process}}
 
 
 class RunError(MCPAgentError):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mcpagent.cli.gen_data_options import LLMOptions
 from mcpagent.errors import RunError, UserError
+from mcpagent.llm.contract import FailureReason
 
 if TYPE_CHECKING:
     from mcpagent.config.dataset_servers import DatasetServers
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", int, str)
 
 JOURNAL = "llm-journal.jsonl"
+_ACCOUNT = ("finished", "unfinished", "stopped_by", "rejects", "failed_requests", "spend")  # of an error
 _PLACEHOLDER_KEY = "unused"  # the SDK insists on one; servers of one's own seldom do
 
 
@@ -73,11 +75,64 @@ def run_llm(
     else:
         _print(document, console)
     if not tasks:
-        raise RunError(
-            f"none of {data.yields['finished']} finished samples became a task",
-            where=str(journal),
-            remedy="the yield table says at which stage they failed; the journal holds every answer",
-        )
+        raise _no_task(document)
+    lost = {reason: n for reason, n in document["rejects"].items() if reason in set(FailureReason)}
+    if lost:
+        console.note(f"given up: {_counted(lost)}; {_remedy_of(lost, has_tasks=True)}")
+
+
+def _no_task(document: Mapping[str, Any]) -> RunError:
+    """Why there is not one task: what the service did, and at which checks the finished samples failed."""
+    from mcpagent.console import counted
+
+    failed, rejects = document["failed_requests"], document["rejects"]
+    requests, caps = document["spend"]["requests"], _caps(document["stopped_by"])
+    if document["finished"]:
+        message = f"none of {document['finished']} finished samples became a task ({_counted(rejects)})"
+    else:
+        message = f"no sample was finished in {counted(requests, 'request')}"
+    if caps:
+        message += f", and {caps} is reached"
+    if failed["total"]:
+        message += f"; {_described(failed, requests)}"
+    remedy = _remedy_of(failed["reasons"], caps=caps)
+    account = {name: document[name] for name in _ACCOUNT}
+    return RunError(message, where=document["journal"], remedy=remedy, details=account)
+
+
+def _described(failed: Mapping[str, Any], requests: int) -> str:
+    """What became of the requests without an answer: counts by reason, each with what was said first."""
+    told = ", ".join(
+        f"{reason} {n} ({failed['examples'][reason]:.120})" for reason, n in failed["reasons"].items()
+    )
+    return f"{failed['total']} of {requests} requests had no answer: {told}"
+
+
+def _remedy_of(reasons: Mapping[str, int], *, caps: str = "", has_tasks: bool = False) -> str:
+    """What to change before the same command is run again, by what the service did."""
+    changes: list[str] = []
+    if FailureReason.RATE_LIMITED in reasons:
+        changes.append("ask more slowly with --rpm")
+    if FailureReason.TIMED_OUT in reasons:
+        changes.append("give an answer more time with --request-timeout")
+    if reasons.keys() & {FailureReason.SERVER_ERROR, FailureReason.CONNECTION, FailureReason.BAD_BODY}:
+        changes.append("wait until the service is well")
+    if FailureReason.BAD_REQUEST in reasons:
+        changes.append("check --model and --max-output-tokens against what the service says")
+    if caps:
+        changes.append(f"raise {caps}")
+    if not changes:
+        return "the yield table says at which stage they failed; the journal holds every answer"
+    again = "--retry-failed --overwrite" if has_tasks else "--retry-failed"
+    return f"{' and '.join(changes)}; {again} asks again what was given up, and nothing that was answered"
+
+
+def _caps(names: Sequence[str]) -> str:
+    return " and ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n}" for name, n in counts.items())
 
 
 def _settings(
@@ -244,6 +299,7 @@ def _document(data: GeneratedByModel, paths: Mapping[str, Path], tasks: Mapping[
         "records": counted["records"],
         **{name: counted[name] for name in counted if name.startswith("by_")},
         **data.yields,
+        "failed_requests": data.failures,
         "spend": {**data.spend, "answers_from_journal": data.from_journal},
         "executed_calls": data.executed_calls,
         "paths": {split: str(path) for split, path in paths.items()},
@@ -270,11 +326,12 @@ def _print(document: Mapping[str, Any], console: Console) -> None:
         f"{spend['requests']} requests ({spend['answers_from_journal']} answered before this run), "
         f"{spend['input_tokens']} tokens in, {spend['output_tokens']} out, {cost}"
     )
+    if document["failed_requests"]["total"]:
+        console.say(_described(document["failed_requests"], spend["requests"]))
     console.say(f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s")
     console.say(f"Every answer is kept in {document['journal']}")
     if document["unfinished"]:
-        caps = " and ".join(f"--{cap.replace('_', '-')}" for cap in document["stopped_by"])
         console.say(
-            f"{document['unfinished']} samples wait: {caps} reached. The same command with a higher cap and "
-            "--overwrite goes on where this one stopped."
+            f"{document['unfinished']} samples wait: {_caps(document['stopped_by'])} reached. The same "
+            "command with a higher cap and --overwrite goes on where this one stopped."
         )

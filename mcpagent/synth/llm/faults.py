@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mcpagent.core.records import JsonObject
@@ -59,3 +60,23 @@ class Fault:
     @classmethod
     def from_json(cls, value: JsonObject) -> Fault:
         return cls(Stage(value["stage"]), value["code"], value["detail"])
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Requests without an answer, by reason (`llm.FailureReason`), with what was said first for each."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    examples: dict[str, str] = field(default_factory=dict[str, str])
+
+    def count(self, reason: str, text: str) -> None:
+        self.counts[reason] += 1
+        self.examples.setdefault(reason, text)
+
+    def as_json(self) -> JsonObject:
+        reasons = sorted(self.counts)
+        return {
+            "total": self.counts.total(),
+            "reasons": {reason: self.counts[reason] for reason in reasons},
+            "examples": {reason: self.examples[reason] for reason in reasons},
+        }

@@ -61,10 +61,12 @@ class Asking:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedByModel:
-    """`yields` accounts for every sample."""
+    """`yields` accounts for every sample, `failures` (`Failures.as_json`) for every request that was not
+    answered, those of earlier runs of the journal included."""
 
     tasks: Mapping[str, tuple[Task, ...]]
     yields: JsonObject
+    failures: JsonObject
     spend: JsonObject
     catalog_hash: str
     executed_calls: int
@@ -149,6 +151,7 @@ async def generate_with_model(
     return GeneratedByModel(
         tasks=split_tasks(kept, tools=usable, shares=shares, seed=wanted.seed, wanted=splits),
         yields=yield_table(distinct),
+        failures=journal.failures.as_json(),
         spend=budget.as_json(),
         catalog_hash=offer.catalog_hash,
         executed_calls=executor.executed_calls,

@@ -23,6 +23,7 @@ from mcpagent.errors import UserError
 from mcpagent.llm.budget import Budget
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
 from mcpagent.storage.jsonl import complete_lines, record_writer
+from mcpagent.synth.llm.faults import Failures
 
 _FORMAT = 1
 
@@ -48,6 +49,7 @@ class Journal:
         self._executed: dict[str, JsonObject] = {}
         self._open: dict[str, list[Usage]] = {}  # sent, without an outcome so far
         self._spent: list[tuple[Usage, Usage | None]] = []  # bound and usage of what earlier processes sent
+        self.failures = Failures()  # of every request so far, those of earlier processes included
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
@@ -93,6 +95,7 @@ class Journal:
     def failed(self, key: str, failure: ChatFailed) -> None:
         line = {"reason": failure.reason.value, "text": failure.text, "billed": failure.may_be_billed}
         self._append({"kind": "failed", "key": key, **line})
+        self.failures.count(failure.reason.value, failure.text)
 
     def gave_up(self, key: str, failure: ChatFailed) -> None:
         line = {"kind": "gave_up", "key": key, "reason": failure.reason.value, "text": failure.text}
@@ -166,6 +169,7 @@ class Journal:
                 self._spent.append((self._open[key].pop(), self._read(line["raw"]).usage))
             case "failed":
                 self._spent.append((self._open[key].pop(), None if line["billed"] else Usage()))
+                self.failures.count(line["reason"], line["text"])
             case "gave_up":
                 self._gave_up[key] = line
             case "executed":

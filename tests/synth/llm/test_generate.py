@@ -317,6 +317,9 @@ def test_what_the_service_failed_to_answer_stays_a_reject_until_it_is_to_be_aske
         assert len(running.log) == asked
         mended = generate(running.url, out, *options, "--retry-failed")
     assert first["rejects"] == same["rejects"] == {"server_error": 1}
+    assert first["failed_requests"]["reasons"] == {
+        "server_error": sum(r.number > 0 and Question.of(r.key).sample == 2 for r in running.received[:asked])
+    }
     assert (same["records"], mended["records"]) == (2, 3)
 
 
@@ -334,6 +337,61 @@ def test_a_key_that_is_refused_in_the_middle_ends_the_run_and_keeps_what_was_ans
     with service(model) as running:
         document = generate(running.url, out, "--n-samples", "12")
     assert document["spend"]["answers_from_journal"] == asked - 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason", "words"),
+    [
+        (error(500, "boom", retry_after_ms="1"), "server_error", ("500: boom", "wait until")),
+        (Answer(hangs=True), "timed_out", ("0.2 s", "--request-timeout")),
+        (error(429, "too fast", retry_after_ms="1"), "rate_limited", ("429: too fast", "--rpm")),
+        (Answer(body=b"<html>"), "bad_body", ("<html>", "wait until")),
+    ],
+)
+def test_a_cap_that_only_failures_reached_is_an_error_with_their_causes(
+    wrong: Answer, reason: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    some = ("--n-samples", "4", "--concurrency", "1", "--max-requests", "2", "--request-timeout", "0.2")
+    with service(lambda _: wrong) as running:
+        done = invoke(running.url, tmp_path / "out", *some)
+        again = invoke(running.url, tmp_path / "out", *some)  # counts what the journal has, and asks nothing
+        assert len(running.log) == 2
+    for result in (done, again):
+        assert isinstance(result.exception, RunError)
+        said = f"{result.exception}"
+        assert "no sample was finished in 2 requests" in said and f"{reason} 2" in said
+        for word in (*words, "--max-requests", "--retry-failed"):
+            assert word in said
+        document = result.exception.as_json()["error"]
+        assert document["failed_requests"]["reasons"] == {reason: 2}
+        assert (document["finished"], document["unfinished"]) == (0, 4)
+        assert f"{reason} 2" in result.stderr  # beside the yield table
+
+
+def test_samples_that_are_lost_to_the_service_are_named_beside_the_tasks_that_were_made(
+    tmp_path: Path,
+) -> None:
+    def script(received: Received) -> Answer:
+        is_limited = Question.of(received.key).sample == 1
+        return error(429, "too fast", retry_after_ms="1") if is_limited else model(received)
+
+    with service(script) as running:
+        done = invoke(running.url, tmp_path / "out", "--n-samples", "2")
+    assert done.exit_code == 0 and json.loads(done.stdout)["records"] == 1
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("given up: ")]
+    assert "rate_limited 1" in said and "--rpm" in said and "--retry-failed --overwrite" in said
+
+
+def test_a_service_that_always_limits_is_answered_with_a_slower_pace(tmp_path: Path) -> None:
+    with service(lambda _: error(429, "too fast", retry_after_ms="1")) as running:
+        done = invoke(running.url, tmp_path / "out", "--n-samples", "2")
+        asked = len(running.log)
+    assert isinstance(done.exception, RunError)
+    said = str(done.exception)
+    assert "none of 2 finished samples" in said and "--rpm" in said and "--retry-failed" in said
+    document = done.exception.as_json()["error"]
+    assert document["rejects"] == {"rate_limited": 2}
+    assert document["failed_requests"]["reasons"] == {"rate_limited": asked}
 
 
 def test_a_run_without_a_single_task_fails_and_says_why(tmp_path: Path) -> None:
