@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from mcpagent.servers.names import DATA_SERVERS, UpstreamKind, live_variables
 from mcpagent.servers.sandbox.kinds import SandboxKind
 from mcpagent.tools.inherited import withheld
 from mcpagent.tools.jsonc import parse_jsonc
-from mcpagent.tools.variables import Unresolved, expand, known_variables
+from mcpagent.tools.variables import Unresolved, expand, known_variables, shell_word
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer, Server
@@ -45,6 +45,7 @@ class StdioServer:
     """A server run as a child process. The child sees what `tools.inherited` passes on, and `env`.
 
     `timeout_s` is the hard deadline of a call, None for the pool's default. `isolation` None means shared.
+    `written` is the command and its arguments for a shell, with `${VAR}` where the file has it; None: the same.
     """
 
     name: str
@@ -54,6 +55,7 @@ class StdioServer:
     cwd: str | None = None
     timeout_s: float | None = None
     isolation: Isolation | None = None
+    written: tuple[str, ...] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +264,7 @@ class _Reader:
         return kind != "stdio"
 
     def _stdio(self, name: str, entry: dict[str, Any]) -> StdioServer:
-        return StdioServer(
+        server = StdioServer(
             name=name,
             command=self._text(name, "command", entry.get("command")),
             args=self._texts(name, "args", entry.get("args", [])),
@@ -270,6 +272,9 @@ class _Reader:
             cwd=None if entry.get("cwd") is None else self._text(name, "cwd", entry["cwd"]),
             timeout_s=self._timeout(name, entry.get("timeout")),
         )
+        learn_secrets([server])
+        words = (entry["command"], *entry.get("args", []))
+        return replace(server, written=tuple(shell_word(str(word), self.variables) for word in words))
 
     def _http(self, name: str, entry: dict[str, Any]) -> HttpServer:
         url = self._text(name, "url", next((entry[key] for key in _URL_KEYS if key in entry), None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from mcpagent.core.redact import SECRETS
 
 # VS Code prefixes a kind: `${env:VAR}`, `${input:id}`.
 _VARIABLE = re.compile(r"\$\{(?:(?P<kind>env|input):)?(?P<name>[A-Za-z_][\w.-]*?)(?::-(?P<default>[^}]*))?\}")
+
+
+FOLDERS = ("workspaceFolder", "workspaceFolderBasename", "userHome")  # that VS Code knows
 
 
 class Unresolved(Exception):
@@ -27,16 +31,35 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda match: _value(match, variables), text)
 
 
+def shell_word(text: str, variables: Mapping[str, str]) -> str:
+    """`text` as a word of a shell's command that means the same: `${VAR}` where it names a variable, and no
+    secret that was typed in its place. The folders that VS Code knows are written out."""
+    pieces: list[str] = []
+    names_variable = False
+    done = 0
+    for match in _VARIABLE.finditer(text):
+        pieces.append(_in_quotes(SECRETS.text(text[done : match.start()])))
+        done = match.end()
+        if match["name"] in FOLDERS and match["kind"] is None:
+            pieces.append(_in_quotes(_value(match, variables)))
+            continue
+        names_variable = True
+        default = "" if match["default"] is None else f":-{_in_quotes(SECRETS.text(match['default']))}"
+        pieces.append(f"${{{match['name']}{default}}}")
+    word = "".join([*pieces, _in_quotes(SECRETS.text(text[done:]))])
+    return f'"{word}"' if names_variable else shlex.quote(SECRETS.text(expand(text, variables)))
+
+
+def _in_quotes(text: str) -> str:
+    """Within double quotes of a shell."""
+    return re.sub(r'([\\"$`])', r"\\\1", text)
+
+
 def known_variables(path: Path) -> dict[str, str]:
     """What the file at `path` may name: the environment in force, and the folders that VS Code knows."""
     folder = path.resolve().parent
     workspace = folder.parent if folder.name == ".vscode" else folder
-    folders = {
-        "workspaceFolder": str(workspace),
-        "workspaceFolderBasename": workspace.name,
-        "userHome": str(Path.home()),
-    }
-    return folders | environment()
+    return dict(zip(FOLDERS, (str(workspace), workspace.name, str(Path.home())), strict=True)) | environment()
 
 
 def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:

@@ -50,7 +50,7 @@ def doctor(
     for path in (servers, data):
         if path is not None and not path.is_file():
             raise UserError("there is no such file", where=str(path))
-    started = _check_servers(servers)
+    started = check_servers(servers)
     return [
         check_python(),
         *check_packages(),
@@ -65,28 +65,29 @@ def doctor(
 
 
 @dataclass(frozen=True)
-class _Started:
+class Started:
     """What came of starting the servers; `tools` is None where one of them did not start."""
 
     checks: list[CheckResult]
     tools: list[ToolSpec] | None
 
 
-def _check_servers(path: Path | None) -> _Started:
+def check_servers(path: Path | None) -> Started:
+    """Start the servers of the mcp.json at `path` (None: the built-in ones), each with a check of its own."""
     configs: Sequence[ServerConfig] = builtin_servers(BUILTIN_NAMES, limited=False, transport="stdio")
     checks: list[CheckResult] = []
     if path is not None:
         try:
             loaded = load_servers(path)
         except UserError as error:
-            return _Started([_failed("servers", error, remedy=f"vi {shlex.quote(str(path))}")], None)
+            return Started([_failed("servers", error, remedy=f"vi {shlex.quote(str(path))}")], None)
         configs = loaded.servers
         detail = "; ".join([f"{path}: {len(configs)} in use", *loaded.notes])
         checks.append(CheckResult(name="servers", status=CheckStatus.PASS, detail=detail))
     answers = asyncio.run(_start_all(configs))
     checks += [check for check, _ in answers]
     is_whole = all(specs is not None for _, specs in answers)
-    return _Started(checks, [spec for _, specs in answers for spec in specs or ()] if is_whole else None)
+    return Started(checks, [spec for _, specs in answers for spec in specs or ()] if is_whole else None)
 
 
 async def _start_all(configs: Sequence[ServerConfig]) -> list[tuple[CheckResult, list[ToolSpec] | None]]:
@@ -115,8 +116,8 @@ async def _start(config: ServerConfig) -> tuple[CheckResult, list[ToolSpec] | No
 
 def _shell_command(config: StdioServer) -> str:
     """What starts the server in a shell; a secret is named as the variable that holds it."""
-    words = [(word, SECRETS.text(word, mark="${{{}}}")) for word in (config.command, *config.args)]
-    return " ".join(f'"{safe}"' if safe != word else shlex.quote(word) for word, safe in words)
+    words = (config.command, *config.args)
+    return " ".join(config.written or (shlex.quote(SECRETS.text(word)) for word in words))
 
 
 def _check_data(

@@ -16,6 +16,7 @@ from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.errors import UserError
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer, learn_secrets, load_servers
+from mcpagent.workflows.doctor import check_servers
 from tests.tools.servers import hostile
 
 # Of every kind: tokens, passphrases, quotes and backslashes, other scripts, a database, a header, many lines.
@@ -229,22 +230,39 @@ def test_servers_that_a_program_builds_teach_theirs() -> None:
     assert SECRETS.text("abc-123-def k-1-k-2-k") == "[w.token] [X-Key]"
 
 
-@pytest.mark.slow
-def test_doctor_names_the_variable_in_its_remedy(tmp_path: Path) -> None:
-    file = tmp_path / "mcp.json"
-    dying = "import sys; sys.exit(sys.argv[1])"
-    server = {"command": sys.executable, "args": ["-c", dying, "--token=${SHOP_TOKEN}", "plain word"]}
-    file.write_text(json.dumps({"mcpServers": {"shop": server}}))
-    done = subprocess.run(
-        [sys.executable, "-m", "mcpagent.cli.main", "doctor", "--servers", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env={"SHOP_TOKEN": "tok_live_9f8E7d6C5b4A", "PATH": "/usr/bin:/bin"},
+def test_doctor_names_the_variable_in_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands around it, and also where its value is part of a longer secret, such as a path of a URL
+    or the password in it: by the variable that the file has there, as a shell takes it."""
+    key, word = "aB3dE6gH9jK2mN5pQ8", 'pa"ss$word`1'
+    monkeypatch.setenv("SHOP_TOKEN", key)
+    monkeypatch.setenv("ODD_WORD", word)
+    monkeypatch.delenv("NOT_SET", raising=False)
+    written = [
+        "--token=${SHOP_TOKEN}",
+        "https://example.com/hooks/x-${SHOP_TOKEN}-y/${env:SHOP_TOKEN}",
+        "https://ann:${ODD_WORD}@example.com/${NOT_SET:-some/path}?key=${SHOP_TOKEN}&page=2",
+        'a$b \\ "c" `d` ${ODD_WORD}',
+        "${userHome}/data",
+        "plain word",
+        "$HOME",
+        "--api-key",
+        "typed-key-4",
+    ]
+    shown = tmp_path / "shown.json"
+    program = (
+        "import sys, json, pathlib; pathlib.Path(sys.argv[1]).write_text(json.dumps(sys.argv[2:])); 1 / 0"
     )
-    assert "tok_live" not in done.stdout + done.stderr
-    assert '"--token=${SHOP_TOKEN}"' in done.stdout and "'plain word'" in done.stdout
+    server = {"command": sys.executable, "args": ["-c", program, str(shown), *written]}
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"shop": server}}))
+    check = check_servers(file).checks[-1]
+    assert check.status == "fail" and check.remedy is not None
+    given = json.loads(shown.read_text())
+    assert key not in check.model_dump_json() and json.dumps(word)[1:-1] not in check.remedy
+    assert '"--token=${SHOP_TOKEN}"' in check.remedy and "'plain word'" in check.remedy
+    assert "https://ann:${ODD_WORD}@" in check.remedy and "typed-key-4" not in check.remedy
+    subprocess.run(check.remedy, shell=True, capture_output=True, timeout=60)  # noqa: S602 - a shell is asked
+    assert json.loads(shown.read_text()) == [*given[:-1], "[api-key]"]  # what has no variable is only named
 
 
 def test_no_file_of_a_rollout_with_a_cassette_holds_a_secret(tmp_path: Path) -> None:
