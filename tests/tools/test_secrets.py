@@ -261,7 +261,7 @@ def test_doctor_names_the_variable_in_its_remedy(tmp_path: Path, monkeypatch: py
     assert key not in check.model_dump_json() and json.dumps(word)[1:-1] not in check.remedy
     assert '"--token=${SHOP_TOKEN}"' in check.remedy and "'plain word'" in check.remedy
     assert "https://ann:${ODD_WORD}@" in check.remedy and "typed-key-4" not in check.remedy
-    subprocess.run(check.remedy, shell=True, capture_output=True, timeout=60)  # noqa: S602 - a shell is asked
+    subprocess.run(check.remedy, shell=True, capture_output=True, timeout=60)
     assert json.loads(shown.read_text()) == [*given[:-1], "[api-key]"]  # what has no variable is only named
 
 
