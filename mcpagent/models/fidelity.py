@@ -86,7 +86,7 @@ def _forged(renderer: Renderer, where: str) -> UserError:
 
 def _takes_system(renderer: Renderer) -> bool:
     try:
-        renderer.prompt_ids([{"role": "system", "content": "Answer."}, _QUESTION], ())
+        renderer.render_text([{"role": "system", "content": "Answer."}, _QUESTION], ())
     except TEMPLATE_ERRORS:
         return False
     return True

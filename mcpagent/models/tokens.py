@@ -20,6 +20,7 @@ from jinja2 import TemplateError
 from mcpagent.core.hidden_text import entity, without_marks
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
+from mcpagent.models.chat_template import render_chat
 
 _ANSWER = "mcpagent-answer"  # found again in a rendering: nothing before it spells it
 # Non-empty reasoning: plain Qwen3 puts an empty think block on the last assistant message only.
@@ -90,7 +91,7 @@ class Renderer:
         self._foreign = re.compile(
             "|".join(map(re.escape, (*self.control_tokens, *self._marks()))) or r"(?!)"
         )
-        self.has_tools = self._render(_DUMMY, tools=(_PROBE_TOOL,)) != self._render(_DUMMY)
+        self.has_tools = self._shows_tools()
         self._tool_dummy = _CALLING_DUMMY if self._writes_calls() else _DUMMY
         self._suffix = lru_cache(maxsize=8192)(self._compute_suffix)
         self._prompt = lru_cache(maxsize=512)(self._compute_prompt)
@@ -98,7 +99,7 @@ class Renderer:
 
     def prompt_ids(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> tuple[int, ...]:
         """The rendered prompt with the generation header. Schemas go through the template's `tools` where it
-        has one, into the system message otherwise."""
+        has one, into the system message otherwise. Raises UserError where the template does not render it."""
         return self._prompt(json.dumps(list(messages)), json.dumps(list(tools)))
 
     def suffix_ids(self, observations: Sequence[JsonObject]) -> tuple[int, ...]:
@@ -148,7 +149,10 @@ class Renderer:
     def has_reasoning(self) -> bool:
         """Whether the template shows the thought of the last assistant message."""
         unthinking = {key: value for key, value in _LAST.items() if key != "reasoning_content"}
-        return self._render(_DUMMY) != self._render((_DUMMY[0], unthinking))
+        try:
+            return self._render(_DUMMY) != self._render((_DUMMY[0], unthinking))
+        except TEMPLATE_ERRORS:
+            return False
 
     def call_text(self, name: str, arguments: JsonObject, tools: Sequence[JsonObject]) -> str | None:
         """What the template has the model write for a call, without the end of the turn; None where the
@@ -168,7 +172,11 @@ class Renderer:
         a dataset's holds what servers say of their tools."""
         messages, tools = json.loads(messages_json), json.loads(tools_json)
         veil = self._veil(messages_json, tools_json)
-        text = self.render_text(veil.over(messages), veil.over(tools))
+        try:
+            text = self.render_text(veil.over(messages), veil.over(tools))
+        except TEMPLATE_ERRORS as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise self._refusal(f"cannot render a prompt of messages ({roles}): {error}") from error
         return self._encode_veiled(text, veil)
 
     def _with_tools(
@@ -251,6 +259,12 @@ class Renderer:
             raise self._refusal("leaves out what the assistant said")
         return tail
 
+    def _shows_tools(self) -> bool:
+        try:
+            return self._render(_DUMMY, tools=(_PROBE_TOOL,)) != self._render(_DUMMY)
+        except TEMPLATE_ERRORS:
+            return False
+
     def _writes_calls(self) -> bool:
         try:
             return _ANSWER in self._render(_CALLING_DUMMY)
@@ -291,9 +305,7 @@ class Renderer:
     def _render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject] = (), *, generation: bool = False
     ) -> str:
-        return self.tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation
-        )
+        return render_chat(self.tokenizer, messages, tools, generation=generation, name=self.name)
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -1,0 +1,169 @@
+"""Chat templates as text: those of strangers are rendered by a process that may not take much.
+
+A template is a program, and one of a model folder is its author's. A process of its own bounds it whatever
+it does, where bounds inside this one would have to know every way in which jinja2 takes time and memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from mcpagent.config.resources import resource_path
+from mcpagent.core.records import JsonObject
+from mcpagent.errors import RunError, UserError
+
+RENDER_CPU_S = 2.0  # a prompt takes milliseconds
+RENDER_MEMORY_BYTES = 512 * 2**20
+RENDER_CHARS = 16 * 2**20
+_RENDER_WALL_S = 120.0  # the machine may be busy
+_END_S = 10.0
+_MAX_TEMPLATE_CHARS = 2**20
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[JsonObject],
+    tools: Sequence[JsonObject],
+    *,
+    generation: bool,
+    name: str,
+) -> str:
+    """What `tokenizer.apply_chat_template` gives as text, `generation` with the header of the next turn.
+
+    Raises TemplateError where the template refuses or fails, UserError where it takes more than it may;
+    `name` names the model there.
+    """
+    template = tokenizer.get_chat_template(tools=list(tools) or None)
+    if template == _embedded_template():
+        return tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation
+        )
+    if len(template) > _MAX_TEMPLATE_CHARS:
+        raise _refusal(name, f"has {len(template):,} characters, more than {_MAX_TEMPLATE_CHARS:,}")
+    variables = {
+        **tokenizer.special_tokens_map,
+        "messages": list(messages),
+        "tools": list(tools) or None,
+        "documents": None,
+        "add_generation_prompt": generation,
+    }
+    request = json.dumps({"template": template, "variables": variables})
+    answer = _worker(os.getpid()).ask(request)
+    match answer:
+        case {"text": str(text)}:
+            return text
+        case {"error": str(error)}:
+            raise TemplateError(error)
+        case {"limit": "memory"}:
+            raise _refusal(name, f"takes more than {RENDER_MEMORY_BYTES // 2**20} MiB to render")
+        case {"limit": "length"}:
+            raise _refusal(name, f"renders more than {RENDER_CHARS:,} characters")
+        case {"limit": "time"}:
+            raise _refusal(name, f"takes more than {RENDER_CPU_S:g} CPU seconds to render")
+        case _:
+            raise _refusal(name, "ends the process that renders it")
+
+
+@cache
+def _embedded_template() -> str:
+    return resource_path("templates/chat/embedded.jinja").read_text(encoding="utf-8")
+
+
+def _refusal(name: str, reason: str) -> UserError:
+    return UserError(
+        f"the chat template of {name} {reason}",
+        remedy="use a model whose template can be trusted, or set model.tokenizer to one",
+    )
+
+
+class _Worker:
+    """The process that renders, started with the first request and anew after one that ended it. Safe to use
+    from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
+
+    def ask(self, request: str) -> dict[str, str]:
+        """The answer; `limit` says what it would have taken too much of, or that the process ended."""
+        with self._lock:
+            process = self._process = self._process or _started()
+            answer: dict[str, str] = {"limit": "crash"}
+            try:
+                answer = _exchange(process, request)
+            finally:
+                if "limit" in answer:  # its memory may be full of what it made, or an answer be under way
+                    self._end()
+            if process.returncode == -signal.SIGPROF:
+                return {"limit": "time"}
+            return answer
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.poll()
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):  # of what is left in its buffer
+                        pipe.close()
+
+
+def _exchange(process: subprocess.Popen[bytes], request: str) -> dict[str, str]:
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(request.encode() + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return {"limit": "crash"}
+    if not select.select([process.stdout], [], [], _RENDER_WALL_S)[0]:
+        return {"limit": "time"}
+    line = process.stdout.readline()
+    if line.endswith(b"\n"):
+        return json.loads(line)
+    process.wait(_END_S)  # it closed its output, which is the last but one thing that it does
+    return {"limit": "crash"}
+
+
+@cache
+def _worker(process_id: int) -> _Worker:
+    """One for each process: a fork shares no pipes with its parent."""
+    return _Worker()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    worker = Path(__file__).with_name("template_worker.py")
+    limits = map(str, (RENDER_CPU_S, RENDER_MEMORY_BYTES, RENDER_CHARS))
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", str(worker), *limits],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RunError(f"cannot start the process that renders chat templates: {error.strerror}") from error
