@@ -65,11 +65,13 @@ class BatchedMuon(torch.optim.Muon):
             self._init_group(group, parameters, gradients, momenta)
             if not parameters:
                 continue
-            torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-            updates = (
-                torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
-            )
-            torch._foreach_mul_(parameters, 1 - float(group["lr"]) * group["weight_decay"])
+            updates = momenta
+            for momentum, gradient in zip(momenta, gradients, strict=True):
+                momentum.lerp_(gradient, 1 - group["momentum"])
+            if group["nesterov"]:
+                updates = [g.lerp(m, group["momentum"]) for g, m in zip(gradients, momenta, strict=True)]
+            for parameter in parameters:
+                parameter.mul_(1 - float(group["lr"]) * group["weight_decay"])
             for same in _by_shape(parameters):
                 made = _orthogonalised(torch.stack([updates[i] for i in same]), group)
                 rate = _adjust_lr(float(group["lr"]), group["adjust_lr_fn"], made.shape[1:])
