@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,13 @@ from mcpagent.config.resolve import (
 from mcpagent.config.resources import resource_path, resource_root
 from mcpagent.config.schema import TrainConfig, TrainingConfig
 from mcpagent.config.source import Entry, Key, Problem, SourceError, read_file, read_override, write_tree
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.validation import reason
 from mcpagent.errors import UserError
 
 DEFAULT_FILES = ("configs/model.yaml", "configs/algo_grpo.yaml", "configs/rollout.yaml")
 _PPO = "configs/ppo.yaml"
+_MARK, _MARKED = "<{}>", re.compile(r"://[^\s]*<[\w.:-]+>")  # what stands in a URL in place of a secret
 _ALGORITHM: Key = ("algorithm",)
 _ADVANTAGE: Key = ("grpo", "advantage")
 
@@ -79,6 +82,7 @@ def load_train_config(
         from_environment = _environment_layer(settings, explicit={*own, *from_options.settings})
     problems += from_environment.problems
     settings = _overlay(settings, from_environment.settings)
+    _learn_secrets(settings)
     if _is_ppo(settings):
         settings = _as_ppo(settings, problems)
     problems += settle_minibatches(settings, default_batch_size=TrainingConfig().batch_size)
@@ -87,6 +91,7 @@ def load_train_config(
         raise _all_at_once(problems)
     given = {".".join(key): setting.entry for key, setting in settings.items()}
     notes = (*from_files.notes, *from_options.notes, *from_environment.notes, *_idle_notes(config, given))
+    notes = (*notes, *_notes_of_marks(settings))
     if for_training and environment().get(NO_BITSANDBYTES, "").lower() in ("1", "true", "yes", "on"):
         notes = (*notes, _on_bitsandbytes(config))
     return LoadedConfig(
@@ -122,8 +127,41 @@ def _on_bitsandbytes(config: TrainConfig) -> str:
 
 
 def dump_config(config: TrainConfig) -> str:
-    """YAML of every setting; loading it gives an equal config."""
-    return write_tree(config.model_dump(mode="json"))
+    """YAML of every setting; loading it gives an equal config, without what is secret in its URLs."""
+    return write_tree(_public(config.model_dump(mode="json")))
+
+
+def public_settings(config: TrainConfig) -> dict[str, Any]:
+    """Every setting as a run keeps it: the users, passwords and keys of URLs as their names. All else is as
+    it was given, since a path or a name in which the value of a secret occurs would be another one."""
+    return _public(config.model_dump())
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _public(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_public(item) for item in value)
+    # No brackets: within a URL they hold an address of IPv6.
+    return SECRETS.text(value, mark=_MARK) if isinstance(value, str) and "://" in value else value
+
+
+def _learn_secrets(settings: dict[Key, Setting]) -> None:
+    """The users, passwords and keys of URLs, by the names of their settings."""
+    for key, setting in settings.items():
+        values = setting.value if isinstance(setting.value, list | tuple) else [setting.value]
+        for value in values:
+            if isinstance(value, str) and not _MARKED.search(value):
+                SECRETS.learn_url(".".join(key), value)
+
+
+def _notes_of_marks(settings: dict[Key, Setting]) -> list[str]:
+    return [
+        f"{setting.entry.where}: {'.'.join(key)} was kept without its secrets; where the command needs it, "
+        f"give it again: --set {'.'.join(key)}=..."
+        for key, setting in settings.items()
+        if _MARKED.search(str(setting.value))
+    ]
 
 
 def _default_files(options: Layer) -> list[Path]:

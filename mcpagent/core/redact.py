@@ -34,6 +34,7 @@ _SECRET_NAME = re.compile(
 _SHORTEST_NAMED, _SHORTEST = 6, 8
 _BESIDE_NAME = 3
 _LONG = 1000  # a longer value is looked for in pieces of a fifth of it: it may be said in part
+_HELD_BYTES = 2**16  # of a line without an end; no encoding of a value is longer
 _LINE = 16  # characters of a line of a value of many lines, such as a PEM file, that counts by itself
 # What configures a server and is found in ordinary text: not a secret, whichever variable it came from.
 _ORDINARY = re.compile(
@@ -215,6 +216,26 @@ class Secrets:
 
 
 SECRETS = Secrets()
+
+
+class WithoutSecrets:
+    """A stream of text in pieces, without the secrets of this process: a line is held back until it is whole,
+    the end of a long one until no secret can go on in what follows."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be written, of what came so far."""
+        clean = SECRETS.data(self._held + data)
+        end = max(clean.rfind(b"\n") + 1, len(clean) - _HELD_BYTES)
+        self._held = clean[end:]
+        return clean[:end]
+
+    def end(self) -> bytes:
+        """The rest."""
+        rest, self._held = SECRETS.data(self._held), b""
+        return rest
 
 
 def is_secret(value: str, name: str) -> bool:

@@ -102,10 +102,11 @@ def disk_error(error: Exception, *, where: Path | None) -> RunError | None:
     )
 
 
-def write_text(final: Path, text: str) -> None:
-    """Write a whole UTF-8 file atomically, without secrets."""
+def write_text(final: Path, text: str, *, is_settings: bool = False) -> None:
+    """Write a whole UTF-8 file atomically, without secrets. `is_settings` where it is read again as what it
+    says, and so left as it is: a path that happens to hold the value of a secret must stay that path."""
     with atomic_file(final) as path:
-        path.write_text(SECRETS.text(text), encoding="utf-8")
+        path.write_text(text if is_settings else SECRETS.text(text), encoding="utf-8")
 
 
 def without_secrets(log: Path) -> None:

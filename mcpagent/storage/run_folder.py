@@ -52,7 +52,7 @@ class RunFolder:
         document = {**provenance(), **manifest}
         # config.yaml comes last: a folder that has it is a run.
         write_text(folder / "manifest.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-        write_text(folder / "config.yaml", config_yaml)
+        write_text(folder / "config.yaml", config_yaml, is_settings=True)
         return run
 
     @classmethod

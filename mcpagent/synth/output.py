@@ -57,7 +57,7 @@ def write_servers(servers: DatasetServers | None) -> None:
     """Write what a folder is to remember, where there is something. Before its tasks: tasks without their
     servers would be played on others."""
     if servers is not None:
-        write_text(servers.path, servers.as_yaml())
+        write_text(servers.path, servers.as_yaml(), is_settings=True)
 
 
 def write_splits(

@@ -20,7 +20,7 @@ def note_named(servers: Path) -> None:
     for mark in _marks(servers):
         try:
             if not mark.exists():
-                write_text(mark, f"{servers.resolve()}\n")
+                write_text(mark, f"{servers.resolve()}\n", is_settings=True)
         except OSError:
             return
 

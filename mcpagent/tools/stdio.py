@@ -23,7 +23,7 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse, RequestId
 
-from mcpagent.core.redact import SECRETS
+from mcpagent.core.redact import SECRETS, WithoutSecrets
 from mcpagent.tools.faults import ServerEnded, untold
 from mcpagent.tools.flood import NOTIFICATION, Flood, UnaskedTraffic, append_to_log, is_notification
 from mcpagent.tools.inherited import inherited
@@ -367,6 +367,7 @@ class _Stderr(asyncio.Protocol):
         self._log_file = log_file
         self._pipe: asyncio.ReadTransport | None = None
         self._ended = asyncio.Event()
+        self._said = WithoutSecrets()
         self._free = _LOG_FREE_BYTES
         self._timer: asyncio.TimerHandle | None = None
 
@@ -374,7 +375,7 @@ class _Stderr(asyncio.Protocol):
         self._pipe = cast(asyncio.ReadTransport, transport)
 
     def data_received(self, data: bytes) -> None:
-        append_to_log(self._log_file, data)
+        self._write(self._said.feed(data))
         self._free -= len(data)
         if self._free < 0 and self._pipe is not None:
             self._pipe.pause_reading()
@@ -382,7 +383,12 @@ class _Stderr(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pipe = None
+        self._write(self._said.end())
         self._ended.set()
+
+    def _write(self, data: bytes) -> None:
+        if data and not self._log_file.closed:
+            append_to_log(self._log_file, data)
 
     async def end(self) -> None:
         """Wait a moment for the server's last words."""
@@ -393,6 +399,7 @@ class _Stderr(asyncio.Protocol):
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._write(self._said.end())
         if self._pipe is not None:
             self._pipe.close()
 

@@ -102,5 +102,7 @@ def _train(job: QuickstartJob, key: str, name: str, folder: Path, config: TrainC
                 manifest={"title": f"Control: {name}"},
                 watch=Watch(on_step=lambda _: advance(), note=job.stages.note),
             )
-        write_text(finished, json.dumps({"checkpoint": str(outcome.last_checkpoint)}) + "\n")
+        write_text(
+            finished, json.dumps({"checkpoint": str(outcome.last_checkpoint)}) + "\n", is_settings=True
+        )
     return Path(json.loads(finished.read_text(encoding="utf-8"))["checkpoint"])

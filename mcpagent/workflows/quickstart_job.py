@@ -47,7 +47,7 @@ class Progress:
 
     def save(self) -> None:
         document = {k: v for k, v in vars(self).items() if k != "path"}
-        write_text(self.path, json.dumps(document, indent=1) + "\n")
+        write_text(self.path, json.dumps(document, indent=1) + "\n", is_settings=True)
 
     @classmethod
     def at(cls, path: Path, *, seed: int) -> Progress:

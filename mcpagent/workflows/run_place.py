@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcpagent.config.loader import dump_config, load_train_config
+from mcpagent.config.loader import dump_config, load_train_config, public_settings
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
@@ -72,7 +72,7 @@ def _make_ready(config: TrainConfig, place: RunPlace) -> Path | None:
 def _check_same(config: TrainConfig, run: RunFolder) -> None:
     """A run continues as it began; only its length may change."""
     began = load_train_config([run.config_path]).config.model_dump()
-    now = config.model_dump()
+    now = public_settings(config)
     changed = [
         f"{section}.{key}" if key else section
         for section in now.keys() - _FREE_SECTIONS

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.config.loader import dump_config, load_train_config, public_settings
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.errors import UserError
+from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer, learn_secrets, load_servers
 from mcpagent.workflows.doctor import check_servers
@@ -300,3 +302,64 @@ def test_no_file_of_a_rollout_with_a_cassette_holds_a_secret(tmp_path: Path) -> 
     assert "[SHOP_TOKEN]" in (out / "t.jsonl").read_text()
     for text in [path.read_text(errors="replace") for path in written] + [done.stdout, done.stderr]:
         assert _leaks(text) == []
+
+
+def test_the_log_of_a_running_server_holds_none_however_it_is_written(tmp_path: Path) -> None:
+    """Within one write, over several, in a line without an end; while the server runs, and afterwards."""
+    said = f"a {HELD['SHOP_TOKEN']} b\n" + "x" * 70_000 + HELD["SHOP_TOKEN"] + " " + HELD["PASSPHRASE_OF_X"]
+    program = (
+        "import os, sys, time, runpy\n"
+        "said = sys.argv[1].encode()\n"
+        "for start in range(0, len(said), 1 if len(said) < 200 else 4099):\n"
+        "    os.write(2, said[start:start + (1 if len(said) < 200 else 4099)])\n"
+        "sys.argv = ['x']\n"
+        f"runpy.run_path({hostile.__file__!r}, run_name='__main__')\n"
+    )
+
+    async def run(text: str) -> tuple[str, str]:
+        server = StdioServer(
+            name="odd",
+            command=sys.executable,
+            args=("-c", program, text),
+            env={**HELD, "ANSWER": "ok"},
+        )
+        async with ToolPool([server], log_dir=tmp_path) as pool, pool.session() as session:
+            await session.call(ToolCall(id="1", tool="look", arguments={}))
+            meanwhile = (tmp_path / "odd.log").read_text()
+        return meanwhile, (tmp_path / "odd.log").read_text()
+
+    for text in (said, f"a {HELD['SHOP_TOKEN']} b\nc {HELD['SHOP_TOKEN']}"):
+        (tmp_path / "odd.log").unlink(missing_ok=True)
+        meanwhile, after = asyncio.run(run(text))
+        assert meanwhile.startswith("a [SHOP_TOKEN] b\n") and _leaks(meanwhile) == []
+        assert after.count("[SHOP_TOKEN]") == 2 and _leaks(after) == []
+
+
+def test_urls_of_settings_are_secrets_and_the_settings_of_a_run_load_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the value of a secret is a folder, a model or a word of the settings."""
+    monkeypatch.setenv("STORE_TOKEN", "dr_grpo")
+    monkeypatch.setenv("ODD_KEY", "projects")
+    monkeypatch.setenv("MODEL_KEY", "someone/model-7b")
+    file = tmp_path / "a.yaml"
+    url = "https://ann-b7:pass-word-6@[::1]:8000/v1?key=query-value-7&page=2"
+    file.write_text(
+        f"name: projects-run\nmodel: {{name: someone/model-7b}}\n"
+        f"data: {{train: /srv/projects/train.jsonl}}\noutput_dir: /srv/projects/out\n"
+        f"api: {{base_url: '{url}'}}\ngrpo: {{loss: dr_grpo}}\n"
+        "rollout: {backend: vllm}\nvllm: {servers: ['http://bob-c8:other-word-9@host:8000/v1']}\n"
+    )
+    config = load_train_config([file]).config
+    for secret in ("ann-b7", "pass-word-6", "query-value-7", "bob-c8", "other-word-9"):
+        assert secret not in SECRETS.text(f"it is {secret}."), secret
+    run = RunFolder.create(tmp_path / "run", config_yaml=dump_config(config), manifest={})
+    text = run.config_path.read_text()
+    for secret in ("ann-b7", "pass-word-6", "query-value-7", "bob-c8", "other-word-9"):
+        assert secret not in text
+    again = load_train_config([run.config_path])
+    assert again.config.data.train == config.data.train == "/srv/projects/train.jsonl"
+    assert again.config.model == config.model and again.config.grpo == config.grpo
+    assert again.config.model_dump() == public_settings(config)  # so that --resume finds the same settings
+    assert any("vllm.servers was kept without its secrets" in note for note in again.notes)
+    assert not any("kept without" in note for note in load_train_config([file]).notes)
