@@ -7,7 +7,7 @@ import importlib.metadata as metadata
 import importlib.util
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -68,10 +68,12 @@ def is_installed(package: str) -> bool:
 
 def installed_version(package: str) -> str | None:
     """The version of the package, or of another one that provides its module; None without one."""
-    for distribution in (package, *_providers(package)):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(distribution)
-    return None
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    if not is_installed(package):
+        return None  # and no search: finding who provides a module reads the file list of every distribution
+    providers = metadata.packages_distributions().get(_module(package), ())
+    return metadata.version(providers[0]) if providers else None
 
 
 def pip_install(*requirements: str) -> str:
@@ -79,11 +81,6 @@ def pip_install(*requirements: str) -> str:
     python = Path(sys.executable)
     shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
     return shlex.join([str(shown), "-m", "pip", "install", *requirements])
-
-
-def _providers(package: str) -> Iterator[str]:
-    """A generator, because finding them reads the file list of every distribution."""
-    yield from metadata.packages_distributions().get(_module(package), ())
 
 
 def _brings(extra: str, module: str) -> bool:
