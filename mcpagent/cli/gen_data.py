@@ -129,9 +129,7 @@ def gen_data(
             document["short"] = {
                 split: {"made": made, "asked": asked} for split, (made, asked) in short.items()
             }
-            things = sum(of_split["facts"] for of_split in data.entities.values())
-            why = f"the read-only tools gave {things} things to ask about, each of which belongs to one split"
-            console.note(short_note(short, why))
+            console.note(short_note(short, _why_short(data)))
         if as_json:
             console.print_json(document)
         else:
@@ -185,6 +183,18 @@ def _generate(
         else:
             data = opened.io.run(generate_dataset(opened.pool, fitting, **wanted))
         return data, opened.take_cassette_counts()
+
+
+def _why_short(data: GeneratedData) -> str:
+    sizes = data.entities.values()
+    if all("facts" in of_split for of_split in sizes):  # explored
+        things = sum(of_split["facts"] for of_split in sizes)
+        return f"the read-only tools gave {things} things to ask about, each of which belongs to one split"
+    tried = {
+        split: ", ".join(f"{n} {pool}" for pool, n in data.entities[split].items()) for split in data.tasks
+    }
+    told = "; ".join(f"{split}: {of_split}" for split, of_split in tried.items())
+    return f"the templates give no other task with the entities of a split ({told}); add some to pools.yaml"
 
 
 def _document(

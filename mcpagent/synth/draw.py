@@ -11,7 +11,6 @@ from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
-from mcpagent.errors import UserError
 from mcpagent.synth.templates import Template, fill
 
 
@@ -37,29 +36,28 @@ class Candidate:
 
 
 class Draw:
-    """Candidates of one split: `draw(index)` depends on the seed, the split and the index alone."""
+    """Candidates of one split: `draw(index)` depends on the seed, the split and the index alone. `templates`
+    are those that the entities of the split are enough for; without one there is nothing to draw."""
 
     def __init__(
         self, templates: Sequence[Template], entities: Mapping[str, Sequence[Any]], *, split: str, seed: int
     ) -> None:
-        self._templates = templates
-        self._weights = [t.weight for t in templates]
+        fitting = [
+            template
+            for template in templates
+            if all(len(entities[pool]) >= needed for pool, needed in template.needed.items())
+        ]
+        # Those in which nothing is to be called go with the others: alone they ask nothing.
+        asks_nothing = any(t.plan for t in templates) and not any(t.plan for t in fitting)
+        self.templates = [] if asks_nothing else fitting
+        self._weights = [t.weight for t in self.templates]
         self._entities = entities
         self._split = split
         self._seed = seed
-        for template in templates:
-            for pool in sorted(set(template.slots.values())):
-                needed = list(template.slots.values()).count(pool)
-                if len(entities[pool]) < needed:
-                    raise UserError(
-                        f"template {template.name!r} needs {needed} of the pool {pool!r}, "
-                        f"but the split {split} has {len(entities[pool])}",
-                        remedy="list more entities in pools.yaml, or raise the share of that split",
-                    )
 
     def __call__(self, index: int) -> Candidate:
         rng = Random(derive_seed(self._seed, self._split, index))
-        template = rng.choices(self._templates, weights=self._weights)[0]
+        template = rng.choices(self.templates, weights=self._weights)[0]
         slots: dict[str, Any] = {}
         for pool in sorted(set(template.slots.values())):
             names = [slot for slot, source in template.slots.items() if source == pool]

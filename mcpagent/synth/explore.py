@@ -108,7 +108,7 @@ async def _filled(
         source = _WalkSource(
             graph=graph, facts=facts, offer=offer, split=split, seed=seed, seen=tally.seen, turn=turn
         )
-        tasks[split] = await fill_split(source, counts[split], cache, tally, on_progress, may_end_early=True)
+        tasks[split] = await fill_split(source, counts[split], cache, tally, on_progress)
     return GeneratedData.of(
         tasks, tally, entities=used, catalog_hash=offer.catalog_hash, executed_calls=cache.executed
     )

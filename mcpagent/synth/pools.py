@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -77,14 +77,25 @@ async def list_entities(templates: TemplateSet, cache: CallCache) -> dict[str, l
 
 
 def split_entities(
-    entities: Mapping[str, Sequence[Entity]], *, shares: SplitShares, seed: int
+    entities: Mapping[str, Sequence[Entity]],
+    *,
+    shares: SplitShares,
+    seed: int,
+    least: Mapping[str, int] = {},
+    wanted: Collection[str] = SPLITS,
 ) -> dict[str, dict[str, list[Any]]]:
-    """`result[split][pool]`: every entity in exactly one split, stated values in each."""
+    """`result[split][pool]`: every entity in exactly one split, stated values in each. Where a pool has few,
+    each `wanted` split has the `least` number of that pool, as long as another can spare them."""
+    split_of: dict[Any, str] = {}
+    for pool, members in entities.items():
+        keys = dict.fromkeys(entity.split_key for entity in members if not entity.is_shared)
+        needed = dict.fromkeys(wanted, least.get(pool, 0))
+        for key, split in shares.assign(keys, seed=seed, least=needed).items():
+            split_of.setdefault(key, split)  # pools that share a key share its split
     result: dict[str, dict[str, list[Any]]] = {split: {pool: [] for pool in entities} for split in SPLITS}
     for pool, members in entities.items():
         for entity in members:
-            split = shares.split_of(entity.split_key, seed=seed)
-            for name in SPLITS if entity.is_shared else (split,):
+            for name in SPLITS if entity.is_shared else (split_of[entity.split_key],):
                 result[name][pool].append(entity.value)
     return result
 

@@ -89,24 +89,30 @@ async def generate_dataset(
     distractors: int | None = None,
     on_progress: Progress | None = None,
 ) -> GeneratedData:
-    """`counts[split]` distinct tasks for each split, the same for the same seed, templates and servers.
+    """Up to `counts[split]` distinct tasks for each split: as many as the templates give with its entities,
+    the same for the same seed, templates and servers.
 
     An entity occurs in one split only, and so does every task. `distractors` None offers the whole catalog
-    with each task. Raises UserError when the templates cannot give that many tasks.
+    with each task. Raises UserError where there is not one task.
     """
     check_counts(counts)
     cache = CallCache(pool)
-    entities = split_entities(await list_entities(templates, cache), shares=shares, seed=seed)
+    wanted = [split for split in SPLITS if counts.get(split)]
+    listed = await list_entities(templates, cache)
+    entities = split_entities(listed, shares=shares, seed=seed, least=templates.needed, wanted=wanted)
     offer = Offer(catalog=pool.tools, distractors=distractors)
     tally = Tally()
     turn = asyncio.Lock()
     tasks: dict[str, tuple[Task, ...]] = {}
-    for split in SPLITS:
-        if not counts.get(split):
-            continue
+    for split in wanted:
         draw = Draw(templates.templates, entities[split], split=split, seed=seed)
+        if not draw.templates:
+            tasks[split] = ()
+            continue
         source = _SplitSource(draw=draw, offer=offer, split=split, seed=seed, seen=tally.seen, turn=turn)
         tasks[split] = await fill_split(source, counts[split], cache, tally, on_progress)
+    if not any(tasks.values()):
+        raise _without_a_task(counts, tally.log)
     sizes = {split: {p: len(values) for p, values in pools.items()} for split, pools in entities.items()}
     return GeneratedData.of(
         tasks, tally, entities=sizes, catalog_hash=offer.catalog_hash, executed_calls=cache.executed
@@ -173,10 +179,8 @@ async def fill_split(
     cache: CallCache,
     tally: Tally,
     on_progress: Progress | None,
-    *,
-    may_end_early: bool = False,
 ) -> tuple[Task, ...]:
-    """`count` proven tasks of the source. Where it has no more, those that there are or a UserError."""
+    """`count` proven tasks of the source; where it has no more, those that there are."""
     kept: list[Task] = []
     fruitless = 0
     while len(kept) < count:
@@ -199,9 +203,7 @@ async def fill_split(
         if on_progress is not None:
             on_progress(source.split, min(len(kept), count), count)
         if fruitless >= _MAX_FRUITLESS and len(kept) < count:
-            if may_end_early:
-                return tuple(kept)
-            raise _exhausted(source.split, len(kept), count, tally.log)
+            return tuple(kept)
     tally.surplus += len(kept) - count
     return tuple(kept[:count])
 
@@ -216,12 +218,13 @@ async def ground_in_turn(draft: Task, cache: CallCache, turn: asyncio.Lock) -> T
         return await ground(draft, cache, phrase_words=0)
 
 
-def _exhausted(split: str, found: int, count: int, log: RejectLog) -> UserError:
+def _without_a_task(counts: Mapping[str, int], log: RejectLog) -> UserError:
     rejected = ", ".join(f"{code} {n}" for code, n in sorted(log.counts.items()))
     examples = [f"\n  {code}: {texts[0]}" for code, texts in sorted(log.examples.items())]
+    why = f"rejected: {rejected}{''.join(examples)}" if rejected else "no template has the entities it needs"
+    asked = ", ".join(f"{split} {count}" for split, count in counts.items() if count)
     return UserError(
-        f"found {found} of {count} distinct tasks for {split}; rejected: {rejected}{''.join(examples)}",
-        remedy=f"ask for fewer with --{split}, or add templates or entities",
+        f"found not one task (asked for: {asked}); {why}", remedy="add templates, or entities in pools.yaml"
     )
 
 

@@ -7,10 +7,12 @@ them. In prompts, parameters and checks `{slot}` is an entity and `${step1.price
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from hashlib import sha256
+from operator import or_
 from pathlib import Path
 from typing import Any, Self
 
@@ -124,6 +126,11 @@ class Template(Record):
         return {call.server for call in calls} | set(self.setup) | set(self.state)
 
     @cached_property
+    def needed(self) -> Counter[str]:
+        """How many entities of each pool one task needs: two slots of one pool never get the same."""
+        return Counter(self.slots.values())
+
+    @cached_property
     def plan_json(self) -> list[JsonObject]:
         """The plan with its defaults."""
         return [step.model_dump(mode="json") for step in self.plan]
@@ -191,6 +198,11 @@ class TemplateSet:
         fitting = tuple(t for t in self.templates if self._needs(t) <= set(names))
         useful = fitting if any(t.plan for t in fitting) else ()
         return replace(self, templates=useful)
+
+    @property
+    def needed(self) -> Counter[str]:
+        """How many entities of each pool a split needs for a task of every template."""
+        return reduce(or_, (template.needed for template in self.templates), Counter[str]())
 
     def _needs(self, template: Template) -> set[str]:
         """The servers that a template calls, and those that list its entities."""

@@ -14,6 +14,7 @@ from mcpagent.config.resources import resource_path
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import RunError
 from mcpagent.evaluate.report import write_report
 from mcpagent.evaluate.summary import summarise
 from mcpagent.rollout.setup import open_tools
@@ -21,7 +22,7 @@ from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.runs import run_session
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
-from mcpagent.synth.output import write_splits
+from mcpagent.synth.output import short_note, write_splits
 from mcpagent.synth.rules import generate_dataset
 from mcpagent.synth.templates import load_templates
 from mcpagent.workflows.evaluate import evaluate_on
@@ -101,6 +102,8 @@ def _generate(job: QuickstartJob) -> None:
                 on_progress=on_progress,
             )
         )
+        if short := data.short_of(SPLITS):
+            raise RunError(short_note(short, "the embedded data have too few entities for these templates"))
         write_splits(data.tasks, folder, servers=DatasetServers.of(folder, job.grpo.tools), overwrite=True)
 
 

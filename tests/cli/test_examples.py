@@ -1,33 +1,401 @@
-"""The examples that a newcomer tries first give what they promise."""
+"""Every example of README, docs and help texts runs as it stands, or the table below says why not here."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from tests.cli.running import mcpagent
+import pytest
+import yaml
+from typer.testing import CliRunner
 
-ROOT = Path(__file__).parents[2]
+from mcpagent.cli.main import COMMANDS
+from mcpagent.config.loader import load_train_config
+from mcpagent.core.tasks import StateCheck
+from mcpagent.env.parsing import parse_action
+from mcpagent.synth.templates import load_templates
+from mcpagent.tools.servers_config import load_servers
+from tests.house import ROOT
+from tests.test_docs import PAGES, _leaves
+
+HERE = Path(__file__).parent
+
+# In this process, in this order, in one folder whose data are the samples. What a command's --out names is
+# removed before it, since two examples may write the same.
+FAST = (
+    "mcpagent data samples",
+    "mcpagent data samples data/samples",
+    "mcpagent data show data/samples/train.jsonl",
+    "mcpagent data validate data/processed/train.jsonl",
+    "mcpagent data validate data/processed/train.jsonl --execute --out good.jsonl",
+    "mcpagent data validate train.jsonl --execute --out good.jsonl",
+    "mcpagent data stats data/processed/train.jsonl",
+    "mcpagent data stats data/processed/train.jsonl --json",
+    "mcpagent data dedupe tasks.jsonl --out distinct.jsonl",
+    "mcpagent data split distinct.jsonl --out data/mine --heldout 0.2 --validation 0.1",
+    "mcpagent tools list --servers mcp.json",
+    'mcpagent tools call tavily.tavily_search \'{"query": "QTPH price target"}\'',
+    'mcpagent tools call time.get_current_time \'{"timezone": "UTC"}\' --servers mcp.json',
+    "mcpagent tools call files.write_file @arguments.json --servers mcp.json --timeout 5",
+    "mcpagent convert dependent_spec.json --servers mcp.json --out data/processed/train.jsonl",
+    "mcpagent convert dependent_spec.json --servers mcp.json --execute --out data/processed/train.jsonl",
+    "mcpagent gen-data --servers mcp.json --read-only sqlite.list_tables,sqlite.describe_table",
+    "mcpagent gen-data --servers mcp.json --read-only sqlite.list_tables,sqlite.read_query --out data/sqlite",
+    "mcpagent gen-data --servers mcp.json --templates my_templates --out data/mine",
+    "mcpagent gen-data --explore --servers mcp.json --train 24 --validation 4 --heldout 6 --out data/mine",
+    "mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst",
+)
+
+# Each as a process, in this order, in one folder, whose data are of the user's servers once they are made.
+SLOW = (
+    "mcpagent data samples",
+    "mcpagent env check --data data/samples",
+    "mcpagent env check --servers mcp.json",
+    "mcpagent env check --chaos --servers mcp.json",
+    'mcpagent tools bench time.get_current_time \'{"timezone": "UTC"}\' --servers mcp.json',
+    "mcpagent tools bench polygon.polygon_get_market_status --calls 2000 --concurrency 32",
+    "mcpagent gen-data --explore --servers mcp.json --train 200 --validation 20 --heldout 60 --out data/mine",
+    "mcpagent gen-data --explore --servers mcp.json --train 24 --validation 4 --heldout 6 --out data/mine",
+    "mcpagent doctor --servers mcp.json",
+    "mcpagent env check --data data/mine",
+    "mcpagent train --algo sft --config configs/warm_start.yaml --data data/mine --out outputs/warm"
+    " --set training.max_steps=20 --set sft.copy_steps=5",
+    "mcpagent train --dry-run --config configs/quickstart.yaml --model outputs/warm --data data/mine"
+    " --out outputs/mine",
+    "mcpagent train --config configs/quickstart.yaml --model outputs/warm --data data/mine"
+    " --out outputs/mine --set training.max_steps=6 --set training.save_frequency=1",
+    "mcpagent train --resume --out outputs/mine",
+    "mcpagent runs",
+    "mcpagent runs outputs",
+    "mcpagent eval checkpoint outputs/warm --data data/mine --out before.json",
+    "mcpagent eval checkpoint outputs/mine --data data/mine --out after.json",
+    "mcpagent eval compare before.json after.json",
+    "mcpagent report outputs/mine",
+    "mcpagent export outputs/mine --merge --out model",
+    "mcpagent rollout --policy gold --out outputs/gold.jsonl.zst --servers mcp.json --cassette tapes/shop"
+    " --cassette-mode record",
+    "mcpagent rollout --policy gold --out outputs/again.jsonl.zst --cassette tapes/shop"
+    " --cassette-mode strict",
+    "mcpagent eval checkpoint outputs/mine --servers mcp.json --cassette tapes/shop --cassette-mode replay",
+    "mcpagent eval checkpoint outputs/mine --data data/processed/heldout.jsonl --samples 4 --json",
+    "mcpagent data validate data/processed/train.jsonl --calibrate outputs/mine --samples 8"
+    " --out learnable.jsonl",
+    "mcpagent data validate a.jsonl --calibrate RUN --out b.jsonl",
+    "mcpagent gen-data --train 800 --heldout 240 --seed 1 --out data/processed",
+    "mcpagent gen-data --train 800 --validation 100 --heldout 240 --seed 0",
+    "mcpagent data split tasks.jsonl --out data/processed --heldout 0.2",
+    "mcpagent env check --data data/processed/train.jsonl",
+    "mcpagent env check --data data/processed/validation.jsonl",
+    "mcpagent smoke --backend hf",
+    "mcpagent serve polygon",
+    "mcpagent serve slack --limited",
+)
+_STAND_FOR = {"RUN": "outputs/mine"}  # words that a person replaces
+
+GPU = "a GPU, or hours without one"
+HUB = "a model from the hub"
+KEY = "a key of somebody's service"
+SERVICE = "a running API or server of models"
+INSTALL = "installs or downloads packages"
+LONG = "minutes; tests/slow runs it, or what it runs"
+STAYS = "serves until it is stopped, on a fixed port or in a sandbox that not every machine has"
+ELSEWHERE = {
+    "pip install mcpagent": INSTALL,
+    'pip install "mcpagent[local]"': INSTALL,
+    "pip download --no-deps bfcl-eval==2026.3.23 -d wheel && python -m zipfile -e wheel/*.whl bfcl": INSTALL,
+    "mcpagent data import bfcl --package bfcl --out data/bfcl --category base": INSTALL,
+    "mcpagent eval checkpoint outputs/mine --config data/bfcl/bfcl.yaml --data data/bfcl/base.jsonl": INSTALL,
+    "mcpagent eval checkpoint RUN --config data/bfcl/bfcl.yaml": INSTALL,
+    "mcpagent quickstart": LONG,
+    "mcpagent quickstart --seed 1 --json": LONG,
+    "mcpagent quickstart --out outputs/quickstart --seed 1": LONG,
+    "mcpagent report outputs/quickstart": LONG,
+    "mcpagent train --config configs/quickstart.yaml --set model.name=PATH --set seed=1": LONG,
+    "make quickstart": LONG,
+    "make quickstart ARGS='--seed 1 --out outputs/seed-1'": LONG,
+    'make test-slow ARGS="tests/slow/test_variants.py -s"': LONG,
+    "python -m benchmarks.update": LONG,
+    "python -m benchmarks.update --unique": LONG,
+    "python -m benchmarks.update --shape qwen3-0.6b --gradient-checkpointing": LONG,
+    "python -m benchmarks.rollout w3": LONG,
+    "python -m benchmarks.rollout generate": LONG,
+    "python -m benchmarks.rollout latency": LONG,
+    "python -m benchmarks.data --records 100000": LONG,
+    "python -m benchmarks.data --records 1000000 --steps make validate stats split dedupe iterate index"
+    " reopen epoch": LONG,
+    "mcpagent gen-data --templates full --train 8000 --validation 500 --heldout 1500 --out data/full": LONG,
+    "mcpagent doctor --servers mcp.json --model Qwen/Qwen3-0.6B": HUB,
+    "mcpagent doctor --model Qwen/Qwen3-0.6B": HUB,
+    "mcpagent doctor --model MODEL --tool-format xml --servers mcp.json": HUB,
+    "mcpagent train --dry-run --model Qwen/Qwen3-0.6B --data data/mine": HUB,
+    "mcpagent train --dry-run --set data.train=data/processed/train.jsonl": HUB,
+    "mcpagent eval model Qwen/Qwen3-0.6B --data data/processed/heldout.jsonl --out base.json": HUB,
+    "mcpagent train --model Qwen/Qwen3-0.6B --data data/mine": GPU,
+    "mcpagent train --set model.name=Qwen/Qwen3-0.6B"
+    " --set data.train=outputs/quickstart/data/train.jsonl": GPU,
+    "mcpagent train --config configs/model.yaml --config mine.yaml"
+    " --set rollout.group_size=4 --set seed=1": GPU,
+    "mcpagent train --set data.train=data/processed/train.jsonl --set name=first": GPU,
+    "mcpagent train --algo ppo --set data.train=data/processed/train.jsonl": GPU,
+    "mcpagent train --algo sft --mode lora --set data.train=data/processed/train.jsonl": GPU,
+    "mcpagent train --set budget.cpu_s=3600 --set 'health.stop.kl=5.0'"
+    " --set data.train=data/processed/train.jsonl": GPU,
+    "mcpagent train --resume --set name=first --set data.train=data/processed/train.jsonl": GPU,
+    "mcpagent export outputs/first --merge --out model": GPU,
+    "accelerate launch --config_file configs/accelerate/ddp.yaml --num_processes 8"
+    " -m mcpagent.cli.main train --config FILE": GPU,
+    "torchrun --nproc-per-node 8 -m mcpagent.cli.main train --config FILE": GPU,
+    "mcpagent smoke --backend vllm --model Qwen/Qwen3-0.6B": GPU,
+    "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m"
+    " vllm.entrypoints.openai.api_server --model MODEL --logprobs-mode processed_logprobs"
+    " --generation-config vllm --worker-extension-cls mcpagent.policy.vllm_worker.WeightLoading"
+    " --enable-lora --max-lora-rank 16 --max-loras 2": GPU,
+    "mcpagent train --set 'vllm.servers=[http://127.0.0.1:8000]'"
+    " --set data.train=data/processed/train.jsonl": GPU,
+    "OPENAI_API_KEY=... mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm": KEY,
+    "mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm": KEY,
+    "mcpagent eval model openai:gpt-5-mini --data data/samples/heldout.jsonl --out api.json": KEY,
+    "mcpagent eval model openai:gpt-5-mini --data data/samples/heldout.jsonl --set api.price_in=0.25"
+    " --set api.price_out=2": KEY,
+    "mcpagent serve tavily --upstream live": KEY,
+    "mcpagent serve slack --upstream live --allow-send random": KEY,
+    "mcpagent rollout --policy gold --out outputs/gold.jsonl.zst --set tools.upstream=live"
+    " --set tools.limited=false": KEY,
+    "mcpagent gen-data --llm --base-url http://127.0.0.1:8000/v1 --model my-model --max-requests 1000"
+    " --out data/llm": SERVICE,
+    "mcpagent rollout --policy openai:my-model --base-url http://127.0.0.1:8000/v1"
+    " --out api.jsonl.zst": SERVICE,
+    "mcpagent serve slack --limited --transport http --port 8010": STAYS,
+    "mcpagent serve python --sandbox bubblewrap": STAYS,
+    "mcpagent data show data/samples/train.jsonl --id quote-price-0123456789ab": "the id stands for any one",
+}
 
 
-def test_the_record_of_the_readme_scores_one_with_its_gold_plan(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text()
-    start = text.index('{"data_source"')
-    record = json.loads(text[start : text.index("```", start)])
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(record) + "\n")
-    done = mcpagent(
-        *("rollout", "--policy", "gold", "--data", tmp_path / "tasks.jsonl"),
-        *("--out", tmp_path / "gold.jsonl", "--json"),
+def blocks(*languages: str) -> Iterator[tuple[str, str]]:
+    """(page, text) of the code blocks in one of the languages."""
+    fence = re.compile(rf"^```(?:{'|'.join(languages)})\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    for page in PAGES:
+        yield from ((page.relative_to(ROOT).as_posix(), text) for text in fence.findall(page.read_text()))
+
+
+def examples() -> set[str]:
+    """Each command of a shell block, and each example of a help text."""
+    found = {
+        " ".join(line.replace("#", " #").partition("  #")[0].split())
+        for _, text in blocks("bash", "sh", "console")
+        for line in text.replace("\\\n", " ").splitlines()
+    }
+    for _, command in _leaves():
+        found |= set(re.findall(r"Example: ([^\n]+)", f"{command.help}\n{command.epilog}"))
+    return found - {""}
+
+
+def test_every_example_is_run_or_says_why_not_here() -> None:
+    shown = examples()
+    assert len(shown) > 90
+    classes = [{*FAST}, {*SLOW}, {*ELSEWHERE}]
+    assert shown - set.union(*classes) == set(), "new: run them in FAST or SLOW, or say why not in ELSEWHERE"
+    assert set.union(*classes) - shown == set(), "no page and no help text shows these any more"
+    assert not (classes[0] | classes[1]) & classes[2]
+
+
+def furnish(place: Path) -> None:
+    """What the examples suppose to be there: an mcp.json, and the files of a user."""
+    servers = {name: [HERE / "small_servers.py", name] for name in ("time", "files", "sqlite")}
+    servers["harbour"] = [HERE / "harbour.py", "60"]
+    entries = {name: {"command": sys.executable, "args": [*map(str, args)]} for name, args in servers.items()}
+    (place / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
+    samples = ROOT / "data" / "samples"
+    shutil.copytree(samples, place / "data" / "processed")
+    for name in ("train", "tasks", "a", "distinct"):
+        shutil.copy(samples / "train.jsonl", place / f"{name}.jsonl")
+    (place / "arguments.json").write_text(json.dumps({"path": str(place / "note.txt"), "text": "hello"}))
+    step = {"step": 1, "server": "harbour", "tool": "list_ships", "params": {}}
+    task = {
+        "task_id": "a",
+        "complexity": "easy",
+        "conversation": [{"role": "user", "message": "Which ships are in the harbour?"}],
+        "solution": {"tool_sequence": [step]},
+    }
+    scenario = {"scenario": "port", "turns": 1, "limits": {"max_servers": 1, "max_tools": 1}, "tasks": [task]}
+    (place / "dependent_spec.json").write_text(json.dumps({"dependent_dataset": [scenario]}))
+    templates = place / "my_templates"
+    templates.mkdir()
+    (templates / "pools.yaml").write_text(
+        yaml.safe_dump({"ship": {"values": [f"Aurora {c}" for c in "ABCDEFG"]}})
     )
-    assert done.returncode == 0, done.stderr
+    tons = {
+        "name": "tons",
+        "complexity": "simple",
+        "prompts": [f"{words} {{ship}}?" for words in ("How heavy is the", "What is the weight of the")],
+        "slots": {"ship": "ship"},
+        "plan": [{"server": "harbour", "tool": "get_ship", "params": {"ship": "{ship}"}}],
+        "answer": {"type": "number", "value": "${step1.tons}", "tolerance": 0.001},
+        "reference_answer": "The answer is ${step1.tons}.",
+    }
+    (templates / "tons.yaml").write_text(yaml.safe_dump([tons]))
+
+
+def cleared(line: str, place: Path) -> list[str]:
+    """The words of the command, once what it is to write is not there any more."""
+    words = [_STAND_FOR.get(word, word) for word in shlex.split(line)][1:]
+    out = words[words.index("--out") + 1] if "--out" in words else None
+    if words[0] == "gen-data":
+        out = out or "data/processed"
+    if words[:2] == ["data", "samples"]:
+        out = "data/samples"
+    if out is not None and "--resume" not in words:
+        path = place / out
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if words[0] == "convert":  # what the folder remembers is of the tasks that were there
+            path.with_name("servers.yaml").unlink(missing_ok=True)
+    return words
+
+
+def promised(words: list[str], place: Path, code: int, out: str, err: str) -> None:
+    """It ended well, wrote what it was told to and said something."""
+    assert code == 0, f"{words}\n{out[-2000:]}\n{err[-4000:]}"
+    assert "Traceback" not in err
+    if "--out" in words and "--dry-run" not in words:
+        assert (place / words[words.index("--out") + 1]).exists()
+    assert out.strip()
+    if "--json" in words or words[:2] == ["tools", "call"]:
+        answer = json.loads(out)
+        assert answer
+        if "tavily.tavily_search" in words:
+            assert answer["results"], "the search finds something"
+
+
+def test_the_cheap_examples_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    furnish(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for line in FAST:
+        words = cleared(line, tmp_path)
+        app = importlib.import_module(COMMANDS[words[0]][0]).app
+        done = CliRunner().invoke(app, words[1:])
+        assert done.exception is None, f"{line}\n{done.exception!r}\n{done.output[-3000:]}"
+        promised(words, tmp_path, done.exit_code, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("examples")
+    furnish(place)
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("line", SLOW)
+def test_an_example_runs_after_those_before_it(line: str, shared: Path) -> None:
+    words = cleared(line, shared)
+    hello = "\n".join(
+        json.dumps({"jsonrpc": "2.0", **message})
+        for message in (
+            {
+                "id": 1,
+                "method": "initialize",
+                "params": {
+                    "protocolVersion": "2025-06-18",
+                    "capabilities": {},
+                    "clientInfo": {"name": "example", "version": "1"},
+                },
+            },
+            {"method": "notifications/initialized"},
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mcpagent.cli.main", *words],
+        cwd=shared,
+        input=f"{hello}\n" if words[0] == "serve" else None,
+        capture_output=True,
+        text=True,
+    )
+    promised(words, shared, done.returncode, done.stdout, done.stderr)
+    if words[0] == "serve":
+        assert "serverInfo" in json.loads(done.stdout.splitlines()[0])["result"]
+    if words[:2] == ["gen-data", "--explore"] and "24" in words:  # a user's data where no --data is given
+        shutil.rmtree(shared / "data" / "processed")
+        shutil.copytree(shared / "data" / "mine", shared / "data" / "processed")
+        for name in ("tasks", "a"):
+            shutil.copy(shared / "data" / "mine" / "train.jsonl", shared / f"{name}.jsonl")
+
+
+def a_task(text: str, folder: Path) -> None:
+    (folder / "tasks.jsonl").write_text(json.dumps(json.loads(text)) + "\n")
+    app = importlib.import_module(COMMANDS["rollout"][0]).app
+    words = [
+        "--policy",
+        "gold",
+        "--data",
+        str(folder / "tasks.jsonl"),
+        "--out",
+        str(folder / "o.jsonl"),
+        "--json",
+    ]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.exception
     metrics = json.loads(done.stdout)["metrics"]
     assert (metrics["task_success"]["value"], metrics["mean_reward"]["value"]) == (1.0, 1.0)
 
 
-def test_the_search_that_the_help_shows_finds_something() -> None:
-    source = (ROOT / "docs" / "cli.md").read_text()
-    line = next(line for line in source.splitlines() if "Example: mcpagent tools call tavily" in line)
-    done = mcpagent(*shlex.split(line.partition("mcpagent ")[2]))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["results"]
+def a_servers_file(text: str, folder: Path) -> None:
+    (folder / "mcp.json").write_text(text)
+    assert len(load_servers(folder / "mcp.json").servers) == len(json.loads(text)["mcpServers"])
+
+
+def a_state(text: str, folder: Path) -> None:
+    for checks in json.loads(text)["state"].values():
+        assert [StateCheck.model_validate(check) for check in checks]
+
+
+def a_template(text: str, folder: Path) -> None:
+    (folder / "pools.yaml").write_text("channel: {values: [C101, C104]}\n")
+    (folder / "mine.yaml").write_text(text)
+    assert len(load_templates(folder).templates) == 1
+
+
+def a_configuration(text: str, folder: Path) -> None:
+    (folder / "mine.yaml").write_text(text)
+    assert load_train_config([folder / "mine.yaml"], []).config.tools.per_server
+
+
+_RECORDS: dict[tuple[str, str], Callable[[str, Path], Any]] = {
+    ("README.md", '{"data_source"'): a_task,
+    ("docs/configuration.md", '{"mcpServers"'): a_servers_file,
+    ("docs/tools.md", '{"mcpServers"'): a_servers_file,
+    ("docs/data.md", '{"state"'): a_state,
+    ("docs/data.md", "- name: channel-price"): a_template,
+    ("docs/tools.md", "tools:"): a_configuration,
+}
+
+
+@pytest.mark.parametrize(("page", "text"), [*blocks("json", "ya?ml")], ids=lambda value: str(value)[:24])
+def test_a_record_that_is_shown_is_what_it_is_shown_as(
+    page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "t0ken-of-the-shop")
+    monkeypatch.setenv("MY_TOKEN", "t0ken-of-mine")
+    (check,) = [check for (on, start), check in _RECORDS.items() if on == page and text.startswith(start)]
+    check(text, tmp_path)
+
+
+def test_the_three_ways_to_write_a_call_say_the_same_and_find_the_price() -> None:
+    (text,) = [
+        text for page, text in blocks("text") if page == "docs/environment.md" and "fmp_get_quote" in text
+    ]
+    calls = [parse_action(line).calls for line in text.splitlines()]
+    assert len(calls) == 3
+    arguments = [dict(call.arguments) for (call,) in calls]
+    assert arguments[0] == arguments[1] == arguments[2]
+    app = importlib.import_module(COMMANDS["tools"][0]).app
+    done = CliRunner().invoke(app, ["call", "fmp.fmp_get_quote", json.dumps(arguments[0])])
+    assert done.exit_code == 0 and json.loads(done.stdout)["price"] > 0

@@ -20,9 +20,10 @@ from mcpagent.synth.rules import GeneratedData
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from mcpagent.workflows.stage import evaluated_file, open_tasks
-from tests.cli.running import mcpagent
+from tests.cli.running import mcpagent, refused
 from tests.workflows.world import TRAIN
 
+SMALL = Path(__file__).parents[1] / "cli" / "small_servers.py"
 HARBOUR = Path(__file__).parents[1] / "cli" / "harbour.py"
 
 
@@ -77,6 +78,63 @@ def test_gen_data_says_in_one_sentence_which_split_is_short_and_writes_no_empty_
     assert all(list(read_tasks(tmp_path / "d" / f"{split}.jsonl")) for split in written)
     assert document["short"]["train"]["asked"] == 20
     assert all(document["short"][split]["made"] == 0 for split in set(SPLITS) - written)
+
+
+def templates_of_tables(folder: Path, *, slots: int) -> Path:
+    """A server with three tables, and a template that needs `slots` of them for a task."""
+    entry = {"command": sys.executable, "args": [str(SMALL), "sqlite"]}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"sqlite": entry}}))
+    templates = folder / "templates"
+    templates.mkdir()
+    (templates / "pools.yaml").write_text(
+        "table: {list: {server: sqlite, tool: list_tables, items: tables, field: table}}\n"
+    )
+    named = [f"t{n}" for n in range(slots)]
+    steps = [f"  - {{server: sqlite, tool: describe_table, params: {{table: '{{{n}}}'}}}}" for n in named]
+    (templates / "columns.yaml").write_text(
+        "name: columns\ncomplexity: simple\n"
+        f"prompts: ['How many columns has {' and '.join(f'{{{n}}}' for n in named)}, the last one counts?']\n"
+        f"slots: {{{', '.join(f'{n}: table' for n in named)}}}\n"
+        "plan:\n" + "\n".join(steps) + "\n"
+        f"answer: {{type: number, value: '${{step{slots}.columns}}', tolerance: 0.001}}\n"
+        f"reference_answer: 'It has ${{step{slots}.columns}}.'\n"
+    )
+    return folder
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+def test_templates_with_three_entities_give_each_split_its_own(tmp_path: Path, seed: str) -> None:
+    home = templates_of_tables(tmp_path, slots=1)
+    words = ("--templates", "templates", "--servers", "mcp.json", "--out", "d", "--seed", seed, "--json")
+    done = mcpagent("gen-data", *words, "--train", "9", "--validation", "4", "--heldout", "6", cwd=home)
+    assert done.returncode == 0, done.stderr
+    asked = {
+        split: [task.prompt[-1].content for task in read_tasks(home / f"d/{split}.jsonl")] for split in SPLITS
+    }
+    assert [len(texts) for texts in asked.values()] == [1, 1, 1]
+    assert len({text for texts in asked.values() for text in texts}) == 3
+    short = json.loads(done.stdout)["short"]
+    assert short == {
+        split: {"made": 1, "asked": n} for split, n in (("train", 9), ("validation", 4), ("heldout", 6))
+    }
+    (said,) = [line for line in done.stderr.splitlines() if " of 9 tasks" in line]
+    assert "1 table" in said and "pools.yaml" in said
+
+
+def test_templates_that_need_all_entities_leave_the_other_splits_without_a_file(tmp_path: Path) -> None:
+    home = templates_of_tables(tmp_path, slots=2)
+    words = ("--templates", "templates", "--servers", "mcp.json", "--out", "d")
+    done = mcpagent("gen-data", *words, "--train", "2", "--validation", "1", "--heldout", "1", cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert [path.stem for path in (home / "d").glob("*.jsonl")] == ["train"]
+    assert "validation has 0 of 1 tasks and no file" in done.stderr
+
+
+def test_templates_without_a_single_task_are_an_error(tmp_path: Path) -> None:
+    home = templates_of_tables(tmp_path, slots=4)
+    done = mcpagent("gen-data", "--templates", "templates", "--servers", "mcp.json", "--out", "d", cwd=home)
+    assert "not one task" in refused(done) and "pools.yaml" in done.stderr
+    assert not list((home / "d").glob("*.jsonl"))
 
 
 def test_split_writes_no_empty_file_and_gives_each_part_a_group(tmp_path: Path) -> None:

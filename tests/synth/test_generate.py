@@ -193,10 +193,15 @@ def test_posts_to_a_server_that_all_sessions_share_do_not_disturb_each_other(tmp
     assert set(asyncio.run(run()).rejects) <= {"duplicate"}
 
 
-def test_asking_for_more_tasks_than_there_are_says_how_many_were_found(tmp_path: Path) -> None:
+def test_asking_for_more_tasks_than_there_are_gives_those_and_says_which_split_is_short(
+    tmp_path: Path,
+) -> None:
     templates = write_templates(tmp_path, good=quote("good"))
-    with pytest.raises(UserError, match=r"found \d+ of 500 distinct tasks for heldout; rejected: duplicate"):
-        generate(seed=0, counts={"heldout": 500}, templates=templates)
+    data = generate(seed=0, counts={"train": 5, "heldout": 500}, templates=templates)
+    made = len(data.tasks["heldout"])
+    assert 5 < made < 500 and len(data.tasks["train"]) == 5
+    assert data.short_of({"train": 5, "heldout": 500}) == {"heldout": (made, 500)}
+    assert made == data.entities["heldout"]["ticker"], "one task for each"
 
 
 @pytest.mark.parametrize("counts", [{"test": 3}, {"train": -1}, {"train": 0}, {}])
