@@ -6,20 +6,29 @@ import copy
 import ctypes
 import ctypes.util
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from mcpagent.errors import UserError
-from mcpagent.storage.checkpoints import choose_checkpoint, verified
+from mcpagent.models.sizes import refuse_incomplete, refuse_other_sizes
+from mcpagent.storage.checkpoints import ADAPTER_FILE, choose_checkpoint, verified
 from mcpagent.storage.packages import require
+from mcpagent.storage.weights import holds_weights, weight_shapes
 
 _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
+# What transformers and PEFT say of weights that do not fit, in exceptions and warnings of general kinds.
+_UNFIT = ("size mismatch", "ignore_mismatched_sizes", "conversion of the weights")
+_LACKING = "Found missing adapter keys"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +92,8 @@ def load_model(
     in_4bit: bool = False,
 ) -> Any:
     """A causal LM from a hub id, a folder, or a PEFT adapter folder (its base with the adapter merged).
-    `in_4bit` keeps the weights of its linear layers as NF4 and computes in `dtype`. Raises UserError."""
-    from transformers import AutoModelForCausalLM
-
+    `in_4bit` keeps the weights of its linear layers as NF4 and computes in `dtype`. Only safetensors are
+    read, of the sizes that config.json says. Raises UserError."""
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
     if attn_implementation is not None:
         refuse_missing_attention(attn_implementation, device)
@@ -93,19 +101,61 @@ def load_model(
     if in_4bit:
         require_4bit(device)
         options |= {"quantization_config": _nf4(dtype), "device_map": {"": device}}
-    if _base_of_adapter(name) is not None:
-        from peft import AutoPeftModelForCausalLM
+    base = _base_of_adapter(name)
+    if base is None:
+        model = _load_weights(name, **options)
+        return model if in_4bit else model.to(device)
+    if in_4bit:
+        raise UserError(
+            f"{name} is an adapter, which cannot be merged into 4-bit weights",
+            where="model.name",
+            remedy="merge it first: mcpagent export CKPT --merge --out DIR; or use --mode lora",
+        )
+    return _load_adapter(name, base=base, **options).merge_and_unload().to(device)
 
-        if in_4bit:
-            raise UserError(
-                f"{name} is an adapter, which cannot be merged into 4-bit weights",
-                where="model.name",
-                remedy="merge it first: mcpagent export CKPT --merge --out DIR; or use --mode lora",
-            )
-        model = _from_pretrained(AutoPeftModelForCausalLM.from_pretrained, name, **options)
-        return model.merge_and_unload().to(device)
-    model = _from_pretrained(AutoModelForCausalLM.from_pretrained, name, **options)
-    return model if in_4bit else model.to(device)
+
+def check_weights(name: str, config: Any) -> None:
+    """What `load_model` refuses of a folder here without reading its weights: pickles, files that were cut
+    short, sizes other than those of `config`, its transformers configuration. A folder without any weights
+    passes: a plan needs none. Raises UserError."""
+    for place in (name, _base_of_adapter(name)):
+        folder = None if place is None else _local_folder(place)
+        if folder is None or not holds_weights(folder):
+            continue
+        if (folder / ADAPTER_FILE).is_file():
+            weight_shapes(folder)
+        else:
+            refuse_other_sizes(folder, config)
+
+
+def _load_weights(name: str, **options: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    if (folder := _local_folder(name)) is not None:
+        trusted = options["trust_remote_code"]
+        refuse_other_sizes(folder, load_config(name, trust_remote_code=trusted))
+    model, info = _from_pretrained(
+        AutoModelForCausalLM.from_pretrained, name, use_safetensors=True, output_loading_info=True, **options
+    )
+    refuse_incomplete(info, name)
+    return model
+
+
+def _load_adapter(name: str, *, base: str, **options: Any) -> Any:
+    """The base with the adapter on it, as PEFT's AutoPeftModelForCausalLM puts them together."""
+    from peft import PeftConfig, PeftModel
+
+    folder = _local_folder(name)
+    assert folder is not None
+    weight_shapes(folder)
+    revision = PeftConfig.from_pretrained(str(folder)).revision
+    model = _load_weights(base, **options, **({} if revision is None else {"revision": revision}))
+    if (folder / "tokenizer_config.json").is_file():
+        trusted = options["trust_remote_code"]
+        model.resize_token_embeddings(len(load_tokenizer(name, trust_remote_code=trusted)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=_LACKING)
+        return _from_pretrained(lambda place: PeftModel.from_pretrained(model, place), name)
 
 
 def require_4bit(device: torch.device, *, is_here: bool = True) -> None:
@@ -283,14 +333,51 @@ def _from_pretrained(load: Callable[..., Any], name: str, **options: Any) -> Any
     folder = _local_folder(name)
     if folder is not None:
         _hide_progress_bars()
+    # Where a repository has no safetensors, transformers asks a service to convert its pickle.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     try:
-        return load(name if folder is None else str(folder), **options)
-    except (OSError, ValueError, SafetensorError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        with _no_pickles(name):
+            return load(name if folder is None else str(folder), **options)
+    except (
+        OSError,
+        ValueError,
+        SafetensorError,
+        RuntimeError,
+        UserWarning,
+        StrictDataclassError,
+    ) as error:
+        said = str(error).strip()
+        if isinstance(error, StrictDataclassError):
+            said = " ".join(said.split())  # its first line does not say which value
+        is_unfit = any(phrase in said for phrase in (*_UNFIT, _LACKING))
+        if isinstance(error, RuntimeError) and not is_unfit:
+            raise
+        remedy = "give a local folder, or a hub id that this machine can reach (see `mcpagent doctor`)"
+        if is_unfit:
+            remedy = "its configuration and its weights are of two models: copy both from one place"
+        first_line = said.splitlines()[0] if said else type(error).__name__
+        raise UserError(f"cannot load {name}: {first_line}", remedy=remedy) from error
+
+
+@contextmanager
+def _no_pickles(name: str) -> Iterator[None]:
+    """Refuses what a library would unpickle, whichever file of a hub id or folder led it there. Raises
+    UserError."""
+    unpickle = torch.load
+
+    def refuse(file: Any, *_: Any, **__: Any) -> None:
         raise UserError(
-            f"cannot load {name}: {first_line}",
-            remedy="give a local folder, or a hub id that this machine can reach (see `mcpagent doctor`)",
-        ) from error
+            f"{Path(str(file)).name} is a pickle, which can run any code when it is loaded; only safetensors "
+            "are read",
+            where=name,
+            remedy="name a model or revision that has safetensors",
+        )
+
+    torch.load = refuse
+    try:
+        yield
+    finally:
+        torch.load = unpickle
 
 
 def _hide_progress_bars() -> None:

@@ -52,6 +52,13 @@ def choose_checkpoint(path: Path) -> ChosenCheckpoint:
     (the latest where the run evaluated none), `RUN@latest` its latest one, `RUN@STEP` that of a step. Raises
     UserError for anything else."""
     folder, wanted = _split(path.expanduser())
+    if folder.is_file():
+        raise UserError(
+            "is a file, and a model is a folder with its config.json, its tokenizer and its weights as "
+            "safetensors",
+            where=str(path),
+            remedy="name the folder; weights in a pickle (.bin, .pt, .pkl) are not read: get safetensors",
+        )
     if not folder.is_dir():
         raise UserError(
             "there is no such checkpoint or run folder",

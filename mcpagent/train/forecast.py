@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from mcpagent.config.schema import LoraConfig, TrainConfig
+from mcpagent.models.sizes import meta_model
+from mcpagent.storage.checkpoints import MODEL_FILE
 
 _ADAPTER_BYTES = 4  # adapters are in float32
 _NF4_BYTES = 0.516  # 4 bits, and 0.127 bits of block constants (arXiv 2305.14314, section 3)
@@ -36,12 +37,10 @@ class ModelShape:
     max_context: int
 
 
-def shape_of(config: Any, lora: LoraConfig) -> ModelShape:
-    """Of a transformers configuration: the architecture is built on the meta device."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> ModelShape:
+    """Of a transformers configuration, which errors call `where`: the architecture is built on the meta
+    device. Raises UserError where it cannot be."""
+    model = meta_model(config, where=where)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     linear = {n: m for n, m in model.get_decoder().named_modules() if isinstance(m, nn.Linear)}

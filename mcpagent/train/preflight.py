@@ -18,7 +18,13 @@ from mcpagent.config.checks import refused_on_cpu
 from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import UserError
 from mcpagent.models.architecture import find_architecture
-from mcpagent.models.load import refuse_missing_attention, require_4bit, resolve_device, resolve_dtype
+from mcpagent.models.load import (
+    check_weights,
+    refuse_missing_attention,
+    require_4bit,
+    resolve_device,
+    resolve_dtype,
+)
 from mcpagent.policy.canary import MAX_TEMPERATURE
 from mcpagent.policy.vllm_choice import Choice, choose_backend
 from mcpagent.train.forecast import ASSUMED_CONTEXT, Forecast, ModelShape, forecast, shape_of
@@ -172,7 +178,9 @@ def _shape(config: TrainConfig) -> tuple[str, ModelShape | None]:
     found = find_architecture(name, trust_remote_code=config.model.trust_remote_code)
     if found.config is None:
         return found.source, None
-    shape = shape_of(found.config.get_text_config(), config.lora)
+    if name != "embedded":
+        check_weights(name, found.config)
+    shape = shape_of(found.config.get_text_config(), config.lora, where=found.source)
     if config.finetune.mode != "full" and not shape.adapters:
         raise UserError(
             f"lora.target_modules {config.lora.target_modules} fits no layer of the model",

@@ -15,6 +15,7 @@ from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_dir
 from mcpagent.storage.checkpoints import (
     ADAPTER_FILE,
+    MODEL_FILE,
     SEAL_FILE,
     STATE_FOLDER,
     choose_checkpoint,
@@ -24,9 +25,10 @@ from mcpagent.storage.checkpoints import (
 )
 from mcpagent.storage.locks import locked_file
 from mcpagent.storage.packages import require
+from mcpagent.storage.weights import PICKLES, weight_shapes
 from mcpagent.workflows.model_card import model_card
 
-_NOT_EXPORTED = (STATE_FOLDER, SEAL_FILE, "README.md")
+_NOT_EXPORTED = (STATE_FOLDER, SEAL_FILE, "README.md", *(f"*{suffix}" for suffix in PICKLES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("there is something here already", where=f"--out {out}", remedy="name a new folder")
     run = run_of(checkpoint)
-    verified(checkpoint)
+    _check_weights(verified(checkpoint))
     has_adapters = (checkpoint / ADAPTER_FILE).is_file()
     is_adapter = has_adapters and not merge
     with locked_file(out), atomic_dir(out) as draft:
@@ -78,6 +80,17 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
         kind="adapter" if is_adapter else "model",
         weights_sha256=weights_sha256(out),
     )
+
+
+def _check_weights(checkpoint: Path) -> None:
+    """Raises UserError for weights that no command would load."""
+    weight_shapes(checkpoint)
+    model = checkpoint / MODEL_FILE
+    if (checkpoint / ADAPTER_FILE).is_file() or b'"auto_map"' in model.read_bytes():
+        return  # it has no sizes of its own, or code of its own that tells them
+    from mcpagent.models.load import check_weights, load_config
+
+    check_weights(str(checkpoint), load_config(str(checkpoint)))
 
 
 def _merge(checkpoint: Path, draft: Path, *, config_path: Path | None) -> None:

@@ -11,6 +11,7 @@ from mcpagent.storage.checkpoints import find_model
 from mcpagent.storage.jsonl import find_dataset, read_tasks
 from mcpagent.storage.locks import holder
 from mcpagent.storage.run_folder import RunFolder, has_not_begun, not_empty
+from mcpagent.storage.weights import holds_weights, weight_files
 from mcpagent.tools.servers_config import load_servers
 
 
@@ -30,7 +31,9 @@ def check_inputs(config: TrainConfig, *, resume: bool = False, dry_run: bool = F
             remedy=f"there are: {', '.join(BUILTIN_NAMES)}; your own are named with --servers",
         )
     if config.model.name != "embedded":
-        find_model(config.model.name)
+        chosen = find_model(config.model.name)
+        if chosen is not None and (holds_weights(chosen.path) or not dry_run):
+            weight_files(chosen.path)
     if config.name is not None and not dry_run:
         _check_folder(Path(config.output_dir) / config.name, resume=resume)
 

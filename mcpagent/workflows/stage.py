@@ -24,6 +24,7 @@ from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.packages import require
 from mcpagent.storage.provenance import provenance
 from mcpagent.storage.task_file import TaskFile
+from mcpagent.storage.weights import weight_files
 from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.workflows.api_policy import PREFIX, open_api_policy
@@ -95,6 +96,7 @@ def open_stage(
 ) -> Iterator[Stage]:
     """Open the tasks of `data` (default: the validation set of `config`), start the servers, load the policy
     that `policy` names (see `open_policy`). Raises UserError before anything is played."""
+    _refuse_policy(policy)
     with memory_reported(config), ExitStack() as stack:
         tasks = stack.enter_context(open_tasks(config, data))
         tools = stack.enter_context(open_tools(config.tools, ledger=ledger, on_note=console.note))
@@ -156,6 +158,12 @@ def catalog_note(tasks: Sequence[Task], pool: PinnedTools) -> str | None:
         remedy = "Make the dataset anew, or accept it: --set tools.on_catalog_change=warn"
         raise UserError(note, where="tools.on_catalog_change", remedy=remedy)
     return note
+
+
+def _refuse_policy(name: str) -> None:
+    """What can be said of a policy before servers start. Raises UserError."""
+    if name not in SCRIPTED and not name.startswith(PREFIX) and (chosen := find_model(name)) is not None:
+        weight_files(chosen.path)
 
 
 @contextmanager
