@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mcpagent.core.redact import SECRETS
-from mcpagent.errors import MCPAgentError, RunError
+from mcpagent.errors import MCPAgentError, RunError, UserError
 
 TEMPORARY_PREFIX = ".tmp-"
 _BLOCK_BYTES = 2**22
@@ -24,7 +24,10 @@ _DISK = {
     errno.EIO: "the disk reports an error",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
+}
+_PLACE = {
     errno.ENOTDIR: "a file stands where a folder is needed",
+    errno.EEXIST: "a file stands where a folder is needed",
     errno.EISDIR: "a folder stands where a file is needed",
 }
 _NATIVE = re.compile(r"\(os error (\d+)\)")  # how libraries in Rust (safetensors, tokenizers) say it
@@ -76,7 +79,8 @@ def atomic_dir(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def reported(path: Path) -> Iterator[None]:
-    """Turns what the disk refuses while `path` is written into a RunError."""
+    """Turns what the disk refuses while `path` is written into a RunError, and a path that cannot be into a
+    UserError."""
     try:
         yield
     except MCPAgentError:
@@ -87,14 +91,21 @@ def reported(path: Path) -> Iterator[None]:
         raise failure from None
 
 
-def disk_error(error: Exception, *, where: Path | None) -> RunError | None:
-    """The error for what the disk refused; None where `error` says something else."""
+def disk_error(error: Exception, *, where: Path | None) -> RunError | UserError | None:
+    """The error for what the disk refused, or for a path that cannot be; None where `error` says something
+    else."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (match := _NATIVE.search(str(error))) is not None:
         number = int(match[1])
+    place = where if where is not None else error.filename if isinstance(error, OSError) else None
+    if number in _PLACE:
+        return UserError(
+            f"cannot be written: {_PLACE[number]} ({os.strerror(number)})",
+            where=None if place is None else str(place),
+            remedy="name another place",
+        )
     if number not in _DISK:
         return None
-    place = where if where is not None else error.filename if isinstance(error, OSError) else None
     return RunError(
         f"cannot be written: {_DISK[number]} ({os.strerror(number)})",
         where=None if place is None else str(place),

@@ -51,7 +51,7 @@ def test_a_result_that_cannot_be_printed_is_one_error(json_: str, sink: str, rea
 
 def test_notes_that_cannot_be_printed_do_not_end_the_work(tmp_path: Path) -> None:
     out = tmp_path / "gold.jsonl"
-    command = f"mcpagent rollout --policy gold --data {SAMPLES} --out {out}"
+    command = f"mcpagent rollout --policy gold --data {SAMPLES} --out {out} --overwrite"
     for sink in ("2> /dev/full", "2>&-"):
         code, _ = shell(f"{command} {sink}")
         assert code == 0
@@ -67,7 +67,7 @@ def test_a_disk_that_takes_no_more_is_one_error_and_leaves_nothing(tmp_path: Pat
     before.write_text("as it was")
     for command in (
         f"mcpagent rollout --policy gold --data {SAMPLES} --out {tmp_path}/new.jsonl",
-        f"mcpagent rollout --policy gold --data {SAMPLES} --out {before}",
+        f"mcpagent rollout --policy gold --data {SAMPLES} --out {before} --overwrite",
         f"mcpagent gen-data --train 40 --validation 4 --heldout 4 --out {tmp_path}/data",
     ):
         code, stderr = shell(command, preexec=_small_files)
@@ -89,3 +89,27 @@ def test_a_file_where_runs_need_a_folder_is_one_error(tmp_path: Path, tiny_check
     quick, stderr = shell(f"mcpagent quickstart --out {tmp_path / 'outputs' / 'deep'}")
     assert quick == 2
     assert "outputs is a file, not a folder" in one_error(stderr)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "data split {s} --out {f}/x",
+        "data dedupe {s} --out {f}/x.jsonl",
+        "data dedupe {s} --out {f}/x/y.jsonl",
+        "data samples {f}/x",
+        "gen-data --train 2 --out {f}/x",
+        "rollout --policy gold --data {s} --out {f}/x/r.jsonl",
+        "export {m} --out {f}/x",
+        "train --model {m} --data {s} --set training.eval_every=0 --set output_dir={f}/x",
+    ],
+)
+def test_a_place_inside_a_file_is_the_users_error(
+    command: str, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("as it was")
+    code, stderr = shell("mcpagent " + command.format(s=SAMPLES, f=file, m=tiny_checkpoint))
+    assert code == 2, stderr
+    assert "file" in one_error(stderr)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "as it was")]
