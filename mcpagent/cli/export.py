@@ -40,4 +40,4 @@ def export(
     console.say(f"{done.kind:<10}  {done.out}")
     console.say(f"checkpoint  {done.checkpoint}{f' ({done.why})' if done.why else ''}")
     console.say(f"card        {done.out / 'README.md'}")
-    console.say(f"next        mcpagent eval checkpoint {done.out} --data FILE")
+    console.say(f"next        mcpagent eval checkpoint {done.out} --data {done.data}")

@@ -159,6 +159,7 @@ def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | Non
 
 
 def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
+    from mcpagent.workflows.stage import next_data
     from mcpagent.workflows.train import Watch, train
 
     config, folder = loaded.config, Path()
@@ -218,7 +219,9 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
         console.say(
             f"checkpoint  {outcome.best_checkpoint}{' (the last good one)' if outcome.is_ill else ''}"
         )
-        console.say(f"next        mcpagent eval checkpoint {outcome.best_checkpoint} --data FILE")
+        console.say(
+            f"next        mcpagent eval checkpoint {outcome.best_checkpoint} --data {next_data(config)}"
+        )
         console.say(f"            mcpagent report {outcome.run_dir}")
     if outcome.is_ill:
         raise typer.Exit(1)

@@ -49,8 +49,9 @@ def _commit() -> JsonObject | None:
 def _git(*arguments: str) -> str | None:
     """Output of git; None where there is no git, or it refuses this checkout."""
     try:
+        # Without its lock: a git that is killed with the run would leave one behind in the checkout.
         done = subprocess.run(
-            ["git", "-C", str(_CHECKOUT), *arguments],
+            ["git", "--no-optional-locks", "-C", str(_CHECKOUT), *arguments],
             capture_output=True,
             text=True,
             timeout=_GIT_TIMEOUT_S,

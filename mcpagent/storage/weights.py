@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from mcpagent.errors import UserError
-from mcpagent.storage.checkpoints import ADAPTER_FILE, MODEL_FILE
+from mcpagent.storage.checkpoints import ADAPTER_FILE, MODEL_FILE, verified
 from mcpagent.storage.packages import require
 from mcpagent.storage.records import reading
 
@@ -40,7 +40,8 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that a loader of transformers or PEFT reads. Raises UserError where it would read
-    a pickle, a file elsewhere, or nothing."""
+    a pickle, a file elsewhere, or nothing, or where the folder is not what a training run wrote."""
+    verified(folder)
     is_adapter = (folder / ADAPTER_FILE).is_file()
     wanted = "adapter_model.safetensors" if is_adapter else _named_weights(folder) or "model.safetensors"
     if (folder / wanted).is_file():

@@ -27,19 +27,22 @@ from mcpagent.storage.locks import locked_file
 from mcpagent.storage.packages import require
 from mcpagent.storage.weights import PICKLES, weight_shapes
 from mcpagent.workflows.model_card import model_card
+from mcpagent.workflows.stage import next_data
 
 _NOT_EXPORTED = (STATE_FOLDER, SEAL_FILE, "README.md", *(f"*{suffix}" for suffix in PICKLES))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written. `kind` is model or adapter; `why` says how the checkpoint was chosen from a run."""
+    """What was written. `kind` is model or adapter; `why` says how the checkpoint was chosen from a run;
+    `data` is the file that the run was judged on, FILE where none is known."""
 
     out: Path
     checkpoint: Path
     why: str
     kind: str
     weights_sha256: str | None
+    data: str
 
     def as_json(self) -> JsonObject:
         return {
@@ -79,6 +82,7 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
         why=chosen.why,
         kind="adapter" if is_adapter else "model",
         weights_sha256=weights_sha256(out),
+        data="FILE" if run is None else next_data(load_train_config([run.config_path]).config),
     )
 
 

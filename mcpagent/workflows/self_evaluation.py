@@ -12,11 +12,9 @@ from pathlib import Path
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.metrics import Metric
 from mcpagent.core.records import JsonObject
-from mcpagent.errors import UserError
 from mcpagent.evaluate.evaluator import BEST, UNTRAINED
 from mcpagent.evaluate.summary import EvalSummary, success_of_all
 from mcpagent.rollout.setup import Tools
-from mcpagent.storage.jsonl import find_dataset
 from mcpagent.storage.provenance import provenance
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.task_file import TaskFile
@@ -24,9 +22,7 @@ from mcpagent.train.actor import LocalActor
 from mcpagent.train.checkpoint import load_weights
 from mcpagent.train.learner import Learner
 from mcpagent.train.processes import Processes
-from mcpagent.workflows.stage import open_tasks
-
-_HELD_OUT = ("heldout.jsonl", "heldout.json")  # with .gz and .zst after it
+from mcpagent.workflows.stage import measured_file, open_tasks
 
 
 @dataclass(frozen=True)
@@ -44,20 +40,11 @@ def open_measured(config: TrainConfig, *, on_note: Callable[[str], None]) -> Ite
     if config.training.eval_samples == 0:
         yield None
         return
-    train = find_dataset(config.data.train, split="train")
-    names = [name + suffix for name in _HELD_OUT for suffix in ("", ".gz", ".zst")]
-    path = next((train.parent / name for name in names if (train.parent / name).is_file()), None)
-    split = "held-out"
-    if path is None:
-        split = "validation"
-        try:
-            path = find_dataset(config.data.validation, split="validation", beside=str(train))
-        except UserError as error:
-            if config.data.validation is not None:
-                raise
-            on_note(f"no before and after in the report: {error.message}, nor is there a heldout.jsonl")
-            yield None
-            return
+    found = measured_file(config, on_note=on_note)
+    if found is None:
+        yield None
+        return
+    path, split = found
     with open_tasks(config, path) as tasks:
         yield MeasuredTasks(tasks, split)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -30,6 +31,7 @@ from mcpagent.tools.io_thread import IOThread
 from mcpagent.workflows.api_policy import PREFIX, open_api_policy
 
 SCRIPTED = ("gold", "empty", "over-eager")
+_HELD_OUT = ("heldout.jsonl", "heldout.json")  # with .gz and .zst after it
 _NAMED = 5  # tools named in one note
 
 
@@ -128,6 +130,36 @@ def evaluated_file(config: TrainConfig) -> Path | None:
     """The tasks that a training run evaluates on as it goes; None where it never does. Raises UserError."""
     evaluates = config.algorithm == "grpo" and config.training.eval_every
     return _validation_file(config) if evaluates else None
+
+
+def measured_file(
+    config: TrainConfig, *, on_note: Callable[[str], None] = lambda _: None
+) -> tuple[Path, str] | None:
+    """The tasks that a training run is judged on, and which split they are: the held-out tasks beside the
+    training set, else the validation set; None, with a note, where there is neither. Raises UserError for a
+    set that is named and not there."""
+    train = find_dataset(config.data.train, split="train")
+    names = [name + suffix for name in _HELD_OUT for suffix in ("", ".gz", ".zst")]
+    path = next((train.parent / name for name in names if (train.parent / name).is_file()), None)
+    if path is not None:
+        return path, "held-out"
+    try:
+        return find_dataset(config.data.validation, split="validation", beside=str(train)), "validation"
+    except UserError as error:
+        if config.data.validation is not None:
+            raise
+        on_note(f"no before and after in the report: {error.message}, nor is there a heldout.jsonl")
+        return None
+
+
+def next_data(config: TrainConfig) -> str:
+    """The word after `--data` in what a person may type next: the file that `measured_file` finds, else
+    FILE."""
+    try:
+        found = measured_file(config)
+    except UserError:
+        found = None
+    return "FILE" if found is None else shlex.quote(str(found[0]))
 
 
 def _validation_file(config: TrainConfig) -> Path:

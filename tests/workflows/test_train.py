@@ -166,7 +166,8 @@ def test_a_run_says_how_it_ended_and_a_resume_goes_on(settings: list[str], tmp_p
     assert [step[1], step[2], step[4]] == shown
     log = (tmp_path / "train" / "logs" / "run.log").read_text()
     assert "step 0: begins after step 0 of 2" in log
-    assert "step-000001" in done.stdout
+    held_out = resource_path("data/samples/heldout.jsonl")
+    assert f"checkpoints/step-000001 --data {held_out}\n" in done.stdout.replace(f"{tmp_path}/train/", "")
     again = mcpagent_train(*settings, "--resume", "--json")
     assert again.exit_code == 0, again.output
     document = json.loads(again.stdout)
