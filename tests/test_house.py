@@ -166,6 +166,7 @@ CHECKED_READERS = {
     "train.reference": "Learner.restore only, after train.checkpoint.load_weights",
     "train.value": "Learner.restore only, after train.checkpoint.load_weights",
     "policy.vllm_worker": "a file that the trainer wrote a moment ago, for this process alone",
+    "storage.weights": "weight_files checks the seal; only the names and shapes of tensors are read",
     "storage.trajectories": "tokens of trajectories, no model",
 }
 

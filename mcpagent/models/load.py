@@ -134,9 +134,8 @@ def _load_weights(name: str, **options: Any) -> Any:
     if (folder := _local_folder(name)) is not None:
         trusted = options["trust_remote_code"]
         refuse_other_sizes(folder, load_config(name, trust_remote_code=trusted))
-    model, info = _from_pretrained(
-        AutoModelForCausalLM.from_pretrained, name, use_safetensors=True, output_loading_info=True, **options
-    )
+    options |= {"use_safetensors": True, "output_loading_info": True}
+    model, info = _from_pretrained(AutoModelForCausalLM.from_pretrained, name, **options)
     refuse_incomplete(info, name)
     return model
 
@@ -148,7 +147,7 @@ def _load_adapter(name: str, *, base: str, **options: Any) -> Any:
     folder = _local_folder(name)
     assert folder is not None
     weight_shapes(folder)
-    revision = PeftConfig.from_pretrained(str(folder)).revision
+    revision = _from_pretrained(PeftConfig.from_pretrained, name).revision
     model = _load_weights(base, **options, **({} if revision is None else {"revision": revision}))
     if (folder / "tokenizer_config.json").is_file():
         trusted = options["trust_remote_code"]
