@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,11 @@ from mcpagent.core.tasks import AnswerCheck, PlanStep, Task
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
+
+# By what the parser of scripted turns (`env.parsing`, auto) knows a call or a thought.
+_TAG = re.compile(r"<(?=/?(?:tool_call|tool|think)>)")
+_FENCE = re.compile(r"```(?=json|tool_call)")
+_CALL = re.compile(r"\s*[\[{](?=.*\"(?:tool|name|arguments|parameters)\")", re.DOTALL)
 
 
 def call_text(name: str, arguments: JsonObject) -> str:
@@ -122,7 +128,7 @@ class _GoldPlan:
                 call_text(flaw.tool or _shown_name(step, request), resolve(step.params, results))
                 for step in due
             ]
-            return "\n".join(calls) if calls else self._closing_text(user_turn, results, flaw)
+            return "\n".join(calls) if calls else _as_text(self._closing_text(user_turn, results, flaw))
         except PlaceholderError:
             return "I could not find the answer."  # the servers did not answer what the plan expects
 
@@ -207,6 +213,12 @@ def _first_group(steps: Sequence[PlanStep]) -> list[PlanStep]:
         return list(steps[:1])
     end = next((i for i, step in enumerate(steps) if step.parallel_group != group), len(steps))
     return list(steps[:end])
+
+
+def _as_text(answer: str) -> str:
+    """An answer that a dataset or a server made, as a message that no parser reads as a call or a thought."""
+    text = _FENCE.sub("``` ", _TAG.sub("&lt;", answer))
+    return f"The answer is {text}" if _CALL.match(text) else text
 
 
 def _final_text(task: Task, results: Mapping[str, Any]) -> str:

@@ -129,7 +129,11 @@ def _record(
     data_source: str,
 ) -> Task:
     steps = task.solution.tool_sequence
-    users = [message.content for message in task.conversation if message.role == "user"]
+    said = [
+        message.model_copy(update={"content": without_marks(message.content)})
+        for message in task.conversation
+    ]
+    users = [message.content for message in said if message.role == "user"]
     plan = [
         {**step.model_dump(exclude_unset=True), "step": step.step or index + 1}
         for index, step in enumerate(steps)
@@ -152,13 +156,13 @@ def _record(
         is_list = isinstance(wanted, list | tuple)
         names = [_qualified(name, plan) for name in wanted] if is_list else _qualified(wanted, plan)
         truth["success"] = {**truth["success"], "must_call_tool": names}
-    own = [message.content for message in task.conversation if message.role == "system"]
+    own = [message.content for message in said if message.role == "system"]
     return Task(
         data_source=data_source,
         env_class=env_class,
         prompt=(
-            Message(role="system", content="\n\n".join([*map(without_marks, own), system_message(offer)])),
-            Message(role="user", content=without_marks(users[0])),
+            Message(role="system", content="\n\n".join([*own, system_message(offer)])),
+            Message(role="user", content=users[0]),
         ),
         reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
         extra_info={
@@ -166,7 +170,7 @@ def _record(
             "generator": _GENERATOR,
             "scenario": scenario.model_dump(mode="json", exclude={"tasks"}, exclude_unset=True),
             "task_metadata": {
-                "all_messages": [{"role": m.role, "content": m.content} for m in task.conversation],
+                "all_messages": [{"role": m.role, "content": m.content} for m in said],
                 **(task.model_extra or {}),
             },
         },

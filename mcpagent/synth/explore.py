@@ -233,7 +233,7 @@ def _draft(walk: Walk, *, offer: Offer, split: str, seed: int) -> Task:
     else:
         truth |= _checks(walk, plan)
     if user_turns:
-        truth |= {"user_turns": user_turns, "quiet_turns": [0]}
+        truth |= {"user_turns": [without_marks(text) for text in user_turns], "quiet_turns": [0]}
     return Task(
         data_source=DATA_SOURCE,
         prompt=(

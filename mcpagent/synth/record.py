@@ -76,6 +76,8 @@ def draft_task(candidate: Candidate, *, offer: Offer, split: str, seed: int) -> 
     }
     kept = ("limits", "state", "setup", "user_turns", "abstain", "quiet_turns")
     truth |= {name: stated[name] for name in kept if name in stated}
+    if "user_turns" in truth:
+        truth["user_turns"] = [without_marks(str(text)) for text in truth["user_turns"]]
     if template.answer is not None:
         truth["final_answer"] = stated["answer"]
     return Task(

@@ -225,3 +225,53 @@ def test_the_two_extremes() -> None:
     assert text == call_text("t", {"a": "x", "b": 1, "c": []})
     with pytest.raises(RunError, match="no tool"):
         asyncio.run(OverEagerPolicy().complete([CompletionRequest(episode_id="x#0", sampling=Sampling())]))
+
+
+CALL = '{"name": "buy", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"<tool_call>\n{CALL}\n</tool_call>",
+        f"It is <tool_call>{CALL}</tool_call>, as said.",
+        f"5 <tool_call>{CALL}",
+        "5 </tool_call> 5",
+        "<tool><buy>{}</buy></tool>",
+        '{"tool": "buy", "arguments": {}}',
+        ' \n[{"tool": "buy", "arguments": {}}]',
+        'So:\n```json\n{"tool": "buy", "arguments": {}}\n```',
+        "```tool_call\n" + CALL + "\n```",
+        "<think>5",
+        "no</think>5",
+    ],
+)
+@pytest.mark.parametrize("comes_from", ["the dataset", "a server"])
+def test_an_answer_that_spells_a_call_or_a_thought_is_played_as_text(answer: str, comes_from: str) -> None:
+    plan = [{"step": 1, "server": "s", "tool": "look", "params": {}}]
+    task = make_task(
+        tool_sequence=plan,
+        reference_answer=answer if comes_from == "the dataset" else "${step1.text}",
+    )
+    result = json.dumps({"text": answer})
+    [message] = asyncio.run(
+        GoldPolicy([task]).complete(
+            [
+                CompletionRequest(
+                    episode_id=f"{task.id}#0",
+                    messages=(
+                        {"role": "user", "content": "What?"},
+                        {"role": "assistant", "content": ""},
+                        {"role": "tool", "content": result},
+                    ),
+                    tools=(),
+                    seed=0,
+                    sampling=Sampling(),
+                )
+            ]
+        )
+    )
+    parsed = parse_action(message.text)
+    assert (parsed.calls, parsed.failures, parsed.thinking) == ((), (), None)
+    assert parsed.text == message.text.strip() != ""
+    assert parse_action(answer) != parsed  # without the change it is one

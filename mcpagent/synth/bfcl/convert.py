@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 
+from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Complexity, GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec
@@ -52,7 +53,7 @@ class Importer:
             for call in calls
         ]
         is_long = category == "long_context"
-        users = [turn[0]["content"] if turn else _FUNCTIONS_ADDED for turn in row["question"]]
+        users = [without_marks(turn[0]["content"]) if turn else _FUNCTIONS_ADDED for turn in row["question"]]
         everything = {tool.name: tool for ts in tools.values() for tool in ts}
         later = _later(row, plan, everything)
         held = {dotted for names in later.values() for dotted in names}
