@@ -54,7 +54,7 @@ def find_dataset(
 
 def _remedy(split: str) -> str:
     option = "--data" if split == "train" else f"--set data.{split}=FILE"
-    return f"name a file with {option}, or make one: mcpagent gen-data{_or_without(split)}"
+    return f"name a file with {option}, or make one: mcpagent gen-data" + _or_without(split)
 
 
 def _or_without(split: str) -> str:
@@ -107,7 +107,7 @@ def parse_task(record: JsonObject, *, where: str) -> Task:
 
 def empty_dataset(path: Path) -> UserError:
     """The error for a dataset without a task."""
-    remedy = f"make one: mcpagent gen-data{_or_without(path.name.partition('.')[0])}"
+    remedy = "make one: mcpagent gen-data" + _or_without(path.name.partition(".")[0])
     return UserError("the dataset holds no task", where=str(path), remedy=remedy)
 
 
