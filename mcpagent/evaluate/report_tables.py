@@ -112,7 +112,7 @@ def controls_table(controls: Sequence[Control]) -> str:
 
 
 def tools_table(metrics: PoolMetrics) -> str:
-    """What the calls of each tool came to; '' without calls."""
+    """What the calls of each tool came to, and how many of its texts held a secret; '' without calls."""
     rows = [
         f"<tr><th>{escape(f'{server.server}.{tool.tool}')}</th>"
         f'<td class="num">{tool.calls:,}</td>'
@@ -121,11 +121,12 @@ def tools_table(metrics: PoolMetrics) -> str:
         f"<td>{_errors(tool)}</td>"
         f'<td class="num">{tool.truncated:,}</td>'
         f'<td class="num">{tool.repeats:,}</td>'
+        f'<td class="num">{tool.secrets:,}</td>'
         f'<td class="num">{server.restarts:,}</td></tr>'
         for server in metrics.servers
         for tool in server.tools
     ]
-    columns = ("Tool", "*Calls", "*p50 ms", "*p95 ms", "Errors", "*Cut", "*Repeats", "*Restarts")
+    columns = ("Tool", "*Calls", "*p50 ms", "*p95 ms", "Errors", "*Cut", "*Repeats", "*Secrets", "*Restarts")
     return _table(columns, rows) if rows else ""
 
 

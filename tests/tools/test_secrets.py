@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ from mcpagent.config.loader import dump_config, load_train_config, public_settin
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.errors import UserError
+from mcpagent.evaluate.report_tables import tools_table
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer, learn_secrets, load_servers
 from mcpagent.workflows.doctor import check_servers
@@ -363,3 +366,16 @@ def test_urls_of_settings_are_secrets_and_the_settings_of_a_run_load_again(
     assert again.config.model_dump() == public_settings(config)  # so that --resume finds the same settings
     assert any("vllm.servers was kept without its secrets" in note for note in again.notes)
     assert not any("kept without" in note for note in load_train_config([file]).notes)
+
+
+def test_the_tools_of_a_report_show_how_many_texts_held_a_secret() -> None:
+    async def run() -> PoolMetrics:
+        async with ToolPool([_server(ANSWER="{ENV:plain}")]) as pool, pool.session() as session:
+            for number in range(3):
+                await session.call(ToolCall(id=str(number), tool="look", arguments={}))
+            return pool.metrics()
+
+    table = tools_table(asyncio.run(run()))
+    names = re.findall(r"<th[^>]*>([^<]*)</th>", table.partition("<tbody>")[0])
+    row = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", table.partition("<tbody>")[2])
+    assert dict(zip(names, row, strict=True))["Secrets"] == "3"
