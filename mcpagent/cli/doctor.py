@@ -25,7 +25,11 @@ def doctor(
         Path | None, typer.Option(help="An mcp.json whose servers to start. Default: the built-in ones.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="A dataset to check. Default: train and validation in data/processed.")
+        Path | None,
+        typer.Option(
+            help="A dataset, or its folder, to check with the servers that it remembers. Default: train and "
+            "validation in data/processed."
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="A hub id or folder: is it safe to train on its template's tokens?")
@@ -50,6 +54,8 @@ def doctor(
     try:
         from mcpagent.console import Console
         from mcpagent.core.metrics import CheckStatus
+        from mcpagent.storage.jsonl import dataset_file
+        from mcpagent.workflows.dataset_config import load_for_dataset
         from mcpagent.workflows.doctor import doctor as check_all
     except ModuleNotFoundError as error:
         # The one thing that the checks cannot report: without its base packages mcpagent has no checks.
@@ -58,6 +64,11 @@ def doctor(
         ) from error
 
     console = Console(is_json=as_json)
+    if data is not None:
+        data = dataset_file(data, "train", "validation", "heldout")
+    if data is not None and servers is None:
+        tools = load_for_dataset(data=data, split=None, note=console.note, for_training=False).config.tools
+        servers = None if tools.servers is None else Path(tools.servers)
     console.note("checking; servers are started and stopped")
     checks = check_all(servers=servers, data=data, model=model, tool_format=tool_format or "auto", hub=hub)
     if as_json:

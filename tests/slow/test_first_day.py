@@ -149,6 +149,7 @@ def test_every_command_of_the_first_day_runs_from_the_wheel_in_an_empty_folder(
     metrics = (day / "outputs" / "mine" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in metrics] == list(range(1, steps + 1)), "as if unbroken"
     assert "finished" in said["mcpagent runs"]
+    assert all("FILE" not in text for text in said.values()), "the next command names the run's own data"
     for name in ("before.json", "after.json"):
         assert json.loads((day / name).read_text())["n_tasks"] == 6
     assert (day / "outputs" / "mine" / "report.html").stat().st_size > 100_000

@@ -51,7 +51,7 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def test_a_working_installation_passes_and_no_key_is_ever_shown() -> None:
-    done = _run("--data", str(SAMPLES), "--json", FMP_API_KEY="sekret-value")
+    done = _run("--data", str(SAMPLES.parent), "--json", FMP_API_KEY="sekret-value")
     assert done.returncode == 0, done.stderr
     checks = _by_name([CheckResult.model_validate(item) for item in json.loads(done.stdout)])
     for name in ("python", "packages", "extra hf", "server polygon", "server slack", "data", "key fmp"):
