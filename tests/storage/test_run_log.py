@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.core.redact import SECRETS
 from mcpagent.errors import RunError
 from mcpagent.storage.run_log import run_log
 
@@ -26,10 +27,13 @@ def test_notes_and_warnings_of_libraries_stand_in_the_log_with_their_step(tmp_pa
         logging.getLogger("transformers.x").warning("a key was %s", "missing")
         logging.getLogger("transformers.x").debug("every tensor by name")
         log.write("two\nlines \x1b[31mred")
+        SECRETS.learn({"SHOP_TOKEN": "aB3dE6gH9jK2mN5pQ8"})
+        log.write("the shop answered aB3dE6gH9jK2mN5pQ8")
     assert entries(tmp_path) == [
         ("0", "sampling with hf"),
         ("3", "warning transformers.x: a key was missing"),
         ("3", "two"),
+        ("3", "the shop answered [SHOP_TOKEN]"),
     ]
     text = (tmp_path / "logs" / "run.log").read_text()
     assert "\x1b" not in text
