@@ -109,7 +109,7 @@ def train(
             where="--gpu-memory",
             remedy="add --dry-run, or leave it out",
         )
-    files = config or (_started_with(out, algo) if resume and not set_ else ())
+    files = config or (_started_with(out, algo) if resume and (out or not set_) else ())
     console = Console(is_json=as_json)
     loaded = load_for_dataset(files, overrides, data=None, split="train", note=console.note)
     for note in loaded.notes:

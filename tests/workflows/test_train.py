@@ -174,6 +174,8 @@ def test_a_run_says_how_it_ended_and_a_resume_goes_on(settings: list[str], tmp_p
     assert (document["steps"], document["stop_reason"]) == (2, "completed")
     other = refused(mcpagent_train(*settings, "--set", "optimization.learning_rate=0.5", "--resume"))
     assert "other settings of optimization.learning_rate" in other
+    faster = ("--set", "optimization.learning_rate=0.5")
+    assert refused(mcpagent_train("--resume", "--out", str(tmp_path / "train"), *faster)) == other
 
     weights = RunFolder.open(tmp_path / "train").checkpoint_dir(2) / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
