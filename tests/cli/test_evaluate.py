@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_one_message(tiny_checkpoint: Path, tmp_path: Pa
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     options = ("--data", TRAIN, "--out", tmp_path / "eval.json")
-    assert "cannot load" in refused(mcpagent("eval", "checkpoint", broken, *options))
+    assert "cut short or damaged" in refused(mcpagent("eval", "checkpoint", broken, *options))
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 
 

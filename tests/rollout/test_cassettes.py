@@ -173,7 +173,7 @@ def test_strict_needs_neither_the_servers_file_nor_its_variables(tmp_path: Path)
     servers = stdio_servers(tmp_path / "mcp.json", env={"SERVICE_TOKEN": "tok-0123456789"})
     shared = (f"tools.servers={servers}", f"tools.cassette={tmp_path / 'tape'}")
     live, notes = one_call(tools(*shared), "echo", "variable", name="SERVICE_TOKEN")
-    assert live.content == "tok-0123456789"
+    assert live.content == "[SERVICE_TOKEN]", "what the model sees is what a replay gives it"
     assert any("tools.read_only" in note for note in notes), "echo is shared, and can be written to"
     servers.unlink()
     replayed, _ = one_call(
