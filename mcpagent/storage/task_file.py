@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Self, overload
 
 from mcpagent.core.tasks import Task
-from mcpagent.errors import UserError
+from mcpagent.errors import MCPAgentError, UserError
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.compression import is_compressed, open_bytes
 from mcpagent.storage.disk_table import DiskTable, digest
@@ -151,7 +151,7 @@ def _keep(index: IO[bytes], sha256: str) -> None:
         index.seek(0)
         with atomic_file(_kept_at(sha256)) as temporary, temporary.open("wb") as copy:
             shutil.copyfileobj(index, copy)
-    except OSError:
+    except (OSError, MCPAgentError):
         pass  # a cache that cannot be written to costs time only
 
 

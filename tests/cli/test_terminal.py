@@ -22,7 +22,9 @@ _OURS = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[[12]?[AK]|\r+\n|\r(?=\x
 
 def _file(tmp_path: Path, **env: str) -> Path:
     path = tmp_path / "mcp.json"
-    server = {"command": sys.executable, "args": [hostile.__file__], "env": env}
+    # Not as its `env`, whose values are secrets and would be hidden.
+    variables = [f"{name}={value}" for name, value in env.items()]
+    server = {"command": "env", "args": [*variables, sys.executable, hostile.__file__]}
     path.write_text(json.dumps({"mcpServers": {"odd": server}}))
     return path
 
