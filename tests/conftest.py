@@ -10,9 +10,12 @@ import pytest
 
 
 def pytest_configure() -> None:
-    # A shell starts background jobs with SIGINT ignored, and children inherit it: Ctrl-C would test nothing.
+    # A shell starts background jobs with SIGINT ignored, nohup does so with SIGHUP, and children inherit it:
+    # these signals would test nothing.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,6 +12,8 @@ from pathlib import Path
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.redact import SECRETS
 
+# Libraries whose loggers hand nothing on to the root once they are set up.
+_OWN_HANDLERS = ("transformers", "huggingface_hub", "vllm")
 is_debugging = False  # set by --debug: tracebacks and all messages of libraries
 
 
@@ -23,6 +25,7 @@ class RunLog(logging.Handler):
         super().__init__(logging.DEBUG if is_debugging else logging.WARNING)
         self.path = path
         self.step = 0
+        self._latest: logging.LogRecord | None = None
 
     def write(self, text: str) -> None:
         """One entry; lines after its first are indented."""
@@ -34,6 +37,9 @@ class RunLog(logging.Handler):
                 stream.write(f"{now} step {self.step}: {clean}\n")
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record is self._latest:
+            return  # it came by its library's logger and by the root
+        self._latest = record
         text = f"{record.levelname.lower()} {record.name}: {record.getMessage()}"
         if is_debugging and record.exc_info and record.exc_info[0] is not None:
             text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
@@ -45,7 +51,9 @@ def run_log(folder: Path) -> Iterator[RunLog]:
     """The log of the run in `folder`, which gets the warnings of libraries too and what ends the block."""
     log, root = RunLog(folder / "logs" / "run.log"), logging.getLogger()
     level = root.level
-    root.addHandler(log)
+    loggers = [root, *map(logging.getLogger, _OWN_HANDLERS)]
+    for logger in loggers:
+        logger.addHandler(log)
     logging.captureWarnings(True)
     if is_debugging:
         root.setLevel(logging.DEBUG)
@@ -61,4 +69,5 @@ def run_log(folder: Path) -> Iterator[RunLog]:
     finally:
         logging.captureWarnings(False)
         root.setLevel(level)
-        root.removeHandler(log)
+        for logger in loggers:
+            logger.removeHandler(log)

@@ -320,23 +320,25 @@ def test_a_users_callback_sees_steps_adds_to_the_record_and_ends_the_run(tmp_pat
 
 def test_a_collapse_stops_the_run_and_the_last_good_weights_stay(tmp_path: Path) -> None:
     def reward(_task: str, step: int, attempt: int) -> float:
-        return float(attempt % 2) if step <= 3 else 0.0
+        return float(attempt % 2) if step <= 20 else 0.0
 
-    health = PPOHealthCallback(HealthSettings(warn={}, stop={"success_fall": 0.1}, patience=2))
+    health = PPOHealthCallback(HealthSettings(warn={}, stop={"success_fall": 0.2}, patience=2))
     run = a_run(
         tmp_path / "run",
         actor=ScriptedActor(reward=reward),
         health=health,
         save_every=1,
         keep_checkpoints=1,
-        total_steps=50,
+        total_steps=80,
     )
     reason = train_grpo(run)
     assert reason.startswith("health: success is lost")
-    assert steps(run) == [1, 2, 3, 4, 5]
-    # Step 3 sampled with the weights of step 2 and did well; those of step 3 gave the first bad episodes.
-    assert run.state.good_step == 2
-    assert kept(run) == [2, 5]
+    # Six episodes a step: 64 of them, from which on a mean says something, are eleven steps.
+    assert 20 + 11 <= len(steps(run)) <= 20 + 16 + 2
+    last = steps(run)[-1]
+    # The last checkpoint that was seen healthy, before the two steps of the patience, and the last one.
+    assert run.state.good_step == last - 3
+    assert kept(run) == [last - 3, last]
 
 
 def interrupting(run: GrpoRun, at: int) -> Callable[[], None]:
