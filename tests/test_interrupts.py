@@ -42,12 +42,13 @@ try:
     threading.Event().wait()
 except KeyboardInterrupt:
     stopping()
-    print("cleaning up", flush=True)
+    said = "cleaning up"
     while True:
         try:
+            print(said, flush=True)  # no signal comes before it, and so none outside of this block
             threading.Event().wait()
         except KeyboardInterrupt:
-            print("again", flush=True)
+            said = "again"
 """
 
 

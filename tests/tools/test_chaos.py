@@ -90,13 +90,11 @@ def test_a_server_that_never_comes_back_is_reported(tmp_path: Path) -> None:
     assert "the licence is spent" in result.read.text
 
 
-def test_a_process_that_a_server_leaves_behind_is_reported_and_ended(tmp_path: Path) -> None:
+def test_a_process_that_a_server_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
     results = _chaos(_frail("litter", tmp_path / "log"), [ChaosFault.KILL])
     result = results[ChaosFault.KILL]
-    assert (result.status, result.recovery_s is not None) == (CheckStatus.FAIL, True)
-    assert result.leaks is not None and result.leaks.processes
-    assert all(command.endswith(frail.LITTER) for command in result.leaks.processes)
-    assert "leaked the process" in result.detail
+    assert (result.status, result.recovery_s is not None) == (CheckStatus.PASS, True)
+    assert result.leaks is None or not result.leaks.processes
     if Path("/proc").exists():
         left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if frail.LITTER in _text(path)]
         assert wait_for_end({int(path.parent.name) for path in left}) == set()  # a kill takes a moment
