@@ -144,9 +144,11 @@ async def _stop(process: subprocess.Popen[bytes], tree: Tree, *, is_cut_off: boo
     if not await _until(lambda: process.poll() is not None, _KILL_GRACE_S):
         log.warning("server process %d is still alive after SIGKILL", process.pid)
     tree.look()  # its daemons, which nobody but their mark tells from others once it has ended
-    if tree.is_alive():
-        tree.signal(signal.SIGTERM)
-        await _until(lambda: not tree.is_alive(), _LEFTOVER_GRACE_S)
+    for grace_s, number in ((_LEFTOVER_GRACE_S, signal.SIGTERM), (_KILL_GRACE_S, signal.SIGKILL)):
+        if not tree.is_alive():
+            break
+        tree.signal(number)
+        await _until(lambda: not tree.is_alive(), grace_s)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
