@@ -256,6 +256,9 @@ class ToolsConfig(Section):
     allow_list: StringTuple | None = None  # server.tool or server names; None: everything
     read_only: StringTuple = ()  # server.tool or server: only reads, though it does not say so
     result_limit_chars: PositiveInt = 8000  # longer results are cut in the middle
+    # Longer descriptions of tools, and within their schemas, are cut in the middle.
+    description_limit_chars: PositiveInt = 20_000
+    schema_limit_chars: PositiveInt = 200_000  # as JSON; a tool with a longer one is left out
     isolation: dict[
         str, Literal["shared", "episode"]
     ] = {}  # by server; episode: an instance for each episode
@@ -276,6 +279,7 @@ class DataConfig(Section):
     train: str | None = None
     validation: str | None = None
     max_tasks: PositiveInt | None = None  # the first so many only
+    message_limit_chars: PositiveInt = 1_000_000  # longer messages of a record are cut in the middle
 
 
 class RewardConfig(Section):

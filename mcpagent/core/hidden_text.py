@@ -8,6 +8,7 @@ kept. Marks of a chat template pretend that somebody else speaks.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 # Control characters, surrogates, line separators, and what Unicode calls default ignorable. Arabic number
@@ -64,21 +65,27 @@ def entity(mark: str) -> str:
 
 def schema_without_hidden(schema: Any) -> tuple[Any, int]:
     """A JSON schema whose texts hide nothing, and how many characters that took. Names and data stay."""
+    return over_schema_texts(schema, without_hidden)
+
+
+def over_schema_texts(schema: Any, change: Callable[[str], tuple[str, int]]) -> tuple[Any, int]:
+    """A JSON schema with `change` made to its descriptions and titles, which gives the new text and a count;
+    and the sum of the counts. Names and data stay."""
     if isinstance(schema, list):
-        cleaned = [schema_without_hidden(item) for item in schema]
-        return [item for item, _ in cleaned], sum(removed for _, removed in cleaned)
+        changed = [over_schema_texts(item, change) for item in schema]
+        return [item for item, _ in changed], sum(count for _, count in changed)
     if not isinstance(schema, dict):
         return schema, 0
     result: dict[str, Any] = {}
     total = 0
     for key, value in schema.items():
-        removed = 0
+        count = 0
         if key in ("description", "title", "$comment") and isinstance(value, str):
-            value, removed = without_hidden(value)
+            value, count = change(value)
         elif key not in _DATA_KEYS:
-            value, removed = schema_without_hidden(value)
+            value, count = over_schema_texts(value, change)
         result[key] = value
-        total += removed
+        total += count
     return result, total
 
 

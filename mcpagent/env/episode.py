@@ -19,6 +19,7 @@ from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_befo
 from mcpagent.reward.registry import grade
 from mcpagent.reward.rule import turn_terms
 from mcpagent.tools.contract import Purpose, ToolProvider
+from mcpagent.tools.wire import cut_middle
 
 # Stands before the schemas in a user message that brings more tools: the system message stays as it is.
 _TOOLS_ADDED = "From now on there are these tools, too:"
@@ -26,11 +27,13 @@ _TOOLS_ADDED = "From now on there are these tools, too:"
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeLimits:
-    """Hard limits of the environment, besides those of the task. `timeout_s` is wall clock from `start`."""
+    """Hard limits of the environment, besides those of the task. `timeout_s` is wall clock from `start`;
+    messages of the task that are longer than `message_limit_chars` are cut in the middle."""
 
     max_turns: int | None = None
     max_tool_calls: int = 64
     timeout_s: float | None = None
+    message_limit_chars: int = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +154,7 @@ class Episode:
                     )
         for server, check in checks_with_before(truth):
             self._before.append(await self._read(server, check))
-        messages = [message.model_dump() for message in self.task.prompt]
+        messages = prompt_messages(self.task, self._limits.message_limit_chars)
         return EpisodeStart(messages=messages, tool_schemas=offered.schemas)
 
     async def step(self, action: str, *, finish: FinishReason = FinishReason.STOP) -> StepOutput:
@@ -211,7 +214,8 @@ class Episode:
         if remaining:
             checks = state_checks(self.task.truth)
             await self._read_state([item for item in checks if item[1].user_turn == self._user_turn])
-            return self._advance(CallOutcome(), (), user_message=remaining[0], added=self._add_tools())
+            message, _ = cut_middle(remaining[0], self._limits.message_limit_chars)
+            return self._advance(CallOutcome(), (), user_message=message, added=self._add_tools())
         self.final_answer = text
         self._stop(StopReason.ANSWERED)
         return self._advance(CallOutcome(), ())
@@ -277,6 +281,14 @@ class Episode:
     ) -> ToolResult:
         call = ToolCall(id=f"{purpose.value}:{tool}", server=server, tool=tool, arguments=arguments)
         return await self._session.call(call, purpose=purpose)
+
+
+def prompt_messages(task: Task, limit_chars: int) -> list[JsonObject]:
+    """What a model sees of the task first; longer messages are cut in the middle."""
+    return [
+        {**message.model_dump(), "content": cut_middle(message.content, limit_chars)[0]}
+        for message in task.prompt
+    ]
 
 
 def observations(

@@ -27,7 +27,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.core.trajectory import RewardTerm
 from mcpagent.core.validation import describe
-from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput
+from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput, prompt_messages
 from mcpagent.errors import EpisodeError, UserError
 from mcpagent.reward.rule import total_reward
 from mcpagent.tools.io_thread import IOThread
@@ -80,7 +80,7 @@ class MCPToolEnv(BaseTextEnv):
             timeout_s=self._config.episode_timeout_s,
         )
         self.max_turns = min(task.truth.max_turns, limits.max_turns or task.truth.max_turns)
-        messages = [_unmarked(message.model_dump()) for message in task.prompt]
+        messages = [_unmarked(message) for message in prompt_messages(task, limits.message_limit_chars)]
         self._runtime = _runtime(self._config)
         self._episode = Episode(
             task,

@@ -20,6 +20,7 @@ from mcpagent.tools.cassette import Cassette
 from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.limits import ServerLimits
+from mcpagent.tools.listing import ListingLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import Isolation, ServerConfig, builtin_servers, load_servers
 
@@ -104,6 +105,9 @@ def tool_pool(
         timeout_s=config.timeout_s,
         retry=config.retry,
         result_limit_chars=config.result_limit_chars,
+        listing_limits=ListingLimits(
+            description_chars=config.description_limit_chars, schema_chars=config.schema_limit_chars
+        ),
         allow=config.allow_list,
         read_only=config.read_only,
         isolation=_isolation(config),
@@ -145,6 +149,8 @@ def agent_settings(config: TrainConfig, *, max_context: int | None) -> AgentSett
             top_p=rollout.top_p,
             top_k=rollout.top_k,
         ),
-        limits=EpisodeLimits(max_turns=rollout.max_steps_per_episode),
+        limits=EpisodeLimits(
+            max_turns=rollout.max_steps_per_episode, message_limit_chars=config.data.message_limit_chars
+        ),
         max_context_tokens=max_context,
     )

@@ -1,8 +1,11 @@
-"""Reading a server's tool list: what is well formed is offered, what is not is named and left out."""
+"""Reading a server's tool list: what is well formed is offered, what is not is named and left out. What is
+too long is cut, or left out too where that would make it another one."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from mcp import Client
@@ -11,7 +14,14 @@ from mcp.types import ListToolsResult, Tool
 from mcp_types.methods import parse_server_result
 from pydantic import ValidationError
 
+from mcpagent.core.hidden_text import over_schema_texts
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tools import ToolSpec
+from mcpagent.tools.wire import cut_middle
+
 _PAGES_MAX = 1000
+_TOTAL_CHARS = 32 * 2**20  # of a list of several pages; one page is bounded as every message is
+_NAME_CHARS = 256  # the specification has 128
 _METHOD = "tools/list"
 
 
@@ -25,11 +35,46 @@ class Listing:
     version: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListingLimits:
+    """How much a server may say of one tool, in characters: `description_chars` of a description, its own or
+    one within a schema, `schema_chars` of a schema as JSON."""
+
+    description_chars: int = 20_000
+    schema_chars: int = 200_000
+
+
+def cut_texts(spec: ToolSpec, limits: ListingLimits) -> tuple[ToolSpec, int]:
+    """The tool with its longer descriptions cut in the middle, and how many characters that took."""
+    shorten = partial(cut_middle, limit_chars=limits.description_chars)
+    description, total = shorten(spec.description)
+    schemas: dict[str, Any] = {}
+    for name, schema in (("input_schema", spec.input_schema), ("output_schema", spec.output_schema)):
+        if schema is not None and _size(schema) > limits.description_chars:
+            schemas[name], cut = over_schema_texts(schema, shorten)
+            total += cut
+    return (spec.model_copy(update={"description": description, **schemas}), total) if total else (spec, 0)
+
+
+def why_too_long(spec: ToolSpec, limits: ListingLimits) -> str | None:
+    """Why the tool is not offered: a name or a schema that is cut is another one. None where it is."""
+    if len(spec.name) > _NAME_CHARS:
+        return f"its name has {len(spec.name):,} characters; it may have {_NAME_CHARS}"
+    for kind, schema in (("input", spec.input_schema), ("output", spec.output_schema)):
+        if schema is not None and (size := _size(schema)) > limits.schema_chars:
+            return (
+                f"its {kind} schema has {size:,} characters; it may have {limits.schema_chars:,} "
+                "(tools.schema_limit_chars)"
+            )
+    return None
+
+
 async def read_listing(client: Client) -> Listing:
     """Every page of the list. Raises ValueError where it is malformed as a whole."""
     tools: dict[str, Tool] = {}
     notes: list[str] = []
     cursor: str | None = None
+    total = 0
     for _ in range(_PAGES_MAX):
         try:
             page = await client.list_tools(cursor=cursor, cache_mode="refresh")
@@ -46,6 +91,9 @@ async def read_listing(client: Client) -> Listing:
         if cursor is None:
             version = client.server_info.version if client.server_info is not None else ""
             return Listing(tuple(tools.values()), tuple(notes), version)
+        total += sum(len(tool.model_dump_json()) for tool in offered)
+        if total > _TOTAL_CHARS:
+            raise ValueError(f"its tool list has more than {_TOTAL_CHARS:,} characters")
     raise ValueError(f"its tool list has more than {_PAGES_MAX} pages")
 
 
@@ -86,6 +134,10 @@ def _first_fault(error: ValidationError) -> str:
     fault = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in fault["loc"] if part != "tools" and not isinstance(part, int))
     return f"{where}: {fault['msg']}" if where else fault["msg"]
+
+
+def _size(schema: JsonObject) -> int:
+    return len(json.dumps(schema, ensure_ascii=False))
 
 
 def _kind(value: object) -> str:

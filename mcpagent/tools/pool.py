@@ -20,6 +20,7 @@ from mcpagent.tools.catalog import Catalog, declared, near_match
 from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.limits import ServerLimits
+from mcpagent.tools.listing import ListingLimits
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.server import StartedServer
 from mcpagent.tools.servers_config import (
@@ -33,8 +34,11 @@ from mcpagent.tools.servers_config import (
 )
 from mcpagent.tools.session import PoolSession
 from mcpagent.tools.transports import HttpLauncher, Launcher, MemoryLauncher, StdioLauncher
+from mcpagent.tools.wire import cut_middle
 
 log = logging.getLogger(__name__)
+
+_WHY_CHARS = 8000  # of what a server that does not start says
 
 
 class ToolPool:
@@ -57,6 +61,7 @@ class ToolPool:
         timeout_s: float = 30.0,
         retry: int = 3,
         result_limit_chars: int = 8000,
+        listing_limits: ListingLimits | None = None,
         allow: Sequence[str] | None = None,
         read_only: Sequence[str] = (),
         ledger: Path | None = None,
@@ -71,6 +76,7 @@ class ToolPool:
         self._timeout_s = timeout_s
         self._retry = retry
         self._result_limit_chars = result_limit_chars
+        self._listing_limits = listing_limits or ListingLimits()
         self._allow = allow
         self._read_only = read_only
         self._ledger = ledger
@@ -170,7 +176,8 @@ class ToolPool:
         for config, server, outcome in zip(self._configs, servers, started, strict=True):
             if isinstance(outcome, OpenFailed):
                 unstarted.append(config)
-                failures.append(f"server {server.name!r} did not start: {SECRETS.text(outcome.text)}")
+                why, _ = cut_middle(SECRETS.text(outcome.text), _WHY_CHARS)
+                failures.append(f"server {server.name!r} did not start: {why}")
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
@@ -188,6 +195,7 @@ class ToolPool:
             timeout_s=config.timeout_s or self._timeout_s,
             max_in_flight=self._max_in_flight,
             repeats=self._retry,
+            listing_limits=self._listing_limits,
             on_change=self.on_change,
             on_note=self._on_note,
         )

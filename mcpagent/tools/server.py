@@ -18,13 +18,15 @@ from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.lifeline import Lifeline
 from mcpagent.tools.limits import Gate, ServerLimits
-from mcpagent.tools.listing import Listing
+from mcpagent.tools.listing import Listing, ListingLimits, cut_texts, why_too_long
 from mcpagent.tools.metrics import ServerMetrics, ServerWatch
 from mcpagent.tools.servers_config import Isolation
 from mcpagent.tools.transports import Launcher, MemoryLauncher
+from mcpagent.tools.wire import cut_middle
 
 T = TypeVar("T")
 
+_VERSION_CHARS = 200
 _LONG_DESCRIPTION = 4000  # characters; longer ones are worth a look before a model reads them
 
 
@@ -32,8 +34,8 @@ class StartedServer:
     """A server of the pool. `shared` is its one connection; None where every session has its own.
 
     `timeout_s` and `max_in_flight` are those of the pool, used where `limits` has none; `on_note` is told
-    what of its tool list was left out, cleaned or changed. With `on_change` "refuse", a process that comes
-    back with other tools is not used.
+    what of its tool list was left out, cleaned, cut or changed. With `on_change` "refuse", a process that
+    comes back with other tools is not used.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class StartedServer:
         timeout_s: float,
         max_in_flight: int,
         repeats: int,
+        listing_limits: ListingLimits,
         on_change: OnChange,
         on_note: Callable[[str], None],
     ) -> None:
@@ -62,6 +65,7 @@ class StartedServer:
         self._launcher = launcher
         self._gate = Gate(limits.max_in_flight or max_in_flight, calls_per_minute=limits.calls_per_minute)
         self._breaker = CircuitBreaker()
+        self._listing_limits = listing_limits
         self._on_change: OnChange = on_change
         self._on_note = on_note
         self._pinned = ""  # the hash of the first tool list, against which later ones are held
@@ -85,10 +89,13 @@ class StartedServer:
         self.version = (
             launcher.server.version or "" if isinstance(launcher, MemoryLauncher) else listing.version
         )
-        self.version = SECRETS.text(self.version)
+        self.version, _ = cut_middle(SECRETS.text(self.version), _VERSION_CHARS)
         for note in listing.notes:
             self._on_note(f"server {self.name!r}: {note}")
-        specs = [self._cleaned(to_spec(self.name, tool)) for tool in listing.tools if self._is_legible(tool)]
+        cleaned = [
+            self._cleaned(to_spec(self.name, tool)) for tool in listing.tools if self._is_legible(tool)
+        ]
+        specs = [spec for spec in cleaned if self._is_short_enough(spec)]
         self._check_safe_to_retry([spec.name for spec in specs])
         self.inputs = {s.name: SchemaCheck(s.input_schema) for s in specs}
         if isinstance(launcher, MemoryLauncher) and launcher.keeps_schemas:
@@ -168,6 +175,14 @@ class StartedServer:
             )
         return hidden is None
 
+    def _is_short_enough(self, spec: ToolSpec) -> bool:
+        """False, with a note, where the tool's name or schema is past its limit."""
+        fault = why_too_long(spec, self._listing_limits)
+        if fault is not None:
+            name = spec.name if len(spec.name) <= 60 else f"{spec.name[:60]}..."
+            self._on_note(f"server {self.name!r}: tool {name!r} is left out: {fault}")
+        return fault is None
+
     def _cleaned(self, spec: ToolSpec) -> ToolSpec:
         spec = spec.model_copy(
             update={
@@ -184,7 +199,13 @@ class StartedServer:
                 "description or schema; look at what it says before you train on it"
             )
             spec = spec.model_copy(update={"description": description, "input_schema": schema})
-        if len(description) > _LONG_DESCRIPTION:
+        spec, cut = cut_texts(spec, self._listing_limits)
+        if cut:
+            self._on_note(
+                f"tool {spec.dotted}: {cut:,} characters were cut out of its descriptions; one may have "
+                f"{self._listing_limits.description_chars:,} (tools.description_limit_chars)"
+            )
+        elif len(description) > _LONG_DESCRIPTION:
             self._on_note(f"tool {spec.dotted}: its description has {len(description):,} characters")
         return spec
 

@@ -20,6 +20,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.threads import limit_threads
 from mcpagent.core.tools import ToolSpec
+from mcpagent.env.episode import prompt_messages
 from mcpagent.env.offer import offer
 from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
@@ -262,7 +263,7 @@ def build_canary(
     """The proof over the prompts of the first tasks."""
     prompts = [
         loaded.renderer.prompt_ids(
-            [message.model_dump() for message in task.prompt],
+            prompt_messages(task, config.data.message_limit_chars),
             offer(catalog, task.offered_tools, task_id=task.id).schemas,
         )
         for task in islice(tasks, CANARY_PROMPTS)

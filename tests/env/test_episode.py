@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mcpagent.core.tasks import Message
 from mcpagent.core.tools import FailureKind
 from mcpagent.core.trajectory import FinishReason, StopReason
 from mcpagent.env.episode import Episode, EpisodeLimits
@@ -269,6 +270,28 @@ def test_later_user_messages_are_delivered_one_by_one() -> None:
         await episode.close()
 
     with_builtins(play)
+
+
+def test_a_long_message_of_a_record_is_cut_with_a_mark_that_says_how_much() -> None:
+    text = "".join(f"{number:04d}" for number in range(500))  # 2000 characters, no two places alike
+
+    async def play(pool: ToolPool) -> list[str]:
+        task = make_task(abstain=True, user_turns=[f"{text}!", "Short."])
+        long = task.model_copy(update={"prompt": (Message(role="user", content=f"{text}?"),)})
+        episode = Episode(long, pool, limits=EpisodeLimits(message_limit_chars=300), episode_id="t#0")
+        first = (await episode.start()).messages
+        second, third = [await episode.step("No.") for _ in range(2)]
+        assert [message["role"] for message in first] == ["user"]
+        assert second.observations[0]["content"] == second.user_message
+        return [first[0]["content"], second.user_message or "", third.user_message or ""]
+
+    first, second, third = with_builtins(play)
+    assert third == "Short."
+    for cut, whole in ((first, f"{text}?"), (second, f"{text}!")):
+        head, mark, tail = cut.split("\n")
+        assert len(cut) <= 300
+        assert whole.startswith(head) and whole.endswith(tail) and min(len(head), len(tail)) > 100
+        assert mark == f"[... {2001 - len(head) - len(tail)} characters cut ...]"
 
 
 def test_every_limit_stops_the_episode_by_its_name() -> None:

@@ -70,6 +70,14 @@ def test_an_episode_through_skyrl_gym_earns_the_whole_reward_at_its_last_step() 
     env.close()
 
 
+def test_a_prompt_past_the_limit_is_cut_for_skyrl_too() -> None:
+    env = made(extras(abstain=True))
+    (message,), _ = env.init([{"role": "user", "content": "ab" * 600_000}])
+    assert len(message["content"]) <= 1_000_000
+    assert "characters cut" in message["content"]
+    env.close()
+
+
 def test_many_environments_share_the_servers_from_many_threads() -> None:
     ticker, _ = quote_of_any()
     record = extras(tool_sequence=[{**PLAN, "params": {"symbol": ticker}}])

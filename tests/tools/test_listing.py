@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcpagent.core.hidden_text import schema_without_hidden, without_hidden
-from mcpagent.core.tools import ToolCall
+from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.errors import UserError
+from mcpagent.tools.listing import ListingLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from tests.tools.servers import lister
@@ -24,8 +26,7 @@ def _server(*pages: Any) -> StdioServer:
     return StdioServer(
         name="lister",
         command=sys.executable,
-        args=(str(Path(lister.__file__)),),
-        env={"PAGES": json.dumps(pages)},
+        args=(str(Path(lister.__file__)), json.dumps(pages)),
     )
 
 
@@ -129,3 +130,94 @@ def test_a_property_called_description_is_no_text() -> None:
     cleaned, removed = schema_without_hidden(schema)
     assert cleaned == {**schema, "title": "T"}
     assert removed == 1
+
+
+SMALL = ListingLimits(description_chars=200, schema_chars=2000)
+
+
+def _listed(*tools: Any, limits: ListingLimits = SMALL) -> tuple[dict[str, ToolSpec], list[str]]:
+    notes: list[str] = []
+
+    async def run() -> dict[str, ToolSpec]:
+        async with ToolPool([_server(list(tools))], on_note=notes.append, listing_limits=limits) as pool:
+            return dict(pool.tools)
+
+    return asyncio.run(run()), notes
+
+
+def _schema(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def test_a_long_description_of_a_tool_or_a_property_is_cut_with_a_mark_that_says_how_much() -> None:
+    text = "".join(f"{number:04d}" for number in range(500))  # 2000 characters, no two places alike
+    nested = {
+        "type": "object",
+        "properties": {"at": {"description": text, "title": text, "default": "x" * 300}},
+    }
+    array = {"type": "array", "items": {"anyOf": [{"type": "string", "description": text}]}}
+    tool = {"name": "long", "description": text, "inputSchema": _schema(where=nested, many=array)}
+    tools, notes = _listed(tool)
+    schema = tools["long"].input_schema["properties"]
+    at, item = schema["where"]["properties"]["at"], schema["many"]["items"]["anyOf"][0]
+    for cut in (tools["long"].description, at["description"], at["title"], item["description"]):
+        head, mark, tail = cut.split("\n")
+        assert len(cut) <= 200
+        assert text.startswith(head) and text.endswith(tail) and min(len(head), len(tail)) > 50
+        assert mark == f"[... {2000 - len(head) - len(tail)} characters cut ...]"
+    assert at["default"] == "x" * 300  # data: a shorter one would be another value
+    kept = len(head) + len(tail)
+    assert notes == [
+        f"tool lister.long: {4 * (2000 - kept):,} characters were cut out of its descriptions; one may have "
+        "200 (tools.description_limit_chars)"
+    ]
+
+
+@pytest.mark.parametrize("which", ["inputSchema", "outputSchema"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"enum": [f"{number:03d}" for number in range(300)]},
+        {"properties": {f"property_{number}": {"type": "string"} for number in range(60)}},
+        {"default": "x" * 2000},
+        {"pattern": "a?" * 1000},
+    ],
+    ids=["enum", "properties", "default", "pattern"],
+)
+def test_a_tool_with_a_schema_past_the_limit_is_left_out_and_named(which: str, part: Any) -> None:
+    large = {**GOOD, "name": "large", which: _schema(p=part)}
+    tools, notes = _listed(GOOD, large, {**GOOD, "name": "also_good"})
+    assert list(tools) == ["good", "also_good"]
+    size, kind = len(json.dumps(_schema(p=part))), which.removesuffix("Schema")
+    assert notes == [
+        f"server 'lister': tool 'large' is left out: its {kind} schema has {size:,} characters; it may "
+        "have 2,000 (tools.schema_limit_chars)"
+    ]
+
+
+def test_a_tool_whose_name_is_long_is_left_out() -> None:
+    tools, notes = _listed(GOOD, {**GOOD, "name": "n" * 257}, {**GOOD, "name": "m" * 256})
+    assert list(tools) == ["good", "m" * 256]
+    assert notes == [
+        f"server 'lister': tool '{'n' * 60}...' is left out: its name has 257 characters; it may have 256"
+    ]
+
+
+def test_what_is_within_the_limits_stays_as_it_is() -> None:
+    exact = {"type": "object", "properties": {"p": {"type": "string", "description": "d" * 20_000}}}
+    tool = {"name": "t", "description": "d" * 20_000, "inputSchema": exact, "outputSchema": exact}
+    tools, notes = _listed(tool, limits=ListingLimits())
+    assert tools["t"].description == tool["description"]
+    assert tools["t"].input_schema == tools["t"].output_schema == exact
+    assert notes == ["tool lister.t: its description has 20,000 characters"]
+
+
+def test_a_list_without_end_is_refused_past_a_total_size() -> None:
+    endless = replace(_server(), args=(str(Path(lister.__file__)), "4000000"))
+
+    async def run() -> None:
+        async with ToolPool([endless]):
+            pass
+
+    with pytest.raises(UserError, match="its tool list has more than 33,554,432 characters"):
+        asyncio.run(run())

@@ -1,20 +1,23 @@
-"""A server whose tool list is the JSON in PAGES, page after page; a call answers with its tool's name."""
+"""A server whose tool list is the JSON of its argument, page after page; a call answers with its tool's name.
+Where that is a number, pages without end of a tool with a description of so many characters."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
 
-def _result(method: str, params: dict[str, Any], pages: list[Any]) -> dict[str, Any]:
+def _result(method: str, params: dict[str, Any], pages: Any) -> dict[str, Any]:
     match method:
         case "initialize":
             info = {"name": "lister", "version": "1"}
             return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
         case "tools/list":
             number = int(params.get("cursor", 0))
+            if isinstance(pages, int):
+                tool = {"name": f"t{number}", "description": "d" * pages, "inputSchema": {"type": "object"}}
+                return {"tools": [tool], "nextCursor": str(number + 1)}
             page = {} if pages[number] is None else {"tools": pages[number]}
             return {**page, "nextCursor": str(number + 1)} if number + 1 < len(pages) else page
         case "tools/call":
@@ -23,7 +26,7 @@ def _result(method: str, params: dict[str, Any], pages: list[Any]) -> dict[str, 
 
 
 def main() -> None:
-    pages = json.loads(os.environ["PAGES"])
+    pages = json.loads(sys.argv[1])
     for line in sys.stdin:
         message = json.loads(line)
         if "id" not in message:
