@@ -6,6 +6,7 @@ import gc
 import importlib
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import typer
@@ -140,7 +141,8 @@ def _fail(error: MCPAgentError) -> NoReturn:
     from mcpagent.console import Console
 
     if error.remedy is not None and (words := sys.argv[1:]) and words[0] in COMMANDS:
-        error.remedy = fitted(error.remedy, options_of(load_command(words[0]), words[1:]))
+        with suppress(ModuleNotFoundError):  # the command's own module may be what lacks a package
+            error.remedy = fitted(error.remedy, options_of(load_command(words[0]), words[1:]))
     console = Console(is_json="--json" in sys.argv)
     if "--debug" in sys.argv[1:2]:
         console.note(traceback.format_exc().rstrip())

@@ -11,7 +11,6 @@ import pytest
 
 from mcpagent import __version__
 from mcpagent.storage.packages import extra_with, missing
-from tests.cli.base_environment import make_base_environment
 from tests.cli.running import mcpagent
 
 
@@ -59,36 +58,6 @@ def test_a_shell_completes_commands_subcommands_and_options(line: str, completed
 )
 def test_a_module_belongs_to_the_smallest_extra_that_brings_it(module: str, extra: str | None) -> None:
     assert extra_with(module) == extra
-
-
-def test_without_extras_a_command_names_every_package_and_one_install_command(tmp_path: Path) -> None:
-    python = make_base_environment(tmp_path)
-    for words, extras in {
-        ("quickstart",): ("hf", "report"),
-        ("data", "dedupe", "x.jsonl", "--out", "y.jsonl"): ("data",),
-    }.items():
-        (tmp_path / "empty").mkdir(exist_ok=True)
-        done = subprocess.run(
-            [python, "-m", "mcpagent", *words], cwd=tmp_path / "empty", capture_output=True, text=True
-        )
-        assert done.returncode == 2, done.stderr
-        said, command = done.stderr.splitlines()
-        packages = {name.strip() for name in said.rpartition(":")[2].split(",")}
-        assert packages == _packages_of(python, extras)
-        assert command.strip() == f"{python} -m pip install 'mcpagent[{','.join(extras)}]'"
-        assert list((tmp_path / "empty").iterdir()) == []
-
-
-def _packages_of(python: Path, extras: tuple[str, ...]) -> set[str]:
-    """What pip would install for the extras, from the wheel's own metadata."""
-    program = "import importlib.metadata as m; print(*m.requires('mcpagent'), sep='\\n')"
-    lines = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout
-    marked = [line.partition(";") for line in lines.splitlines()]
-    return {
-        name.partition(">")[0].partition("<")[0].strip()
-        for name, _, marker in marked
-        if any(f"extra == '{extra}'" in marker for extra in extras)
-    }
 
 
 def test_an_extra_that_is_installed_lacks_nothing() -> None:

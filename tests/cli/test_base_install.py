@@ -1,0 +1,158 @@
+"""From the wheel without extras each command does its work, or names every package that it lacks and the one
+command that installs them; and what the extras bring."""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.cli.base_environment import closure, make_base_environment
+from tests.cli.test_locks import SPEC
+from tests.house import ROOT
+from tests.synth.test_bfcl import BfclPackage, package
+from tests.test_docs import _leaves
+
+__all__ = ["package"]
+
+TRAIN = "samples/train.jsonl"
+# Command lines as short as they get, with the extras that their work needs. In this order: some read what an
+# earlier one wrote. CHECKPOINT and BFCL are folders that the test makes.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "data samples samples": (),
+    "quickstart": ("hf", "report"),
+    "doctor --servers none.json": (),
+    "gen-data --train 2 --validation 1 --heldout 1 --out made": (),
+    "convert spec.json --out converted.jsonl": (),
+    f"data validate {TRAIN}": (),
+    f"data stats {TRAIN}": (),
+    f"data show {TRAIN}": (),
+    f"data split {TRAIN} --out split": (),
+    f"data dedupe {TRAIN} --out distinct.jsonl": ("data",),
+    "data import bfcl --package BFCL --category base --out imported": (),
+    "tools list": (),
+    """tools call tavily.tavily_search '{"query": "interest rates"}'""": (),
+    """tools bench tavily.tavily_search '{"query": "interest rates"}' --calls 2""": (),
+    "serve fmp": (),
+    "serve python": (),
+    "env check --data samples --max-tasks 1": (),
+    f"rollout --policy gold --data {TRAIN} --max-tasks 1 --out gold.jsonl": (),
+    f"rollout --policy CHECKPOINT --data {TRAIN} --max-tasks 1 --out own.jsonl": ("hf",),
+    "train --data samples": ("hf",),
+    "train --data samples --algo sft": ("hf",),
+    "train --data samples --dry-run": ("hf",),
+    "runs": (),
+    f"eval checkpoint CHECKPOINT --data {TRAIN}": ("hf",),
+    f"eval model CHECKPOINT --data {TRAIN}": ("hf",),
+    "eval compare gold.jsonl gold.jsonl": (),
+    "export CHECKPOINT --out model": ("hf",),
+    "report CHECKPOINT": ("report",),
+    "smoke": ("hf",),
+}
+# One process for all, because most of what a command costs is what it imports. What a command says goes to a
+# file by its descriptor, which servers take as their stdout.
+_PROGRAM = """
+import json, os, sys
+from mcpagent.cli.main import run
+results = os.fdopen(os.dup(1), "w")
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["mcpagent", *words]
+    with open("said.txt", "w+") as said:
+        os.dup2(said.fileno(), 1), os.dup2(said.fileno(), 2)
+        try:
+            code = run()
+        except SystemExit as ended:
+            code = ended.code
+        sys.stdout.flush(), sys.stderr.flush()
+        said.seek(0)
+        print(json.dumps([code or 0, said.read()]), file=results)
+"""
+
+
+def test_without_extras_each_command_works_or_names_what_it_lacks(
+    tmp_path: Path, package: BfclPackage, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helps = {f"{name} --help": () for name, _ in _leaves()}
+    for name, _ in _leaves():
+        assert any(line.startswith(name) for line in COMMANDS), f"{name} is not tried"
+    # A script that is called like a package, as beside `pytest`, whose folder is then on the path.
+    (scripts := tmp_path / "scripts").mkdir()
+    (scripts / "typer").touch()
+    monkeypatch.syspath_prepend(scripts)
+    python = make_base_environment(tmp_path)
+    (work := tmp_path / "work").mkdir()
+    given = {"spec.json": json.dumps(SPEC), "none.json": '{"mcpServers": {}}'}
+    for name, text in given.items():
+        (work / name).write_text(text)
+    lines = [*helps, *COMMANDS]
+    folders = {"CHECKPOINT": tiny_checkpoint, "BFCL": package.root}
+    words = [[str(folders.get(word, word)) for word in shlex.split(line)] for line in lines]
+    done = subprocess.run(
+        [python, "-c", _PROGRAM, json.dumps(words)],
+        cwd=work,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    results = dict(zip(lines, map(json.loads, done.stdout.splitlines()), strict=True))
+    for line, extras in (helps | COMMANDS).items():
+        code, said = results[line]
+        assert "Traceback" not in said, f"{line}: {said}"
+        if extras:
+            assert code == 2, f"{line}: {said}"
+            _assert_names_what_is_missing(said, python=python, extras=extras)
+        elif not line.startswith("doctor "):  # what it is asked for is what this machine lacks
+            assert code == 0, f"{line}: {said}"
+    code, said = results["doctor --servers none.json"]
+    assert (code, "extra hf: " in " ".join(said.split())) == (1, True), said
+    made = {path.name for path in work.iterdir()} - given.keys()
+    assert made == {"samples", "made", "converted.jsonl", "split", "imported", "gold.jsonl", "said.txt"}
+
+
+def _assert_names_what_is_missing(said: str, *, python: Path, extras: tuple[str, ...]) -> None:
+    error, command = said.splitlines()[-2:]
+    packages = {name.strip() for name in error.rpartition(":")[2].split(",")}
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert packages == {Requirement(text).name for extra in extras for text in declared[extra]}
+    assert command.strip() == f"{python} -m pip install 'mcpagent[{','.join(extras)}]'"
+
+
+def test_all_brings_every_extra_but_those_of_developers() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    reached, waiting = set[str](), ["all"]
+    while waiting:
+        reached.add(extra := waiting.pop())
+        own = (Requirement(text) for text in declared[extra])
+        waiting += [inner for r in own if r.name == "mcpagent" for inner in r.extras - reached]
+    assert reached == declared.keys() - {"dev"}
+
+
+def test_the_pinned_versions_fit_the_extras_and_each_other() -> None:
+    """Of `all` what can be seen without a network: what mcpagent asks for itself, and what the installed
+    packages ask for."""
+    lines = (ROOT / "constraints" / "core.txt").read_text().splitlines()
+    pins = {
+        canonicalize_name(name): version
+        for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    local = [text for name in ("hf", "servers", "data", "report", "gym") for text in extras[name]]
+    asked = {"mcpagent": [*project["dependencies"], *(text for texts in extras.values() for text in texts)]}
+    for name in closure([*project["dependencies"], *local]):
+        asked[name] = [text for text in metadata.requires(name) or () if not re.search(r"\bextra\b", text)]
+    assert {"torch", "numpy", "plotly", "typer"} <= asked.keys() & pins.keys()
+    for name, texts in asked.items():
+        for wanted in map(Requirement, texts):
+            pin = pins.get(canonicalize_name(wanted.name))
+            if pin is not None and (wanted.marker is None or wanted.marker.evaluate()):
+                assert wanted.specifier.contains(pin, prereleases=True), f"{name} wants {wanted}, not {pin}"
