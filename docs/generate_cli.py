@@ -42,7 +42,6 @@ def reference() -> str:
 
 def _sections(command: Any, path: str, *, level: int = 2) -> Iterator[str]:
     """A section for the command and one for each of its subcommands."""
-    command.rich_markup_mode = None  # boxes would follow the width of the terminal
     context = typer.Context(command, info_name=path, terminal_width=_WIDTH)
     text = command.get_help(context).strip()
     yield f"{'#' * level} mcpagent {path.removeprefix('mcpagent ')}\n\n```text\n{text}\n```\n"

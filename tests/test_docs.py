@@ -48,8 +48,8 @@ def _shown() -> list[tuple[str, str]]:
         first = path.read_text().splitlines()[0].removeprefix("# ")
         found.append((path.name, re.sub(r"^accelerate launch .* -m mcpagent\.cli\.main", "mcpagent", first)))
     for name, command in _leaves():
-        text = f"{command.help}\n{command.epilog}"
-        found += [(f"help of {name}", line) for line in re.findall(r"Example: (mcpagent [^\n]+)", text)]
+        lines = re.findall(r"Example: (mcpagent [^\n]+)", command.help)
+        found += [(f"help of {name}", line) for line in lines]
     return sorted(set(found))
 
 

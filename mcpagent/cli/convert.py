@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mcpagent.console import Console
     from mcpagent.synth.convert import Conversion
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _BUILTIN = "builtin"
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mcpagent.cli.data_import import import_
+from mcpagent.cli.options import Group
 from mcpagent.cli.sampling import Chosen, Overwrite, Settings, out_file, refuse_existing
 from mcpagent.errors import UserError
 
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from mcpagent.tools.pool import ToolPool
 
 app = typer.Typer(
+    cls=Group,
     add_completion=False,
     no_args_is_help=True,
+    rich_markup_mode=None,
     help="Validate a dataset, count, divide or thin it out, or show a task.",
 )
 app.command("import")(import_)
@@ -246,7 +249,7 @@ def show(
 ) -> None:
     """Print a task as a person wants to read it.
 
-    Example: mcpagent data show data/samples/train.jsonl --id quote-price-0123456789ab
+    Example: mcpagent data show train.jsonl --id quote-price-0123456789ab
     """
     from mcpagent.console import Console
     from mcpagent.storage.jsonl import read_tasks, task_record

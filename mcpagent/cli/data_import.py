@@ -34,7 +34,7 @@ def import_(
     ],
     category: Annotated[
         list[Category] | None,
-        typer.Option(help="One category; repeat it for more. Default: all four.", show_default=False),
+        typer.Option(metavar="|".join(Category), help="One category; repeat it for more. Default: all four."),
     ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from mcpagent.cli.options import with_options
+from mcpagent.cli.options import Group, with_options
 from mcpagent.cli.sampling import Chosen, Data, Json
 
 if TYPE_CHECKING:
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from mcpagent.workflows.env_check import EnvCheckOutcome
     from mcpagent.workflows.isolation import ServerIsolation
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Check the environment.")
+app = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Check the environment.",
+)
 Outcome = TypeVar("Outcome", "EnvCheckOutcome", "ChaosOutcome")
 
 _SHOWN = 20  # failing tasks listed on a terminal; --json has all

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.options import with_options
+from mcpagent.cli.options import Group, with_options
 from mcpagent.cli.sampling import (
     BaseUrl,
     Chosen,
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from mcpagent.console import Console
     from mcpagent.workflows.evaluate import EvalOutcome
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Evaluate, and compare evaluations.")
+app = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Evaluate, and compare evaluations.",
+)
 
 _Temperature = Annotated[
     float | None,

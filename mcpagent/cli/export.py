@@ -13,7 +13,7 @@ from mcpagent.console import Console
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(epilog="Example: mcpagent export outputs/mine --merge --out model")
+@app.command()
 def export(
     checkpoint: Annotated[
         Path,
@@ -29,7 +29,10 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder with a model card; without --merge, LoRA adapters
-    stay adapters."""
+    stay adapters.
+
+    Example: mcpagent export outputs/mine --merge --out model
+    """
     from mcpagent.workflows.export import export as export_checkpoint
 
     console = Console(is_json=as_json)

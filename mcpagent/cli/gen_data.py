@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mcpagent.synth.rules import GeneratedData
     from mcpagent.synth.templates import TemplateSet
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()

@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
-_PANEL = "With --llm"
-
 
 def _option(*names: str, help: str, minimum: float | None = None) -> typer.models.OptionInfo:
-    return typer.Option(*names, help=help, min=minimum, rich_help_panel=_PANEL)
+    return typer.Option(*names, help=help, min=minimum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +128,7 @@ class LLMOptions:
     ] = None
     journal: Annotated[
         Path | None,
-        _option("--journal", help="Where every answer is kept. Default: llm-journal.jsonl in --out."),
+        _option("--journal", help="A file that keeps every answer. Default: in --out, llm-journal.jsonl."),
     ] = None
     retry_failed: Annotated[
         bool,

@@ -8,7 +8,17 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, get_type_hints
 
+import typer.core
 from typer.models import OptionInfo
+
+
+class Group(typer.core.TyperGroup):
+    """A group of commands whose list shows the whole first paragraph of each, not its first words."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for command in self.commands.values():
+            command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

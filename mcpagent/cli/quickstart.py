@@ -31,7 +31,7 @@ _WHAT_IT_IS = (
 )
 
 
-@app.command(epilog="Example: mcpagent quickstart --out outputs/quickstart --seed 1")
+@app.command()
 def quickstart(
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("outputs/quickstart"),
     seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
@@ -43,6 +43,8 @@ def quickstart(
     """Train a small agent on real MCP tools, offline, and show that it learned.
 
     Takes a few minutes on one CPU core. A second call goes on where the first stopped.
+
+    Example: mcpagent quickstart --out outputs/quickstart --seed 1
     """
     from mcpagent.workflows.quickstart_job import Stages, check_folder
 

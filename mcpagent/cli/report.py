@@ -10,7 +10,7 @@ import typer
 
 from mcpagent.cli.sampling import Json, Overwrite, out_file, refuse_existing
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mcpagent.console import Console
     from mcpagent.workflows.rollout import RolloutOutcome
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()

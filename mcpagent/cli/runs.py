@@ -13,7 +13,7 @@ from mcpagent.cli.sampling import Json
 if TYPE_CHECKING:
     from mcpagent.storage.runs import RunInfo
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DEFAULT = Path("outputs")
 
 

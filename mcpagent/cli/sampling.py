@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 ConfigFiles = Annotated[
     list[Path] | None,
-    typer.Option("--config", help="A YAML file; repeat it to merge several."),
+    typer.Option("--config", metavar="FILE", help="A YAML file; repeat it to merge several."),
 ]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="One setting, a.b=value; may be repeated.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as seed=1; may be repeated."),
+]
 
 
 def _file_of(value: Path | None) -> Path | None:
@@ -42,7 +45,12 @@ Model = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Servers = Annotated[
-    Path | None, typer.Option("--servers", help="An mcp.json; without it, the built-in servers.")
+    Path | None,
+    typer.Option(
+        "--servers",
+        help="An mcp.json. Default: the servers that the dataset remembers, else those of the run, else the "
+        "built-in ones.",
+    ),
 ]
 Cassette = Annotated[
     Path | None,

@@ -15,7 +15,7 @@ from mcpagent.servers.sandbox.kinds import SandboxKind
 if TYPE_CHECKING:
     from mcp.server import MCPServer
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 class Transport(StrEnum):
@@ -37,6 +37,7 @@ def serve(
     allow_send: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="CHANNEL",
             help="A channel that the live slack may write to; repeat it for more. Default: none.",
             show_default=False,
         ),

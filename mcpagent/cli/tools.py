@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcpagent.cli.options import Group
 from mcpagent.cli.sampling import Json, Servers
 from mcpagent.core.hidden_text import printable
 from mcpagent.errors import UserError
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
     from mcpagent.workflows.tools_list import ListedServer
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="List, call and measure the tools of MCP servers."
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, call and measure the tools of MCP servers.",
 )
 
 _Tool = Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="As `mcpagent tools list` prints it.")]
 _Arguments = Annotated[
-    str, typer.Argument(metavar="[JSON|@FILE|-]", help="The arguments, a JSON object; - reads stdin.")
+    str, typer.Argument(metavar="JSON|@FILE|-", help="The arguments, a JSON object; - reads stdin.")
 ]
 _Timeout = Annotated[
     float | None,

@@ -18,6 +18,7 @@ from mcpagent.cli.sampling import (
     Model,
     Seed,
     Servers,
+    Settings,
     ToolFormat,
     cassette_settings,
 )
@@ -36,17 +37,15 @@ from mcpagent.workflows.inputs import check_inputs
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(
-    epilog="Example: mcpagent train --config configs/quickstart.yaml --set model.name=PATH --set seed=1"
-)
+@app.command()
 def train(
     config: Annotated[
         list[Path] | None,
-        typer.Option(help="A YAML file; repeat it to merge several. Default: the three in configs/."),
+        typer.Option(
+            metavar="FILE", help="A YAML file; repeat it to merge several. Default: the three in configs/."
+        ),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="One setting, a.b=value; may be repeated.")
-    ] = None,
+    set_: Settings = None,
     data: Annotated[
         str | None,
         typer.Option(help="A dataset's folder, or the file to train on with validation.jsonl beside it."),
@@ -88,7 +87,10 @@ def train(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a policy: GRPO on real episodes, or supervised on gold demonstrations."""
+    """Train a policy: GRPO on real episodes, or supervised on gold demonstrations.
+
+    Example: mcpagent train --config configs/quickstart.yaml --set model.name=PATH --set seed=1
+    """
     options = {
         "data.train": None if data is None else json.dumps(data),
         "tools.servers": None if servers is None else json.dumps(str(servers)),

@@ -175,7 +175,7 @@ ELSEWHERE = {
     " --out api.jsonl.zst": SERVICE,
     "mcpagent serve slack --limited --transport http --port 8010": STAYS,
     "mcpagent serve python --sandbox bubblewrap": STAYS,
-    "mcpagent data show data/samples/train.jsonl --id quote-price-0123456789ab": "the id stands for any one",
+    "mcpagent data show train.jsonl --id quote-price-0123456789ab": "the id stands for any one",
 }
 
 
@@ -194,7 +194,7 @@ def examples() -> set[str]:
         for line in text.replace("\\\n", " ").splitlines()
     }
     for _, command in _leaves():
-        found |= set(re.findall(r"Example: ([^\n]+)", f"{command.help}\n{command.epilog}"))
+        found |= set(re.findall(r"Example: ([^\n]+)", command.help))
     return found - {""}
 
 

@@ -1,10 +1,11 @@
-"""No bracket of a help text is taken for markup and lost."""
+"""Help pages lose nothing, and break their lines where the edge is."""
 
 from __future__ import annotations
 
 import importlib
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import typer.main
@@ -37,3 +38,24 @@ def test_help_shows_every_bracket_of_its_texts(name: str) -> None:
         for text in texts:
             for brackets in _BRACKETS.findall(text):
                 assert " ".join(brackets.split()) in plain, f"{name} {' '.join(path)}: {brackets} is lost"
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fills_its_lines_up_to_the_edge_and_cuts_none(name: str, columns: int) -> None:
+    app = importlib.import_module(COMMANDS[name][0]).app
+    command = typer.main.get_command(app)
+    for path, texts in pages(command):
+        environment = {"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)}
+        page = CliRunner().invoke(app, [*path, "--help"], env=environment).output
+        where = f"{name} {' '.join(path)}"
+        assert max(map(len, page.splitlines())) <= columns, where
+        assert "│" not in page and "..." not in page.replace("TOOL,...", "").replace("[ARGS]...", ""), where
+        shown = "".join(page.split())  # a line may break after a hyphen
+        for text in texts:
+            assert "".join(text.split()) in shown, f"{where}: {text}"
+        description = re.split(r"\n(?:Arguments|Options):\n", page.partition("\n\n")[2])[0]
+        for paragraph in description.split("\n\n"):
+            lines = paragraph.rstrip().splitlines()
+            for line, following in pairwise(lines):
+                assert len(f"{line} {following.split()[0]}") > 78, f"{where}: {line!r} breaks early"
