@@ -61,7 +61,7 @@ def check(
 
     Without --data: the sample tasks that ship with mcpagent. With --chaos, every server is killed, stopped,
     hung and garbled (over HTTP what is between it and us is), without one of its tools being called; exits 1
-    where one does not recover or leaves something behind.
+    where one does not recover. A process that one leaves behind is named, and ended.
 
     Example: mcpagent env check --data data/processed/train.jsonl
 
@@ -173,5 +173,10 @@ def _leaked(result: ChaosResult) -> str:
     leaks = result.leaks
     if leaks is None:
         return "-"
-    counts = {"processes": len(leaks.processes), "tasks": len(leaks.tasks), "files": leaks.files}
+    counts = {
+        "processes": len(leaks.processes),
+        "ended": len(result.ended),
+        "tasks": len(leaks.tasks),
+        "files": leaks.files,
+    }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "nothing"

@@ -45,7 +45,8 @@ class Seen(Record):
 class ChaosResult(Record):
     """One fault on one server. `read` and `write` are what the calls in flight came to, None where a call
     never ended; `recovery_s` is the time from the fault to the first answer to a new episode, None where none
-    came. `notes` are what the pool told a person meanwhile."""
+    came. `ended` are the commands of processes that outlived the server, and were ended; `notes` are what the
+    pool told a person meanwhile."""
 
     server: str
     fault: ChaosFault
@@ -56,6 +57,7 @@ class ChaosResult(Record):
     recovery_s: float | None = None
     restarts: int = 0
     leaks: Leaks | None = None
+    ended: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -91,14 +93,15 @@ async def _trial(config: StdioServer | HttpServer, fault: ChaosFault, limits: Ch
     problems: list[str] = []
     watch = LeakWatch(mark)
     trial = _Trial(config.name, fault, limits)
+    ended: list[str] = []
     try:
-        async with (
-            rig(config, mark=mark, slow_s=limits.call_s / 2) as rigged,
-            ToolPool([rigged.server], timeout_s=limits.call_s, on_note=notes.append) as pool,
-        ):
-            await trial.run(pool, rigged)
-            problems += trial.problems()
-        if fault is ChaosFault.DRIFT and not notes:
+        async with rig(config, mark=mark, slow_s=limits.call_s / 2) as rigged:
+            pool = ToolPool([rigged.server], timeout_s=limits.call_s, on_note=notes.append)
+            async with pool:
+                await trial.run(pool, rigged)
+                problems += trial.problems()
+            ended += pool.left_behind.get(config.name, [])
+        if fault is ChaosFault.DRIFT and not any("other tools" in note for note in notes):
             problems.append("nobody was told that the tools had changed")
     except UserError as error:
         problems.append(error.message)
@@ -106,7 +109,8 @@ async def _trial(config: StdioServer | HttpServer, fault: ChaosFault, limits: Ch
         leaks = await watch.leaks()
         kill(marked(mark))
     problems += leaks.problems()
-    status = CheckStatus.SKIP if trial.not_struck else CheckStatus.PASS
+    status = CheckStatus.WARN if ended else CheckStatus.PASS
+    status = CheckStatus.SKIP if trial.not_struck else status
     return ChaosResult(
         server=config.name,
         fault=fault,
@@ -117,6 +121,7 @@ async def _trial(config: StdioServer | HttpServer, fault: ChaosFault, limits: Ch
         recovery_s=trial.recovery_s,
         restarts=trial.restarts,
         leaks=leaks,
+        ended=tuple(ended),
         notes=tuple(notes),
     )
 

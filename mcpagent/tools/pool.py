@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,6 +39,7 @@ from mcpagent.tools.wire import cut_middle
 
 log = logging.getLogger(__name__)
 
+_COMMAND_CHARS = 500  # of a process that a server left behind
 _WHY_CHARS = 8000  # of what a server that does not start says
 
 
@@ -89,6 +91,8 @@ class ToolPool:
         self._temporary_logs: tempfile.TemporaryDirectory[str] | None = None
         self._servers: dict[str, StartedServer] = {}
         self._sessions: set[PoolSession] = set()
+        # By server, the commands of processes that outlived one of its own and were ended.
+        self.left_behind: dict[str, list[str]] = {}
         self._catalog = Catalog.of((), allow=None)
         names = [config.name for config in self._configs]
         learn_secrets(self._configs)
@@ -206,7 +210,9 @@ class ToolPool:
                 if self._ledger is not None:
                     ledger = {LEDGER_ENV: str(self._ledger.absolute())}
                     config = replace(config, env={**config.env, **ledger})
-                return StdioLauncher(config, self._log_path(config.name))
+                return StdioLauncher(
+                    config, self._log_path(config.name), partial(self._note_left, config.name)
+                )
             case HttpServer():
                 return HttpLauncher(config)
             case InProcessServer():
@@ -222,6 +228,12 @@ class ToolPool:
                     ledger=self._ledger,
                 )
                 return MemoryLauncher(server, keeps_schemas=True)
+
+    def _note_left(self, server: str, command: str) -> None:
+        command, _ = cut_middle(SECRETS.text(command), _COMMAND_CHARS)
+        if server not in self.left_behind:  # each instance of it may leave as many
+            self._on_note(f"server {server!r} left a process behind, which was ended: {command}")
+        self.left_behind.setdefault(server, []).append(command)
 
     def _log_path(self, server: str) -> Path:
         folder = self._log_dir

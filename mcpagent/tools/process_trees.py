@@ -66,7 +66,11 @@ class Tree:
             os.killpg(self.leader, 0)
         except (ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
             return bool(self._living_strays())
-        return any(p.group == self.leader for p in _processes()) or bool(self._living_strays())
+        return bool(self.living())
+
+    def living(self) -> set[int]:
+        """The ids of its processes that run."""
+        return {p.pid for p in _processes() if p.group == self.leader or (p.pid, p.birth) in self.strays}
 
     def _living_strays(self) -> set[tuple[int, str]]:
         return self.strays & {(p.pid, p.birth) for p in _processes()} if self.strays else set()

@@ -41,6 +41,15 @@ def marked(mark: str) -> list[Process]:
     return [process for process in found if process is not None]
 
 
+def commands(pids: Iterable[int]) -> list[str]:
+    """The command lines of those that still run."""
+    if _PROC.exists():
+        found = (_from_proc(pid) for pid in sorted(pids))
+        return [process.command for process in found if process is not None]
+    wanted = set(pids)
+    return [process.command for process in _from_ps() if process.pid in wanted]
+
+
 def descendants(pid: int) -> list[Process]:
     """The children of a process and theirs, as `ps` lists them; not those whose parent has ended."""
     by_parent: dict[int, list[Process]] = {}

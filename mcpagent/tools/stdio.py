@@ -30,6 +30,7 @@ from mcpagent.tools.inherited import inherited
 from mcpagent.tools.jsonrpc import Inbox, Malformed, error_reply, parse, response_id
 from mcpagent.tools.lines import LineSplitter, OversizeLine
 from mcpagent.tools.process_trees import MARK_ENV, Tree
+from mcpagent.tools.processes import commands
 from mcpagent.tools.servers_config import StdioServer
 from mcpagent.tools.watchdog import watchdog
 from mcpagent.tools.wire import MALFORMED_RESULT, MAX_MESSAGE_BYTES, OVERSIZE_RESULT
@@ -43,6 +44,7 @@ _EXIT_WAITS = 5
 _EOF_GRACE_S = 2.0  # the MCP spec's order: end of input, SIGTERM, SIGKILL
 _TERM_GRACE_S = 1.0
 _KILL_GRACE_S = 1.0
+_FOLLOW_GRACE_S = 0.2  # in which its children end that see that it has
 _LEFTOVER_GRACE_S = 0.5  # for what a server left behind, which sees no end of input
 _NOISE_CHARS = 500
 _numbers = itertools.count()
@@ -58,6 +60,7 @@ async def stdio_streams(
     log_file: BinaryIO,
     on_eof: Callable[[], None],
     on_end: Callable[[ServerEnded], None] = untold,
+    on_left: Callable[[str], None] = lambda _: None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> AsyncGenerator[tuple[Any, Any]]:
     """Run the server; a transport for `mcp.Client` (the streams to read from and to write to).
@@ -67,7 +70,8 @@ async def stdio_streams(
     A response of more than `max_message_bytes`, or one that is no JSON-RPC, fails its own call. What is no
     message at all goes to `log_file`, with the server's stderr. A server that sends too much unasked is cut
     off. On leaving, every process of the server is ended: within a moment if it heeds the end of its input,
-    within 4 s whatever it does. Raises ServerEnded there if it ended by itself or was cut off.
+    within 4 s whatever it does; `on_left` is told the command of each that outlived the server. Raises
+    ServerEnded there if it ended by itself or was cut off.
     """
     mark = f"{os.getpid()}-{next(_numbers)}-{secrets.token_hex(4)}"
     process = watchdog().watch(lambda: _spawn(config, mark), mark=mark)
@@ -89,7 +93,7 @@ async def stdio_streams(
                 tree.look()
                 stdout.drain()
                 stdin.end()
-                await _stop(process, tree, is_cut_off=stdout.flood is not None)
+                await _stop(process, tree, is_cut_off=stdout.flood is not None, on_left=on_left)
                 await stderr.end()
         finally:  # also where even this was cancelled
             tree.signal(signal.SIGKILL)
@@ -133,7 +137,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-async def _stop(process: subprocess.Popen[bytes], tree: Tree, *, is_cut_off: bool) -> None:
+async def _stop(
+    process: subprocess.Popen[bytes], tree: Tree, *, is_cut_off: bool, on_left: Callable[[str], None]
+) -> None:
     """End the server; one that was cut off is not read any more, so that it may never see its input's end."""
     eof_grace_s = 0.0 if is_cut_off else _EOF_GRACE_S
     for grace_s, number in ((eof_grace_s, signal.SIGTERM), (_TERM_GRACE_S, signal.SIGKILL)):
@@ -144,6 +150,9 @@ async def _stop(process: subprocess.Popen[bytes], tree: Tree, *, is_cut_off: boo
     if not await _until(lambda: process.poll() is not None, _KILL_GRACE_S):
         log.warning("server process %d is still alive after SIGKILL", process.pid)
     tree.look()  # its daemons, which nobody but their mark tells from others once it has ended
+    if not await _until(lambda: not tree.is_alive(), _FOLLOW_GRACE_S):
+        for command in commands(tree.living() - {process.pid}):
+            on_left(command)
     for grace_s, number in ((_LEFTOVER_GRACE_S, signal.SIGTERM), (_KILL_GRACE_S, signal.SIGKILL)):
         if not tree.is_alive():
             break

@@ -81,10 +81,12 @@ class _Negotiation:
 
 @dataclass(frozen=True)
 class StdioLauncher:
-    """A child process whose stderr goes to `log_path`: an unread stderr pipe would block the server."""
+    """A child process whose stderr goes to `log_path`: an unread stderr pipe would block the server.
+    `on_left` is told the command of each process that outlived it, and was ended."""
 
     config: StdioServer
     log_path: Path
+    on_left: Callable[[str], None] = lambda _: None
     _negotiation: _Negotiation = field(default_factory=_Negotiation)
 
     @asynccontextmanager
@@ -92,7 +94,9 @@ class StdioLauncher:
         self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
     ) -> AsyncGenerator[Client]:
         with self.log_path.open("ab") as log:
-            streams = stdio_streams(self.config, log_file=log, on_eof=on_eof, on_end=on_end)
+            streams = stdio_streams(
+                self.config, log_file=log, on_eof=on_eof, on_end=on_end, on_left=self.on_left
+            )
             try:
                 async with self._negotiation.client(streams) as client:
                     yield client

@@ -74,6 +74,7 @@ def test_a_sound_server_recovers_from_every_fault_and_none_of_its_tools_is_calle
     assert recovered_s.keys() == set(faults_of(server))
     assert recovered_s[ChaosFault.SLOW_START] >= 3.0  # what its start was delayed by
     assert "other tools" in results[ChaosFault.DRIFT].notes[0]
+    assert not any(result.ended for result in results.values())
     assert "method tools/list" in log.read_text()
     assert "tools/call" not in log.read_text()
     assert _living(log) == set()
@@ -90,11 +91,19 @@ def test_a_server_that_never_comes_back_is_reported(tmp_path: Path) -> None:
     assert "the licence is spent" in result.read.text
 
 
-def test_a_process_that_a_server_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
-    results = _chaos(_frail("litter", tmp_path / "log"), [ChaosFault.KILL])
-    result = results[ChaosFault.KILL]
-    assert (result.status, result.recovery_s is not None) == (CheckStatus.PASS, True)
-    assert result.leaks is None or not result.leaks.processes
+@pytest.mark.parametrize("fault", [ChaosFault.NONE, ChaosFault.KILL])
+def test_a_process_that_a_server_leaves_behind_is_reported_and_ended(
+    fault: ChaosFault, tmp_path: Path
+) -> None:
+    results = _chaos(_frail("litter", tmp_path / "log"), [fault])
+    result = results[fault]
+    assert (result.status, result.recovery_s is not None, result.detail) == (CheckStatus.WARN, True, "")
+    assert result.leaks is not None and not result.leaks.processes
+    assert len(result.ended) == result.restarts + 1  # each process of the server leaves one
+    assert all(command.endswith(frail.LITTER) for command in result.ended)
+    (note,) = result.notes  # once, however many
+    assert note.startswith("server 'frail' left a process behind, which was ended: ")
+    assert note.endswith(frail.LITTER)
     if Path("/proc").exists():
         left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if frail.LITTER in _text(path)]
         assert wait_for_end({int(path.parent.name) for path in left}) == set()  # a kill takes a moment
@@ -113,9 +122,9 @@ def test_a_server_below_a_wrapper_is_what_the_fault_strikes(tmp_path: Path) -> N
     command = f"{sys.executable} -S -m {MODULE} sound {log}; true"  # `; true`: the shell stays, as npx does
     wrapped = StdioServer(name="wrapped", command="/bin/sh", args=("-c", command), cwd=str(ROOT))
     results = _chaos(wrapped, [ChaosFault.KILL, ChaosFault.STOP])
-    assert {fault: (r.status, r.restarts) for fault, r in results.items()} == {
-        ChaosFault.KILL: (CheckStatus.PASS, 1),
-        ChaosFault.STOP: (CheckStatus.PASS, 1),
+    assert {fault: (r.status, r.restarts, r.notes) for fault, r in results.items()} == {
+        ChaosFault.KILL: (CheckStatus.PASS, 1, ()),
+        ChaosFault.STOP: (CheckStatus.PASS, 1, ()),
     }
     assert _living(log) == set()
 
