@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -61,7 +62,7 @@ class Console:
 
     def say(self, text: str) -> None:
         """A line of the result."""
-        self._out.print(shown(text), markup=False, soft_wrap=True)
+        self._out.print(_wrapped(shown(text), self._out), markup=False, soft_wrap=True)
 
     def show(self, text: str, *, is_error: bool = False) -> None:
         """A text of others, such as what a tool answered; an error goes to stderr."""
@@ -69,7 +70,7 @@ class Console:
 
     def note(self, text: str) -> None:
         """A line about the work, never part of the result."""
-        self._err.print(shown(text), markup=False, soft_wrap=True, style="dim")
+        self._err.print(_wrapped(shown(text), self._err), markup=False, soft_wrap=True, style="dim")
 
     def fail(self, error: MCPAgentError) -> None:
         """An error with its place and remedy; with `is_json`, its document too."""
@@ -80,7 +81,8 @@ class Console:
 
     def complain(self, text: str) -> None:
         """An error that has no document of its own."""
-        self._err.print(f"[bold red]error:[/] {escape(shown(text))}", soft_wrap=True)
+        text = _wrapped(f"error: {shown(text)}", self._err).removeprefix("error:")
+        self._err.print(f"[bold red]error:[/]{escape(text)}", soft_wrap=True)
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_text: bool = False
@@ -252,6 +254,28 @@ def guard_process() -> None:
 
 def _print_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     sys.stderr.write(shown("".join(traceback.format_exception(kind, error, trace))))
+
+
+def _wrapped(text: str, console: rich.console.Console) -> str:
+    """Where a person reads, lines that are too long for the terminal break between words and keep their
+    indent. One with a command stays whole, so that it can be copied."""
+    if not console.is_terminal:
+        return text
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if len(line) <= console.width or "mcpagent " in line or "pip install" in line:
+            lines.append(line)
+            continue
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        lines += textwrap.wrap(
+            line,
+            console.width,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+        )
+    return "\n".join(lines)
 
 
 def counted(number: int, noun: str) -> str:

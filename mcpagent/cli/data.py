@@ -140,7 +140,7 @@ def stats(file: _File, as_json: _Json = False) -> None:
     console.table(f"{file}: {counted(counts['records'], 'record')}", ("", "Records", "Share"), rows)
     for n, bits in counts["sequence_entropy_bits"].items():
         distinct = counts["distinct_sequences"][n]
-        console.say(f"runs of {n} tools: {distinct} different ones, entropy {bits} bits")
+        console.say(f"runs of {counted(int(n), 'tool')}: {distinct} different ones, entropy {bits} bits")
     console.say(f"volatile by their words or tools: {counts['volatile']}")
 
 
@@ -165,7 +165,7 @@ def split(
 
     Example: mcpagent data split tasks.jsonl --out data/processed --heldout 0.2
     """
-    from mcpagent.console import Console
+    from mcpagent.console import Console, counted
     from mcpagent.synth.pools import SplitShares
     from mcpagent.synth.split import split_dataset
 
@@ -188,7 +188,9 @@ def split(
     rows = [(name, count, str(outcome.paths.get(name, "none"))) for name, count in outcome.counts.items()]
     console.table(f"{file}, by {group_by}", ("Split", "Tasks", "File"), rows)
     if outcome.groups:
-        console.say(f"{outcome.groups} groups, the largest with {outcome.largest_group} tasks")
+        console.say(
+            f"{counted(outcome.groups, 'group')}, the largest with {counted(outcome.largest_group, 'task')}"
+        )
     if drop_crossing:
         console.say(f"{outcome.crossing} tasks are about things of different splits, and in none")
 

@@ -121,7 +121,7 @@ def compare(
     Example: mcpagent eval compare before.json after.json
     """
     from mcpagent.cli.metric_table import COLUMNS, metric_row
-    from mcpagent.console import Console
+    from mcpagent.console import Console, counted
     from mcpagent.workflows.evaluate import compare_files
 
     console = Console(is_json=as_json)
@@ -148,8 +148,8 @@ def compare(
         p_value = "" if result.p_value is None else f" (p = {result.p_value:.3g})"
         console.say(f"{result.verdict}{p_value}")
     console.say(
-        f"b wins {result.wins} tasks, loses {result.losses}, ties {result.ties}; "
-        f"{result.unpaired} tasks are in one of the two only"
+        f"b wins {counted(result.wins, 'task')}, loses {result.losses}, ties {result.ties}; "
+        f"{counted(result.unpaired, 'task')} in one of the two only"
     )
 
 

@@ -224,7 +224,7 @@ def _layout(spec: ChartSpec, *, legend: bool) -> JsonObject:
     }
     y: JsonObject = {**axis, "rangemode": "tozero", "nticks": 6}
     if spec.percent:
-        y["tickformat"] = ".0%"
+        y["tickformat"] = ".2~%"  # half a percent is not "0%"
     return {
         "height": 240,
         "margin": {"l": 8, "r": 12, "t": 26 if legend else 8, "b": 8},

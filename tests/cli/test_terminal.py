@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.running import mcpagent
+from tests.house import ROOT
 from tests.tools.servers import hostile
 
 # Clears the screen, renames the window, writes to the clipboard, and goes up a line to overwrite it.
@@ -157,3 +159,17 @@ def test_logs_and_tracebacks_go_through_the_filter(tmp_path: Path) -> None:
     _assert_harmless(seen)
     assert seen.count("\\x1b[2J") == 3 and "7 fine" in seen
     assert "ValueError" in seen and "RuntimeError" in seen
+
+
+def test_a_sentence_breaks_between_words_on_a_terminal_and_a_command_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    samples = ROOT / "data" / "samples" / "train.jsonl"
+    wide = next(line for line in mcpagent("data", "show", samples).stdout.splitlines() if len(line) > 60)
+    shown = _OURS.sub("\n", _on_a_terminal("data", "show", samples)).splitlines()
+    assert not any(len(line) > 60 for line in shown)
+    assert " ".join(wide.split()) in " ".join(" ".join(shown).split())
+    refused = _OURS.sub("\n", _on_a_terminal("train", "--data", samples.parent, "--model", "embedded"))
+    command = "mcpagent train --algo sft --config configs/warm_start.yaml --data DATA --out outputs/warm"
+    assert command in refused
