@@ -308,6 +308,8 @@ class Renderer:
         return render_chat(self.tokenizer, messages, tools, generation=generation, name=self.name)
 
     def _encode(self, text: str) -> list[int]:
+        if not text.isascii():
+            text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text to a tokenizer
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 

@@ -162,6 +162,7 @@ def test_a_broken_file_gives_a_typed_error(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", READERS)
 def test_two_hundred_thousand_broken_files_give_typed_errors(name: str, tmp_path: Path) -> None:
     read, count = read_all(name, tmp_path / "file", count=MANY, seed=1)
