@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mcpagent.core.tasks import AnswerCheck, StateCheck
-from mcpagent.reward.answer import answer_holds, state_holds
+from mcpagent.reward.answer import answer_holds, says, state_holds
 from tests.reward.records import made
 
 RESULTS = {"step1": {"close": 187.2, "name": "Apple Inc."}}
@@ -54,6 +54,33 @@ RESULTS = {"step1": {"close": 187.2, "name": "Apple Inc."}}
 )
 def test_answers_are_judged_by_their_check(check: dict[str, Any], answer: str, holds: bool) -> None:
     assert answer_holds(AnswerCheck.model_validate(check), answer, RESULTS) is holds
+
+
+@pytest.mark.parametrize(
+    ("words", "zeros"),
+    [
+        (("thousand", "k"), "000"),
+        (("million", "m", "mn", "mio"), "000000"),
+        (("billion", "b", "bn"), "000000000"),
+        (("trillion", "t", "tn"), "000000000000"),
+    ],
+)
+def test_a_number_may_be_said_with_its_scale(words: tuple[str, ...], zeros: str) -> None:
+    for word in words:
+        for value, holds in ((f"7{zeros}", True), (f"7{zeros}0", False), (f"7{zeros[1:]}", False)):
+            check = AnswerCheck(type="number", value=int(value))
+            assert answer_holds(check, f"It is 7 {word}.", {}) is holds, (value, word)
+
+
+def test_an_answer_to_a_short_reference_may_have_sixty_words() -> None:
+    check = AnswerCheck(type="must_include", value="yes")
+    assert answer_holds(check, "well " * 59 + "yes", {})
+    assert not answer_holds(check, "well " * 60 + "yes", {})
+
+
+def test_a_number_is_said_however_it_is_written_and_its_opposite_is_not() -> None:
+    assert says(187.2, "It is 187.20.")
+    assert not says(187.2, "It is -187.20.")
 
 
 def test_no_answer_is_no_pass() -> None:

@@ -60,6 +60,20 @@ def test_every_user_turn_of_the_plan_has_a_call_and_what_must_be_called_is_calle
     assert (success(task, stuffed), success(task, honest)) == (0.0, 1.0)
 
 
+def test_what_an_earlier_user_turn_did_is_not_the_state_of_a_later_one() -> None:
+    check = {"call": {"tool": "history"}, "expect": {"n": 1}, "user_turn": 1}
+    task = make_task(
+        tool_sequence=[QUOTE, {**QUOTE, "params": {"ticker": "MSFT"}, "user_turn": 1}],
+        user_turns=["And MSFT?"],
+        state={"chat": [check]},
+    )
+    read = (made("history", structured={"n": 1})[1],)
+    first, second = made(ticker="AAPL"), made(ticker="MSFT")
+    stuffed = episode(turn(first, second), turn(), turn(user_turn=1), state=read)
+    honest = episode(turn(first), turn(), turn(second, user_turn=1), turn(user_turn=1), state=read)
+    assert (values(task, stuffed)["state"], values(task, honest)["state"]) == (0.0, 1.0)
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_a_call_before_the_user_said_what_it_takes_fails(named: bool) -> None:
     state = {"state": {"chat": [{"call": {"tool": "history"}, "expect": {"n": 1}}]}, "quiet_turns": [0]}
