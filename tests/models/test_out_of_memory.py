@@ -120,6 +120,17 @@ def test_what_an_allocator_of_a_cpu_says_is_known_too(wrapped) -> None:
     assert "rollout.num_envs" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("HIP error: no room for 2.50 GiB"), MemoryError("2.50 GiB"), MemoryError()],
+)
+def test_an_exception_that_is_about_memory_by_its_type_is_known_whatever_it_says(error: Exception) -> None:
+    said = str(error) or "MemoryError"
+    with pytest.raises(RunError, match=f"^out of memory: {said}") as caught, memory_reported(CONFIG):
+        raise error
+    assert caught.value.__cause__ is error
+
+
 @pytest.mark.parametrize("other", [RuntimeError("shape mismatch"), UserError("no such file"), KeyError("a")])
 def test_other_errors_stay_what_they_are(other: Exception) -> None:
     with pytest.raises(type(other)) as caught, memory_reported(CONFIG):
