@@ -203,6 +203,8 @@ def test_a_failure_of_the_machinery_is_unscored_and_never_a_zero(record) -> None
     assert [term.name for term in terms] == list(TERM_NAMES)
     assert all(term.value is None for term in terms)
     assert total_reward(terms) is None
+    scored = grade(WITH_ANSWER, episode(turn(made(ticker="AAPL")), answer="187.2"))
+    assert [term.weight for term in terms] == [term.weight for term in scored]
 
 
 def test_each_step_reports_what_it_contributed() -> None:
