@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.running import Command
+
 ROOT = Path(__file__).resolve().parents[1]
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -196,8 +198,8 @@ def test_a_command_that_waits_for_a_server_stops_with_130_and_leaves_nothing(
     command: str, number: signal.Signals, slow: dict[str, Path]
 ) -> None:
     words = COMMANDS[command].format(d=slow["folder"]).split()
-    with subprocess.Popen(
-        [sys.executable, "-m", "mcpagent.cli.main", *words, "--json"],
+    with Command(
+        *(*words, "--json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.cli.running import mcpagent, refused
+from tests.running import mcpagent, refused
 from tests.workflows.world import TRAIN
 
 

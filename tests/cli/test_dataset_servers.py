@@ -12,7 +12,7 @@ import pytest
 
 from mcpagent.config.dataset_servers import read_dataset_servers
 from mcpagent.storage.jsonl import read_tasks
-from tests.cli.running import mcpagent, refused
+from tests.running import mcpagent, refused
 
 HARBOUR = Path(__file__).with_name("harbour.py")
 SECRET = "harbour-pass-83921"

@@ -7,8 +7,8 @@ import pytest
 
 from mcpagent.tools.chaos_rigs import faults_of
 from mcpagent.tools.servers_config import StdioServer
-from tests.cli.running import mcpagent, refused
 from tests.env.world import make_task
+from tests.running import mcpagent, refused
 from tests.tools.servers.files import servers_file
 from tests.tools.wild import http_poison
 from tests.workflows.world import TRAIN, dataset, samples, with_id

@@ -16,7 +16,7 @@ from mcpagent.console import Console
 from mcpagent.core.metrics import Metric
 from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder
-from tests.cli.running import mcpagent, refused
+from tests.running import mcpagent, refused
 from tests.workflows.world import SHORT, TRAIN, config, samples
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import mcpagent, refused
+from tests.running import mcpagent, refused
 from tests.storage.test_runs import another_process
 
 SAMPLES = Path("data/samples/train.jsonl")

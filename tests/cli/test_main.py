@@ -11,7 +11,7 @@ import pytest
 
 from mcpagent import __version__
 from mcpagent.storage.packages import extra_with, missing
-from tests.cli.running import mcpagent
+from tests.running import mcpagent
 
 
 def test_python_dash_m_mcpagent_is_the_command(tmp_path: Path) -> None:

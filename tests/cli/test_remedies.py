@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from mcpagent.cli.options import SETTING_OF, fitted, options_of
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from tests.house import PACKAGE
+from tests.running import mcpagent
 from tests.test_docs import _leaves, _parse
 
 _COMMAND = re.compile(r"`?(mcpagent [^`;,()\n]+)`?")
@@ -125,7 +124,6 @@ def test_a_real_failure_says_what_the_command_takes(tmp_path: Path) -> None:
     samples = PACKAGE.parent / "data" / "samples" / "train.jsonl"
     words = ["data", "validate", str(samples), "--no-catalog", "--calibrate", "gold", "--out", "x.jsonl"]
     settings = ["--set", "tools.cassette=nowhere", "--set", "tools.cassette_mode=strict"]
-    command = [sys.executable, "-m", "mcpagent", *words, *settings]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = mcpagent(*words, *settings, cwd=tmp_path)
     assert done.returncode == 2
     assert "record one: --set tools.cassette_mode=record" in done.stderr

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from mcpagent.storage.trajectories import read_trajectories
-from tests.cli.running import mcpagent, refused
+from tests.running import mcpagent, refused
 from tests.workflows.world import TRAIN, nonces
 
 

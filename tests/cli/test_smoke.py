@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.cli.running import mcpagent, refused
+from tests.running import mcpagent, refused
 
 
 def test_transformers_serve_what_is_trained_before_and_after_a_swap() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import mcpagent
 from tests.house import ROOT
+from tests.running import Command, mcpagent
 from tests.tools.servers import hostile
 
 # Clears the screen, renames the window, writes to the clipboard, and goes up a line to overwrite it.
@@ -34,9 +34,8 @@ def _file(tmp_path: Path, **env: str) -> Path:
 def _on_a_terminal(*arguments: str | Path) -> str:
     """All that the command writes to a terminal which is its stdout and its stderr."""
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "mcpagent.cli.main", *map(str, arguments)]
-    with subprocess.Popen(
-        command,
+    with Command(
+        *arguments,
         stdin=subprocess.DEVNULL,
         stdout=follower,
         stderr=follower,
@@ -135,13 +134,7 @@ def test_a_dataset_does_not_steer_the_terminal(command: tuple[str, ...], tmp_pat
 
 def test_json_escapes_what_would_steer_and_is_still_the_same_text(tmp_path: Path) -> None:
     attack = (ATTACK + "\x7f").replace("\x00", "")
-    command = [sys.executable, "-m", "mcpagent.cli.main", "tools", "call", "odd.look", "--json"]
-    done = subprocess.run(
-        [*command, "--servers", str(_file(tmp_path, ANSWER=attack))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = mcpagent("tools", "call", "odd.look", "--json", "--servers", _file(tmp_path, ANSWER=attack))
     assert json.loads(done.stdout)["content"] == attack
     assert done.stdout.isascii() and done.stdout.replace("\n", "").isprintable()
 

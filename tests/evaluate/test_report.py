@@ -19,6 +19,7 @@ from mcpagent.evaluate.report_html import script_json
 from mcpagent.evaluate.report_run import read_run
 from tests.evaluate.records import call, result, trajectory, turn
 from tests.evaluate.run_folder import step_row, write_evaluation, write_run
+from tests.running import mcpagent
 
 ATTACK = '</pre></script><script>document.title="owned"</script><img src=x onerror=alert(1)>'
 
@@ -198,16 +199,11 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     assert write_report(run).read_bytes() == first
 
 
-def _mcpagent(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mcpagent.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_the_command_prints_the_path_and_with_json_the_verdicts(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", tasks=24)
-    plain = _mcpagent("report", str(run))
+    plain = mcpagent("report", str(run))
     assert (plain.returncode, plain.stdout.strip()) == (0, str(run / "report.html"))
-    document = json.loads(_mcpagent("report", str(run), "--json").stdout)
+    document = json.loads(mcpagent("report", str(run), "--json").stdout)
     assert document["report"] == str(run / "report.html")
     assert {v["outcome"] for v in document["verdicts"]} == {"pass"}
 
@@ -217,7 +213,7 @@ def test_a_missing_run_or_one_without_steps_is_a_user_error_with_a_remedy(tmp_pa
         (tmp_path / "absent", "there is no run folder"),
         (tmp_path, "holds no metrics.jsonl with a step"),
     ):
-        found = _mcpagent("report", str(folder))
+        found = mcpagent("report", str(folder))
         assert found.returncode == 2
         assert message in found.stderr and "mcpagent train" in found.stderr
         assert "Traceback" not in found.stderr

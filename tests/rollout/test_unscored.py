@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from mcpagent.train.episode_metrics import episode_metrics
 from mcpagent.train.health import HealthSettings, PPOHealthCallback
 from mcpagent.workflows.evaluate import read_evaluation
 from tests.env.world import make_task
+from tests.running import mcpagent
 from tests.tools.support import stdio_echo
 from tests.workflows.world import with_id
 
@@ -89,20 +88,14 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return found[0], found[1]
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mcpagent.cli.main", *map(str, arguments)], capture_output=True, text=True
-    )
-
-
 def test_the_policy_whose_failures_kill_the_server_is_not_called_better(played: tuple[Path, Path]) -> None:
     for pair in (played, played[::-1]):
-        done = command("eval", "compare", *pair, "--json")
+        done = mcpagent("eval", "compare", *pair, "--json")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found["verdict"] == "no verdict" and "5 of the 12 episodes" in found["why_no_verdict"]
         assert found["difference_all"]["value"] == 0.0
-    shown = command("eval", "compare", *played).stdout
+    shown = mcpagent("eval", "compare", *played).stdout
     assert "a 0 of 12 episodes, b 5 of 12 episodes" in shown and "no verdict: " in shown
     assert "is better" not in shown
 

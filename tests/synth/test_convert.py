@@ -3,7 +3,6 @@
 import copy
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from mcpagent.storage.jsonl import read_tasks
 from mcpagent.synth.convert import convert_spec
 from mcpagent.synth.validate import validate_dataset
+from tests.running import mcpagent
 
 QUOTE = {"step": 1, "server": "fmp", "tool": "fmp_get_quote", "params": {"symbol": "AAAB"}}
 SEND = {
@@ -55,8 +55,7 @@ def changed(path: str, value: Any, *, name: str) -> dict[str, Any]:
 def convert(folder: Path, document: Any, *options: str) -> subprocess.CompletedProcess[str]:
     text = document if isinstance(document, str) else json.dumps(document)
     (folder / "spec.json").write_text(text)
-    command = [sys.executable, "-m", "mcpagent.cli.main", "convert", "spec.json", "--out", "out.jsonl"]
-    return subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True)
+    return mcpagent("convert", "spec.json", "--out", "out.jsonl", *options, cwd=folder)
 
 
 def test_a_spec_becomes_compact_records_that_are_valid(tmp_path: Path) -> None:
@@ -238,8 +237,7 @@ def test_a_file_that_is_no_spec_is_one_error(tmp_path: Path, text: str, said: st
 
 
 def test_executing_settles_answers_and_rejects_a_plan_that_fails(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mcpagent.cli.main", "tools", "call", "fmp.fmp_search_ticker"]
-    listed = subprocess.run([*command, '{"query": "a"}', "--json"], capture_output=True, text=True)
+    listed = mcpagent("tools", "call", "fmp.fmp_search_ticker", '{"query": "a"}', "--json")
     symbol = json.loads(listed.stdout)["structured"]["results"][0]["symbol"]
     answer = {"type": "number", "value": "${step1.price}"}
     runs = changed("solution", {"tool_sequence": [QUOTE], "final_answer": answer}, name="runs")

@@ -3,20 +3,14 @@
 import gzip
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.running import mcpagent
+
 SMALL = ("--train", "20", "--validation", "5", "--heldout", "15", "--seed", "5")
-
-
-def mcpagent(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mcpagent.cli.main", *map(str, arguments)], capture_output=True, text=True
-    )
 
 
 def records(path: Path) -> list[dict[str, Any]]:

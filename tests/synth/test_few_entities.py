@@ -20,7 +20,7 @@ from mcpagent.synth.rules import GeneratedData
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from mcpagent.workflows.stage import evaluated_file, open_tasks
-from tests.cli.running import mcpagent, refused
+from tests.running import mcpagent, refused
 from tests.workflows.world import TRAIN
 
 SMALL = Path(__file__).parents[1] / "cli" / "small_servers.py"

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from mcpagent.core.tools import ToolResult, ToolSpec
-from tests.cli.running import mcpagent
+from tests.running import mcpagent
 from tests.third_party.servers import INSTALL, Desk
 
 pytestmark = pytest.mark.registry

@@ -10,7 +10,7 @@ import pytest
 
 from mcpagent.core.tasks import Task
 from mcpagent.storage.jsonl import read_tasks
-from tests.cli.running import mcpagent
+from tests.running import mcpagent
 from tests.third_party.servers import Desk
 
 pytestmark = pytest.mark.registry

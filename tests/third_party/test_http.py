@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mcpagent.core.tools import FailureKind, ToolSpec
-from tests.cli.running import mcpagent
+from tests.running import mcpagent
 from tests.third_party.servers import Desk, call, free_port
 
 pytestmark = pytest.mark.registry

@@ -22,6 +22,7 @@ from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer, learn_secrets, load_servers
 from mcpagent.workflows.doctor import check_servers
+from tests.running import mcpagent
 from tests.tools.servers import hostile
 
 # Of every kind: tokens, passphrases, quotes and backslashes, other scripts, a database, a header, many lines.
@@ -292,10 +293,7 @@ def test_no_file_of_a_rollout_with_a_cassette_holds_a_secret(tmp_path: Path) -> 
     )
     command = ["rollout", "--policy", "gold", "--data", data, "--out", out / "t.jsonl", "--servers", file]
     command += ["--cassette", tmp_path / "tape", "--cassette-mode", "record", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mcpagent.cli.main", *map(str, command)],
-        capture_output=True, text=True, timeout=120, cwd=tmp_path,
-    )  # fmt: skip
+    done = mcpagent(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "odd.look said the value of" in done.stderr
     (tool,) = json.loads(done.stdout)["tool_metrics"]["servers"][0]["tools"]

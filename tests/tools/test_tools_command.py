@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mcpagent.core.tools import ToolResult, ToolSpec, catalog_hash
+from tests.running import Command, mcpagent
 from tests.tools.support import ECHO_SCRIPT
 
 ECHO = {"command": sys.executable, "args": [str(ECHO_SCRIPT)]}
@@ -28,12 +29,8 @@ def servers(tmp_path: Path) -> Path:
     return _file(tmp_path, **{"my.echo": {**ECHO, "autoApprove": []}})
 
 
-def _command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "mcpagent.cli.main", "tools", *map(str, arguments)]
-
-
 def _run(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_command(*arguments), input=stdin, capture_output=True, text=True, timeout=60)
+    return mcpagent("tools", *arguments, stdin=stdin)
 
 
 def test_list_prints_one_json_document_of_tool_specs(servers: Path) -> None:
@@ -154,8 +151,8 @@ def test_an_interrupted_bench_shows_what_it_measured(tmp_path: Path) -> None:
     )
     file = _file(tmp_path, slow={"command": sys.executable, "args": [str(script)]})
     many = ("--calls", "1000000", "--concurrency", "1", "--allow-writes")
-    command = _command("bench", "slow.work", "--servers", file, *many, "--json")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = ("tools", "bench", "slow.work", "--servers", file, *many, "--json")
+    with Command(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         begun.read_text()  # returns when the server has opened and closed its end
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.running import mcpagent
+from tests.running import mcpagent
 
 
 def test_vllm_serves_what_is_trained_before_and_after_a_swap() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from mcpagent.console import Console
@@ -12,6 +10,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.storage.jsonl import read_tasks
 from mcpagent.workflows.calibrate import calibrate_file
 from tests.env.world import make_task
+from tests.running import mcpagent
 from tests.workflows.world import config, dataset, samples, with_id
 
 SAMPLES = 4
@@ -68,11 +67,7 @@ def test_a_file_without_a_valid_record_is_reported_and_not_played(tmp_path: Path
     source, out = tmp_path / "tasks.jsonl", tmp_path / "kept.jsonl"
     source.write_text("{}\n")
     options = [source, "--calibrate", "gold", "--out", out, "--no-catalog", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mcpagent.cli.main", "data", "validate", *map(str, options)],
-        capture_output=True,
-        text=True,
-    )
+    done = mcpagent("data", "validate", *options)
     assert done.returncode == 2
     document = json.loads(done.stdout)
     assert document["rejects"] == {"schema": 1} and "calibration" not in document

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from mcpagent.core.metrics import CheckResult, CheckStatus
 from mcpagent.workflows.doctor import doctor
 from mcpagent.workflows.doctor_machine import check_hub, check_keys, check_outputs, check_packages
+from tests.running import mcpagent
 from tests.tools.support import ECHO_SCRIPT
 
 SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "train.jsonl"
@@ -42,12 +42,7 @@ def _echo(*arguments: str) -> dict[str, object]:
 
 
 def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mcpagent.cli.main", "doctor", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(SAMPLES.parents[2]), **environment},
-    )
+    return mcpagent("doctor", *arguments, env=environment)
 
 
 def test_a_working_installation_passes_and_no_key_is_ever_shown() -> None:

@@ -21,7 +21,7 @@ from mcpagent.workflows.evaluate import evaluate_model
 from mcpagent.workflows.export import export
 from mcpagent.workflows.rollout import rollout
 from mcpagent.workflows.train import plan_run, train
-from tests.cli.running import mcpagent, refused
+from tests.running import mcpagent, refused
 from tests.workflows.test_sealed import configured
 from tests.workflows.world import TRAIN
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.runs import list_runs
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.metrics import PoolMetrics
+from tests.running import Command
 
 BOUND_S = 120.0
 
@@ -201,9 +201,15 @@ def test_a_supervised_run_tells_what_its_demonstrations_asked_of_the_servers(
 def test_ctrl_c_leaves_a_checkpoint_says_how_to_go_on_and_exits_with_130(
     settings: list[str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "mcpagent.cli.main", "train", *settings]
-    process = subprocess.Popen(
-        [*command, "--set", "training.max_steps=100000", "--set", "training.save_frequency=100000"],
+    process = Command(
+        *(
+            "train",
+            *settings,
+            "--set",
+            "training.max_steps=100000",
+            "--set",
+            "training.save_frequency=100000",
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -6,9 +6,7 @@ import base64
 import gzip
 import io
 import logging
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,6 +21,7 @@ from mcpagent.servers.fmp import FMP
 from mcpagent.servers.live.settings import read_settings
 from mcpagent.storage.trajectories import read_trajectories
 from tests.env.world import make_task
+from tests.running import mcpagent
 from tests.servers.calls import text_of, with_client
 from tests.servers.live.service import KEYS, ReplayService, Reply, shape
 from tests.servers.live.test_conformance import CASES
@@ -73,13 +72,12 @@ def tasks(servers: dict[str, str]) -> list[Task]:
     ]
 
 
-def run(*arguments: str | Path, folder: Path, service: ReplayService) -> subprocess.CompletedProcess[bytes]:
+def run(*arguments: str | Path, folder: Path, service: ReplayService) -> subprocess.CompletedProcess[str]:
     """A command that sees the keys, runs in `folder` and keeps its temporary files there."""
-    environment = {**os.environ, **service.environment, "TMPDIR": str(folder)}
+    environment = {**service.environment, "TMPDIR": str(folder)}
     environment["MCPAGENT_CALL_LEDGER"] = str(folder / "ledger.jsonl")
-    command = [sys.executable, "-m", "mcpagent.cli.main", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    done = mcpagent(*arguments, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
     return done
 
 
@@ -157,7 +155,7 @@ def test_a_rollout_over_live_servers_writes_no_key(
     taped = b"".join(unpacked(path) for path in (tmp_path / "tape").rglob("*.jsonl*"))
     assert len(taped.splitlines()) >= len(every) - N_UNDER_FIRE
     assert leaks(tmp_path) == []
-    assert not holds_a_key(done.stdout + done.stderr)
+    assert not holds_a_key((done.stdout + done.stderr).encode())
 
 
 @pytest.mark.slow
@@ -179,7 +177,7 @@ def test_a_training_run_over_live_servers_writes_no_key(
     assert {"config.yaml", "manifest.json", "metrics.jsonl"} <= written
     assert any(asked.path.startswith("/fmp/") for asked in replay.asked)
     assert leaks(tmp_path) == []
-    assert not holds_a_key(done.stdout + done.stderr)
+    assert not holds_a_key((done.stdout + done.stderr).encode())
 
 
 @pytest.mark.parametrize("server", CASES)

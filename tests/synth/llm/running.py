@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from mcpagent.cli.gen_data import app
 from tests.llm.service import API_KEY
+from tests.running import Command
 
 JOURNAL = "llm-journal.jsonl"
 SPLITS = ("train", "validation", "heldout")
@@ -36,8 +36,8 @@ def options(url: str, out: Path, *more: str) -> list[str]:
 def start(url: str, out: Path, *more: str) -> subprocess.Popen[str]:
     """The command as a process of its own."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "mcpagent.cli.main", "gen-data", *options(url, out, *more)],
+    return Command(
+        *("gen-data", *options(url, out, *more)),
         cwd=out.parent,
         env={**inherited, "OPENAI_API_KEY": API_KEY},
         stdout=subprocess.PIPE,
