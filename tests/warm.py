@@ -104,7 +104,7 @@ def main() -> None:
         run()
     except SystemExit as ended:
         end(ended.code)
-    except BaseException:  # noqa: BLE001: what the interpreter does with it
+    except BaseException:  # noqa: BLE001 - what the interpreter does with it
         sys.excepthook(*sys.exc_info())
         end(1)
     end(0)
