@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.running import ROOT, mcpagent, refused
+
 SAMPLES = ROOT / "data" / "samples" / "train.jsonl"
 
 
-def shell(command: str, *, preexec: Callable[[], None] | None = None) -> tuple[int, str]:
+def shell(command: str) -> tuple[int, str]:
     """The exit code of mcpagent in a shell's line, and its stderr."""
     line = command.replace("mcpagent", f"{sys.executable} -m mcpagent.cli.main", 1)
     done = subprocess.run(
@@ -22,7 +21,6 @@ def shell(command: str, *, preexec: Callable[[], None] | None = None) -> tuple[i
         cwd=ROOT,
         capture_output=True,
         text=True,
-        preexec_fn=preexec,
     )
     return done.returncode, done.stderr
 
@@ -58,37 +56,31 @@ def test_notes_that_cannot_be_printed_do_not_end_the_work(tmp_path: Path) -> Non
         assert len(out.read_text().splitlines()) == 12
 
 
-def _small_files() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
-
 def test_a_disk_that_takes_no_more_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
     before = tmp_path / "made.jsonl"
     before.write_text("as it was")
     for command in (
-        f"mcpagent rollout --policy gold --data {SAMPLES} --out {tmp_path}/new.jsonl",
-        f"mcpagent rollout --policy gold --data {SAMPLES} --out {before} --overwrite",
-        f"mcpagent gen-data --train 40 --validation 4 --heldout 4 --out {tmp_path}/data",
+        f"rollout --policy gold --data {SAMPLES} --out {tmp_path}/new.jsonl",
+        f"rollout --policy gold --data {SAMPLES} --out {before} --overwrite",
+        f"gen-data --train 40 --validation 4 --heldout 4 --out {tmp_path}/data",
     ):
-        code, stderr = shell(command, preexec=_small_files)
-        assert code == 1, stderr
-        assert "larger than this process may write" in one_error(stderr)
+        done = mcpagent(*command.split(), cwd=ROOT, limits={"RLIMIT_FSIZE": 4096})
+        assert done.returncode == 1, done.stderr
+        assert "larger than this process may write" in one_error(done.stderr)
     assert before.read_text() == "as it was"
     assert [path.name for path in tmp_path.rglob("*")] == ["made.jsonl"]
 
 
 def test_a_file_where_runs_need_a_folder_is_one_error(tmp_path: Path, tiny_checkpoint: Path) -> None:
     (tmp_path / "outputs").write_text("as it was")
-    code, stderr = shell(
-        f"mcpagent train --config configs/quickstart.yaml --set model.name={tiny_checkpoint} "
-        f"--set data.train={SAMPLES} --set training.eval_every=0 --set output_dir={tmp_path}/outputs --json"
+    command = (
+        f"train --config configs/quickstart.yaml --set model.name={tiny_checkpoint} "
+        f"--set data.train={SAMPLES} --set training.eval_every=0 --set output_dir={tmp_path}/outputs"
     )
-    assert code == 2
-    assert "outputs is a file, not a folder" in one_error(stderr)
+    assert "outputs is a file, not a folder" in refused(mcpagent(*command.split(), cwd=ROOT))
     assert (tmp_path / "outputs").read_text() == "as it was"
-    quick, stderr = shell(f"mcpagent quickstart --out {tmp_path / 'outputs' / 'deep'}")
-    assert quick == 2
-    assert "outputs is a file, not a folder" in one_error(stderr)
+    quick = refused(mcpagent("quickstart", "--out", tmp_path / "outputs" / "deep", cwd=ROOT))
+    assert "outputs is a file, not a folder" in quick
 
 
 @pytest.mark.parametrize(
@@ -109,7 +101,6 @@ def test_a_place_inside_a_file_is_the_users_error(
 ) -> None:
     file = tmp_path / "file"
     file.write_text("as it was")
-    code, stderr = shell("mcpagent " + command.format(s=SAMPLES, f=file, m=tiny_checkpoint))
-    assert code == 2, stderr
-    assert "file" in one_error(stderr)
+    words = command.format(s=SAMPLES, f=file, m=tiny_checkpoint).split()
+    assert "file" in refused(mcpagent(*words, cwd=ROOT))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "as it was")]

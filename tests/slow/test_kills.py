@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,63 +23,26 @@ from typing import Any
 import pytest
 
 from mcpagent.storage.run_folder import RunFolder
+from tests.running import ROOT, Command, Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 KILLS = int(os.environ.get("MCPAGENT_TEST_KILLS", "50"))
-ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "data" / "samples"
 STEPS = 6
 
-_WARM = """
-import json, os, sys
-import peft, plotly, torch, transformers
-import mcpagent.workflows.quickstart
-from mcpagent.cli.main import COMMANDS, load_command, run
-for name in COMMANDS:
-    load_command(name)
-print("ready", flush=True)
-for line in sys.stdin:
-    job = json.loads(line)
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        sys.argv = ["mcpagent", *job["words"]]
-        try:
-            run()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code or 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            code = 1
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code)
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
 
+class Commands:
+    """Forks of one warm process, in its tree; `kills` counts those that were sent."""
 
-class Warm:
-    """The process whose forks are the commands; `kills` counts those that it has sent."""
+    def __init__(self, warm: Warm, folder: Path, tree: Path) -> None:
+        self._warm, self._folder, self._tree, self.kills = warm, folder, tree, 0
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self._process, self._folder, self.kills = process, folder, 0
-        assert self._line() == "ready"
-
-    def start(self, words: Sequence[str]) -> int:
-        """The command's process id."""
-        places = {"out": str(self._folder / "stdout"), "err": str(self._folder / "stderr")}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"words": list(words), **places}) + "\n")
-        self._process.stdin.flush()
-        return int(self._line())
-
-    def ended(self) -> int:
-        """Waits for the exit code of the command."""
-        return int(self._line())
+    def start(self, words: Sequence[str]) -> Command:
+        with (self._folder / "stdout").open("w") as out, (self._folder / "stderr").open("w") as err:
+            return Command(
+                *words, warm=self._warm, cwd=self._tree, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
 
     @property
     def stderr(self) -> str:
@@ -89,42 +50,31 @@ class Warm:
 
     def run(self, words: Sequence[str], *, kill_after_s: float | None = None) -> str | None:
         """The command's stdout; None where it was killed."""
-        child = self.start(words)
-        assert self._process.stdout is not None
-        if kill_after_s is not None and not select.select([self._process.stdout], [], [], kill_after_s)[0]:
-            os.kill(child, signal.SIGKILL)
-        code = self.ended()
+        process = self.start(words)
+        try:
+            code = process.wait(kill_after_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
         if code == -signal.SIGKILL:
             self.kills += 1
             return None
         assert code == 0, self.stderr
         return (self._folder / "stdout").read_text()
 
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
 
 @contextmanager
-def warm_process(folder: Path, *, tree: Path = ROOT) -> Iterator[Warm]:
+def warm_process(folder: Path, *, tree: Path = ROOT) -> Iterator[Commands]:
     """Of the package in `tree`."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _WARM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
-    ) as process:
-        try:
-            yield Warm(process, folder)
-        finally:
-            process.kill()
+    warm = Warm(tree)
+    try:
+        yield Commands(warm, folder, tree)
+    finally:
+        warm.close()
 
 
 def killed(
-    warm: Warm, words: Callable[[str], Sequence[str]], *, is_whole: Callable[[str, str], None]
+    warm: Commands, words: Callable[[str], Sequence[str]], *, is_whole: Callable[[str, str], None]
 ) -> None:
     """Kills the command `words(NAME)` at random moments of its life; `is_whole(NAME, stdout)` compares what
     came of each one that ended with the unbroken one, which is called `whole`."""
@@ -259,11 +209,11 @@ def test_a_preempted_run_ends_with_130_at_a_checkpoint_and_goes_on_as_if_unbroke
     run = RunFolder(tmp_path / "cut")
     with warm_process(tmp_path) as warm:
         assert warm.run(training.words("whole")) is not None
-        child, pause = warm.start(training.words("cut")), threading.Event()
+        process, pause = warm.start(training.words("cut")), threading.Event()
         while not ((run.path / "metrics.jsonl").is_file() and len(run.metrics()) >= 2):
             pause.wait(0.01)
-        os.kill(child, number)
-        assert warm.ended() == 130, warm.stderr
+        process.send_signal(number)
+        assert process.wait() == 130, warm.stderr
         assert "Traceback" not in warm.stderr
         step = run.metrics()[-1]["step"]
         assert 2 <= step < STEPS, "it was to be cut in its middle"
