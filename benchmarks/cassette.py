@@ -10,11 +10,9 @@ import tracemalloc
 from pathlib import Path
 
 from mcpagent.core.tools import ToolCall
-from mcpagent.servers.embedded.generate import build
-from mcpagent.tools.cassette import Cassette, ServerFacts
-from mcpagent.tools.cassette_answer import Answer
-from mcpagent.tools.cassette_key import CallKey
-from mcpagent.tools.cassette_tape import CALLS_NAME, Tape
+from mcpagent.servers.embedded import build
+from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
+from mcpagent.tools.cassettes.tape import CALLS_NAME, CallKey, RecordedAnswer, Tape
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import MemoryServer
@@ -55,7 +53,7 @@ def _tape(folder: Path, entries: int) -> None:
     started = time.process_time()
     for number in range(entries):
         key = CallKey("fmp", "1.0", "quote", "abcd", {"symbol": f"S{number}"})
-        tape.add(key, Answer(content="x" * 300, structured={"price": number}), replace=False)
+        tape.add(key, RecordedAnswer(content="x" * 300, structured={"price": number}), replace=False)
     recorded = time.process_time() - started
     started = time.process_time()
     tape.close()

@@ -20,14 +20,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mcpagent.storage.jsonl import read_tasks, write_jsonl
-from mcpagent.storage.task_file import TaskFile
-from mcpagent.synth.dedupe import DedupeReport, distinct_tasks
-from mcpagent.synth.describe import count_tasks
-from mcpagent.synth.pools import SplitShares
-from mcpagent.synth.split import split_dataset
-from mcpagent.synth.validate import validate_dataset
-from mcpagent.train.order import TaskOrder
+from mcpagent.storage.datasets import TaskFile, read_tasks, write_jsonl
+from mcpagent.synth.datasets.dedupe import DedupeReport, distinct_tasks
+from mcpagent.synth.datasets.describe import count_tasks
+from mcpagent.synth.datasets.split import split_dataset
+from mcpagent.synth.datasets.validate import validate_dataset
+from mcpagent.synth.templates.pools import SplitShares
+from mcpagent.train.run_state import TaskOrder
 
 _SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 _NAMED = re.compile(r"\b(?:[A-Z]{4}|C[0-9]{3})\b")  # tickers and channels

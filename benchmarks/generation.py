@@ -19,7 +19,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from mcpagent.policy.contract import CompletionRequest, Sampling
-from mcpagent.policy.hf import HFPolicy
+from mcpagent.policy.hf.policy import HFPolicy
 
 _MAX_CONTEXT = 2048
 

@@ -18,7 +18,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
-from mcpagent.policy.hf import HFPolicy
+from mcpagent.policy.hf.policy import HFPolicy
 from mcpagent.policy.scripted import call_text
 from mcpagent.rollout.agent import AgentSettings
 from mcpagent.rollout.collector import attempts, collect

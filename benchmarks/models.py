@@ -21,13 +21,13 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from mcpagent.config.resources import resource_path
+from mcpagent.config.environment import resource_path
 from mcpagent.models.embedded import SPECIAL_TOKENS, EmbeddedShape, build_model
 from mcpagent.models.load import LoraShape
-from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
-from mcpagent.train.learner import Learner
-from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
-from mcpagent.train.samples import TrainSample
+from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.learner.learner import Learner
+from mcpagent.train.learner.optim import Schedule, build_optimizers, linear_schedule
+from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
 
 SHAPES: dict[str, dict[str, Any]] = {  # of Qwen3
     "tiny": {  # 4.2 million parameters
@@ -74,10 +74,10 @@ def learner_of(adapted: Any) -> Learner:
     return Learner(adapted, None, optimizers=optimizers, schedule=schedule, gradient_clip=1.0)
 
 
-def graded(samples: Sequence[TrainSample]) -> Graded:
+def graded(samples: Sequence[TrainSample]) -> GradedBatch:
     """One group in which every other attempt is good: its advantages are 1 and -1."""
     attempts = tuple(GradedAttempt(reward=(-1.0) ** i, sample=s) for i, s in enumerate(samples))
-    return Graded(
+    return GradedBatch(
         groups=(GradedGroup(group_id="all", attempts=attempts),), settings=CreditSettings(advantage="given")
     )
 

@@ -31,9 +31,8 @@ from benchmarks import generation, latency, models, w3
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.models.load import MergedCopy, attach_lora
 from mcpagent.models.tokens import Renderer
-from mcpagent.train.samples import sample_from_trajectory
-from mcpagent.train.update import update_policy
-from mcpagent.train.update_settings import UpdateSettings
+from mcpagent.train.batch.samples import sample_from_trajectory
+from mcpagent.train.update import UpdateSettings, update_policy
 
 
 def main() -> None:

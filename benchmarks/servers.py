@@ -19,7 +19,7 @@ from typing import Any
 from mcp import Client, StdioServerParameters, stdio_client
 
 from mcpagent.core.tools import ToolCall
-from mcpagent.servers.embedded.generate import build
+from mcpagent.servers.embedded import build
 from mcpagent.servers.names import BUILTIN_NAMES
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import MemoryServer

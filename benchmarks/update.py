@@ -25,11 +25,10 @@ import torch
 
 from benchmarks import models
 from mcpagent.models.load import attach_lora, use_checkpointing
-from mcpagent.train.learner import Learner
-from mcpagent.train.memory import resident_mib
-from mcpagent.train.samples import TrainSample
-from mcpagent.train.update import update_policy
-from mcpagent.train.update_settings import UpdateSettings
+from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.budget import resident_mib
+from mcpagent.train.learner.learner import Learner
+from mcpagent.train.update import UpdateSettings, update_policy
 
 
 def main() -> None:

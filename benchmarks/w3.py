@@ -28,7 +28,7 @@ from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.models.load import MergedCopy, causal_lm
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
-from mcpagent.policy.hf import HFPolicy
+from mcpagent.policy.hf.policy import HFPolicy
 from mcpagent.rollout.agent import AgentSettings
 from mcpagent.rollout.collector import attempts, collect
 from mcpagent.tools.pool import ToolPool

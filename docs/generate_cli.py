@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import typer
 import typer.main
 
-from mcpagent.cli.main import COMMANDS
+from mcpagent.cli.main import COMMANDS, load_command
 
 PAGE = Path(__file__).with_name("cli.md")
 _WIDTH = 100  # of the text, whatever the terminal
@@ -34,8 +33,8 @@ def reference() -> str:
     """The whole page: the same text on every terminal."""
     rows = "".join(f"| [`{name}`](#mcpagent-{name}) | {line} |\n" for name, (_, line) in COMMANDS.items())
     parts = [_HEAD + rows]
-    for name, (module, _) in COMMANDS.items():
-        command = typer.main.get_command(importlib.import_module(module).app)
+    for name in COMMANDS:
+        command = load_command(name)
         parts += _sections(command, f"mcpagent {name}")
     return "\n".join(parts)
 

@@ -120,7 +120,7 @@ class Console:
             yield advance
 
     def _progress_lines(self, title: str, total: int | None) -> Iterator[Advance]:
-        pace, beside = Pace(total), [""]
+        pace, beside = ProgressRate(total), [""]
         ended = threading.Event()
 
         def line() -> None:
@@ -145,7 +145,7 @@ class Console:
         line()
 
 
-class Pace:
+class ProgressRate:
     """How much of the work is done, and how long the rest takes. What the first report counts was done
     before, by an earlier process for example, and says nothing about the pace."""
 

@@ -44,7 +44,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mcpagent.models.embedded import EmbeddedShape, build_model, train_tokenizer
     from mcpagent.models.load import save_model
     from mcpagent.models.tokens import Renderer
-    from mcpagent.storage.jsonl import read_tasks
+    from mcpagent.storage.datasets import read_tasks
     from mcpagent.tools.pool import ToolPool
     from mcpagent.tools.servers_config import builtin_servers
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from mcpagent.console import Console, Pace, duration
-from mcpagent.core.metrics import Metric
+from mcpagent.console import Console, ProgressRate, duration
+from mcpagent.core.records import Metric
 from mcpagent.errors import UserError
 
 
@@ -62,7 +62,7 @@ def test_in_a_pipe_a_line_comes_each_interval_though_nothing_advances(
 
 
 def test_the_time_left_is_that_of_what_remains_at_the_pace_of_this_process() -> None:
-    pace = Pace(110)
+    pace = ProgressRate(110)
     pace.add(10)  # resumed at step 10
     assert pace._first is not None
     began_s, _ = pace._first

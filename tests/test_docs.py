@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 import subprocess
@@ -15,8 +14,8 @@ import pytest
 import typer
 import typer.main
 
-from mcpagent.cli.main import COMMANDS
-from mcpagent.config.familiar import ALIASES, NO_EFFECT, ONLY_VALUES
+from mcpagent.cli.main import COMMANDS, load_command
+from mcpagent.config.resolve import ALIASES, NO_EFFECT, ONLY_VALUES
 from tests.house import ROOT
 
 PAGES = sorted(
@@ -55,8 +54,8 @@ def _shown() -> list[tuple[str, str]]:
 
 def _leaves() -> Iterator[tuple[str, Any]]:
     """Every command that does something, by its full name."""
-    for name, (module, _) in COMMANDS.items():
-        command: Any = typer.main.get_command(importlib.import_module(module).app)
+    for name in COMMANDS:
+        command: Any = load_command(name)
         subcommands = getattr(command, "commands", {})
         yield from ((f"{name} {sub}", leaf) for sub, leaf in subcommands.items())
         if not subcommands:
@@ -67,7 +66,7 @@ def _parse(words: list[str]) -> None:
     """Parse a command as `mcpagent` would, without running it."""
     name, *rest = words
     assert name in COMMANDS, f"there is no command {name}"
-    command: Any = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
+    command: Any = load_command(name)
     while hasattr(command, "commands"):
         if not rest:
             return

@@ -22,11 +22,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from mcpagent.cli.main import COMMANDS
+from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.config.resources import resource_path
-from mcpagent.llm.prices import load_prices
+from mcpagent.llm.budget import load_prices
 from mcpagent.synth.llm.prompts import load_prompts
-from mcpagent.synth.templates import load_templates
+from mcpagent.synth.templates.template import load_templates
 from tests.house import PACKAGE, ROOT, foreign_imports, modules, own_imports
 
 LAYERS = {
@@ -38,9 +38,10 @@ LAYERS = {
     "rollout": 5,
     **dict.fromkeys(("synth", "evaluate"), 6),
     "train": 7,
-    "workflows": 8,
-    "cli": 9,
-    "__main__": 10,
+    "run": 8,
+    **dict.fromkeys(("checks", "demo"), 9),
+    "cli": 10,
+    "__main__": 11,
 }
 HEAVY = {"torch", "transformers", "vllm", "mcp", "pydantic"}
 MAX_LINES = 500
@@ -102,7 +103,7 @@ def test_every_foreign_import_is_a_declared_dependency() -> None:
 LOADED_BY_ANOTHER = {
     "bitsandbytes": ("models/load.py", "BitsAndBytesConfig"),
     "tensorboard": ("train/trackers.py", "torch.utils.tensorboard"),
-    "pydantic-monty": ("servers/sandbox/monty.py", "pydantic_monty"),
+    "pydantic-monty": ("servers/sandbox/choose.py", "pydantic_monty"),
 }
 
 
@@ -134,7 +135,7 @@ def test_no_file_is_too_long() -> None:
 
 
 # Programs of their own, whose stdout is the wire to the process that started them.
-SPEAK_A_PROTOCOL = {"tools/chaos_proxy.py", "servers/sandbox/jail/main.py", "servers/sandbox/jail/execute.py"}
+SPEAK_A_PROTOCOL = {"tools/probes/stdio_proxy.py", "servers/sandbox/jail/main.py"}
 
 _PRINTS = re.compile(r"print|pprint(\.\w+)?|(typer|click)\.s?echo|sys\.(__)?std(out|err)(__)?|rich\.print")
 
@@ -162,11 +163,11 @@ def test_nothing_prints_around_the_console() -> None:
 READERS = {"from_pretrained", "load_file", "safe_open", "load_checkpoint_and_dispatch", "torch.load"}
 CHECKED_READERS = {
     "models.load": "_local_folder checks the seal",
-    "train.checkpoint": "verified is called in each of its two loaders",
-    "train.reference": "Learner.restore only, after train.checkpoint.load_weights",
-    "train.value": "Learner.restore only, after train.checkpoint.load_weights",
-    "policy.vllm_worker": "a file that the trainer wrote a moment ago, for this process alone",
-    "storage.weights": "weight_files checks the seal; only the names and shapes of tensors are read",
+    "train.learner.checkpoint": "verified is called in each of its two loaders",
+    "train.learner.learner": "Learner.restore only, after train.learner.checkpoint.load_weights",
+    "train.objective.value": "Learner.restore only, after train.learner.checkpoint.load_weights",
+    "policy.vllm.worker": "a file that the trainer wrote a moment ago, for this process alone",
+    "models.weights": "weight_files checks the seal; only the names and shapes of tensors are read",
     "storage.trajectories": "tokens of trajectories, no model",
 }
 
@@ -179,7 +180,7 @@ def test_only_loaders_that_check_the_seal_read_a_model() -> None:
             if name in READERS or (isinstance(node, ast.Attribute) and ast.unparse(node) in READERS):
                 found.setdefault(module.removeprefix("mcpagent."), set()).add(name)
     assert found.keys() == CHECKED_READERS.keys(), found
-    checkpoint = ast.parse((PACKAGE / "train" / "checkpoint.py").read_text(encoding="utf-8"))
+    checkpoint = ast.parse((PACKAGE / "train" / "learner" / "checkpoint.py").read_text(encoding="utf-8"))
     loaders = [ast.unparse(node) for node in checkpoint.body if isinstance(node, ast.FunctionDef)]
     reading = [text for text in loaders if "load_file(folder" in text or "load_file(source" in text]
     assert len(reading) == 2 and all("verified(folder)" in text for text in reading)
@@ -258,7 +259,7 @@ def test_the_wheel_holds_and_finds_its_configs_and_templates(tmp_path: Path) -> 
         for path in [*_shipped("configs"), *_shipped("templates"), *_shipped("data/samples")]
     ]
     code = (
-        "import sys, mcpagent\nfrom mcpagent.config.resources import resource_path\n"
+        "import sys, mcpagent\nfrom mcpagent.config.environment import resource_path\n"
         "print(mcpagent.__file__)\n[print(resource_path(name)) for name in sys.argv[1:]]"
     )
     done = subprocess.run(

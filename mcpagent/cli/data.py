@@ -3,21 +3,72 @@
 from __future__ import annotations
 
 import asyncio
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mcpagent.cli.data_import import import_
-from mcpagent.cli.options import Group
-from mcpagent.cli.sampling import Chosen, Overwrite, Settings, out_file, refuse_existing
+from mcpagent.cli.options import Chosen, Group, Json, Overwrite, Settings, out_file, refuse_existing
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
     from mcpagent.core.tools import ToolSpec
-    from mcpagent.synth.validate import ValidationReport
+    from mcpagent.synth.datasets.validate import ValidationReport
     from mcpagent.tools.pool import ToolPool
+
+
+class Category(StrEnum):
+    BASE = "base"
+    MISS_FUNC = "miss_func"
+    MISS_PARAM = "miss_param"
+    LONG_CONTEXT = "long_context"
+
+
+def import_(
+    source: Annotated[
+        Literal["bfcl"], typer.Argument(help="bfcl: the multi-turn tasks of BFCL v3.", show_default=False)
+    ],
+    package: Annotated[
+        Path,
+        typer.Option(
+            help="The folder that holds bfcl_eval: an unzipped wheel of bfcl-eval, or site-packages.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the tasks, an mcp.json and a config.", show_default=False)
+    ],
+    category: Annotated[
+        list[Category] | None,
+        typer.Option(metavar="|".join(Category), help="One category; repeat it for more. Default: all four."),
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Make tasks of a benchmark, with its backends as MCP servers. The config brings both together.
+
+    Example: mcpagent data import bfcl --package bfcl --out data/bfcl --category base
+
+    Example: mcpagent eval checkpoint RUN --config data/bfcl/bfcl.yaml
+    """
+    from mcpagent.console import Console
+    from mcpagent.synth.bfcl import import_bfcl
+
+    console = Console(is_json=as_json)
+    imported = import_bfcl(package, out, categories=list(category or Category), overwrite=overwrite)
+    if as_json:
+        console.print_json({"source": source, **imported.as_json()})
+        return
+    rows = [
+        (name, count, imported.calls[name], str(imported.paths[name]))
+        for name, count in imported.tasks.items()
+    ]
+    console.table(f"{source}, from {package}", ("Category", "Tasks", "Calls", "File"), rows)
+    console.say(f"servers   {imported.servers}")
+    console.say(f"settings  {imported.config}: pass it as --config")
+
 
 app = typer.Typer(
     cls=Group,
@@ -80,9 +131,9 @@ def validate(
     Example: mcpagent data validate a.jsonl --calibrate RUN --out b.jsonl
     """
     from mcpagent.console import Console
-    from mcpagent.synth.calls import ToolShelf
-    from mcpagent.synth.output import carry_servers, write_servers
-    from mcpagent.synth.validate import ValidationReport, keep_sound
+    from mcpagent.synth.datasets.validate import ValidationReport, keep_sound
+    from mcpagent.synth.tasks.output import carry_servers, write_servers
+    from mcpagent.synth.tasks.run import ToolShelf
 
     console = Console(is_json=as_json)
     remembered = None
@@ -104,7 +155,7 @@ def validate(
         console.note(f"{out} is not written: no record is good")
     document: dict[str, Any] = {**report.as_json(), **({"path": str(out)} if report.valid and out else {})}
     if calibrate is not None and out is not None and report.valid:
-        from mcpagent.workflows.calibrate import calibrate_file
+        from mcpagent.run.rollout import calibrate_file
 
         config = Chosen(servers=servers, settings=settings).config(console, policy=calibrate, data=file)
         document["calibration"] = calibrate_file(
@@ -122,8 +173,8 @@ def stats(file: _File, as_json: _Json = False) -> None:
     Example: mcpagent data stats data/processed/train.jsonl --json
     """
     from mcpagent.console import Console, counted
-    from mcpagent.storage.jsonl import read_tasks
-    from mcpagent.synth.describe import count_tasks
+    from mcpagent.storage.datasets import read_tasks
+    from mcpagent.synth.datasets.describe import count_tasks
 
     console = Console(is_json=as_json)
     counts = {"path": str(file), **count_tasks(read_tasks(file)).as_json()}
@@ -166,8 +217,8 @@ def split(
     Example: mcpagent data split tasks.jsonl --out data/processed --heldout 0.2
     """
     from mcpagent.console import Console, counted
-    from mcpagent.synth.pools import SplitShares
-    from mcpagent.synth.split import split_dataset
+    from mcpagent.synth.datasets.split import split_dataset
+    from mcpagent.synth.templates.pools import SplitShares
 
     console = Console(is_json=as_json)
     outcome = split_dataset(
@@ -221,13 +272,13 @@ def dedupe(
     Example: mcpagent data dedupe tasks.jsonl --out distinct.jsonl
     """
     from mcpagent.console import Console
-    from mcpagent.storage.jsonl import write_jsonl
+    from mcpagent.storage.datasets import write_jsonl
     from mcpagent.storage.packages import require
 
     console = Console(is_json=as_json)
     require("data", use="data dedupe")
-    from mcpagent.synth.dedupe import DedupeReport, distinct_tasks
-    from mcpagent.synth.output import carry_servers, write_servers
+    from mcpagent.synth.datasets.dedupe import DedupeReport, distinct_tasks
+    from mcpagent.synth.tasks.output import carry_servers, write_servers
 
     refuse_existing(out, overwrite=overwrite)
     write_servers(carry_servers(file, out.parent, overwrite=overwrite))
@@ -254,8 +305,8 @@ def show(
     Example: mcpagent data show train.jsonl --id quote-price-0123456789ab
     """
     from mcpagent.console import Console
-    from mcpagent.storage.jsonl import read_tasks, task_record
-    from mcpagent.synth.portrait import portrait
+    from mcpagent.storage.datasets import read_tasks, task_record
+    from mcpagent.synth.datasets.describe import render_task
 
     console = Console(is_json=as_json)
     task = next((t for t in read_tasks(file) if task_id in (None, t.id)), None)
@@ -266,7 +317,7 @@ def show(
     if as_json:
         console.print_json(task_record(task))
     else:
-        for line in portrait(task):
+        for line in render_task(task):
             console.say(line)
 
 
@@ -274,7 +325,7 @@ def _pool(file: Path, servers: Path | None, settings: list[str] | None, console:
     """The servers of a file's tasks, not started: those named, else those that its folder remembers, else the
     built-in ones."""
     from mcpagent.config.dataset_servers import read_dataset_servers
-    from mcpagent.rollout.setup import chosen_servers, tool_pool
+    from mcpagent.rollout.setup import configured_servers, tool_pool
     from mcpagent.servers.names import BUILTIN_NAMES
 
     tools = Chosen(servers=servers, settings=settings).config(console, data=file).tools
@@ -282,7 +333,7 @@ def _pool(file: Path, servers: Path | None, settings: list[str] | None, console:
     if not is_told and read_dataset_servers(file) is None:
         # The full set of the built-in servers: it contains the limited one under the same names.
         tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
-    return tool_pool(tools, chosen_servers(tools, on_note=console.note), on_note=console.note)
+    return tool_pool(tools, configured_servers(tools, on_note=console.note), on_note=console.note)
 
 
 @app.command()
@@ -295,7 +346,7 @@ def samples(
 
     Example: mcpagent data samples data/samples
     """
-    from mcpagent.config.resources import resource_path
+    from mcpagent.config.environment import resource_path
     from mcpagent.console import Console
     from mcpagent.storage.atomic import write_text
 
@@ -314,8 +365,8 @@ def samples(
 
 
 async def _prove(file: Path, servers: ToolPool, out: Path | None, report: ValidationReport) -> None:
-    from mcpagent.synth.calls import CallCache
-    from mcpagent.synth.validate import keep_proven
+    from mcpagent.synth.datasets.validate import keep_proven
+    from mcpagent.synth.tasks.run import CallCache
 
     async with servers as pool:
         await keep_proven(file, CallCache(pool), report, out=out)

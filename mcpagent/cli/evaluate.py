@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,22 +10,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.options import Group, with_options
-from mcpagent.cli.sampling import (
+from mcpagent.cli.options import (
     BaseUrl,
     Chosen,
     Data,
+    Group,
     Json,
     Overwrite,
     Samples,
     ToolFormat,
     out_file,
     refuse_existing,
+    with_options,
 )
+from mcpagent.console import Console, counted
+from mcpagent.core.records import JsonObject, Metric
+from mcpagent.evaluate.summary import RATES, EvalSummary, success_of_all
 
 if TYPE_CHECKING:
-    from mcpagent.console import Console
-    from mcpagent.workflows.evaluate import EvalOutcome
+    from mcpagent.run.evaluate import EvalOutcome
 
 app = typer.Typer(
     cls=Group,
@@ -120,9 +124,8 @@ def compare(
 
     Example: mcpagent eval compare before.json after.json
     """
-    from mcpagent.cli.metric_table import COLUMNS, metric_row
     from mcpagent.console import Console, counted
-    from mcpagent.workflows.evaluate import compare_files
+    from mcpagent.run.evaluate import compare_files
 
     console = Console(is_json=as_json)
     result = compare_files(a, b, console=console)
@@ -166,8 +169,8 @@ def _evaluate(
     name: str, chosen: Chosen, *, data: Path | None, samples: int, out: Path | None, as_json: bool
 ) -> None:
     from mcpagent.console import Console
+    from mcpagent.run.evaluate import evaluate_model
     from mcpagent.storage.locks import locked_file
-    from mcpagent.workflows.evaluate import evaluate_model
 
     console = Console(is_json=as_json)
     chosen = replace(chosen, default_temperature=0.0 if samples == 1 else 1.0)
@@ -184,7 +187,6 @@ def _evaluate(
 
 
 def _print(outcome: EvalOutcome, console: Console) -> None:
-    from mcpagent.cli.metric_table import print_cassette, print_metrics
 
     print_metrics(outcome.result, console)
     reasons = outcome.result.stop_reasons.items()
@@ -196,3 +198,75 @@ def _print(outcome: EvalOutcome, console: Console) -> None:
     if outcome.path is not None:
         console.say(f"written   {outcome.path} and {outcome.trajectories}")
         console.say(f"next      mcpagent eval compare {outcome.path} OTHER.json")
+
+
+COLUMNS = ("", "value", "95 % interval", "tasks")
+_BY_COMPLEXITY = (
+    "task_success_all",
+    "task_success",
+    "tool_sequence_accuracy",
+    "mean_reward",
+    "invalid_call_rate",
+    "mean_turns",
+)
+_NAMES = {"task_success_all": "task success", "task_success": "task success, scored only"}
+
+
+def print_metrics(summary: EvalSummary, console: Console) -> None:
+    """Every metric with its interval over all tasks, the main ones by complexity too; one line each, so that
+    it fits a narrow terminal."""
+    rows: list[Sequence[str]] = []
+    whole = {**summary.metrics, "task_success_all": success_of_all(summary)}
+    for name in _BY_COMPLEXITY:
+        rows.append(metric_row(_words(name), whole[name], is_rate=_is_rate(name)))
+        if len(summary.by_complexity) > 1:
+            parts: Mapping[str, Metric] = {
+                complexity: success_of_all(summary, complexity=complexity)
+                if name == "task_success_all"
+                else getattr(part, name)
+                for complexity, part in summary.by_complexity.items()
+            }
+            rows += [metric_row(f"  {c}", part, is_rate=_is_rate(name)) for c, part in parts.items()]
+    rows += [
+        metric_row(_words(name), metric, is_rate=_is_rate(name))
+        for name, metric in summary.metrics.items()
+        if name not in _BY_COMPLEXITY and metric.value is not None
+    ]
+    console.table(
+        f"{counted(summary.n_episodes, 'episode')} of {counted(summary.n_tasks, 'task')}", COLUMNS, rows
+    )
+    if summary.unscored:
+        console.say(
+            f"{summary.unscored} of {summary.n_episodes} episodes are unscored (infrastructure failed): the "
+            "first line counts them as failed, no other has them"
+        )
+
+
+def print_cassette(counts: JsonObject, console: Console) -> None:
+    """One line on what a cassette did (`Cassette.take_counts`)."""
+    parts = [f"{counts[name]} {name}" for name in ("replayed", "live", "recorded")]
+    parts += [f"{counts[name]} {name}" for name in ("restored", "refused", "volatile") if counts[name]]
+    parts += [f"{count} missed ({reason.replace('_', ' ')})" for reason, count in counts["misses"].items()]
+    console.say(f"cassette  {counts['mode']}: {', '.join(parts)}")
+
+
+def metric_row(name: str, metric: Metric, *, is_rate: bool, signed: bool = False) -> tuple[str, ...]:
+    """Cells for `COLUMNS`: rates in percent; a dash for what there is not."""
+    scale, digits, unit = (100.0, 1, " %") if is_rate else (1.0, 3, "")
+
+    def number(value: float) -> str:
+        return f"{value * scale:{'+' if signed else ''}.{digits}f}"
+
+    value = "-" if metric.value is None else number(metric.value) + unit
+    interval = "-"
+    if metric.ci_low is not None and metric.ci_high is not None:
+        interval = f"{number(metric.ci_low)} to {number(metric.ci_high)}"
+    return name, value, interval, str(metric.n)
+
+
+def _is_rate(name: str) -> bool:
+    return name in RATES or name.startswith("pass")
+
+
+def _words(name: str) -> str:
+    return _NAMES.get(name, name.replace("_", " "))

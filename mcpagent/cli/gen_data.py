@@ -1,7 +1,8 @@
-"""`mcpagent gen-data`: synthesise tasks, from templates or with a model."""
+"""`mcpagent gen-data` and `mcpagent convert`: tasks from templates, from a model, from a dependent spec."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,16 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcpagent.cli.gen_data_llm import run_llm
-from mcpagent.cli.gen_data_options import LLMOptions
-from mcpagent.cli.options import with_options
-from mcpagent.cli.sampling import Cassette, CassetteMode, Chosen, Json, Overwrite
+from mcpagent.cli.options import (
+    Cassette,
+    CassetteMode,
+    Chosen,
+    Json,
+    LLMOptions,
+    Overwrite,
+    out_file,
+    refuse_existing,
+    with_options,
+)
+from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
+    from mcpagent.config.dataset_servers import DatasetServers
     from mcpagent.config.schema import ToolsConfig
     from mcpagent.console import Console
     from mcpagent.core.records import JsonObject
-    from mcpagent.synth.rules import GeneratedData
-    from mcpagent.synth.templates import TemplateSet
+    from mcpagent.synth.dependent.convert import Conversion
+    from mcpagent.synth.templates.rules import GeneratedData
+    from mcpagent.synth.templates.template import TemplateSet
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -91,7 +103,7 @@ def gen_data(
     from mcpagent.console import Console
     from mcpagent.servers.names import BUILTIN_NAMES
     from mcpagent.storage.locks import locked_folder
-    from mcpagent.synth.output import check_output, check_servers, short_note, write_splits
+    from mcpagent.synth.tasks.output import check_dataset_servers, check_output, short_note, write_splits
 
     started = time.perf_counter()
     console = Console(is_json=as_json)
@@ -103,7 +115,7 @@ def gen_data(
         if servers is None and not llm and (templates == "full" or explore):
             tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
         remembered = DatasetServers.of(out, tools)
-        check_servers(remembered, overwrite=overwrite)
+        check_dataset_servers(remembered, overwrite=overwrite)
         if llm:
             run_llm(
                 options,
@@ -137,8 +149,8 @@ def gen_data(
 
 
 def _template_set(name: str) -> TemplateSet:
-    from mcpagent.config.resources import resource_path
-    from mcpagent.synth.templates import load_templates
+    from mcpagent.config.environment import resource_path
+    from mcpagent.synth.templates.template import load_templates
 
     shipped = {"core": "templates/tasks", "full": "templates/full"}
     return load_templates(resource_path(shipped[name]) if name in shipped else Path(name))
@@ -156,8 +168,8 @@ def _generate(
 ) -> tuple[GeneratedData, JsonObject | None]:
     """The tasks, and what the cassette did where there is one."""
     from mcpagent.rollout.setup import open_tools
-    from mcpagent.synth.explore import explore_dataset
-    from mcpagent.synth.rules import generate_dataset
+    from mcpagent.synth.explore.walks import explore_dataset
+    from mcpagent.synth.templates.rules import generate_dataset
 
     done: dict[str, int] = {}
     with (
@@ -200,7 +212,7 @@ def _why_short(data: GeneratedData) -> str:
 def _document(
     data: GeneratedData, paths: Mapping[str, Path], templates: TemplateSet, *, seed: int, seconds: float
 ) -> dict[str, Any]:
-    from mcpagent.synth.describe import count_tasks
+    from mcpagent.synth.datasets.describe import count_tasks
 
     everything = count_tasks(task for tasks in data.tasks.values() for task in tasks).as_json()
     return {
@@ -235,3 +247,159 @@ def _print(document: Mapping[str, Any], console: Console) -> None:
     for code, texts in document["reject_examples"].items():
         console.say(f"  {code}: {texts[0]}")
     console.say(f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s")
+
+
+convert_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_BUILTIN = "builtin"
+
+
+@convert_app.command()
+def convert(
+    spec: Annotated[Path, typer.Argument(help="The dependent spec, a JSON file.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            callback=out_file("train.jsonl"),
+            help="The dataset: .jsonl or .json, also .gz and .zst; or a folder for train.jsonl.",
+        ),
+    ] = Path("data/processed/train.jsonl"),
+    servers: Annotated[
+        str | None,
+        typer.Option(
+            help="An mcp.json, or `builtin`: check tools and arguments against it, and offer all of its "
+            "tools. Default: no check; the offer is what the spec names."
+        ),
+    ] = None,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Run every plan on the servers as well.")
+    ] = False,
+    keep_going: Annotated[
+        bool,
+        typer.Option("--keep-going", help="Write the good tasks, and OUT.rejects.jsonl for the others."),
+    ] = False,
+    overwrite: Overwrite = False,
+    env_class: Annotated[str, typer.Option(help="The record's env_class.")] = "MCPToolEnv",
+    data_source: Annotated[str, typer.Option(help="The record's data_source.")] = "synthetic/dependent",
+    as_json: Json = False,
+) -> None:
+    """Turn scenarios with conversations and tool plans into training tasks; a fault writes nothing, exit 2.
+
+    The prompt holds the system message and the first user message; later user messages arrive at run time.
+
+    Example: mcpagent convert dependent_spec.json --servers mcp.json --out data/processed/train.jsonl
+    """
+    from mcpagent.console import Console
+    from mcpagent.storage.datasets import write_jsonl
+    from mcpagent.storage.locks import locked_file
+    from mcpagent.synth.tasks.output import check_dataset_servers, write_servers
+
+    console = Console(is_json=as_json)
+    if execute and servers is None:
+        raise UserError("--execute needs servers to run the plans on", remedy="add --servers mcp.json")
+    refuse_existing(out, overwrite=overwrite)
+    remembered = _remembered(servers, out, console)
+    if remembered is not None:
+        check_dataset_servers(remembered, overwrite=overwrite)
+    with locked_file(out):
+        conversion = asyncio.run(
+            _convert(spec, servers, console, execute=execute, env_class=env_class, data_source=data_source)
+        )
+        for note in conversion.notes:
+            console.note(f"note: {note}")
+        for fault in conversion.faults:
+            console.note(f"{spec}: {fault.pointer}: {fault.code.value}: {fault.message}\n  {fault.remedy}")
+        rejects = out.with_name(f"{out.name}.rejects.jsonl")
+        if conversion.faults and (not keep_going or not conversion.tasks):
+            _refuse(conversion, spec, console, as_json=as_json, could_keep=bool(conversion.tasks))
+        if not conversion.tasks:
+            raise UserError("the spec holds no task", where=str(spec), remedy="nothing was written")
+        write_servers(remembered)
+        write_jsonl(out, conversion.tasks)
+        if conversion.faults:
+            write_jsonl(
+                rejects,
+                [
+                    {"pointer": item.pointer, "faults": [f.as_json() for f in item.faults], "raw": item.raw}
+                    for item in conversion.items
+                    if item.faults
+                ],
+            )
+    _report(conversion, console, out=out, rejects=rejects if conversion.faults else None)
+
+
+def _remembered(servers: str | None, out: Path, console: Console) -> DatasetServers | None:
+    """What the folder of `out` is to remember; None where no servers are named."""
+    from mcpagent.config.dataset_servers import FILE_NAME, DatasetServers
+    from mcpagent.config.schema import ToolsConfig
+    from mcpagent.servers.names import BUILTIN_NAMES
+
+    if servers is None:
+        if (path := out.parent / FILE_NAME).is_file():
+            console.note(f"{path} stays as it is: it will be used for these tasks too")
+        return None
+    is_builtin = servers == _BUILTIN
+    tools = ToolsConfig(builtin=BUILTIN_NAMES, limited=False) if is_builtin else ToolsConfig(servers=servers)
+    return DatasetServers.of(out.parent, tools)
+
+
+async def _convert(
+    spec: Path,
+    servers: str | None,
+    console: Console,
+    *,
+    execute: bool,
+    env_class: str,
+    data_source: str,
+) -> Conversion:
+    from mcpagent.cli.options import chosen_servers
+    from mcpagent.synth.dependent.convert import convert_spec, execute_plans
+    from mcpagent.synth.tasks.run import CallCache
+    from mcpagent.tools.pool import ToolPool
+
+    if servers is None:
+        return convert_spec(spec, catalog=None, env_class=env_class, data_source=data_source)
+    path = None if servers == _BUILTIN else Path(servers)
+    async with ToolPool(chosen_servers(path, console=console, limited=False)) as pool:
+        conversion = convert_spec(spec, catalog=pool.tools, env_class=env_class, data_source=data_source)
+        return await execute_plans(conversion, CallCache(pool)) if execute else conversion
+
+
+def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bool, could_keep: bool) -> None:
+    from mcpagent.console import counted
+
+    faults, bad = conversion.faults, [item for item in conversion.items if item.faults]
+    of = counted(len(conversion.items), "task")
+    error = UserError(
+        f"{counted(len(faults), 'fault')} in {len(bad)} of {of}; nothing was written",
+        where=str(spec),
+        remedy="fix them"
+        + (", or add --keep-going to write the others and a file of rejects" if could_keep else ""),
+    )
+    if as_json:
+        console.print_json({**error.as_json(), "faults": [fault.as_json() for fault in faults]})
+    console.complain(str(error))
+    raise typer.Exit(UserError.exit_code)
+
+
+def _report(conversion: Conversion, console: Console, *, out: Path, rejects: Path | None) -> None:
+    from mcpagent.console import counted
+    from mcpagent.synth.datasets.describe import count_tasks
+
+    counts = count_tasks(conversion.tasks).as_json()
+    codes: dict[str, int] = {}
+    for fault in conversion.faults:
+        codes[fault.code.value] = codes.get(fault.code.value, 0) + 1
+    document = {
+        **counts,
+        "path": str(out),
+        "rejected": sum(bool(item.faults) for item in conversion.items),
+        "rejects": codes,
+        "rejects_path": None if rejects is None else str(rejects),
+        "notes": conversion.notes,
+    }
+    if console.is_json:
+        console.print_json(document)
+        return
+    console.say(f"{counted(counts['records'], 'task')} in {out}")
+    if rejects is not None:
+        console.say(f"{document['rejected']} rejected, with their faults in {rejects}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mcpagent.cli.gen_data_options import LLMOptions
+from mcpagent.cli.options import LLMOptions
 from mcpagent.errors import RunError, UserError
 from mcpagent.llm.contract import FailureReason
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from mcpagent.config.schema import ToolsConfig
     from mcpagent.console import Console
     from mcpagent.core.records import JsonObject
-    from mcpagent.llm.budget import Budget
+    from mcpagent.llm.budget import ApiBudget
     from mcpagent.synth.llm.generate import Asking, GeneratedByModel, Wanted
-    from mcpagent.synth.llm.yields import Outcome
+    from mcpagent.synth.llm.sample import SampleOutcome
 
 T = TypeVar("T", int, str)
 
@@ -40,9 +40,9 @@ def run_llm(
     overwrite: bool,
 ) -> None:
     """Generate, write the splits, and print what became of every sample. Raises UserError and RunError."""
-    from mcpagent.config.resources import resource_path
+    from mcpagent.config.environment import resource_path
     from mcpagent.synth.llm.prompts import load_prompts
-    from mcpagent.synth.output import write_splits
+    from mcpagent.synth.tasks.output import write_splits
 
     started = time.perf_counter()
     prompts = load_prompts(options.prompts or resource_path("templates/prompts/tasks.yaml"))
@@ -140,8 +140,8 @@ def _settings(
 ) -> tuple[Wanted, Asking]:
     from mcpagent.config.environment import environment
     from mcpagent.llm.endpoint import BACKENDS, EndpointSettings
-    from mcpagent.synth.llm.curriculum import load_curriculum
     from mcpagent.synth.llm.generate import Asking, Wanted
+    from mcpagent.synth.llm.prompts import load_curriculum
 
     env = environment()
     base_url = options.base_url or env.get("OPENAI_BASE_URL") or None
@@ -207,7 +207,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _complexities(text: str) -> tuple[Any, ...]:
-    from mcpagent.synth.llm.curriculum import complexity_of
+    from mcpagent.synth.llm.prompts import complexity_of
 
     found: dict[str, None] = {}
     for word in _listed(text) or ("simple", "moderate", "complex"):
@@ -221,9 +221,8 @@ def _complexities(text: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _budget(options: LLMOptions, model: str, console: Console) -> Budget:
-    from mcpagent.llm.budget import Budget
-    from mcpagent.llm.prices import given_price, price_of
+def _budget(options: LLMOptions, model: str, console: Console) -> ApiBudget:
+    from mcpagent.llm.budget import ApiBudget, given_price, price_of
 
     given = given_price(options.price_in, options.price_out, names=("--price-in", "--price-out"))
     price = given or price_of(model)
@@ -232,7 +231,7 @@ def _budget(options: LLMOptions, model: str, console: Console) -> Budget:
     elif given is None:
         told = f"${price.input:g} and ${price.output:g} per million tokens in and out"
         console.note(f"{model}: {told} as published in 2025; --price-in and --price-out say otherwise")
-    return Budget(price=price, max_cost=options.max_cost, max_requests=options.max_requests)
+    return ApiBudget(price=price, max_cost=options.max_cost, max_requests=options.max_requests)
 
 
 def _generate(
@@ -241,17 +240,17 @@ def _generate(
     console: Console,
     wanted: Wanted,
     asking: Asking,
-    budget: Budget,
+    budget: ApiBudget,
     prompts: Any,
     counts: Mapping[str, int],
     journal: Path,
 ) -> GeneratedByModel:
-    from mcpagent.llm.bodies import read_chat, read_responses
+    from mcpagent.llm.endpoint import read_chat, read_responses
     from mcpagent.rollout.setup import open_tools
-    from mcpagent.synth.llm.commission import unresolved_aliases
     from mcpagent.synth.llm.generate import generate_with_model
     from mcpagent.synth.llm.journal import Journal
-    from mcpagent.synth.pools import SplitShares
+    from mcpagent.synth.llm.prompts import unresolved_aliases
+    from mcpagent.synth.templates.pools import SplitShares
 
     total = sum(counts.values()) or 1
     shares = SplitShares(heldout=counts["heldout"] / total, validation=counts["validation"] / total)
@@ -268,7 +267,7 @@ def _generate(
             console.note(f"{options.curriculum}: no tool is meant by {', '.join(unknown)}; ignored")
         kept = 0
 
-        def on_progress(outcome: Outcome) -> None:
+        def on_progress(outcome: SampleOutcome) -> None:
             nonlocal kept
             kept += outcome.executed is not None
             cost = budget.cost
@@ -292,7 +291,7 @@ def _generate(
 
 
 def _document(data: GeneratedByModel, paths: Mapping[str, Path], tasks: Mapping[str, Any]) -> JsonObject:
-    from mcpagent.synth.describe import count_tasks
+    from mcpagent.synth.datasets.describe import count_tasks
 
     counted = count_tasks(task for members in tasks.values() for task in members).as_json()
     return {

@@ -24,23 +24,35 @@ _GC_THRESHOLD = 50_000
 # name -> (module that holds a Typer `app`, the line in the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
     "quickstart": (
-        "mcpagent.cli.quickstart",
+        "mcpagent.cli.quickstart:app",
         "Train a small agent on real MCP tools, offline, and show that it learned.",
     ),
-    "doctor": ("mcpagent.cli.doctor", "Check this machine: packages, device, servers, keys, data."),
-    "gen-data": ("mcpagent.cli.gen_data", "Make tasks from templates, grounded in what the servers answer."),
-    "convert": ("mcpagent.cli.convert", "Turn a dependent spec into a dataset."),
-    "data": ("mcpagent.cli.data", "Validate a dataset, or show what is in it."),
-    "tools": ("mcpagent.cli.tools", "List and call the tools of MCP servers."),
-    "serve": ("mcpagent.cli.serve", "Run one of the built-in MCP servers."),
-    "env": ("mcpagent.cli.env", "Check the environment: gold, empty and over-eager policies on every task."),
-    "rollout": ("mcpagent.cli.rollout", "Collect trajectories with any policy."),
-    "train": ("mcpagent.cli.train", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
-    "runs": ("mcpagent.cli.runs", "List the training runs: state, steps, success."),
-    "eval": ("mcpagent.cli.evaluate", "Evaluate a checkpoint or a model on a dataset."),
-    "export": ("mcpagent.cli.export", "Write a checkpoint as a plain Hugging Face folder with a model card."),
-    "report": ("mcpagent.cli.report", "Write the self-contained HTML report of a run."),
-    "smoke": ("mcpagent.cli.smoke", "Prove that what samples is what is trained, on a backend."),
+    "doctor": (
+        "mcpagent.cli.checks:doctor_app",
+        "Check this machine: packages, device, servers, keys, data.",
+    ),
+    "gen-data": (
+        "mcpagent.cli.gen_data:app",
+        "Make tasks from templates, grounded in what the servers answer.",
+    ),
+    "convert": ("mcpagent.cli.gen_data:convert_app", "Turn a dependent spec into a dataset."),
+    "data": ("mcpagent.cli.data:app", "Validate a dataset, or show what is in it."),
+    "tools": ("mcpagent.cli.tools:tools_app", "List and call the tools of MCP servers."),
+    "serve": ("mcpagent.cli.tools:serve_app", "Run one of the built-in MCP servers."),
+    "env": (
+        "mcpagent.cli.checks:env_app",
+        "Check the environment: gold, empty and over-eager policies on every task.",
+    ),
+    "rollout": ("mcpagent.cli.rollout:app", "Collect trajectories with any policy."),
+    "train": ("mcpagent.cli.train:app", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
+    "runs": ("mcpagent.cli.runs:runs_app", "List the training runs: state, steps, success."),
+    "eval": ("mcpagent.cli.evaluate:app", "Evaluate a checkpoint or a model on a dataset."),
+    "export": (
+        "mcpagent.cli.runs:export_app",
+        "Write a checkpoint as a plain Hugging Face folder with a model card.",
+    ),
+    "report": ("mcpagent.cli.runs:report_app", "Write the self-contained HTML report of a run."),
+    "smoke": ("mcpagent.cli.checks:smoke_app", "Prove that what samples is what is trained, on a backend."),
 }
 
 
@@ -65,9 +77,15 @@ class _LazyGroup(typer.core.TyperGroup):
         return name, command, rest
 
 
+def load_app(name: str) -> typer.Typer:
+    """The Typer application of the command, or group of commands, of that name; imports its module."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 def load_command(name: str) -> Any:
     """The command, or the group of commands, of that name; imports its module."""
-    return typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
+    return typer.main.get_command(load_app(name))
 
 
 app = typer.Typer(
@@ -92,7 +110,7 @@ def _root(
 
     guard_process()
     if debug:
-        from mcpagent.storage import run_log
+        from mcpagent.storage import run_folder as run_log
 
         run_log.is_debugging = True
     if version:

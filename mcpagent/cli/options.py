@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, get_type_hints
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+import typer
 import typer.core
 from typer.models import OptionInfo
+
+from mcpagent.console import Console
+from mcpagent.rollout.setup import configured_servers as configured_servers
+from mcpagent.rollout.setup import note_named
+from mcpagent.run.stage import load_for_dataset
+from mcpagent.servers.names import BUILTIN_NAMES
+from mcpagent.tools.servers_config import ServerConfig, builtin_servers, load_servers
+
+if TYPE_CHECKING:
+    from mcpagent.config.schema import TrainConfig
 
 
 class Group(typer.core.TyperGroup):
@@ -97,3 +111,327 @@ def fitted(remedy: str, taken: Collection[str]) -> str:
         return f"--set {SETTING_OF[option]}={value or 'VALUE'}"
 
     return _OPTION.sub(replaced, mine) + command + rest
+
+
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--config", metavar="FILE", help="A YAML file; repeat it to merge several."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as seed=1; may be repeated."),
+]
+
+
+def _file_of(value: Path | None) -> Path | None:
+    if value is None:
+        return None
+    from mcpagent.storage.datasets import dataset_file
+
+    return dataset_file(value, "heldout", "validation", "train")
+
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        callback=_file_of,
+        help="Tasks: .jsonl or .json, also .gz and .zst; or a dataset's folder: its held-out tasks.",
+    ),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", help="A folder, a run, a hub id, or embedded, the built-in one.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Servers = Annotated[
+    Path | None,
+    typer.Option(
+        "--servers",
+        help="An mcp.json. Default: the servers that the dataset remembers, else those of the run, else the "
+        "built-in ones.",
+    ),
+]
+Cassette = Annotated[
+    Path | None,
+    typer.Option("--cassette", help="A folder that tool calls are recorded in and replayed from."),
+]
+CassetteMode = Annotated[
+    str | None,
+    typer.Option(
+        "--cassette-mode",
+        metavar="record|replay|strict|off",
+        help="record calls every tool; replay, the default, only those without a recorded answer; strict "
+        "none: no server is started.",
+    ),
+]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option("--base-url", help="For openai:NAME: an OpenAI-compatible server. Default: OpenAI's own."),
+]
+ToolFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--tool-format",
+        metavar="auto|hermes|qwen3_coder|llama3|mistral|glm|json|xml",
+        help="How the model calls tools; auto, the default, is as its chat template writes calls.",
+    ),
+]
+MaxTasks = Annotated[int | None, typer.Option("--max-tasks", min=1, help="The first so many tasks only.")]
+Samples = Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same episodes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def out_file(name: str) -> Callable[[Path | None], Path | None]:
+    """The callback of an `--out` for a file: a folder means the file `name` in it."""
+
+    def in_folder(value: Path | None) -> Path | None:
+        return value / name if value is not None and (value.is_dir() or not value.suffix) else value
+
+    return in_folder
+
+
+def refuse_existing(*paths: Path, overwrite: bool) -> None:
+    """Nothing that is there already is written over, unless that was asked for. Raises UserError."""
+    from mcpagent.errors import UserError
+
+    there = [str(path) for path in paths if path.exists()]
+    if there and not overwrite:
+        raise UserError(
+            f"{', '.join(there)} would be replaced", remedy="add --overwrite, or name another place"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The options as they were given; None where they were not. The plain fields are options of some commands
+    only. `default_temperature` None: what the configuration says."""
+
+    servers: Servers = None
+    cassette: Cassette = None
+    cassette_mode: CassetteMode = None
+    max_tasks: MaxTasks = None
+    seed: Seed = None
+    files: ConfigFiles = None
+    settings: Settings = None
+    read_only: str | None = None
+    tool_format: str | None = None
+    base_url: str | None = None
+    temperature: float | None = None
+    default_temperature: float | None = None
+
+    def config(
+        self, console: Console, *, policy: str | None = None, data: Path | None = None, has_data: bool = True
+    ) -> TrainConfig:
+        """The checked configuration: the files (none: those of the run that `policy` is a checkpoint of, else
+        the ones that ship with mcpagent), then what the folder of `data` (None: of the validation set)
+        remembers of its servers, unless the command `has_data` not, then `--set`, then the options. Raises
+        UserError."""
+        from mcpagent.run.stage import load_for_dataset
+
+        files, defaults = self.files or (), list[str]()
+        run_config = None if files or policy is None else _config_of_run(policy)
+        if run_config is not None:
+            console.note(f"settings: {run_config}")
+            # What the run was trained with and on says nothing about what it is to be judged with and on.
+            defaults = ["seed=0", "data.max_tasks=null", "model.tokenizer=null"]
+        if self.default_temperature is not None and not _sets_temperature(self.settings or ()):
+            defaults.append(f"rollout.temperature={self.default_temperature}")
+        options = {
+            # A JSON text is a YAML text too, whatever characters the path holds.
+            "tools.servers": None if self.servers is None else json.dumps(str(self.servers)),
+            "tools.read_only": None if self.read_only is None else json.dumps(self.read_only.split(",")),
+            **cassette_settings(self.cassette, self.cassette_mode),
+            "api.base_url": None if self.base_url is None else json.dumps(self.base_url),
+            "rollout.tool_format": self.tool_format,
+            "data.max_tasks": self.max_tasks,
+            "seed": self.seed,
+            "rollout.temperature": self.temperature,
+        }
+        given = [f"{key}={value}" for key, value in options.items() if value is not None]
+        overrides = [*defaults, *(self.settings or ()), *given]
+        loaded = load_for_dataset(
+            files,
+            overrides,
+            data=data,
+            split="validation" if has_data else None,
+            note=console.note,
+            for_training=False,
+            inherited=run_config,
+        )
+        for note in loaded.notes:
+            console.note(note)
+        return loaded.config
+
+
+def cassette_settings(path: Path | None, mode: str | None) -> dict[str, str | None]:
+    """What `--cassette` and `--cassette-mode` set; None where they were not given."""
+    return {
+        "tools.cassette": None if path is None else json.dumps(str(path)),
+        "tools.cassette_mode": None if mode is None else json.dumps(mode),
+    }
+
+
+def _config_of_run(policy: str) -> Path | None:
+    from mcpagent.run.stage import SCRIPTED
+    from mcpagent.storage.checkpoints import find_model, run_of
+
+    if policy in SCRIPTED or policy.startswith("openai:"):
+        return None
+    chosen = find_model(policy)
+    run = None if chosen is None else run_of(chosen.path)
+    return None if run is None else run.config_path
+
+
+def _sets_temperature(settings: Sequence[str]) -> bool:
+    """In any of its spellings."""
+    return any(text.partition("=")[0].strip().rpartition(".")[2] == "temperature" for text in settings)
+
+
+def chosen_servers(
+    path: Path | None,
+    *,
+    console: Console,
+    data: Path | None = None,
+    limited: bool = True,
+    builtin: Sequence[str] = BUILTIN_NAMES,
+) -> Sequence[ServerConfig]:
+    """The servers of an mcp.json, else those that the folder of `data` remembers, else the built-in ones
+    (`limited` or full). Raises UserError."""
+    if path is None and data is not None:
+        tools = load_for_dataset(data=data, split=None, note=console.note, for_training=False).config.tools
+        return configured_servers(tools, on_note=console.note)
+    if path is None:
+        return builtin_servers(builtin, limited=limited)
+    loaded = load_servers(path)
+    note_named(path)
+    for note in loaded.notes:
+        console.note(f"{path}: {note}")
+    return loaded.servers
+
+
+def _option(*names: str, help: str, minimum: float | None = None) -> typer.models.OptionInfo:
+    return typer.Option(*names, help=help, min=minimum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LLMOptions:
+    """As they were given; None where the environment or a default decides."""
+
+    samples: Annotated[
+        int | None,
+        _option(
+            "--n-samples",
+            minimum=1,
+            help="Samples to ask for; each becomes a task or a counted reject. "
+            "Environment: N_SAMPLES. Default: 20.",
+        ),
+    ] = None
+    model: Annotated[
+        str | None, _option("--model", help="Environment: OPENAI_MODEL. Default: gpt-5-mini.")
+    ] = None
+    backend: Annotated[
+        str | None,
+        _option(
+            "--backend",
+            help="The API: responses or chat. Environment: OPENAI_BACKEND. Default: responses, "
+            "chat with --base-url.",
+        ),
+    ] = None
+    base_url: Annotated[
+        str | None,
+        _option("--base-url", help="Any OpenAI-compatible server. Environment: OPENAI_BASE_URL."),
+    ] = None
+    max_tools: Annotated[
+        int | None,
+        _option(
+            "--max-tools", minimum=1, help="Calls of a plan, at most. Environment: MAX_TOOLS. Default: 4."
+        ),
+    ] = None
+    max_turns: Annotated[
+        int | None,
+        _option("--max-turns", minimum=2, help="Turns of an episode. Environment: MAX_TURNS. Default: 8."),
+    ] = None
+    domains: Annotated[
+        str | None,
+        _option(
+            "--domains",
+            help="Subjects, separated by commas; one is drawn for each sample. Environment: DOMAINS.",
+        ),
+    ] = None
+    complexities: Annotated[
+        str | None,
+        _option(
+            "--complexities",
+            help="Of simple, moderate, complex, separated by commas. Environment: "
+            "COMPLEXITIES. Default: all three.",
+        ),
+    ] = None
+    curriculum: Annotated[
+        Path | None,
+        _option(
+            "--curriculum",
+            help="A JSON array of prompts (id, complexity, user_prompt, likely_tools, "
+            "why_multi_turn) to take up in turn.",
+        ),
+    ] = None
+    prompts: Annotated[
+        Path | None,
+        _option("--prompts", help="What the model is told. Default: the file that ships with mcpagent."),
+    ] = None
+    votes: Annotated[
+        int,
+        _option("--votes", minimum=0, help="Members of the committee; more than half must accept. 0: none."),
+    ] = 3
+    repairs: Annotated[
+        int,
+        _option(
+            "--repairs", minimum=0, help="How often a failed task goes back to the model with the reason."
+        ),
+    ] = 2
+    allow_writes: Annotated[
+        bool,
+        _option(
+            "--allow-writes",
+            help="Let plans call tools of --servers that are not read-only: they are executed.",
+        ),
+    ] = False
+    concurrency: Annotated[int, _option("--concurrency", minimum=1, help="Requests in flight, at most.")] = 8
+    rpm: Annotated[
+        float | None, _option("--rpm", minimum=0.1, help="Requests a minute. Default: no limit.")
+    ] = None
+    request_timeout: Annotated[
+        float, _option("--request-timeout", minimum=0.1, help="Seconds for one whole answer.")
+    ] = 120.0
+    max_output_tokens: Annotated[
+        int, _option("--max-output-tokens", minimum=1, help="Of one answer, reasoning included.")
+    ] = 4096
+    max_requests: Annotated[
+        int | None,
+        _option(
+            "--max-requests",
+            minimum=1,
+            help="Requests in all, retries and those of earlier runs of the journal included.",
+        ),
+    ] = None
+    max_cost: Annotated[
+        float | None,
+        _option("--max-cost", minimum=0.0, help="US dollars in all; no request is sent that could pass it."),
+    ] = None
+    price_in: Annotated[
+        float | None,
+        _option(
+            "--price-in", minimum=0.0, help="US dollars per million input tokens. Default: a small table."
+        ),
+    ] = None
+    price_out: Annotated[
+        float | None, _option("--price-out", minimum=0.0, help="US dollars per million output tokens.")
+    ] = None
+    journal: Annotated[
+        Path | None,
+        _option("--journal", help="A file that keeps every answer. Default: in --out, llm-journal.jsonl."),
+    ] = None
+    retry_failed: Annotated[
+        bool,
+        _option("--retry-failed", help="Ask again what the service failed to answer in an earlier run."),
+    ] = False

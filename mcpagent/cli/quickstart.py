@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mcpagent.cli.sampling import Json
+from mcpagent.cli.options import Json
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.storage.packages import require
@@ -46,12 +46,12 @@ def quickstart(
 
     Example: mcpagent quickstart --out outputs/quickstart --seed 1
     """
-    from mcpagent.workflows.quickstart_job import Stages, check_folder
+    from mcpagent.demo.quickstart import Stages, check_folder
 
     check_folder(out, seed=seed)
     require("hf", "report", use="the quickstart")
-    from mcpagent.workflows.controls import run_controls
-    from mcpagent.workflows.quickstart import quickstart
+    from mcpagent.demo.controls import run_controls
+    from mcpagent.demo.quickstart import quickstart
 
     console = Console(is_json=as_json)
 

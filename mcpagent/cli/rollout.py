@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.options import with_options
-from mcpagent.cli.sampling import (
+from mcpagent.cli.options import (
     BaseUrl,
     Chosen,
     Data,
@@ -19,11 +18,12 @@ from mcpagent.cli.sampling import (
     ToolFormat,
     out_file,
     refuse_existing,
+    with_options,
 )
 
 if TYPE_CHECKING:
     from mcpagent.console import Console
-    from mcpagent.workflows.rollout import RolloutOutcome
+    from mcpagent.run.rollout import RolloutOutcome
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -66,8 +66,8 @@ def rollout(
     Example: mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst
     """
     from mcpagent.console import Console
+    from mcpagent.run.rollout import rollout as collect
     from mcpagent.storage.trajectories import token_file
-    from mcpagent.workflows.rollout import rollout as collect
 
     console = Console(is_json=as_json)
     refuse_existing(out, token_file(out), overwrite=overwrite)
@@ -87,7 +87,7 @@ def rollout(
 
 
 def _print(outcome: RolloutOutcome, console: Console) -> None:
-    from mcpagent.cli.metric_table import print_cassette, print_metrics
+    from mcpagent.cli.evaluate import print_cassette, print_metrics
 
     summary = outcome.summary
     print_metrics(summary, console)

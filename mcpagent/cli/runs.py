@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.sampling import Json
+from mcpagent.cli.options import Json, Overwrite, out_file, refuse_existing
+from mcpagent.console import Console
 
 if TYPE_CHECKING:
     from mcpagent.storage.runs import RunInfo
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+runs_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DEFAULT = Path("outputs")
 
 
-@app.command()
+@runs_app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = _DEFAULT,
     as_json: Json = False,
@@ -65,3 +67,79 @@ def _started(run: RunInfo) -> str:
     if run.started_at is None:
         return ""
     return f"{datetime.fromisoformat(run.started_at).astimezone():%Y-%m-%d %H:%M}"
+
+
+report_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@report_app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Run folder, such as outputs/quickstart.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            callback=out_file("report.html"),
+            help="A file for the page, or a folder. Default: report.html in the run, written anew each time.",
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Write the self-contained HTML report of a run and print its path.
+
+    Example: mcpagent report outputs/quickstart
+    """
+    from mcpagent.console import Console
+    from mcpagent.storage.packages import require
+
+    if out is not None:
+        refuse_existing(out, overwrite=overwrite)
+    require("report", use="the report")
+    from mcpagent.evaluate.report.page import write_page
+    from mcpagent.evaluate.report.run_data import read_run
+    from mcpagent.evaluate.report.verdicts import judge
+
+    console = Console(is_json=as_json)
+    view = read_run(run)
+    path = write_page(view, out)
+    if as_json:
+        verdicts = [dataclasses.asdict(v) for v in judge(view)]
+        console.print_json({"report": str(path), "verdicts": verdicts})
+    else:
+        console.say(str(path))
+
+
+export_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@export_app.command()
+def export(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            help="A checkpoint folder, or a run folder: its best one; RUN@latest and RUN@STEP name others.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The new folder.", show_default=False)],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add LoRA adapters to their base: a model that needs no PEFT.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint as a plain Hugging Face folder with a model card; without --merge, LoRA adapters
+    stay adapters.
+
+    Example: mcpagent export outputs/mine --merge --out model
+    """
+    from mcpagent.run.export import export as export_checkpoint
+
+    console = Console(is_json=as_json)
+    done = export_checkpoint(checkpoint, out, merge=merge)
+    if as_json:
+        console.print_json(done.as_json())
+        return
+    console.say(f"{done.kind:<10}  {done.out}")
+    console.say(f"checkpoint  {done.checkpoint}{f' ({done.why})' if done.why else ''}")
+    console.say(f"card        {done.out / 'README.md'}")
+    console.say(f"next        mcpagent eval checkpoint {done.out} --data {done.data}")

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import sys
 import textwrap
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcpagent.cli.options import Group
-from mcpagent.cli.sampling import Json, Servers
+from mcpagent.cli.options import Group, Json, Servers
 from mcpagent.core.hidden_text import printable
 from mcpagent.errors import UserError
+from mcpagent.servers.names import UpstreamKind
+from mcpagent.servers.sandbox.contract import SandboxKind
 
 if TYPE_CHECKING:
+    from mcp.server import MCPServer
+
+    from mcpagent.checks.servers import BenchOutcome, ListedServer
     from mcpagent.console import Console
     from mcpagent.core.tools import ToolSpec
-    from mcpagent.workflows.tools_bench import BenchOutcome
-    from mcpagent.workflows.tools_list import ListedServer
 
-app = typer.Typer(
+tools_app = typer.Typer(
     cls=Group,
     add_completion=False,
     no_args_is_help=True,
@@ -46,16 +50,16 @@ _Data = Annotated[
 _INDENT = " " * 10
 
 
-@app.command("list")
+@tools_app.command("list")
 def list_tools(servers: Servers = None, data: _Data = None, as_json: Json = False) -> None:
     """Start the servers and list their tools. Exits 1 if a server does not start; the others are listed.
 
     Example: mcpagent tools list --servers mcp.json
     """
-    from mcpagent.cli.chosen_servers import chosen_servers
+    from mcpagent.checks.servers import list_servers
+    from mcpagent.cli.options import chosen_servers
     from mcpagent.console import Console, counted
     from mcpagent.core.tools import catalog_hash, model_names
-    from mcpagent.workflows.tools_list import list_servers
 
     console = Console(is_json=as_json)
     listed = list_servers(chosen_servers(servers, console=console, data=data), console=console)
@@ -80,7 +84,7 @@ def list_tools(servers: Servers = None, data: _Data = None, as_json: Json = Fals
         raise typer.Exit(1)
 
 
-@app.command("call")
+@tools_app.command("call")
 def call_tool(
     tool: _Tool,
     arguments: _Arguments = "{}",
@@ -95,10 +99,10 @@ def call_tool(
 
     Example: mcpagent tools call files.write_file @arguments.json --servers mcp.json --timeout 5
     """
-    from mcpagent.cli.chosen_servers import chosen_servers
+    from mcpagent.checks.servers import call_tool
+    from mcpagent.cli.options import chosen_servers
     from mcpagent.console import Console
     from mcpagent.core.tools import FailureKind
-    from mcpagent.workflows.tools_call import call_tool
 
     console = Console(is_json=as_json)
     parsed = _read_arguments(arguments)
@@ -116,7 +120,7 @@ def call_tool(
         raise typer.Exit(1)
 
 
-@app.command("bench")
+@tools_app.command("bench")
 def bench_tool(
     tool: _Tool,
     arguments: _Arguments = "{}",
@@ -134,9 +138,9 @@ def bench_tool(
 
     Example: mcpagent tools bench polygon.polygon_get_market_status --calls 2000 --concurrency 32
     """
-    from mcpagent.cli.chosen_servers import chosen_servers
+    from mcpagent.checks.servers import bench_tool
+    from mcpagent.cli.options import chosen_servers
     from mcpagent.console import Console
-    from mcpagent.workflows.tools_bench import bench_tool
 
     console = Console(is_json=as_json)
     outcome = bench_tool(
@@ -257,3 +261,82 @@ def _text_of(argument: str) -> tuple[str, str]:
         raise UserError(f"cannot read it: {error.strerror}", where=str(path)) from error
     except UnicodeDecodeError as error:
         raise UserError("the file is not UTF-8", where=str(path)) from error
+
+
+serve_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+class Transport(StrEnum):
+    STDIO = "stdio"
+    HTTP = "http"
+
+
+@serve_app.command()
+def serve(
+    name: Annotated[str, typer.Argument(help="polygon, fmp, tavily, slack or python.")],
+    limited: Annotated[bool, typer.Option("--limited", help="Serve the small tool set.")] = False,
+    upstream: Annotated[
+        UpstreamKind,
+        typer.Option(
+            help="embedded: the data set that ships with mcpagent. live: the real service, with your own key "
+            "from the environment or .env."
+        ),
+    ] = UpstreamKind.EMBEDDED,
+    allow_send: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHANNEL",
+            help="A channel that the live slack may write to; repeat it for more. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
+    sandbox: Annotated[
+        SandboxKind, typer.Option(help="Where python runs code; auto takes the first that works here.")
+    ] = SandboxKind.AUTO,
+    transport: Annotated[Transport, typer.Option(help="http is streamable HTTP at /mcp.")] = Transport.STDIO,
+    host: Annotated[str, typer.Option(help="Address for http.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for http; 0 takes any free one.")] = 8000,
+) -> None:
+    """Run one of the built-in MCP servers.
+
+    Example: mcpagent serve slack --limited
+    """
+    from mcpagent.console import Console
+    from mcpagent.servers.registry import build_server
+
+    server = build_server(
+        name, limited=limited, upstream=upstream, allow_send=allow_send or (), sandbox=sandbox
+    )
+    if name == "python":
+        from mcpagent.servers.sandbox.choose import choose_sandbox
+
+        Console().note(f"python: {choose_sandbox(sandbox)}")
+    if transport is Transport.STDIO:
+        server.run()
+    else:
+        _serve_http(server, host=host, port=port)
+
+
+def _serve_http(server: MCPServer[Any], *, host: str, port: int) -> None:
+    """Serve until interrupted. The address is announced on stderr once clients may connect."""
+    import uvicorn
+
+    from mcpagent.console import Console
+
+    with _listen(host, port) as listener:
+        shown_host = f"[{host}]" if ":" in host else host
+        Console().note(f"{server.name} at http://{shown_host}:{listener.getsockname()[1]}/mcp")
+        config = uvicorn.Config(server.streamable_http_app(host=host), log_level="warning")
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `UserError` if there can be none."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {host}:{port} ({error.strerror or error})",
+            where="--host/--port",
+            remedy="use --port 0 for any free port, and an address of this machine as --host",
+        ) from error

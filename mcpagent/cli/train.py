@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from mcpagent.cli.sampling import (
+from mcpagent.cli.options import (
     Cassette,
     CassetteMode,
     Json,
@@ -24,15 +24,15 @@ from mcpagent.cli.sampling import (
 )
 from mcpagent.config.loader import LoadedConfig
 from mcpagent.config.schema import TrainConfig
-from mcpagent.console import Advance, Console, Pace, duration
+from mcpagent.console import Advance, Console, ProgressRate, duration
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.run.stage import load_for_dataset
+from mcpagent.run.train import check_inputs
 from mcpagent.storage.packages import require
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.runs import last_run
-from mcpagent.workflows.dataset_config import load_for_dataset
-from mcpagent.workflows.inputs import check_inputs
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -142,7 +142,7 @@ def _started_with(out: Path | None, algo: str | None) -> list[Path]:
 
 
 def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | None) -> None:
-    from mcpagent.workflows.train import plan_run
+    from mcpagent.run.train import plan_run
 
     # A named device need not be here; only without a name does this machine decide.
     is_named = config.device in ("cuda", "mps") or (
@@ -161,8 +161,8 @@ def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | Non
 
 
 def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
-    from mcpagent.workflows.stage import next_data
-    from mcpagent.workflows.train import Watch, train
+    from mcpagent.run.stage import next_data
+    from mcpagent.run.train import Watch, train
 
     config, folder = loaded.config, Path()
     is_grpo = config.algorithm == "grpo"
@@ -176,14 +176,14 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
             folder = path
             console.note(f"run folder: {path}")
 
-        rows, pace = _Rows(), Pace(None)
+        rows, pace = _Rows(), ProgressRate(None)
 
         def on_start(done: int, total: int) -> None:
             nonlocal advance, pace
             bar = console.progress(config.method.upper() if is_grpo else "supervised", total=total)
             advance = stack.enter_context(bar)
             advance(done)
-            pace = Pace(total)
+            pace = ProgressRate(total)
             pace.add(done)
             console.note(rows.head(is_grpo=is_grpo))
 

@@ -9,14 +9,14 @@ from mcpagent.config.schema import GrpoConfig, TrainConfig
 
 
 @dataclass(frozen=True)
-class Finding:
+class ConfigFinding:
     """`keys` are the dotted keys that it is about, the one to change first."""
 
     keys: tuple[str, ...]
     message: str
 
 
-def findings(config: TrainConfig, *, for_training: bool = True) -> list[Finding]:
+def findings(config: TrainConfig, *, for_training: bool = True) -> list[ConfigFinding]:
     """Everything that is wrong between the settings of a valid config; with `for_training` off, what only a
     training run must keep to is left out."""
     found = list(_common(config))
@@ -33,17 +33,17 @@ def findings(config: TrainConfig, *, for_training: bool = True) -> list[Finding]
     return found
 
 
-def _common(config: TrainConfig) -> Iterator[Finding]:
+def _common(config: TrainConfig) -> Iterator[ConfigFinding]:
     rollout = config.rollout
     limit = rollout.max_context_tokens
     if limit is not None and rollout.max_new_tokens >= limit:
-        yield Finding(
+        yield ConfigFinding(
             ("rollout.max_new_tokens", "rollout.max_context_tokens"),
             f"rollout.max_new_tokens is {rollout.max_new_tokens}, but rollout.max_context_tokens is {limit}, "
             "which leaves no room for a prompt; lower the first or raise the second",
         )
     if config.finetune.mode == "qlora" and rollout.backend == "vllm":
-        yield Finding(
+        yield ConfigFinding(
             ("rollout.backend", "finetune.mode"),
             "rollout.backend is vllm, but finetune.mode is qlora, and vLLM would sample with the weights "
             "before they were quantised; use rollout.backend hf, or finetune.mode lora",
@@ -51,25 +51,25 @@ def _common(config: TrainConfig) -> Iterator[Finding]:
     # What GRPO starts from is refused where the model is loaded: quickstart puts its warm start there.
     is_from_scratch = config.algorithm == "sft" and config.model.name == "embedded"
     if is_from_scratch and config.finetune.mode != "full":
-        yield Finding(
+        yield ConfigFinding(
             ("finetune.mode", "model.name"),
             f"finetune.mode is {config.finetune.mode}, but model.name is embedded, which begins with random "
             "weights: adapters would leave them random; use finetune.mode full",
         )
     if config.tools.cassette is None and config.tools.cassette_mode in ("record", "strict"):
-        yield Finding(
+        yield ConfigFinding(
             ("tools.cassette_mode", "tools.cassette"),
             f"tools.cassette_mode is {config.tools.cassette_mode}, but tools.cassette names no folder; "
             "set it, or leave the mode out",
         )
 
 
-def refused_on_cpu(config: TrainConfig) -> Finding | None:
+def refused_on_cpu(config: TrainConfig) -> ConfigFinding | None:
     """The precision that a run cannot train in where its device turns out to be a CPU."""
     asked = {"model.dtype": config.model.dtype, "training.mixed_precision": config.training.mixed_precision}
     for key, value in asked.items():
         if value in ("float16", "fp16"):
-            return Finding(
+            return ConfigFinding(
                 (key, "device"),
                 f"{key} is {value}, but device cpu computes float16 slower than anything else; use "
                 "float32 or bfloat16",
@@ -77,76 +77,76 @@ def refused_on_cpu(config: TrainConfig) -> Finding | None:
     return None
 
 
-def _precision(config: TrainConfig) -> Iterator[Finding]:
+def _precision(config: TrainConfig) -> Iterator[ConfigFinding]:
     dtype, mixed, mode = config.model.dtype, config.training.mixed_precision, config.finetune.mode
     if config.device == "cpu" and (refused := refused_on_cpu(config)) is not None:
         yield refused
     elif dtype == "float16" and mode == "full":
-        yield Finding(
+        yield ConfigFinding(
             ("model.dtype", "finetune.mode"),
             "model.dtype is float16, but finetune.mode is full, and steps and gradients in float16 "
             "underflow; use model.dtype float32 with training.mixed_precision fp16",
         )
     elif dtype == "float16" and mixed != "fp16":
-        yield Finding(
+        yield ConfigFinding(
             ("training.mixed_precision", "model.dtype"),
             f"training.mixed_precision is {mixed}, but model.dtype is float16, whose gradients underflow "
             "without loss scaling; set training.mixed_precision to fp16",
         )
     if config.optimization.optimizer == "muon" and mode != "full":
-        yield Finding(
+        yield ConfigFinding(
             ("optimization.optimizer", "finetune.mode"),
             "optimization.optimizer is muon, but muon orthogonalises whole weight matrices and "
             f"finetune.mode {mode} trains none; use adamw, or finetune.mode full",
         )
 
 
-def _sampling(config: TrainConfig) -> Iterator[Finding]:
+def _sampling(config: TrainConfig) -> Iterator[ConfigFinding]:
     rollout = config.rollout
     if rollout.group_size < 2:
-        yield Finding(
+        yield ConfigFinding(
             ("rollout.group_size",),
             f"rollout.group_size is {rollout.group_size}, but GRPO compares attempts within a group; "
             "use 2 or more",
         )
     if rollout.temperature == 0.0:
-        yield Finding(
+        yield ConfigFinding(
             ("rollout.temperature",),
             "rollout.temperature is 0, but attempts that are all the same teach nothing; use 1.0",
         )
     if rollout.top_p != 1.0:
-        yield Finding(
+        yield ConfigFinding(
             ("rollout.top_p",),
             f"rollout.top_p is {rollout.top_p}, but sampling from a cut distribution biases the ratio of "
             "policies that the loss is made of; use 1.0 and shape sampling with rollout.temperature",
         )
     if rollout.top_k != 0:
-        yield Finding(
+        yield ConfigFinding(
             ("rollout.top_k",),
             f"rollout.top_k is {rollout.top_k}, but sampling from a cut distribution biases the ratio of "
             "policies that the loss is made of; use 0",
         )
 
 
-def _staleness(config: TrainConfig) -> Iterator[Finding]:
+def _staleness(config: TrainConfig) -> Iterator[ConfigFinding]:
     stale = config.rollout.max_staleness
     if not stale:
         return
     if config.rollout.deterministic:
-        yield Finding(
+        yield ConfigFinding(
             ("rollout.max_staleness", "rollout.deterministic"),
             f"rollout.max_staleness is {stale}, but rollout.deterministic is true, and when episodes and "
             "updates overlap, time decides which weights sample a token; use 0, or set rollout.deterministic "
             "to false",
         )
     if config.grpo.tis_cap is None:
-        yield Finding(
+        yield ConfigFinding(
             ("grpo.tis_cap", "rollout.max_staleness"),
             f"rollout.max_staleness is {stale}, but grpo.tis_cap is not set, so nothing corrects for tokens "
             "of an older policy; set it, for example to 2.0",
         )
     if config.training.dynamic_sampling:
-        yield Finding(
+        yield ConfigFinding(
             ("training.dynamic_sampling", "rollout.max_staleness"),
             f"training.dynamic_sampling is {config.training.dynamic_sampling}, but with "
             f"rollout.max_staleness {stale} a step takes the groups that have finished and begins no others; "
@@ -154,40 +154,40 @@ def _staleness(config: TrainConfig) -> Iterator[Finding]:
         )
 
 
-def _objective(config: TrainConfig) -> Iterator[Finding]:
+def _objective(config: TrainConfig) -> Iterator[ConfigFinding]:
     grpo = config.grpo
     if grpo.clip_high < grpo.clip_ratio:
-        yield Finding(
+        yield ConfigFinding(
             ("grpo.clip_ratio_high", "grpo.clip_ratio"),
             f"grpo.clip_ratio_high is {grpo.clip_high}, but grpo.clip_ratio is {grpo.clip_ratio}; the upper "
             "range must be at least the lower one",
         )
     if grpo.reference == "none" and grpo.kl_coef > 0:
-        yield Finding(
+        yield ConfigFinding(
             ("grpo.kl_coef", "grpo.reference"),
             f"grpo.kl_coef is {grpo.kl_coef}, but grpo.reference is none, so there is nothing to be near to; "
             "set grpo.kl_coef to 0, or grpo.reference to frozen",
         )
     if (grpo.kl_placement == "reward") != (grpo.kl_estimator == "k1"):
-        yield Finding(
+        yield ConfigFinding(
             ("grpo.kl_estimator", "grpo.kl_placement"),
             f"grpo.kl_estimator is {grpo.kl_estimator}, but grpo.kl_placement is {grpo.kl_placement}; k1 "
             "belongs into the reward (its gradient in the loss is zero on average), k2 and k3 into the loss",
         )
     if grpo.kl_placement == "reward" and grpo.reference == "none":
-        yield Finding(
+        yield ConfigFinding(
             ("grpo.kl_placement", "grpo.reference"),
             "grpo.kl_placement is reward, but grpo.reference is none, so there is nothing to be near to; "
             "set grpo.reference to frozen or ema, or grpo.kl_placement to loss",
         )
     if grpo.loss == "dr_grpo" and grpo.advantage_scale != "none":
-        yield Finding(
+        yield ConfigFinding(
             ("grpo.normalize_advantages", "grpo.loss"),
             f"grpo.normalize_advantages is {str(grpo.normalize_advantages).lower()}, but grpo.loss dr_grpo "
             "is the one that leaves the standard deviation out; set it to false, or use another loss",
         )
     if grpo.normalize_advantages == "batch" and grpo.advantage not in ("group", "turn"):
-        yield Finding(
+        yield ConfigFinding(
             ("grpo.normalize_advantages", "grpo.advantage"),
             f"grpo.normalize_advantages is batch, but grpo.advantage is {grpo.advantage}, which is scaled in "
             "its own way; use true or false",
@@ -196,43 +196,43 @@ def _objective(config: TrainConfig) -> Iterator[Finding]:
         config.rollout.max_new_tokens * config.rollout.max_steps_per_episode
     )
     if grpo.overlong_buffer_tokens is not None and grpo.overlong_buffer_tokens > longest:
-        yield Finding(
+        yield ConfigFinding(
             ("grpo.overlong_buffer_tokens", "grpo.max_response_tokens"),
             f"grpo.overlong_buffer_tokens is {grpo.overlong_buffer_tokens}, but an episode has at most "
             f"{longest} sampled tokens; lower it, or raise grpo.max_response_tokens",
         )
     if grpo.adaptive_kl and grpo.target_kl is None:
-        yield Finding(
+        yield ConfigFinding(
             ("grpo.adaptive_kl", "grpo.target_kl"),
             "grpo.adaptive_kl is true, but grpo.target_kl is not set; set it, for example to 0.05",
         )
     if grpo.adaptive_kl and grpo.kl_coef == 0:
-        yield Finding(
+        yield ConfigFinding(
             ("grpo.kl_coef", "grpo.adaptive_kl"),
             "grpo.kl_coef is 0, but grpo.adaptive_kl multiplies it, and 0 stays 0; start at 0.01",
         )
 
 
-def _endings(config: TrainConfig) -> Iterator[Finding]:
+def _endings(config: TrainConfig) -> Iterator[ConfigFinding]:
     training, budget = config.training, config.budget
     if training.patience is not None and not training.eval_every:
-        yield Finding(
+        yield ConfigFinding(
             ("training.patience", "training.eval_every"),
             f"training.patience is {training.patience}, but training.eval_every is 0, so there is no "
             "evaluation to wait for; set training.eval_every, or leave the patience out",
         )
     if budget.cost_usd is not None and not budget.usd_per_call:
-        yield Finding(
+        yield ConfigFinding(
             ("budget.cost_usd", "budget.usd_per_call"),
             f"budget.cost_usd is {budget.cost_usd}, but no call has a price; set budget.usd_per_call, for "
             "example {tavily: 0.008}",
         )
 
 
-def _batches(config: TrainConfig) -> Iterator[Finding]:
+def _batches(config: TrainConfig) -> Iterator[ConfigFinding]:
     prompts, minibatches = config.prompts_per_step, config.grpo.minibatches
     if prompts % minibatches:
-        yield Finding(
+        yield ConfigFinding(
             ("grpo.minibatches", "training.batch_size", "optimization.gradient_accumulation_steps"),
             f"grpo.minibatches is {minibatches}, but the {prompts} prompts of a step (training.batch_size "
             f"{config.training.batch_size} x optimization.gradient_accumulation_steps "

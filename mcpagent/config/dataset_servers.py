@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mcpagent.config.resolve import Setting, merge, nested, resolve
+from mcpagent.config.resolve import Setting, merge, nested, resolve_entries
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.config.source import Entry, Key, SourceError, read_file, write_tree
 from mcpagent.errors import UserError
@@ -117,7 +117,7 @@ def read_dataset_servers(dataset: Path) -> DatasetServers | None:
     except SourceError as error:
         raise UserError(error.problem.message, where=error.problem.where) from None
     made_with = {e.key[1]: e.value for e in entries if e.key[0] == "made_with" and len(e.key) == 2}
-    layer = resolve(e for e in entries if e.key[0] != "made_with")
+    layer = resolve_entries(e for e in entries if e.key[0] != "made_with")
     if layer.problems:
         raise UserError(layer.problems[0].message, where=layer.problems[0].where)
     settings = {key: setting.value for key, setting in layer.settings.items()}

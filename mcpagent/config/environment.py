@@ -1,4 +1,4 @@
-"""The environment variables in force: the process's own, then those of `.env` in the working directory."""
+"""The environment variables in force, and the files that ship with mcpagent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from dotenv import dotenv_values
 
 from mcpagent.core.redact import SECRETS
+from mcpagent.errors import RunError
 
 
 def environment() -> dict[str, str]:
@@ -19,3 +20,24 @@ def environment() -> dict[str, str]:
     variables = from_file | dict(os.environ)
     SECRETS.learn_named(variables)
     return variables
+
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def resource_root() -> Path:
+    """The folder that holds `configs/` and `templates/`."""
+    installed = _PACKAGE / "_resources"
+    return installed if installed.is_dir() else _PACKAGE.parent
+
+
+def resource_path(name: str) -> Path:
+    """Path of a file or folder such as `configs/model.yaml`. Raises RunError if the installation lacks it."""
+    path = resource_root() / name
+    if not path.exists():
+        raise RunError(
+            f"{name} is missing from this installation of mcpagent",
+            where=str(path),
+            remedy="pip install --force-reinstall mcpagent",
+        )
+    return path

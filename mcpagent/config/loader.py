@@ -12,23 +12,23 @@ from pydantic import ValidationError
 
 from mcpagent.config import checks
 from mcpagent.config.dataset_servers import DatasetServers
-from mcpagent.config.environment import environment
-from mcpagent.config.familiar import ENVIRONMENT, NO_BITSANDBYTES
+from mcpagent.config.environment import environment, resource_path, resource_root
 from mcpagent.config.resolve import (
+    ENVIRONMENT,
     KNOWN_KEYS,
+    NO_BITSANDBYTES,
     Layer,
     Setting,
     merge,
     nested,
     refusal,
-    resolve,
+    resolve_entries,
     settle_minibatches,
 )
-from mcpagent.config.resources import resource_path, resource_root
 from mcpagent.config.schema import TrainConfig, TrainingConfig
 from mcpagent.config.source import Entry, Key, Problem, SourceError, read_file, read_override, write_tree
+from mcpagent.core.records import reason
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.validation import reason
 from mcpagent.errors import UserError
 
 DEFAULT_FILES = ("configs/model.yaml", "configs/algo_grpo.yaml", "configs/rollout.yaml")
@@ -67,7 +67,7 @@ def load_train_config(
     that is wrong.
     """
     problems: list[Problem] = []
-    from_options = resolve(merge(_read(overrides, problems, is_file=False)))
+    from_options = resolve_entries(merge(_read(overrides, problems, is_file=False)))
     paths = [_located(Path(file)) for file in files]
     paths = paths or ([inherited] if inherited is not None else _default_files(from_options))
     from_files = _read_layer(paths, problems)
@@ -111,7 +111,7 @@ def _environment_layer(settings: dict[Key, Setting], *, explicit: Collection[Key
         is_asked = key[0] != "tracking" or (trackers is not None and trackers.value)
         if known.get(name) and is_asked and not {key, key[:1]} & set(explicit):
             entries.append(Entry(key=key, value=known[name], where=f"{name} (environment)"))
-    layer = resolve(entries)
+    layer = resolve_entries(entries)
     layer.notes += [f"{entry.where}: {entry.dotted} is {entry.value}" for entry in entries]
     return layer
 
@@ -207,7 +207,7 @@ def _not_preset(settings: dict[Key, Setting]) -> dict[Key, Setting]:
 
 
 def _read_layer(paths: Sequence[Path], problems: list[Problem]) -> Layer:
-    return resolve(merge(_read([str(path) for path in paths], problems, is_file=True)))
+    return resolve_entries(merge(_read([str(path) for path in paths], problems, is_file=True)))
 
 
 def _read(sources: Sequence[str], problems: list[Problem], *, is_file: bool) -> list[Entry]:

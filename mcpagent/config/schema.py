@@ -11,17 +11,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mcpagent.config.api import ApiConfig
-from mcpagent.config.section import (
+from mcpagent.config.sections import (
+    ApiConfig,
+    BudgetConfig,
     Count,
+    HealthConfig,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     Section,
     Share,
     StringTuple,
+    TrackingConfig,
 )
-from mcpagent.config.watching import BudgetConfig, HealthConfig, TrackingConfig
 
 _DTYPE_NAMES = {
     "bf16": "bfloat16",

@@ -36,18 +36,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
-from mcpagent.core.numbers import as_number
 from mcpagent.core.placeholders import (
     PlaceholderError,
     format_value,
     lookup_path,
     reference_texts,
     references,
-    resolve,
+    resolve_references,
 )
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanCall, PlanStep
 from mcpagent.core.tools import ToolCall
+from mcpagent.core.values import as_number
 
 _SHARED: Final = frozenset({"any_of", "tolerance", "regex", "contains", "unordered", "length"})
 RULE_NAMES: Final = _SHARED | {"optional", "ignore"}
@@ -57,7 +57,7 @@ _BEFORE = frozenset({"increased_by", "unchanged"})
 _FLOAT_NOISE = 1e-9
 
 
-class Unresolved:
+class UnresolvedReference:
     """Stands for a gold value whose step reference has no result yet; equal to no argument."""
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class Missing:
         return "MISSING"
 
 
-UNRESOLVED: Final = Unresolved()
+UNRESOLVED: Final = UnresolvedReference()
 MISSING: Final = Missing()
 _PART = re.compile(r"([^.\[\]]+)|\[([0-9]+)\]")
 
@@ -398,7 +398,7 @@ def _without_paths(before: Any, now: Any, paths: Sequence[tuple[str | int, ...]]
 
 def _resolved(value: Any, results: Mapping[str, Any]) -> Any:
     try:
-        return resolve(value, results)
+        return resolve_references(value, results)
     except PlaceholderError:
         return UNRESOLVED
 

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from mcpagent.core.numbers import numbers_in
 from mcpagent.core.tools import ToolResult
+from mcpagent.core.values import numbers_in
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _STEP = re.compile(r"step([0-9]+)")
@@ -37,7 +37,7 @@ class PlaceholderError(ValueError):
     """A reference that cannot be parsed or resolved; the message quotes it."""
 
 
-def resolve(value: Any, results: Mapping[str, Any]) -> Any:
+def resolve_references(value: Any, results: Mapping[str, Any]) -> Any:
     """`value` with every `${...}` in strings, lists and dicts replaced.
 
     `results["step1"]` is the structured result of step 1. A string that is exactly one reference takes the
@@ -50,9 +50,9 @@ def resolve(value: Any, results: Mapping[str, Any]) -> Any:
             return _value(whole[1], results)
         return _REFERENCE.sub(lambda match: format_value(_value(match[1], results)), value)
     if isinstance(value, Mapping):
-        return {key: resolve(item, results) for key, item in value.items()}
+        return {key: resolve_references(item, results) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [resolve(item, results) for item in value]
+        return [resolve_references(item, results) for item in value]
     return value
 
 

@@ -49,7 +49,7 @@ class Success(OpenRecord):
         return () if wanted is None else (wanted,) if isinstance(wanted, str) else wanted
 
 
-class Limits(OpenRecord):
+class TaskLimits(OpenRecord):
     """Limits of one episode; None means no limit."""
 
     max_servers: int | None = None
@@ -104,7 +104,7 @@ class GroundTruth(OpenRecord):
     max_turns: int = Field(default=8, ge=1)
     success: Success = Success()
     tool_sequence: tuple[PlanStep, ...] = ()
-    limits: Limits = Limits()
+    limits: TaskLimits = TaskLimits()
     final_answer: AnswerCheck | None = None
     state: dict[str, tuple[StateCheck, ...]] = {}
     setup: dict[str, tuple[StateCall, ...]] = {}

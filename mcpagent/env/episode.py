@@ -5,21 +5,146 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import StateCheck, Task
-from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
+from mcpagent.core.tools import FailureKind, ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import FinishReason, RewardTerm, StopReason
-from mcpagent.env.calls import CallLimits, CallOutcome, CallRunner, error_content
-from mcpagent.env.offer import Offer, offer
+from mcpagent.env.offer import OfferedTools, offer
 from mcpagent.env.parsing import parse_action
 from mcpagent.errors import EpisodeError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
 from mcpagent.reward.registry import grade
 from mcpagent.reward.rule import turn_terms
-from mcpagent.tools.contract import Purpose, ToolProvider
+from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
 from mcpagent.tools.wire import cut_middle
+
+
+def error_content(message: str) -> str:
+    """An error of the environment as the model sees it."""
+    return json.dumps({"error": message}, ensure_ascii=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallLimits:
+    """Limits over the whole episode; None is no limit. `max_tools` counts calls, as the task's limit does.
+    `deadline_s` is a time of the running loop's clock."""
+
+    max_calls: int
+    max_tools: int | None = None
+    max_servers: int | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOutcome:
+    """Calls with the catalog's names (an unknown tool keeps an empty server), and one result for each."""
+
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    stop_reason: StopReason | None = None
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    call: ToolCall
+    refusal: ToolResult | None = None  # set where the call is not made
+    may_overlap: bool = True
+
+
+@dataclass
+class CallRunner:
+    """Makes the model's calls of one episode and counts them against its limits."""
+
+    session: ToolSession
+    offer: OfferedTools
+    limits: CallLimits
+    made: int = 0
+    _servers: set[str] = field(default_factory=set)
+
+    async def run(self, calls: Sequence[ToolCall]) -> CallOutcome:
+        """Results in the order of `calls`. Neighbouring read-only calls run at once; any other call waits for
+        those before it and holds up those after it, so that the outcome does not depend on timing."""
+        planned: list[_Planned] = []
+        stop: StopReason | None = None
+        for call in calls:
+            stop = stop or self._limit_reached(call)
+            planned.append(self._plan(call, stop))
+        results: list[ToolResult] = []
+        for may_overlap, batch in groupby(planned, key=lambda item: item.may_overlap):
+            if may_overlap:
+                results += await asyncio.gather(*(self._make(item) for item in batch))
+            else:
+                for item in batch:
+                    results.append(await self._make(item))
+        failures = [r for r in results if r.is_lost or r.is_chosen_miss]
+        if any(r.is_chosen_miss for r in results):
+            stop = StopReason.NOT_RECORDED
+        elif failures and stop is None:
+            stop = StopReason.TIMEOUT if self.deadline_passed else StopReason.FAILED
+        return CallOutcome(
+            calls=tuple(item.call for item in planned),
+            results=tuple(results),
+            stop_reason=stop,
+            errors=tuple(f"{r.server}.{r.tool}: {r.failure}: {r.content[:200]}" for r in failures),
+        )
+
+    def _limit_reached(self, call: ToolCall) -> StopReason | None:
+        """Count the call; which limit it breaks, if any."""
+        self.made += 1
+        tool = self.offer.find(call.tool)
+        if tool is not None:
+            self._servers.add(tool.spec.server)
+        if self.limits.max_tools is not None and self.made > self.limits.max_tools:
+            return StopReason.LIMIT
+        if self.limits.max_servers is not None and len(self._servers) > self.limits.max_servers:
+            return StopReason.LIMIT
+        return StopReason.MAX_TOOL_CALLS if self.made > self.limits.max_calls else None
+
+    def _plan(self, call: ToolCall, stop: StopReason | None) -> _Planned:
+        tool = self.offer.find(call.tool)
+        if tool is None:
+            return _refused(call, FailureKind.UNKNOWN_TOOL, f"there is no tool {call.tool!r}")
+        call = call.model_copy(update={"server": tool.spec.server, "tool": tool.spec.name})
+        problem = tool.argument_problem(call.arguments)
+        if problem is not None:
+            return _refused(call, FailureKind.INVALID_ARGUMENTS, f"invalid arguments: {problem}")
+        if stop is not None:
+            return _refused(call, FailureKind.LIMIT, "no calls are left")
+        return _Planned(call=call, may_overlap=tool.spec.annotations.read_only)
+
+    async def _make(self, item: _Planned) -> ToolResult:
+        if item.refusal is not None:
+            return item.refusal
+        try:
+            async with asyncio.timeout_at(self.limits.deadline_s):
+                return await self.session.call(item.call)
+        except TimeoutError:
+            return _result(item.call, FailureKind.TIMEOUT, "the deadline of the episode passed")
+
+    @property
+    def deadline_passed(self) -> bool:
+        deadline_s = self.limits.deadline_s
+        return deadline_s is not None and asyncio.get_running_loop().time() >= deadline_s
+
+
+def _refused(call: ToolCall, failure: FailureKind, message: str) -> _Planned:
+    return _Planned(call=call, refusal=_result(call, failure, message))
+
+
+def _result(call: ToolCall, failure: FailureKind, message: str) -> ToolResult:
+    return ToolResult(
+        call_id=call.id,
+        server=call.server,
+        tool=call.tool,
+        content=error_content(message[:500]),
+        is_error=True,
+        failure=failure,
+    )
+
 
 # Stands before the schemas in a user message that brings more tools: the system message stays as it is.
 _TOOLS_ADDED = "From now on there are these tools, too:"
@@ -87,7 +212,7 @@ class Episode:
         self._catalog = tools.tools
         self._session = tools.session()
         self._tool_format = tool_format
-        self._offer: Offer | None = None
+        self._offer: OfferedTools | None = None
         self._runner: CallRunner | None = None
         self._turns: list[RecordedTurn] = []
         self._user_turn = 0
@@ -266,7 +391,7 @@ class Episode:
             return self._offer.schemas[-len(names) :]
         return ()
 
-    def _offered_in(self, user_turn: int) -> Offer:
+    def _offered_in(self, user_turn: int) -> OfferedTools:
         return offer(self._catalog, self.task.offered_in(user_turn), task_id=self.task.id)
 
     async def _read_state(self, checks: Sequence[tuple[str, StateCheck]]) -> None:

@@ -38,7 +38,7 @@ class OfferedTool:
         return (f"{where}: {error.message}" if where else error.message)[:_MAX_PROBLEM_CHARS]
 
 
-class Offer:
+class OfferedTools:
     """Offered tools by any name that a model may use: the one shown, `server.tool` or `server__tool`."""
 
     def __init__(self, tools: Sequence[OfferedTool]) -> None:
@@ -58,13 +58,13 @@ class Offer:
         return None if tool is None else tool.spec.input_schema
 
 
-def offer(catalog: Mapping[str, ToolSpec], names: Sequence[str] | None, *, task_id: str) -> Offer:
+def offer(catalog: Mapping[str, ToolSpec], names: Sequence[str] | None, *, task_id: str) -> OfferedTools:
     """The tools `names` (`server.tool`; None is the whole catalog) of the live catalog, in that order.
 
     Raises UserError that lists the tools which the catalog lacks.
     """
     if names is None:
-        return Offer([_compiled(name, spec) for name, spec in catalog.items()])
+        return OfferedTools([_compiled(name, spec) for name, spec in catalog.items()])
     by_dotted = {spec.dotted: (name, spec) for name, spec in catalog.items()}
     missing = [name for name in names if name not in by_dotted]
     if missing:
@@ -74,7 +74,7 @@ def offer(catalog: Mapping[str, ToolSpec], names: Sequence[str] | None, *, task_
             where=f"task {task_id}, extra_info.tools",
             remedy="start the server that has it (--servers mcp.json), or make the data for these servers",
         )
-    return Offer([_compiled(*by_dotted[name]) for name in names])
+    return OfferedTools([_compiled(*by_dotted[name]) for name in names])
 
 
 _cache: dict[tuple[str, str], OfferedTool] = {}

@@ -22,11 +22,10 @@ from skyrl_gym.envs.registration import registry
 from skyrl_gym.tools.core import ToolGroup
 
 from mcpagent.core.hidden_text import without_marks
-from mcpagent.core.records import JsonObject, Record
+from mcpagent.core.records import JsonObject, Record, describe
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.core.trajectory import RewardTerm
-from mcpagent.core.validation import describe
 from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput, prompt_messages
 from mcpagent.errors import EpisodeError, UserError
 from mcpagent.reward.rule import total_reward

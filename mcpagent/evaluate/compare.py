@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from mcpagent.core.metrics import Metric
-from mcpagent.core.records import Record
+from mcpagent.core.records import Metric, Record
 from mcpagent.errors import UserError
 from mcpagent.evaluate.intervals import clustered_mean, paired_difference
 from mcpagent.evaluate.summary import EvalSummary, TaskOutcome

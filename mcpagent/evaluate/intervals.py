@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mcpagent.core.metrics import Metric
-from mcpagent.core.records import Record
+from mcpagent.core.records import Metric, Record
 
 Z_95 = 1.959963984540054  # standard normal quantile at 0.975
 RESAMPLES = 2000

@@ -6,10 +6,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mcpagent.core.metrics import Metric
-from mcpagent.core.records import JsonObject, Record
+from mcpagent.core.records import JsonObject, Metric, Record
+from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import SCHEMA_VERSION, Trajectory
 from mcpagent.evaluate.intervals import clustered_mean
+from mcpagent.policy.contract import Policy
+from mcpagent.rollout.agent import AgentSettings, ContextRenderer
+from mcpagent.rollout.collector import attempts, collect
+from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.metrics import PoolMetrics
 
 COMPLEXITIES = ("simple", "moderate", "complex")
@@ -215,4 +219,35 @@ def _of_complexity(
         n_episodes=unscored + sum(len(o.success) for o in chosen.values()),
         unscored=unscored,
         **{name: metrics[name] for name in ComplexitySummary.model_fields if name in metrics},
+    )
+
+
+# What a training run measures of itself, as the stems of files under eval/.
+UNTRAINED, BEST = "untrained", "best"
+
+
+async def evaluate(
+    tasks: Sequence[Task],
+    *,
+    policy: Policy,
+    tools: ToolProvider,
+    settings: AgentSettings,
+    renderer: ContextRenderer | None,
+    samples: int = 1,
+    seed: int = 0,
+    concurrency: int = 256,
+    deterministic: bool = True,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """`samples` attempts at each task with the fixed form of the reward; the seeds are those of evaluation,
+    which training never uses. `deterministic` is what `rollout.deterministic` comes to, as in training."""
+    return await collect(
+        list(attempts(tasks, per_task=samples, seed=seed, label="evaluation")),
+        policy=policy,
+        tools=tools,
+        settings=settings,
+        renderer=renderer,
+        concurrency=concurrency,
+        deterministic=deterministic,
+        on_done=on_done,
     )

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+import yaml
+
+from mcpagent.config.environment import resource_path
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.llm.contract import ChatRequest, Usage
@@ -40,7 +45,7 @@ class BudgetSpent(Exception):
         self.cap = cap
 
 
-class Budget:
+class ApiBudget:
     """Caps that hold under concurrency: each request reserves the most that it can cost before it is sent.
 
     A request whose cost stays unknown (a timeout, a reply without usage, one in flight when the process was
@@ -117,3 +122,30 @@ class Budget:
             return True
         all_in_flight = sum(self._reserved, bound)
         return self.price.of(self.usage + self._uncertain_usage + all_in_flight) <= self.max_cost
+
+
+_DATE = re.compile(r"-20\d\d-\d\d-\d\d$")
+
+
+def load_prices(path: Path | None = None) -> dict[str, Price]:
+    """By model name."""
+    table = yaml.safe_load((path or resource_path("templates/prompts/prices.yaml")).read_text("utf-8"))
+    return {model: Price(**price) for model, price in table.items()}
+
+
+def price_of(model: str) -> Price | None:
+    """The price of a model, dated or not; None for one that the table does not know."""
+    return load_prices().get(_DATE.sub("", model))
+
+
+def given_price(price_in: float | None, price_out: float | None, *, names: tuple[str, str]) -> Price | None:
+    """The price that a user names, in dollars per million tokens; None where there is none. Raises UserError
+    for half of one. `names` are those of the two settings."""
+    if price_in is not None and price_out is not None:
+        return Price(price_in, price_out)
+    if price_in is not None or price_out is not None:
+        raise UserError(
+            f"one of {names[0]} and {names[1]} is set, which is the price of half a request",
+            remedy="set both, in dollars per million tokens, or none",
+        )
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,10 +14,192 @@ import openai
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS, redact
+from mcpagent.core.values import retry_after_s
 from mcpagent.errors import UserError
-from mcpagent.llm.bodies import UNUSABLE, chat_body, read_chat, read_responses, responses_body
-from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureReason
-from mcpagent.llm.refusals import Concessions, failure_of
+from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureReason, Finish, Usage
+
+# How far a server enforces the schema of an answer, the most first.
+MODES = ("json_schema", "json_object", "text")
+UNUSABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError)
+_FINISH = {
+    "stop": Finish.STOP,
+    "length": Finish.LENGTH,
+    "content_filter": Finish.REFUSED,
+    "tool_calls": Finish.TOOL_CALLS,
+    "function_call": Finish.TOOL_CALLS,
+}
+
+
+def chat_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": list(request.messages),
+        "max_completion_tokens": request.max_output_tokens,
+        **_sampling(request),
+    }
+    if request.tools:
+        body["tools"] = list(request.tools)
+    if request.schema is not None and mode == "json_schema":
+        schema = {"name": request.schema_name, "schema": request.schema, "strict": True}
+        body["response_format"] = {"type": mode, "json_schema": schema}
+    elif request.schema is not None and mode == "json_object":
+        body["response_format"] = {"type": mode}
+    return body
+
+
+def responses_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": model,
+        "input": list(request.messages),
+        "max_output_tokens": request.max_output_tokens,
+        "store": False,
+        **_sampling(request),
+    }
+    body.pop("seed", None)  # the Responses API has none
+    if request.schema is not None and mode == "json_schema":
+        body["text"] = {
+            "format": {"type": mode, "name": request.schema_name, "schema": request.schema, "strict": True}
+        }
+    elif request.schema is not None and mode == "json_object":
+        body["text"] = {"format": {"type": mode}}
+    return body
+
+
+def read_chat(raw: JsonObject) -> ChatReply:
+    """Raises one of UNUSABLE where the body is no chat completion."""
+    choice = raw["choices"][0]
+    message = choice["message"]
+    calls = tuple(message.get("tool_calls") or ())
+    finish = _FINISH.get(choice.get("finish_reason") or "stop", Finish.STOP)
+    refusal = message.get("refusal")
+    return ChatReply(
+        text=str(refusal or message.get("content") or ""),
+        finish=Finish.REFUSED if refusal else Finish.TOOL_CALLS if calls else finish,
+        usage=_usage(raw, "prompt_tokens", "completion_tokens"),
+        raw=raw,
+        tool_calls=calls,
+    )
+
+
+def read_responses(raw: JsonObject) -> ChatReply:
+    """Raises one of UNUSABLE where the body is no response."""
+    parts = [part for item in raw["output"] if item["type"] == "message" for part in item["content"]]
+    refusals = [part["refusal"] for part in parts if part["type"] == "refusal"]
+    texts = [part["text"] for part in parts if part["type"] == "output_text"]
+    finish = Finish.STOP
+    if raw.get("status") == "incomplete":
+        why = (raw.get("incomplete_details") or {}).get("reason")
+        finish = Finish.REFUSED if why == "content_filter" else Finish.LENGTH
+    elif raw.get("status") in {"failed", "cancelled"}:
+        raise ValueError(f"status {raw['status']}: {raw.get('error')}")
+    return ChatReply(
+        text="".join(refusals or texts),
+        finish=Finish.REFUSED if refusals else finish,
+        usage=_usage(raw, "input_tokens", "output_tokens"),
+        raw=raw,
+    )
+
+
+def _usage(raw: JsonObject, input_key: str, output_key: str) -> Usage | None:
+    usage = raw.get("usage")
+    if not isinstance(usage, dict) or not {input_key, output_key} <= usage.keys():
+        return None
+    return Usage(int(usage[input_key]), int(usage[output_key]))
+
+
+def _sampling(request: ChatRequest) -> dict[str, Any]:
+    chosen = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+_OPTIONAL = ("temperature", "seed", "store")
+_NO_QUOTA = {"insufficient_quota", "billing_hard_limit_reached"}
+
+
+class Concessions:
+    """What the server has refused so far. `mode` is how the schema of an answer is asked for; `state` counts
+    the concessions, so that a request knows which of them it was sent with."""
+
+    def __init__(self, *, on_note: Callable[[str], None]) -> None:
+        self.mode = MODES[0]
+        self.state = 0
+        self._works = False
+        self._dropped: set[str] = set()
+        self._is_renamed = False
+        self._on_note = on_note
+
+    def works(self, state: int) -> None:
+        """A request with a schema was answered: a later refusal has another reason than that."""
+        self._works = self._works or state == self.state
+
+    def applied(self, body: dict[str, Any]) -> dict[str, Any]:
+        """`body` without what the server does not take."""
+        kept = {name: value for name, value in body.items() if name not in self._dropped}
+        if self._is_renamed and "max_completion_tokens" in kept:
+            kept["max_tokens"] = kept.pop("max_completion_tokens")
+        return kept
+
+    def give_in(self, message: str, state: int, *, has_schema: bool) -> bool:
+        """True where the refused request, sent in `state`, is worth another attempt."""
+        if state != self.state:
+            return True  # another request's refusal has changed how it would be sent now
+        note = self._concession(message, has_schema=has_schema)
+        if note is None:
+            return False
+        self.state += 1
+        self._on_note(note)
+        return True
+
+    def _concession(self, message: str, *, has_schema: bool) -> str | None:
+        words = set(re.findall(r"\w+", message.lower()))
+        if "max_completion_tokens" in words and not self._is_renamed:
+            self._is_renamed = True
+            return "the server does not know max_completion_tokens; it is sent max_tokens"
+        for name in _OPTIONAL:
+            if name in words and name not in self._dropped:
+                self._dropped.add(name)
+                return f"the server refuses {name}; it is left out"
+        if not has_schema or self._works or self.mode == MODES[-1]:
+            return None
+        refused, self.mode = self.mode, MODES[MODES.index(self.mode) + 1]
+        return f"the server refuses {refused} answers ({message[:120]}); trying {self.mode}"
+
+
+def failure_of(error: openai.APIStatusError, *, where: str, model: str) -> ChatFailed | UserError:
+    """What an error status says: of this attempt (ChatFailed), or of every request (UserError)."""
+    status, text = error.status_code, _message(error)
+    code = error.body.get("code") if isinstance(error.body, dict) else None
+    if status in {401, 403}:
+        return UserError(
+            f"the API refuses the key ({status}): {text}",
+            where=where,
+            remedy="set OPENAI_API_KEY, also in .env",
+        )
+    if status == 404:
+        return UserError(
+            f"the API has no model {model!r}, or no such path (404): {text}",
+            where=where,
+            remedy="check --model, --base-url (it usually ends in /v1) and --backend chat|responses",
+        )
+    if status in {402, 429} and (status == 402 or code in _NO_QUOTA):
+        return UserError(f"the account has no quota left: {text}", where=where, remedy="check its billing")
+    if status == 429:
+        wait_s = retry_after_s(error.response.headers)
+        return ChatFailed(FailureReason.RATE_LIMITED, f"429: {text}", retry_after_s=wait_s)
+    if status in {408, 409} or status >= 500:
+        wait_s = retry_after_s(error.response.headers)
+        return ChatFailed(FailureReason.SERVER_ERROR, f"{status}: {text}", retry_after_s=wait_s)
+    return ChatFailed(FailureReason.BAD_REQUEST, f"{status}: {text}")
+
+
+def _message(error: openai.APIStatusError) -> str:
+    body = error.body
+    if isinstance(body, dict):
+        parts = [body.get("message"), body.get("param")]
+        told = " ".join(str(part) for part in parts if part)
+        return told or json.dumps(body)[:300]
+    return str(body or error.message)[:300]
+
 
 Backend = Literal["chat", "responses"]
 BACKENDS: tuple[Backend, ...] = ("responses", "chat")

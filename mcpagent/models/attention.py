@@ -1,15 +1,186 @@
-"""The attention that mcpagent gives to models which use torch's fused kernel."""
+"""Attention: torch's fused kernel as mcpagent gives it to models, and over packed trees of sequences."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from mcpagent.models.tree_attention import Tree, attend_tree
+
+@dataclass(frozen=True)
+class Siblings:
+    """Segments of the given `lengths` that stand one after another from `start` and continue the same
+    `path`: the (start, end) of each ancestor, root first."""
+
+    start: int
+    lengths: tuple[int, ...]
+    path: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def width(self) -> int:
+        return max(self.lengths)
+
+    @property
+    def end(self) -> int:
+        return self.start + sum(self.lengths)
+
+    @property
+    def size(self) -> int:
+        """Tokens once every segment is as long as the longest."""
+        return len(self.lengths) * self.width
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """Between the L tokens of a row and the P >= L places of its sets with every segment as long as the
+    longest of its set. `token_P` is the token at a place (a neighbour's where there is none), `place_L` the
+    place of a token, `empty` the places without one."""
+
+    token_P: torch.Tensor
+    place_L: torch.Tensor
+    empty: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PrefixTree:
+    """The packed row as sets of siblings that cover it in order. Masks and places are made once and serve all
+    layers."""
+
+    sets: tuple[Siblings, ...]
+    _masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    _paddings: list[_Padding | None] = field(default_factory=list, compare=False, repr=False)
+
+    def mask(self, width: int, before: int, like: torch.Tensor) -> torch.Tensor:
+        """Additive [width, before + width]: query i sees everything before its segment and itself up to i."""
+        key = (width, before)
+        if key not in self._masks:
+            hidden = torch.ones(width, before + width, dtype=torch.bool, device=like.device).triu(before + 1)
+            self._masks[key] = torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
+        return self._masks[key]
+
+    def place(self, segment: tuple[int, int]) -> tuple[int, int, int]:
+        """Which set the segment (start, end) is in, which of its rows it is, and its length."""
+        return self._places[segment]
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, int], tuple[int, int, int]]:
+        places: dict[tuple[int, int], tuple[int, int, int]] = {}
+        for at, siblings in enumerate(self.sets):
+            start = siblings.start
+            for row, length in enumerate(siblings.lengths):
+                places[start, start + length] = (at, row, length)
+                start += length
+        return places
+
+    def padding(self, device: torch.device) -> _Padding | None:
+        """None where no segment is shorter than its siblings."""
+        if not self._paddings:
+            self._paddings.append(_padding(self.sets, device))
+        return self._paddings[0]
+
+
+def attend_tree(
+    query: torch.Tensor,  # [1, heads, L, head_dim]
+    key: torch.Tensor,  # [1, key_value_heads, L, head_dim]
+    value: torch.Tensor,
+    tree: PrefixTree,
+    *,
+    scaling: float | None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """[1, L, heads, head_dim]."""
+    padding = tree.padding(query.device)
+    queries, keys, values = (_by_set(states, tree, padding) for states in (query, key, value))
+    outputs: list[torch.Tensor] = []
+    for at, siblings in enumerate(tree.sets):
+        before = sum(end - start for start, end in siblings.path)
+        out = scaled_dot_product_attention(
+            queries[at],
+            _with_path(keys, at, tree),
+            _with_path(values, at, tree),
+            attn_mask=tree.mask(siblings.width, before, query) if before else None,
+            is_causal=not before,
+            scale=scaling,
+            dropout_p=dropout,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    rows = torch.cat(outputs)
+    return (rows if padding is None else _Unpad.apply(rows, padding))[None]
+
+
+def _by_set(states: torch.Tensor, tree: PrefixTree, padding: _Padding | None) -> list[torch.Tensor]:
+    """For each set [siblings, heads, width, head_dim] of [1, heads, L, head_dim]."""
+    rows = states[0].transpose(0, 1)
+    if padding is not None:
+        rows = _Pad.apply(rows, padding)
+    parts = rows.split([s.size for s in tree.sets])
+    return [
+        part.unflatten(0, (len(siblings.lengths), siblings.width)).transpose(1, 2)
+        for part, siblings in zip(parts, tree.sets, strict=True)
+    ]
+
+
+def _with_path(states: Sequence[torch.Tensor], at: int, tree: PrefixTree) -> torch.Tensor:
+    """The set at place `at` of `states`, behind its ancestors:
+    [siblings, heads, before + width, head_dim]."""
+    own = states[at]
+    ancestors = [states[where][row, :, :length] for where, row, length in map(tree.place, tree.sets[at].path)]
+    if not ancestors:
+        return own
+    shared = torch.cat(ancestors, dim=1).expand(len(own), -1, -1, -1)
+    return torch.cat([shared, own], dim=2)
+
+
+class _Pad(torch.autograd.Function):
+    """[L, ...] -> [P, ...]. A place without a token holds any: no token sees it, so it has no gradient, and
+    each token's is that of its own place."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, padding: _Padding) -> torch.Tensor:
+        ctx.padding = padding
+        return rows.index_select(0, padding.token_P)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0].index_select(0, ctx.padding.place_L), None
+
+
+class _Unpad(torch.autograd.Function):
+    """[P, ...] -> [L, ...]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, padding: _Padding) -> torch.Tensor:
+        ctx.padding = padding
+        return rows.index_select(0, padding.place_L)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        padding = ctx.padding
+        return gradients[0].index_select(0, padding.token_P).index_fill_(0, padding.empty, 0.0), None
+
+
+def _padding(sets: Sequence[Siblings], device: torch.device) -> _Padding | None:
+    token_P: list[int] = []
+    place_L: list[int] = []
+    empty: list[int] = []
+    for siblings in sets:
+        for length in siblings.lengths:
+            start, place, missing = len(place_L), len(token_P), siblings.width - length
+            place_L += range(place, place + length)
+            empty += range(place + length, place + siblings.width)
+            token_P += (*range(start, start + length), *[start] * missing)
+    if not empty:
+        return None
+    return _Padding(*(torch.tensor(indices, device=device) for indices in (token_P, place_L, empty)))
+
 
 NAME = "mcpagent"
 
@@ -31,7 +202,7 @@ def _attend(
     attention_mask: torch.Tensor | None,  # additive [n, 1, q, kv], or what `sdpa_mask` makes
     dropout: float = 0.0,
     scaling: float | None = None,
-    tree: Tree | None = None,
+    tree: PrefixTree | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     if tree is not None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from mcpagent.config.resources import resource_path
+from mcpagent.config.environment import resource_path
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError, UserError
 

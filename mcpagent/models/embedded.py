@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mcpagent.config.resources import resource_path
+from mcpagent.config.environment import resource_path
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",

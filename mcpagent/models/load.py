@@ -20,10 +20,9 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from mcpagent.errors import UserError
-from mcpagent.models.sizes import refuse_incomplete, refuse_other_sizes
+from mcpagent.models.weights import holds_weights, refuse_incomplete, refuse_other_sizes, weight_shapes
 from mcpagent.storage.checkpoints import ADAPTER_FILE, choose_checkpoint, verified
 from mcpagent.storage.packages import require
-from mcpagent.storage.weights import holds_weights, weight_shapes
 
 _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 # What transformers and PEFT say of weights that do not fit, in exceptions and warnings of general kinds.

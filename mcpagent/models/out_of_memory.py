@@ -25,8 +25,8 @@ _PHASE_OF: dict[str, Phase] = {
     "mcpagent.policy": "sampling episodes",
     "mcpagent.rollout": "sampling episodes",
     "mcpagent.train.update": "updating the weights",
-    "mcpagent.train.learner": "updating the weights",
-    "mcpagent.train.scoring": "updating the weights",
+    "mcpagent.train.learner.learner": "updating the weights",
+    "mcpagent.train.batch.scoring": "updating the weights",
     "mcpagent.train.sft": "updating the weights",
 }
 

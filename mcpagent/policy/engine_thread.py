@@ -28,7 +28,7 @@ class Finished:
     versions: tuple[PolicySpan, ...] = ()
 
 
-class Engine(Protocol):
+class BatchEngine(Protocol):
     """Continuous batching, single-threaded; every method returns the turns that it ended."""
 
     @property
@@ -49,7 +49,7 @@ class Engine(Protocol):
         ...
 
 
-E = TypeVar("E", bound=Engine)
+E = TypeVar("E", bound=BatchEngine)
 
 
 @dataclass(eq=False)

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mcpagent.core.hidden_text import without_marks
-from mcpagent.core.model_json import MAX_DEPTH, decode_model_json
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Completion, FinishReason, TokenUsage
+from mcpagent.core.values import MAX_DEPTH, decode_model_json
 from mcpagent.errors import EpisodeError
 from mcpagent.llm.budget import Price
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Finish

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mcpagent.core.placeholders import PlaceholderError, format_value, reference_texts, resolve, text_value
+from mcpagent.core.placeholders import (
+    PlaceholderError,
+    format_value,
+    reference_texts,
+    resolve_references,
+    text_value,
+)
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import AnswerCheck, PlanStep, Task
 from mcpagent.core.trajectory import Completion
@@ -125,7 +131,7 @@ class _GoldPlan:
         due = _first_group([step for step in planned[len(answers) :] if step.user_turn == user_turn])
         try:
             calls = [
-                call_text(flaw.tool or _shown_name(step, request), resolve(step.params, results))
+                call_text(flaw.tool or _shown_name(step, request), resolve_references(step.params, results))
                 for step in due
             ]
             return "\n".join(calls) if calls else _as_text(self._closing_text(user_turn, results, flaw))
@@ -224,12 +230,12 @@ def _as_text(answer: str) -> str:
 def _final_text(task: Task, results: Mapping[str, Any]) -> str:
     truth = task.truth
     if truth.reference_answer is not None:
-        return format_value(resolve(truth.reference_answer, results))
+        return format_value(resolve_references(truth.reference_answer, results))
     if truth.final_answer is not None and truth.final_answer.type == "abstention":
         return _abstention(truth.final_answer)
     if truth.final_answer is None or truth.final_answer.type == "regex":
         return "None of the tools is needed." if truth.abstain else "Done."
-    value = resolve(truth.final_answer.value, results)
+    value = resolve_references(truth.final_answer.value, results)
     if isinstance(value, list):
         return ", ".join(format_value(fact) for fact in value)
     return f"The answer is {format_value(value)}." if truth.final_answer.type == "number" else str(value)
@@ -244,7 +250,7 @@ def _abstention(check: AnswerCheck) -> str:
 def _value_for(step: PlanStep, results: Mapping[str, Any]) -> str:
     """What `step` would have used of the results so far."""
     used = reference_texts(step.params)
-    return format_value(resolve(used[0], results)) if used else _first_value(results)
+    return format_value(resolve_references(used[0], results)) if used else _first_value(results)
 
 
 def _first_value(results: Mapping[str, Any]) -> str:

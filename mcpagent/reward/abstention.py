@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mcpagent.core.numbers import numbers_in
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
+from mcpagent.core.values import numbers_in
 from mcpagent.reward.phrasing import Evidence, has_words, plain, tokens, without_markup
 
 ABSTENTIONS = ("cannot", "asks", "replies")

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mcpagent.core.matching import expect_holds, others_unchanged
-from mcpagent.core.numbers import as_number, numbers_in, quantities_in
-from mcpagent.core.placeholders import PlaceholderError, format_value, resolve, result_value
+from mcpagent.core.placeholders import PlaceholderError, format_value, resolve_references, result_value
 from mcpagent.core.tasks import AnswerCheck, StateCheck
 from mcpagent.core.tools import ToolResult
+from mcpagent.core.values import as_number, numbers_in, quantities_in
 from mcpagent.reward.abstention import abstention_holds
 from mcpagent.reward.phrasing import Evidence, has_words, is_denied, is_dump, plain, without_markup
 
@@ -44,9 +44,9 @@ def answer_holds(
     if answer is None:
         return False
     try:
-        value = resolve(check.value, results)
+        value = resolve_references(check.value, results)
         if check.type == "abstention":
-            return abstention_holds(check, answer, resolve(check.without, results), evidence)
+            return abstention_holds(check, answer, resolve_references(check.without, results), evidence)
     except PlaceholderError:
         return False
     facts: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
@@ -73,7 +73,7 @@ def state_holds(
         return False
     was = None if before is None or before.is_error else result_value(before)
     try:
-        expected = resolve(check.expect, results)
+        expected = resolve_references(check.expect, results)
     except PlaceholderError:
         return False
     now = result_value(result)

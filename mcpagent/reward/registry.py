@@ -11,7 +11,7 @@ from mcpagent.reward import rule
 from mcpagent.reward.record import EpisodeRecord
 
 Grader = Callable[[Task, EpisodeRecord], tuple[RewardTerm, ...]]
-GRADERS: dict[str, Grader] = {"rule": rule.grade}
+GRADERS: dict[str, Grader] = {"rule": rule.grade_by_rule}
 
 
 def grade(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:

@@ -8,21 +8,98 @@ Since both lie in 0..1, every success is worth at least 0.45 and every failure a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from mcpagent.core.placeholders import PlaceholderError, format_value, resolve
-from mcpagent.core.tasks import GroundTruth, StateCheck, Task
+from mcpagent.core.placeholders import PlaceholderError, format_value, resolve_references
+from mcpagent.core.tasks import GroundTruth, PlanStep, StateCheck, Task
 from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.answer import answer_holds, state_holds
 from mcpagent.reward.assignment import Assignment, assign
-from mcpagent.reward.gates import quiet_turns, required_calls
 from mcpagent.reward.phrasing import Evidence
-from mcpagent.reward.record import (
-    EpisodeRecord,
-    RecordedCall,
-    attempts_by_user_turn,
-    state_readings,
-)
+from mcpagent.reward.record import EpisodeRecord, RecordedCall, attempts_by_user_turn, state_readings
+
+
+def required_calls(
+    truth: GroundTruth,
+    calls: Sequence[RecordedCall],
+    assignment: Assignment,
+    read_only: Collection[str] | None,
+) -> float | None:
+    """1 where every call that the task requires was made; None where it requires none.
+
+    Required are the tools of `must_call_tool`, and beside an answer or an end state: each step of the plan
+    that may change something which no state check reads, and some call in every user turn of the plan.
+    """
+    demands = [_was_called(name, truth, calls, assignment) for name in truth.success.must_call]
+    if truth.tool_sequence and (truth.final_answer is not None or truth.state):
+        demands += [index in assignment.exact for index in writing_steps(truth, read_only)]
+        answered = {made.user_turn for made in _ordinary(calls, assignment)}
+        demands += [user_turn in answered for user_turn in _turns_with_calls(truth)]
+    return float(all(demands)) if demands else None
+
+
+def writing_steps(truth: GroundTruth, read_only: Collection[str] | None) -> list[int]:
+    """The steps (by index in the plan) whose call changes something that only the call itself shows."""
+    return [
+        index
+        for index, step in enumerate(truth.tool_sequence)
+        if not _is_optional(step)
+        and step.server not in truth.state
+        and f"{step.server}.{step.tool}" not in (read_only or ())
+    ]
+
+
+def quiet_turns(truth: GroundTruth) -> tuple[int, ...]:
+    """User turns in which a call is a failure: those that the task names. Where it names none and no state
+    says what was done, those before the first call of the plan: the user has not yet said what it takes."""
+    if truth.quiet_turns is not None or truth.state or truth.final_answer is None:
+        return truth.quiet_turns or ()
+    first = min((step.user_turn for step in truth.tool_sequence), default=0)
+    return tuple(range(first))
+
+
+def _turns_with_calls(truth: GroundTruth) -> list[int]:
+    """The user turns of the plan, those apart whose end a state check reads: it fails where nothing was
+    called in them."""
+    read = {check.user_turn for checks in truth.state.values() for check in checks}
+    turns = {step.user_turn for step in truth.tool_sequence if not _is_optional(step)}
+    return sorted(turns - read)
+
+
+def _was_called(
+    wanted: str, truth: GroundTruth, calls: Sequence[RecordedCall], assignment: Assignment
+) -> bool:
+    """`wanted` is `server.tool`, a tool or a server; where the plan has it, it counts in those user turns."""
+    planned = {
+        step.user_turn
+        for step in truth.tool_sequence
+        for gold in (step, *step.alternatives)
+        if _is_named(wanted, gold.server, gold.tool)
+    }
+    return any(
+        _is_named(wanted, made.call.server, made.call.tool) and (not planned or made.user_turn in planned)
+        for made in _ordinary(calls, assignment)
+    )
+
+
+def _ordinary(calls: Sequence[RecordedCall], assignment: Assignment) -> list[RecordedCall]:
+    """Calls with an ordinary result (a name with junk arguments is no call), and gold calls, whatever the
+    server answered."""
+    gold = set(assignment.exact.values())
+    return [
+        made
+        for position, made in enumerate(calls)
+        if made.was_made and (position in gold or not made.result.is_error)
+    ]
+
+
+def _is_named(wanted: str, server: str, tool: str) -> bool:
+    return wanted in {f"{server}.{tool}", tool, server}
+
+
+def _is_optional(step: PlanStep) -> bool:
+    return bool((step.model_extra or {}).get("optional"))
+
 
 SUCCESS_WEIGHT = 0.6
 PARTIAL_WEIGHT = 0.4
@@ -40,7 +117,7 @@ TERM_NAMES = (
 )
 
 
-def grade(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
+def grade_by_rule(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     """The terms of an ended episode, named and ordered as TERM_NAMES; only the first three have a weight.
 
     None is the value of a term that the task does not have. An episode in which the machinery failed or the
@@ -142,7 +219,9 @@ def _evidence(task: Task, calls: Sequence[RecordedCall], assignment: Assignment)
     said = [message.content for message in task.prompt if message.role == "user"]
     reference = task.truth.reference_answer
     try:
-        reference = None if reference is None else format_value(resolve(reference, assignment.results))
+        reference = (
+            None if reference is None else format_value(resolve_references(reference, assignment.results))
+        )
     except PlaceholderError:
         reference = None
     return Evidence(

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mcpagent.core.matching import expect_problems, match_rules, pattern_problem, rule_problems
-from mcpagent.core.numbers import as_number
 from mcpagent.core.placeholders import PlaceholderError, format_value, references
 from mcpagent.core.tasks import AnswerCheck, GroundTruth, Task
+from mcpagent.core.values import as_number
 from mcpagent.reward.abstention import ABSTENTIONS
 from mcpagent.reward.answer import answer_holds
 from mcpagent.reward.assignment import depends_on

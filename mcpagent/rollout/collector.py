@@ -3,15 +3,173 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import Trajectory, TrajectoryGroup
-from mcpagent.policy.contract import Policy
+from mcpagent.core.trajectory import Completion, Trajectory, TrajectoryGroup
+from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.rollout.agent import AgentSettings, Attempt, ContextRenderer, run_attempt
-from mcpagent.rollout.barrier import TurnBarrier
 from mcpagent.tools.contract import ToolProvider
+
+
+class TurnBarrier:
+    """A policy in front of a policy. `enter` and `leave` count the open episodes; one event loop only."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._open = 0
+        self._order: dict[str, int] = {}
+        self._waiting: dict[str, tuple[CompletionRequest, asyncio.Future[Completion]]] = {}
+        self._flush: asyncio.Task[None] | None = None
+
+    def enter(self, episode_id: str, *, rank: int) -> None:
+        """An episode has opened; `rank` is its place in every batch."""
+        self._open += 1
+        self._order[episode_id] = rank
+
+    async def leave(self, episode_id: str) -> None:
+        """The episode is over and asks nothing more."""
+        self._open -= 1
+        del self._order[episode_id]
+        self._flush_if_complete()
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """Wait until every open episode has asked, then answer all of them from one batch."""
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Completion]] = []
+        for request in requests:
+            futures.append(loop.create_future())
+            self._waiting[request.episode_id] = (request, futures[-1])
+        self._flush_if_complete()
+        return list(await asyncio.gather(*futures))
+
+    async def release(self, episode_id: str) -> None:
+        await self._policy.release(episode_id)
+
+    def _flush_if_complete(self) -> None:
+        if self._waiting and len(self._waiting) == self._open:
+            batch = sorted(self._waiting.values(), key=lambda item: self._order[item[0].episode_id])
+            self._waiting = {}
+            self._flush = asyncio.create_task(self._run(batch))
+
+    async def _run(self, batch: list[tuple[CompletionRequest, asyncio.Future[Completion]]]) -> None:
+        try:
+            completions = await self._policy.complete([request for request, _ in batch])
+        except BaseException as error:  # noqa: BLE001 - task boundary: each waiter gets the error
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), completion in zip(batch, completions, strict=True):
+            if not future.done():
+                future.set_result(completion)
+
+
+Play = Callable[[Attempt], Awaitable[Trajectory]]
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """Updates between the policy that sampled a token and the one that is trained on it."""
+
+    mean: float
+    largest: int
+
+
+@dataclass(eq=False)
+class _Begun:
+    """A group in flight; `version` is the policy that was in force when it was begun."""
+
+    version: int
+    task: asyncio.Task[list[Trajectory]]
+
+
+class Pipeline:
+    """Bound to one event loop. `groups` are the attempts at each task in the order in which they are begun,
+    `play` plays one, and `batch` is how many groups a training step takes.
+
+    Half of the staleness is for running ahead, the other half for stragglers: in flight are
+    `batch * (1 + max_staleness / 2)` groups.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Sequence[Attempt]],
+        *,
+        play: Play,
+        batch: int,
+        max_staleness: int,
+        concurrency: int,
+    ) -> None:
+        if max_staleness < 1:
+            raise ValueError("a pipeline without staleness is no pipeline; use collect")
+        self._groups = iter(groups)
+        self._play, self._batch, self._max_staleness = play, batch, max_staleness
+        self._slots = asyncio.Semaphore(concurrency)
+        self._begun: list[_Begun] = []  # oldest first
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._begun)
+
+    async def take(self, *, version: int) -> list[Trajectory]:
+        """The next batch, group by group, for the update of policy `version`; fewer groups where no more are
+        left, none at the end. What `play` raises is raised here."""
+        self._begin(version)
+        while (batch := self._finished_batch(version)) is None:
+            running = [group.task for group in self._begun if not group.task.done()]
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        self._begun = [group for group in self._begun if group not in batch]
+        return [trajectory for group in batch for trajectory in group.task.result()]
+
+    async def close(self) -> None:
+        """End what is still running."""
+        begun, self._begun = self._begun, []
+        for group in begun:
+            group.task.cancel()
+        await asyncio.gather(*(group.task for group in begun), return_exceptions=True)
+
+    def _begin(self, version: int) -> None:
+        wanted = self._batch + self._batch * self._max_staleness // 2
+        while len(self._begun) < wanted and (attempts := next(self._groups, None)) is not None:
+            self._begun.append(_Begun(version, asyncio.create_task(self._play_group(attempts))))
+
+    async def _play_group(self, attempts: Sequence[Attempt]) -> list[Trajectory]:
+        async def one(attempt: Attempt) -> Trajectory:
+            async with self._slots:
+                return await self._play(attempt)
+
+        return list(await asyncio.gather(*(one(attempt) for attempt in attempts)))
+
+    def _finished_batch(self, version: int) -> list[_Begun] | None:
+        """The oldest groups that have finished, once they are a batch that leaves enough steps for the rest;
+        None while that is to be waited for."""
+        failed = next((g for g in self._begun if g.task.done() and g.task.exception()), None)
+        if failed is not None:
+            failed.task.result()
+        batch = [group for group in self._begun if group.task.done()][: self._batch]
+        if len(batch) < min(self._batch, len(self._begun)):
+            return None
+        rest = [group.version for group in self._begun if group not in batch]
+        for steps in range(self._max_staleness + 1):
+            # What must be taken within so many further steps has to fit into their batches.
+            due = sum(begun <= version - self._max_staleness + steps for begun in rest)
+            if due > steps * self._batch:
+                return None
+        return batch
+
+
+def staleness(trajectories: Iterable[Trajectory], *, version: int) -> Staleness | None:
+    """Over the sampled tokens, for the update of policy `version`; None where there are none."""
+    ages: list[int] = []
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            for span in turn.completion.policy_versions:
+                ages += [version - span.version] * (span.end - span.start)
+    return Staleness(fmean(ages), max(ages)) if ages else None
 
 
 def attempts(tasks: Iterable[Task], *, per_task: int, seed: int, label: str = "") -> Iterator[Attempt]:

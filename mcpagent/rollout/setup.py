@@ -2,27 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcpagent.config.environment import environment
 from mcpagent.config.schema import ServerSection, ToolsConfig, TrainConfig
 from mcpagent.core.records import JsonObject
+from mcpagent.core.redact import SECRETS
 from mcpagent.env.episode import EpisodeLimits
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import Sampling
 from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.cassettes import recording, strict_cassette
 from mcpagent.servers.names import UpstreamKind
-from mcpagent.servers.sandbox.kinds import SandboxKind
-from mcpagent.tools.cassette import Cassette
+from mcpagent.servers.sandbox.contract import SandboxKind
+from mcpagent.storage.atomic import write_text
+from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
+from mcpagent.tools.cassettes.tape import canonical, content_digest
+from mcpagent.tools.catalog import ListingLimits
 from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.limits import ServerLimits
-from mcpagent.tools.listing import ListingLimits
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import Isolation, ServerConfig, builtin_servers, load_servers
+from mcpagent.tools.servers_config import (
+    HttpServer,
+    Isolation,
+    ServerConfig,
+    StdioServer,
+    builtin_servers,
+    load_servers,
+)
+
+
+def strict_cassette(config: ToolsConfig) -> Cassette | None:
+    """The cassette that stands for all servers; None where the configuration asks for servers."""
+    if config.cassette is None or config.cassette_mode != "strict":
+        return None
+    return Cassette.alone(
+        Path(config.cassette),
+        result_limit_chars=config.result_limit_chars,
+        allow=config.allow_list,
+        on_change=config.on_catalog_change,
+        secrets=_secrets(),
+    )
+
+
+@contextmanager
+def recording(
+    config: ToolsConfig,
+    pool: ToolPool,
+    servers: Sequence[ServerConfig],
+    *,
+    on_note: Callable[[str], None],
+) -> Iterator[Cassette | None]:
+    """The cassette around a started pool of `servers`; None where the configuration has none."""
+    if config.cassette is None or config.cassette_mode not in ("record", "replay"):
+        yield None
+        return
+    cassette = Cassette.around(
+        pool,
+        Path(config.cassette),
+        mode=config.cassette_mode,
+        servers=ServerFacts(
+            isolation={s.name: pool.isolation(s.name) for s in servers},
+            versions={s.name: _version(s, config, reported=pool.versions.get(s.name, "")) for s in servers},
+            repeatable=[
+                f"{name}.{tool}"
+                for name, section in config.per_server.items()
+                for tool in section.safe_to_retry
+            ],
+        ),
+        result_limit_chars=config.result_limit_chars,
+        secrets=_secrets(),
+        on_note=on_note,
+    )
+    with cassette:
+        yield cassette
+
+
+def _secrets() -> Mapping[str, str]:
+    """Those that are known by now: of the servers, which were read, and of the environment."""
+    environment()
+    return SECRETS.names
+
+
+def _version(server: ServerConfig, config: ToolsConfig, *, reported: str) -> str:
+    """What decides which program answers: the version that the server reports, and of a built-in one its
+    upstream, of another how it is reached: many report the version of a library or none, and a package is
+    pinned there (`name@1.2.3`), a folder or a database named."""
+    if config.servers is None:
+        return f"{reported} {config.upstream}"
+    match server:
+        case StdioServer():
+            reached = content_digest(canonical([Path(server.command).name, *server.args]))
+        case HttpServer():
+            reached = content_digest(canonical([server.url]))
+        case _:
+            reached = ""
+    return f"{reported} {reached}".strip()
+
+
+def note_named(servers: Path) -> None:
+    """Keep that a person named this file. Where nothing can be kept, they will be asked to name it again."""
+    for mark in _marks(servers):
+        try:
+            if not mark.exists():
+                write_text(mark, f"{servers.resolve()}\n", is_settings=True)
+        except OSError:
+            return
+
+
+def check_named(servers: Path, *, by: Path) -> None:
+    """Raises UserError for a file that is gone, and for one that was never named here, neither at this place
+    nor with these contents. `by` is the file that names it."""
+    if not servers.is_file():
+        raise UserError(
+            f"the dataset was made with the servers of {servers}, and there is no such file",
+            where=str(by),
+            remedy="name them with --set tools.servers=FILE (or --servers FILE), or fix the path there",
+        )
+    if not any(mark.exists() for mark in _marks(servers)):
+        raise UserError(
+            f"the dataset names programs to start, in {servers}, which were never used on this machine",
+            where=str(by),
+            remedy=f"read that file; if you trust it, name it once: mcpagent tools list --servers {servers}",
+        )
+
+
+def _marks(servers: Path) -> list[Path]:
+    place = str(servers.resolve()).encode("utf-8", "surrogateescape")
+    keys = [place]
+    with suppress(OSError):
+        keys.append(servers.read_bytes())
+    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+    return [state / "mcpagent" / "servers" / hashlib.sha256(key).hexdigest() for key in keys]
 
 
 @dataclass(frozen=True)
@@ -48,7 +164,7 @@ class Tools:
         }
 
 
-def chosen_servers(
+def configured_servers(
     config: ToolsConfig, *, on_note: Callable[[str], None] = lambda _: None
 ) -> Sequence[ServerConfig]:
     """The user's mcp.json, or the built-in servers; `on_note` is told what of the file was skipped."""
@@ -79,7 +195,7 @@ def open_tools(
         with strict, IOThread() as io:
             yield Tools(io, strict, strict)
         return
-    servers = chosen_servers(config, on_note=on_note)
+    servers = configured_servers(config, on_note=on_note)
     pool = tool_pool(config, servers, ledger=ledger, log_dir=log_dir, on_note=on_note)
     with IOThread() as io:
         io.run(pool.__aenter__())

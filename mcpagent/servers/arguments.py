@@ -1,4 +1,4 @@
-"""Checks of tool arguments that upstreams share, live and embedded, with their errors for the model."""
+"""What the tools of several servers share: checks of arguments, and news."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from datetime import date
 from typing import TypeVar
 
 from mcp.server.mcpserver.exceptions import ToolError
+
+from mcpagent.servers.builtin import Answer
 
 T = TypeVar("T")
 
@@ -45,3 +47,17 @@ def _day(name: str, text: str) -> date:
         return date.fromisoformat(text.strip())
     except ValueError:
         raise ToolError(f"{name} must be a date like 2025-11-17.") from None
+
+
+class Article(Answer):
+    """`published` is a date, YYYY-MM-DD."""
+
+    title: str
+    url: str
+    published: str
+
+
+class Articles(Answer):
+    """Newest first."""
+
+    articles: list[Article]

@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,26 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from mcpagent import __version__
 from mcpagent.core.tools import NONCE_META_KEY, PURPOSE_META_KEY
 from mcpagent.servers.ledger import MODEL_PURPOSE, Ledger
-from mcpagent.servers.text import clean_text
+
+
+def clean_text(text: str) -> str:
+    """`text` with surrogate pairs joined and lone surrogates replaced by U+FFFD: UTF-8 cannot encode a lone
+    surrogate, and one in a result ends the whole stdio session."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def clean_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """`arguments` with every text in them clean, also within lists."""
+    return {name: _clean(value) for name, value in arguments.items()}
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    return [_clean(item) for item in value] if isinstance(value, list) else value
+
 
 logger = logging.getLogger(__name__)
 

@@ -9,18 +9,14 @@ from pathlib import Path
 
 from mcpagent.errors import UserError
 from mcpagent.servers.builtin import BuiltinServer, OpenUpstream, ServerDefinition, Upstream
-from mcpagent.servers.embedded.fmp import EmbeddedFmp
-from mcpagent.servers.embedded.polygon import EmbeddedPolygon
-from mcpagent.servers.embedded.slack import EmbeddedSlack
-from mcpagent.servers.embedded.tavily import EmbeddedTavily
-from mcpagent.servers.fmp import FMP
+from mcpagent.servers.fmp import FMP, EmbeddedFmp
 from mcpagent.servers.ledger import Ledger
 from mcpagent.servers.names import BUILTIN_NAMES as BUILTIN_NAMES
 from mcpagent.servers.names import KEY_NAMES, UpstreamKind
-from mcpagent.servers.polygon import POLYGON
-from mcpagent.servers.sandbox.kinds import SandboxKind
-from mcpagent.servers.slack import SLACK
-from mcpagent.servers.tavily import TAVILY
+from mcpagent.servers.polygon import POLYGON, EmbeddedPolygon
+from mcpagent.servers.sandbox.contract import SandboxKind
+from mcpagent.servers.slack import SLACK, EmbeddedSlack
+from mcpagent.servers.tavily import TAVILY, EmbeddedTavily
 
 _PYTHON = "python"  # its definition depends on the sandbox, which has to be tried first
 _DEFINITIONS = {definition.name: definition for definition in (POLYGON, FMP, TAVILY, SLACK)}

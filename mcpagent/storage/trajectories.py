@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from mcpagent.core.records import describe
 from mcpagent.core.trajectory import Trajectory, Turn
-from mcpagent.core.validation import describe
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
-from mcpagent.storage.jsonl import write_jsonl
+from mcpagent.storage.datasets import write_jsonl
+from mcpagent.storage.json_stream import read_records
 from mcpagent.storage.packages import require
-from mcpagent.storage.records import read_records
 
 _RECORDS_SUFFIX = ".jsonl.zst"
 RECORDS_SUFFIXES = (_RECORDS_SUFFIX, ".jsonl.gz", ".jsonl")

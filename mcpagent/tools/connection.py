@@ -12,24 +12,22 @@ from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult, Re
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import FailureKind
-from mcpagent.tools.breaker import CircuitBreaker
-from mcpagent.tools.deadline import settled
 from mcpagent.tools.faults import CallFailed, CallLost, CallThrottled, classify
-from mcpagent.tools.lifeline import Lifeline, Live
-from mcpagent.tools.limits import Gate
+from mcpagent.tools.limits import CircuitBreaker, Gate, settled
+from mcpagent.tools.supervisor import Live, ServerSupervisor
 
 _THROTTLED_FIRST_S = 0.2
 
 
 @dataclass
-class Footprint:
+class WriteGeneration:
     """Which generation of a server an episode wrote to; None while it has only read."""
 
     generation: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class Order:
+class PendingCall:
     """One call: what to send and how often, and (from `waited_s` on) what it took.
 
     `repeats` counts the sendings that may follow a loss. `is_safe`: a second effect does no harm.
@@ -43,7 +41,7 @@ class Order:
     repeats: int = 0
     is_safe: bool = False
     is_write: bool = True
-    footprint: Footprint | None = None
+    footprint: WriteGeneration | None = None
     waited_s: float = 0.0  # for the server and for a slot
     latency_s: float = 0.0  # of the last sending
     sendings: int = 0
@@ -54,12 +52,12 @@ class Connection:
     """A server as a place to send calls to. `gate` and `breaker` belong to the server, so several
     connections may share them."""
 
-    def __init__(self, lifeline: Lifeline, *, gate: Gate, breaker: CircuitBreaker) -> None:
+    def __init__(self, lifeline: ServerSupervisor, *, gate: Gate, breaker: CircuitBreaker) -> None:
         self.lifeline = lifeline
         self._gate = gate
         self._breaker = breaker
 
-    async def call(self, order: Order) -> CallToolResult:
+    async def call(self, order: PendingCall) -> CallToolResult:
         """Make one call. Its deadline starts when the server is up and a slot is free; it waits for the
         server at most the lifeline's `start_timeout_s` in all.
 
@@ -91,7 +89,7 @@ class Connection:
                 except CallLost as lost:
                     _repeat_or_give_up(lost, order)
 
-    async def _send(self, live: Live, request: CallToolRequest, order: Order) -> CallToolResult:
+    async def _send(self, live: Live, request: CallToolRequest, order: PendingCall) -> CallToolResult:
         """One sending under a hard deadline. Raises CallFailed or CallLost.
 
         Not the SDK's own timeout: that one starts only after the request was written, and a cancelled
@@ -130,7 +128,7 @@ class Connection:
         return task.result()
 
 
-async def _sit_out(throttled: CallThrottled, order: Order) -> None:
+async def _sit_out(throttled: CallThrottled, order: PendingCall) -> None:
     """Wait as long as the server asks, or longer each time where it does not say. Raises CallFailed where
     that would pass the call's deadline. The slot is kept: another call would fare no better."""
     own_s = _THROTTLED_FIRST_S + order.throttled_s  # so it at least doubles, whatever the server says
@@ -144,7 +142,7 @@ async def _sit_out(throttled: CallThrottled, order: Order) -> None:
     await asyncio.sleep(wait_s)
 
 
-def _repeat_or_give_up(lost: CallLost, order: Order) -> None:
+def _repeat_or_give_up(lost: CallLost, order: PendingCall) -> None:
     """Return where the lost call is to be sent again; else raise CallFailed."""
     if lost.was_sent and not order.is_safe:
         text = f"{lost.text}; it may have had its effect, and is not safe to repeat"

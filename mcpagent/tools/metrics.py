@@ -7,7 +7,7 @@ from collections import Counter
 
 from mcpagent.core.records import Record
 from mcpagent.core.tools import FailureKind, ToolResult
-from mcpagent.tools.breaker import BreakerState
+from mcpagent.tools.limits import BreakerState
 
 _RATIO = 1.05  # of a bucket's ends, so that a percentile is right within 2.5 %
 _LOG_RATIO = math.log(_RATIO)

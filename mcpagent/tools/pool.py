@@ -17,11 +17,10 @@ from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
-from mcpagent.tools.catalog import Catalog, declared, near_match
+from mcpagent.tools.catalog import Catalog, ListingLimits, declared, near_match
 from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.limits import ServerLimits
-from mcpagent.tools.listing import ListingLimits
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.server import StartedServer
 from mcpagent.tools.servers_config import (
@@ -34,7 +33,7 @@ from mcpagent.tools.servers_config import (
     learn_secrets,
 )
 from mcpagent.tools.session import PoolSession
-from mcpagent.tools.transports import HttpLauncher, Launcher, MemoryLauncher, StdioLauncher
+from mcpagent.tools.transports.open import HttpLauncher, Launcher, MemoryLauncher, StdioLauncher
 from mcpagent.tools.wire import cut_middle
 
 log = logging.getLogger(__name__)

@@ -11,17 +11,23 @@ from mcpagent.core.hidden_text import illegible_name, is_legible, schema_without
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
-from mcpagent.tools.breaker import CircuitBreaker
-from mcpagent.tools.catalog import SchemaCheck, near_match, to_spec
+from mcpagent.tools.catalog import (
+    ListingLimits,
+    SchemaCheck,
+    ToolListing,
+    cut_texts,
+    near_match,
+    to_spec,
+    why_too_long,
+)
 from mcpagent.tools.connection import Connection
 from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
-from mcpagent.tools.lifeline import Lifeline
-from mcpagent.tools.limits import Gate, ServerLimits
-from mcpagent.tools.listing import Listing, ListingLimits, cut_texts, why_too_long
+from mcpagent.tools.limits import CircuitBreaker, Gate, ServerLimits
 from mcpagent.tools.metrics import ServerMetrics, ServerWatch
 from mcpagent.tools.servers_config import Isolation
-from mcpagent.tools.transports import Launcher, MemoryLauncher
+from mcpagent.tools.supervisor import ServerSupervisor
+from mcpagent.tools.transports.open import Launcher, MemoryLauncher
 from mcpagent.tools.wire import cut_middle
 
 T = TypeVar("T")
@@ -108,7 +114,7 @@ class StartedServer:
         # A server object in this process is the same one each time: nothing to compare, and a list of many
         # tools would cost more than an episode's calls.
         is_known = bool(self._pinned) and isinstance(self._launcher, MemoryLauncher)
-        lifeline = Lifeline(
+        lifeline = ServerSupervisor(
             self.name,
             self._launcher,
             breaker=self._breaker,
@@ -152,7 +158,7 @@ class StartedServer:
     def _count_restart(self) -> None:
         self.watch.restarts += 1
 
-    def _compare(self, listing: Listing) -> None:
+    def _compare(self, listing: ToolListing) -> None:
         """Hold the tools of a new process against those that the run began with."""
         current = catalog_hash(to_spec(self.name, tool) for tool in listing.tools)
         if self._pinned in ("", current):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,18 +15,123 @@ from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
 
+from mcpagent.config.environment import environment
+from mcpagent.core.records import shown_value
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.validation import shown
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.servers.names import DATA_SERVERS, UpstreamKind, live_variables
-from mcpagent.servers.sandbox.kinds import SandboxKind
-from mcpagent.tools.inherited import withheld
-from mcpagent.tools.jsonc import parse_jsonc
-from mcpagent.tools.variables import Unresolved, expand, known_variables, shell_word
+from mcpagent.servers.sandbox.contract import SandboxKind
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer, Server
+
+# VS Code prefixes a kind: `${env:VAR}`, `${input:id}`.
+_VARIABLE = re.compile(r"\$\{(?:(?P<kind>env|input):)?(?P<name>[A-Za-z_][\w.-]*?)(?::-(?P<default>[^}]*))?\}")
+
+
+FOLDERS = ("workspaceFolder", "workspaceFolderBasename", "userHome")  # that VS Code knows
+
+
+class UnsetVariable(Exception):
+    """A variable without a value: what is missing, and what to do."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """`text` with its variables replaced; `$VAR` without braces is plain text. Raises Unresolved."""
+    return _VARIABLE.sub(lambda match: _value(match, variables), text)
+
+
+def shell_word(text: str, variables: Mapping[str, str]) -> str:
+    """`text` as a word of a shell's command that means the same: `${VAR}` where it names a variable, and no
+    secret that was typed in its place. The folders that VS Code knows are written out."""
+    pieces: list[str] = []
+    names_variable = False
+    done = 0
+    for match in _VARIABLE.finditer(text):
+        pieces.append(_in_quotes(SECRETS.text(text[done : match.start()])))
+        done = match.end()
+        if match["name"] in FOLDERS and match["kind"] is None:
+            pieces.append(_in_quotes(_value(match, variables)))
+            continue
+        names_variable = True
+        default = "" if match["default"] is None else f":-{_in_quotes(SECRETS.text(match['default']))}"
+        pieces.append(f"${{{match['name']}{default}}}")
+    word = "".join([*pieces, _in_quotes(SECRETS.text(text[done:]))])
+    return f'"{word}"' if names_variable else shlex.quote(SECRETS.text(expand(text, variables)))
+
+
+def _in_quotes(text: str) -> str:
+    """Within double quotes of a shell."""
+    return re.sub(r'([\\"$`])', r"\\\1", text)
+
+
+def known_variables(path: Path) -> dict[str, str]:
+    """What the file at `path` may name: the environment in force, and the folders that VS Code knows."""
+    folder = path.resolve().parent
+    workspace = folder.parent if folder.name == ".vscode" else folder
+    return dict(zip(FOLDERS, (str(workspace), workspace.name, str(Path.home())), strict=True)) | environment()
+
+
+def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    name, default = match["name"], match["default"]
+    if match["kind"] == "input":
+        raise UnsetVariable(
+            f"asks for the VS Code input {name!r}", "Replace it by an environment variable: ${NAME}."
+        )
+    value = variables.get(name)
+    if not value and default is not None:  # as in a shell, `:-` also replaces an empty value
+        return default
+    if value is None:
+        raise UnsetVariable(
+            f"needs the environment variable {name}, which is not set",
+            f"export {name}=...  (or put {name}=... into .env)",
+        )
+    SECRETS.learn({name: value})
+    return value
+
+
+# What has no end (a string, a comment) is one match too, or each quote in it would be tried as a beginning.
+_STRING = r'"(?:\\.|[^"\\\n])*+"?'
+_COMMENT = re.compile(_STRING + r"|//[^\n]*|/\*(?:.*?\*/|.*)", re.DOTALL)
+_LAST_COMMA = re.compile(_STRING + r"|,(?=\s*+[}\]])")
+
+
+def parse_jsonc(text: str) -> Any:
+    """The document. Raises json.JSONDecodeError, with the line and column of `text` itself."""
+    return json.loads(_LAST_COMMA.sub(_blank, _COMMENT.sub(_blank, text)))
+
+
+def _blank(match: re.Match[str]) -> str:
+    """Spaces in place of what JSON does not have, so that every position stays; a string stays as it is."""
+    found = match[0]
+    return found if found.startswith('"') else re.sub(r"[^\n]", " ", found)
+
+
+_USER = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
+# How to get out to the network, and whom to trust there: without them nothing works behind a company's proxy.
+_TRUST = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_PROXY_NAMES = _PROXIES + tuple(name.lower() for name in _PROXIES)
+_HAS_USER = re.compile(r"(?:[a-z][a-z0-9+.-]*://)?[^/@\s]+@", re.IGNORECASE)
+
+
+def inherited() -> dict[str, str]:
+    """HOME, PATH and the like, certificates, and proxies but those whose address holds a user or password."""
+    held_back = withheld(os.environ)
+    wanted = (name for name in _USER + _TRUST + _PROXY_NAMES if name not in held_back)
+    return {name: os.environ[name] for name in wanted if os.environ.get(name)}
+
+
+def withheld(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The proxy variables that are secrets, which a server gets only where its configuration names them."""
+    return tuple(name for name in _PROXY_NAMES if _HAS_USER.match(environment.get(name, "")))
+
 
 Isolation = Literal["shared", "episode"]
 
@@ -260,7 +366,7 @@ class _Reader:
                 '/sse. Or set "disabled": true.',
             )
         if not isinstance(kind, str) or kind not in {"stdio", *_HTTP_TYPES}:
-            raise self._error(name, f"type must be 'stdio' or 'http', not {shown(kind)}")
+            raise self._error(name, f"type must be 'stdio' or 'http', not {shown_value(kind)}")
         return kind != "stdio"
 
     def _stdio(self, name: str, entry: dict[str, Any]) -> StdioServer:
@@ -319,7 +425,7 @@ class _Reader:
             raise self._error(name, f"{key} holds a character that no program can be given")
         try:
             return expand(value, self.variables)
-        except Unresolved as error:
+        except UnsetVariable as error:
             raise self._error(name, f"{key} {error.reason}", remedy=error.remedy) from error
 
     def _timeout(self, name: str, value: object) -> float | None:

@@ -11,7 +11,7 @@ from mcp.types import CallToolResult
 
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
 from mcpagent.tools.catalog import Catalog, near_match
-from mcpagent.tools.connection import Connection, Footprint, Order
+from mcpagent.tools.connection import Connection, PendingCall, WriteGeneration
 from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
 from mcpagent.tools.faults import CallFailed
 from mcpagent.tools.server import StartedServer
@@ -36,7 +36,7 @@ class PoolSession:
         self._result_limit_chars = result_limit_chars
         self._on_close = on_close
         self._own: dict[str, Connection] = {}
-        self._footprints: dict[str, Footprint] = {}
+        self._footprints: dict[str, WriteGeneration] = {}
         self._closed = False
 
     async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
@@ -93,9 +93,9 @@ class PoolSession:
             FailureKind.UNKNOWN_TOOL, f"there is no tool {name!r}" + (f". {near}" if near else "")
         )
 
-    def _order(self, server: StartedServer, spec: ToolSpec, call: ToolCall, purpose: Purpose) -> Order:
+    def _order(self, server: StartedServer, spec: ToolSpec, call: ToolCall, purpose: Purpose) -> PendingCall:
         keeps_state = not server.limits.survives_restart
-        return Order(
+        return PendingCall(
             tool=spec.name,
             arguments=call.arguments,
             meta={PURPOSE_META_KEY: purpose.value},
@@ -103,7 +103,7 @@ class PoolSession:
             repeats=server.repeats,
             is_safe=server.is_safe(spec),
             is_write=not spec.annotations.read_only,
-            footprint=self._footprints.setdefault(server.name, Footprint()) if keeps_state else None,
+            footprint=self._footprints.setdefault(server.name, WriteGeneration()) if keeps_state else None,
         )
 
     def _connection(self, server: StartedServer) -> Connection:

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
+from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import Trajectory
-from mcpagent.evaluate.evaluator import evaluate
-from mcpagent.evaluate.summary import EvalSummary, success_of_all, summarise
-from mcpagent.models.tokens import Renderer
+from mcpagent.core.trajectory import StopReason, Trajectory
+from mcpagent.env.episode import observations
+from mcpagent.env.parsing import parse_action
+from mcpagent.errors import UserError
+from mcpagent.evaluate.summary import EvalSummary, evaluate, success_of_all, summarise
+from mcpagent.models.tokens import Renderer, TokenDrift, calling_message, measure_drift, tool_message
 from mcpagent.policy.canary import Canary
 from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
-from mcpagent.rollout.collector import attempts, collect
-from mcpagent.rollout.pipeline import Pipeline
+from mcpagent.rollout.collector import Pipeline, attempts, collect, staleness
 from mcpagent.storage.atomic import write_text
-from mcpagent.storage.run_folder import RunFolder
-from mcpagent.storage.trajectories import write_trajectories
+from mcpagent.storage.run_folder import RunFolder, step_of
+from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.io_thread import IOThread
-from mcpagent.train.grpo_run import Validation
-from mcpagent.train.processes import Processes
-from mcpagent.train.sampler import Sampler
+from mcpagent.train.build import is_deterministic
+from mcpagent.train.health import StepReport
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.run_state import Validation
+from mcpagent.train.sampler import RolloutEngine
 
 
 class LocalActor:
@@ -32,7 +38,7 @@ class LocalActor:
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: RolloutEngine,
         *,
         canary: Canary,
         renderer: Renderer,
@@ -188,3 +194,152 @@ def roll_back(ledger: Path, size: int) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+class DriftCallback:
+    """Adds the drift of one episode a step to its record: the first with a history, since one is enough to
+    see what a template does, and its cost stays far below that of a step."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+
+    def on_step(self, report: StepReport) -> None:
+        played = (t for t in report.trajectories if t.stop_reason is not StopReason.FAILED)
+        episode = next((t for t in played if len(t.turns) > 1), None)
+        if episode is None:
+            return
+        try:
+            drift = episode_drift(self._renderer, episode)
+        except UserError:
+            return  # a history that this template cannot render at all, such as an unreadable call's answer
+        report.metrics["drift_tokens"] = drift.changed
+        report.metrics["drift_share"] = drift.share
+
+    def should_stop(self) -> str | None:
+        return None
+
+
+def episode_drift(renderer: Renderer, episode: Trajectory) -> TokenDrift:
+    """Of the context in which the last turn was sampled. Raises UserError where the template does not render
+    that conversation."""
+    # The tools are left out on both sides: a trajectory does not hold them, and they stand still.
+    kept = list(renderer.prompt_ids(episode.prompt, ()))
+    messages = list(episode.prompt)
+    calls = any(turn.tool_calls for turn in episode.turns) and _knows_calls(renderer)
+    for turn, following in zip(episode.turns, episode.turns[1:], strict=False):
+        kept += [*turn.completion.token_ids, *following.added_token_ids]
+        messages.append(_said(turn.completion.text, renderer.tool_format, calls=calls))
+        seen = observations(turn.tool_results, turn.parse_failures, turn.user_message)
+        messages += [tool_message(m["content"]) if m["role"] == "tool" else m for m in seen]
+    return measure_drift(renderer, kept, messages, ())
+
+
+def _knows_calls(renderer: Renderer) -> bool:
+    """Whether a chat API with this template takes calls as such; otherwise, also where the dialect was taught
+    in the system message, they are text."""
+    return renderer.instruction is None and renderer.call_text("look", {}, ()) is not None
+
+
+def _said(text: str, tool_format: str, *, calls: bool) -> JsonObject:
+    """A sampled turn as a chat API holds it, with calls apart from text where `calls`."""
+    parsed = parse_action(text, tool_format=tool_format)
+    said: JsonObject = {"role": "assistant", "content": text.rpartition("</think>")[2].strip()}
+    if calls and parsed.calls:
+        made = [calling_message(call.tool, call.arguments)["tool_calls"] for call in parsed.calls]
+        said |= {"content": parsed.text, "tool_calls": [call for one in made for call in one]}
+    return said if parsed.thinking is None else {**said, "reasoning_content": parsed.thinking}
+
+
+class PipelinedActor:
+    """Takes each step's batch from `pipeline`; everything else is `actor`'s, with the same policy."""
+
+    def __init__(self, actor: LocalActor, pipeline: Pipeline, *, io: IOThread) -> None:
+        self._actor, self._pipeline, self._io = actor, pipeline, io
+        self._version = 0  # of the policy, which counts the updates of this process
+        self._measured: JsonObject = {}
+
+    def collect(
+        self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
+    ) -> list[Trajectory]:
+        """The groups that have finished, as many as the step has tasks; which ones is the pipeline's."""
+        trajectories = self._io.run(self._pipeline.take(version=self._version))
+        age = staleness(trajectories, version=self._version)
+        self._measured = {"groups_in_flight": self._pipeline.in_flight}
+        if age is not None:
+            self._measured |= {"staleness_mean": age.mean, "staleness_max": age.largest}
+        for trajectory in trajectories:
+            on_episode(trajectory)
+        return trajectories
+
+    @property
+    def ledger_bytes(self) -> int:
+        return self._actor.ledger_bytes
+
+    def roll_back(self, ledger_bytes: int) -> None:
+        """Nothing: what was played beside the update is cut at the end of any run, and counted in no step."""
+
+    def tool_metrics(self) -> JsonObject:
+        return self._actor.tool_metrics()
+
+    def sync(self) -> JsonObject:
+        """Bring the weights to the policy, whose turns go on with them; what was measured in this step."""
+        self._version += 1
+        return {**self._measured, **self._actor.sync()}
+
+    def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
+        return self._actor.evaluate(tasks, step=step)
+
+    def close(self) -> None:
+        """End the episodes that no step takes any more."""
+        self._io.run(self._pipeline.close())
+
+
+def refuse_pipeline(config: TrainConfig, device: torch.device, processes: Processes) -> None:
+    """Raises UserError where episodes cannot run beside the update."""
+    stale = f"rollout.max_staleness is {config.rollout.max_staleness}"
+    if is_deterministic(config, device):
+        raise UserError(
+            f"{stale}, but the deterministic mode plays a batch to its end before it is trained on: when "
+            "episodes and updates overlap, time decides which weights sample a token",
+            where="rollout.max_staleness",
+            remedy="set it to 0, or rollout.deterministic to false",
+        )
+    if config.finetune.mode == "full" and config.rollout.backend != "vllm":
+        raise UserError(
+            f"{stale}, but with finetune.mode full the hf backend samples from the very weights that the "
+            "update is writing",
+            where="rollout.max_staleness",
+            remedy="set it to 0, use finetune.mode lora, or --backend vllm",
+        )
+    if processes.count > 1:
+        raise UserError(
+            f"{stale}, but {processes.count} processes collect each step together",
+            where="rollout.max_staleness",
+            remedy="set it to 0, or train in one process",
+        )
+
+
+def trained_groups(run: RunFolder) -> set[str]:
+    """The groups of the steps that a resumed run keeps."""
+    found: set[str] = set()
+    for step in {step for path in run.trajectories.iterdir() if (step := step_of(path)) is not None}:
+        records = read_trajectories(run.trajectory_stem(step), with_tokens=False)
+        found |= {trajectory.group_id for trajectory in records}
+    return found
+
+
+def scheduled(
+    batches: Iterable[tuple[int, Sequence[Task]]],
+    *,
+    group_size: int,
+    seed: int,
+    trained: Collection[str] = (),
+) -> Iterator[list[Attempt]]:
+    """The groups of each step (its number and tasks), in order, but for those that were `trained` on before a
+    resume. The step is part of a group's name: a task may come again while its last group is in flight."""
+    for step, tasks in batches:
+        for task in tasks:
+            name = f"{task.id}@{step}"
+            if name not in trained:
+                wanted = attempts([task], per_task=group_size, seed=seed, label=f"step {step}")
+                yield [replace(attempt, group_id=name) for attempt in wanted]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from mcpagent.models.tokens import Renderer
-from mcpagent.train.samples import TrainSample, sample_from_segments
+from mcpagent.train.batch.samples import TrainSample, sample_from_segments
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from mcpagent.config.schema import LoraConfig, TrainConfig
-from mcpagent.models.sizes import meta_model
+from mcpagent.models.weights import meta_model
 from mcpagent.storage.checkpoints import MODEL_FILE
 
 _ADAPTER_BYTES = 4  # adapters are in float32
@@ -75,7 +75,7 @@ def _trained_bytes(config: TrainConfig, shape: ModelShape, itemsize: int) -> int
     return trained_parameters(config, shape) * own
 
 
-def checkpoint(config: TrainConfig, shape: ModelShape, *, itemsize: int) -> int:
+def checkpoint_bytes(config: TrainConfig, shape: ModelShape, *, itemsize: int) -> int:
     """Bytes of a checkpoint: what is trained, and its two moments in the same dtype."""
     return 3 * _trained_bytes(config, shape, itemsize)
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
@@ -13,15 +15,46 @@ from mcpagent.interrupts import Abandoned, stopping, uninterrupted
 from mcpagent.rollout.collector import group_trajectories
 from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.trajectories import write_trajectories
-from mcpagent.train.budget import BudgetReached
-from mcpagent.train.callbacks import StepReport
-from mcpagent.train.credit import Graded
-from mcpagent.train.episode_metrics import episode_metrics, success_rate_of_all
-from mcpagent.train.grpo_run import GrpoRun, GrpoSettings, GrpoState
-from mcpagent.train.memory import resident_mib
+from mcpagent.train.budget import BudgetReached, resident_mib
+from mcpagent.train.health import StepReport
+from mcpagent.train.objective.advantages import GradedBatch
 from mcpagent.train.rewards import apply_penalty, grade_groups
-from mcpagent.train.update import update_policy
-from mcpagent.train.update_settings import UpdateSettings
+from mcpagent.train.run_state import GrpoRun, GrpoSettings, GrpoState
+from mcpagent.train.update import UpdateSettings, update_policy
+
+
+def success_rate(trajectories: Sequence[Trajectory]) -> float:
+    """The share of successes among the scored ones; 0 where none is scored."""
+    scored = [t.is_success for t in trajectories if t.is_success is not None]
+    return fmean(scored) if scored else 0.0
+
+
+def success_rate_of_all(trajectories: Sequence[Trajectory]) -> float:
+    """The share of successes, unscored episodes counted as failed: what decisions are made by."""
+    return fmean(t.is_success is True for t in trajectories) if trajectories else 0.0
+
+
+def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """What the episodes of a step say; means are over scored episodes, but for `success_rate_all`."""
+    scored = [t for t in trajectories if t.reward is not None]
+    metrics: dict[str, Any] = {
+        "episodes": len(trajectories),
+        "unscored": len(trajectories) - len(scored),
+        "tokens": sum(len(t.completion.token_ids) for x in trajectories for t in x.turns),
+        "tool_calls": sum(len(x.tool_results) for x in trajectories),
+        "success_rate_all": success_rate_of_all(trajectories),
+    }
+    if not scored:
+        return metrics
+    metrics["reward_mean"] = fmean(t.reward or 0.0 for t in scored)
+    metrics["success_rate"] = success_rate(scored)
+    metrics["turns_mean"] = fmean(len(t.turns) for t in scored)
+    metrics["penalty_mean"] = fmean(t.term("penalty") or 0.0 for t in scored)
+    metrics["invalid_rate"] = fmean(t.term("invalid_rate") or 0.0 for t in scored)
+    for complexity in sorted({t.complexity for t in scored}):
+        own = [t for t in scored if t.complexity == complexity]
+        metrics[f"success_{complexity}"] = success_rate(own)
+    return metrics
 
 
 def train_grpo(run: GrpoRun) -> str:
@@ -41,14 +74,14 @@ def train_grpo(run: GrpoRun) -> str:
     save_if_missing(run)  # the weights from which the run begins are good ones to come back to
     try:
         with processes.holding_interrupts(note) as asked:
-            while (reason := processes.from_first(lambda: _why_ended(run))) is None:
+            while (reason := processes.broadcast_from_rank0(lambda: _why_ended(run))) is None:
                 step, begun_bytes = state.step + 1, run.actor.ledger_bytes
                 trajectories = _collect(run, step, asked)
                 with uninterrupted(note) if processes.count == 1 else nullcontext():
                     _learn(run, step, trajectories)
     except BudgetReached as reached:
         reason = str(reached)
-        processes.from_first(lambda: run.actor.roll_back(begun_bytes))
+        processes.broadcast_from_rank0(lambda: run.actor.roll_back(begun_bytes))
     except Abandoned:
         raise
     except KeyboardInterrupt:
@@ -61,7 +94,7 @@ def train_grpo(run: GrpoRun) -> str:
 
 def save_if_missing(run: GrpoRun) -> None:
     """A checkpoint of the current step, and the rotation of older ones; no process goes on before both."""
-    run.processes.from_first(lambda: _save_if_missing(run))
+    run.processes.broadcast_from_rank0(lambda: _save_if_missing(run))
 
 
 def _save_if_missing(run: GrpoRun) -> None:
@@ -126,13 +159,13 @@ def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Collected:
     )
 
 
-def _graded(run: GrpoRun, step: int, trajectories: Sequence[Trajectory]) -> Graded:
+def _graded(run: GrpoRun, step: int, trajectories: Sequence[Trajectory]) -> GradedBatch:
     return grade_groups(
         group_trajectories(trajectories), settings=run.settings.grading, seed=run.settings.seed + step
     )
 
 
-def _without_signal(graded: Graded) -> set[str]:
+def _without_signal(graded: GradedBatch) -> set[str]:
     return {group.group_id for group in graded.groups if not group.has_signal}
 
 
@@ -179,7 +212,7 @@ def _learn(run: GrpoRun, step: int, collected: _Collected) -> None:
     )
     run.learner.end_step(step)
     # Read while no process calls a tool.
-    ledger_bytes = run.processes.from_first(lambda: run.actor.ledger_bytes)
+    ledger_bytes = run.processes.broadcast_from_rank0(lambda: run.actor.ledger_bytes)
     synced = run.actor.sync()
     before = state.step
     state.step, state.ledger_bytes = step, ledger_bytes
@@ -206,11 +239,11 @@ def _learn(run: GrpoRun, step: int, collected: _Collected) -> None:
     report = None
     if run.processes.is_first:
         report = _record(run, record, trajectories, before=before, started_cpu_s=collected.started_cpu_s)
-    state.agree(run.processes.from_first(state.as_json))
+    state.agree(run.processes.broadcast_from_rank0(state.as_json))
     # The checkpoint comes last: a run that stops before it resumes at the checkpoint before this one, and
     # `truncate_after` drops what this step had already recorded.
     is_due = step % settings.save_every == 0 or state.best_step == step
-    if run.processes.from_first(lambda: is_due or _why_ended(run) is not None):
+    if run.processes.broadcast_from_rank0(lambda: is_due or _why_ended(run) is not None):
         save_if_missing(run)
     if report is not None:
         run.on_step(report)

@@ -8,12 +8,34 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import StatisticsError, correlation, fmean
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.intervals import rate_interval
-from mcpagent.train.callbacks import StepReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """A step that is done: its record as it stands in metrics.jsonl, and its episodes, which were sampled
+    with the weights of the step before."""
+
+    step: int
+    metrics: JsonObject
+    trajectories: Sequence[Trajectory]
+
+
+class Callback(Protocol):
+    """Both are called once a step, in this order, before the step's checkpoint is written."""
+
+    def on_step(self, report: StepReport) -> None:
+        """Look at a step; what is added to `report.metrics` joins the record."""
+        ...
+
+    def should_stop(self) -> str | None:
+        """Why the run is to end now; None goes on."""
+        ...
+
 
 _LEVEL_STEPS = 3  # a level is the mean of at least so many steps
 _ENOUGH = 64  # episodes: what fewer of them say is left to chance
@@ -65,7 +87,7 @@ class HealthSettings:
     patience: int = 3
 
 
-class PPOHealthCallback:
+class HealthMonitor:
     """Adds measures of health to every record, warns through `note`, and says when to stop.
 
     What it remembers is a function of the records: a resumed run hands them to `replay`.

@@ -2,21 +2,319 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import psutil
 import torch
 
+from mcpagent.config.checks import refused_on_cpu
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.rollout.setup import chosen_servers
-from mcpagent.storage.task_file import TaskFile
-from mcpagent.train.forecast import checkpoint, trained_parameters
-from mcpagent.train.preflight import Preflight
-from mcpagent.train.setup import is_deterministic
+from mcpagent.errors import UserError
+from mcpagent.models.architecture import find_architecture
+from mcpagent.models.load import (
+    check_weights,
+    refuse_missing_attention,
+    require_4bit,
+    resolve_device,
+    resolve_dtype,
+)
+from mcpagent.policy.backend import BackendChoice, choose_backend
+from mcpagent.policy.canary import MAX_TEMPERATURE
+from mcpagent.rollout.setup import configured_servers
+from mcpagent.storage.datasets import TaskFile
+from mcpagent.train.actor import refuse_pipeline
+from mcpagent.train.build import is_deterministic, refuse_untrained
+from mcpagent.train.forecast import (
+    ASSUMED_CONTEXT,
+    Forecast,
+    ModelShape,
+    checkpoint_bytes,
+    forecast,
+    shape_of,
+    trained_parameters,
+)
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.trackers import require_tracker
 
 _GIB = 2**30
+_AIR = 0.95  # share of a device's memory that a run can have: the rest is the driver's and fragments
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetDevice:
+    """What a run is to train on. `memory` is bytes, None where it is not known; `is_here` is False for a
+    device that is planned for on a machine without it, where what is installed says nothing."""
+
+    kind: str  # cpu, cuda or mps
+    memory: int | None
+    is_here: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """A run that nothing forbids so far. `shape` is None where the model's configuration cannot be had, and
+    then there is no forecast; `notes` are for the user."""
+
+    target: TargetDevice
+    dtype: torch.dtype
+    backend: BackendChoice
+    architecture: str
+    shape: ModelShape | None
+    forecast: Forecast | None
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the forecast fits the device; None where either is not known."""
+        if self.forecast is None or self.target.memory is None:
+            return None
+        return self.forecast.peak <= _AIR * self.target.memory
+
+
+def target_device(config: TrainConfig, *, gpu_memory_gib: float | None = None) -> TargetDevice:
+    """The device that `device` names. With `gpu_memory_gib` (0: not known) one that need not be here: a
+    plan's. Raises UserError where it is neither here nor planned for."""
+    planned = None if not gpu_memory_gib else int(gpu_memory_gib * _GIB)
+    if planned is not None and config.device == "cpu":
+        raise UserError(
+            f"a plan for a GPU of {gpu_memory_gib:g} GiB was asked for, but device is cpu",
+            where="device",
+            remedy="use --device cuda, or leave --gpu-memory out",
+        )
+    if gpu_memory_gib is not None and config.device != "cpu":
+        kind = "cuda" if config.device == "auto" else config.device
+        if not _is_here(kind):
+            return TargetDevice(kind=kind, memory=planned, is_here=False)
+    device = resolve_device(config.device)
+    memory = planned if planned is not None and device.type != "cpu" else _memory_of(device)
+    return TargetDevice(kind=device.type, memory=memory)
+
+
+def check_run(config: TrainConfig, target: TargetDevice) -> Preflight:
+    """Raises UserError for whatever would end the run before or at its start, as far as it can be told
+    without the weights and without starting a server."""
+    device = torch.device(target.kind)
+    notes: list[str] = []
+    if target.kind == "cpu" and (refused := refused_on_cpu(config)) is not None:
+        raise UserError(refused.message, where=refused.keys[0])
+    if config.finetune.mode == "qlora":
+        require_4bit(device, is_here=target.is_here)
+    refuse_missing_attention(config.model.attn_implementation or "", device, is_here=target.is_here)
+    backend = _backend(config, target)
+    if backend.backend == "vllm" and config.rollout.temperature > MAX_TEMPERATURE:
+        raise UserError(
+            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes {MAX_TEMPERATURE} at most",
+            where="rollout.temperature",
+            remedy="lower it, or use --backend hf",
+        )
+    if config.algorithm == "grpo" and config.rollout.max_staleness > 0:
+        refuse_pipeline(config, device, Processes())
+    for tracker in config.tracking.backends:
+        require_tracker(tracker)
+    dtype = resolve_dtype(config.model.dtype, device)
+    architecture, shape = _shape(config)
+    if not target.is_here:
+        notes.append(
+            f"planned for a machine with a {target.kind} device, which this one is not: which packages are "
+            "installed there is not known"
+        )
+    if target.memory is None:
+        notes.append("the device's memory is not known: --gpu-memory GIB names it, and the plan compares")
+    if shape is None:
+        notes.append(f"memory is not known: {architecture}")
+        expected = None
+    else:
+        expected = forecast(
+            config, shape, itemsize=dtype.itemsize, backend=backend.backend, device_bytes=target.memory
+        )
+    checked = Preflight(
+        target=target,
+        dtype=dtype,
+        backend=backend,
+        architecture=architecture,
+        shape=shape,
+        forecast=expected,
+        notes=tuple(notes),
+    )
+    return replace(checked, notes=(*notes, *_memory_notes(config, checked)))
+
+
+def _backend(config: TrainConfig, target: TargetDevice) -> BackendChoice:
+    return choose_backend(
+        config.rollout.backend if config.algorithm == "grpo" else "hf",
+        is_lora=config.finetune.mode == "lora",
+        has_gpu=target.kind == "cuda",
+        has_servers=bool(config.vllm.servers),
+        is_here=target.is_here,
+    )
+
+
+def _is_here(kind: str) -> bool:
+    return {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}[kind]
+
+
+def _memory_of(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    limits = [psutil.virtual_memory().total]
+    for path in map(Path, _CGROUP_LIMITS):
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            limits.append(int(text))
+    return min(limits)
+
+
+def _shape(config: TrainConfig) -> tuple[str, ModelShape | None]:
+    """Where the architecture is from, and its shape. Raises UserError for what cannot be trained as it is
+    asked for."""
+    name = config.model.name
+    if config.algorithm == "grpo":
+        refuse_untrained(name)
+    if config.finetune.mode == "qlora" and (Path(name) / "adapter_config.json").is_file():
+        raise UserError(
+            f"{name} is an adapter, which cannot be merged into 4-bit weights",
+            where="model.name",
+            remedy="merge it first: mcpagent export CKPT --merge --out DIR; or use --mode lora",
+        )
+    found = find_architecture(name, trust_remote_code=config.model.trust_remote_code)
+    if found.config is None:
+        return found.source, None
+    if name != "embedded":
+        check_weights(name, found.config)
+    shape = shape_of(found.config.get_text_config(), config.lora, where=found.source)
+    if config.finetune.mode != "full" and not shape.adapters:
+        raise UserError(
+            f"lora.target_modules {config.lora.target_modules} fits no layer of the model",
+            where="lora.target_modules",
+            remedy=f"use all-linear, or names among {', '.join(shape.linear_names)}",
+        )
+    if config.model.gradient_checkpointing and not shape.can_checkpoint:
+        raise UserError(
+            f"{shape.class_name} does not support gradient checkpointing",
+            where="model.gradient_checkpointing",
+            remedy="set it to false; training.micro_batch_tokens bounds the memory of activations too",
+        )
+    return found.source, shape
+
+
+def _memory_notes(config: TrainConfig, checked: Preflight) -> Iterator[str]:
+    """What to lower where the forecast is larger than the device. Raises UserError where nothing that a batch
+    is made of can change it: the weights, their gradients and moments alone are too large."""
+    if checked.fits is not False:
+        return
+    assert checked.forecast is not None and checked.target.memory is not None and checked.shape is not None
+    has, wants = checked.target.memory / _GIB, checked.forecast.peak / _GIB
+    lower = smaller_settings(config, checked)
+    change = " ".join(f"--set {key}={value}" for key, value in lower.settings)
+    if checked.forecast.fixed > checked.target.memory:
+        remedy = f"{change} (forecast {lower.peak / _GIB:.1f} GiB)" if lower.fits else "use a smaller model"
+        raise UserError(
+            f"the run holds {checked.forecast.fixed / _GIB:.1f} GiB of weights, gradients and optimiser "
+            f"state whatever its batches are, and the {checked.target.kind} device has {has:.1f} GiB",
+            where="model.name",
+            remedy=remedy,
+        )
+    yield (
+        f"memory: the forecast is {wants:.1f} GiB and the {checked.target.kind} device has {has:.1f} GiB; "
+        + (
+            f"lower it to {lower.peak / _GIB:.1f} GiB with {change}"
+            if lower.fits
+            else f"{change} lowers it to {lower.peak / _GIB:.1f} GiB, which is still too much: use a smaller "
+            "model or a larger device"
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smaller:
+    """Settings in place of those of a run that does not fit, and what they come to (bytes)."""
+
+    settings: tuple[tuple[str, str], ...]
+    peak: float
+    fits: bool
+
+
+# What can be lowered for each part of a forecast, in the order in which it is tried: what changes no result
+# comes before what does.
+_LOWER: dict[str, tuple[tuple[str, Literal["halve", "set"], Any], ...]] = {
+    "activations": (
+        ("model.gradient_checkpointing", "set", True),
+        ("training.micro_batch_tokens", "halve", 1024),
+    ),
+    "kv_cache": (("rollout.num_envs", "halve", 4), ("rollout.max_context_tokens", "halve", 1024)),
+    "vllm": (("vllm.gpu_memory_utilization", "halve", 0.1),),
+    "weights": (
+        ("finetune.mode", "set", "lora"),
+        ("model.dtype", "set", "bfloat16"),
+        ("finetune.mode", "set", "qlora"),
+    ),
+    "gradients": (("finetune.mode", "set", "lora"),),
+    "optimiser": (("finetune.mode", "set", "lora"),),
+    "reference": (("finetune.mode", "set", "lora"),),
+    "sampling_copy": (("model.dtype", "set", "bfloat16"), ("finetune.mode", "set", "qlora")),
+}
+
+
+def smaller_settings(config: TrainConfig, checked: Preflight) -> Smaller:
+    """Lower what takes the most, again and again, until the run fits or nothing is left to lower."""
+    assert checked.forecast is not None and checked.target.memory is not None and checked.shape is not None
+    memory, now = checked.target.memory, checked.forecast
+    changed: dict[str, Any] = {}
+    while now.peak > _AIR * memory:
+        for part in sorted(now.parts, key=lambda name: now.parts[name], reverse=True):
+            step = _lowered(config, part, checked)
+            if step is not None:
+                break
+        else:
+            break
+        key, value = step
+        changed[key] = value
+        config = _with(config, key, value)
+        dtype = resolve_dtype(config.model.dtype, torch.device(checked.target.kind))
+        backend = _backend(config, checked.target).backend
+        now = forecast(config, checked.shape, itemsize=dtype.itemsize, backend=backend, device_bytes=memory)
+    settings = tuple((key, str(value).lower()) for key, value in changed.items())
+    return Smaller(settings=settings, peak=now.peak, fits=now.peak <= _AIR * memory)
+
+
+def _lowered(config: TrainConfig, part: str, checked: Preflight) -> tuple[str, Any] | None:
+    """The next setting that makes a part smaller."""
+    assert checked.shape is not None
+    for key, how, bound in _LOWER.get(part, ()):
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name)
+        if how == "halve":
+            if value is None:  # rollout.max_context_tokens: what the forecast assumes
+                value = min(ASSUMED_CONTEXT, checked.shape.max_context)
+            if value / 2 >= bound:
+                return key, value // 2 if isinstance(value, int) else round(value / 2, 2)
+        elif value != bound and _may_be(key, bound, config, checked):
+            return key, bound
+    return None
+
+
+def _may_be(key: str, value: Any, config: TrainConfig, checked: Preflight) -> bool:
+    """Whether a setting that is not `value` can be set to it here."""
+    assert checked.shape is not None
+    if key == "model.gradient_checkpointing":
+        return checked.shape.can_checkpoint
+    if key == "finetune.mode":
+        if config.model.name == "embedded" or config.finetune.mode == "qlora":
+            return False
+        return config.finetune.mode == "full" if value == "lora" else checked.target.kind == "cuda"
+    return resolve_dtype(config.model.dtype, torch.device(checked.target.kind)).itemsize > 2
+
+
+def _with(config: TrainConfig, key: str, value: Any) -> TrainConfig:
+    section, _, name = key.partition(".")
+    own = getattr(config, section).model_copy(update={name: value})
+    return config.model_copy(update={section: own})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +381,13 @@ def plan(
         tasks=len(tasks),
         validation=str(validation or "none"),
         episodes_per_step=config.prompts_per_step * (config.rollout.group_size if is_grpo else 1),
-        servers=tuple(server.name for server in chosen_servers(config.tools)),
+        servers=tuple(server.name for server in configured_servers(config.tools)),
         parameters=shape.parameters if shape else None,
         trained_parameters=trained_parameters(config, shape) if shape else None,
         memory_gib=expected.peak / _GIB if expected else None,
         memory_gib_by_part={name: size / _GIB for name, size in expected.parts.items()} if expected else None,
         fits=checked.fits,
-        checkpoint_gib=checkpoint(config, shape, itemsize=itemsize) / _GIB if shape else None,
+        checkpoint_gib=checkpoint_bytes(config, shape, itemsize=itemsize) / _GIB if shape else None,
         kept_checkpoints=config.training.keep_checkpoints or "all",
         run_dir=str(run_dir),
         notes=checked.notes,

@@ -9,15 +9,15 @@ from typing import Literal
 
 from mcpagent.core.trajectory import StopReason, Trajectory, TrajectoryGroup, Turn
 from mcpagent.reward.rule import EXCESS_COST, INVALID_COST, with_penalty
-from mcpagent.train.credit import (
+from mcpagent.train.batch.samples import sample_from_trajectory
+from mcpagent.train.objective.advantages import (
     CreditSettings,
-    Graded,
     GradedAttempt,
+    GradedBatch,
     GradedGroup,
     has_signal,
     spread_of_batch,
 )
-from mcpagent.train.samples import sample_from_trajectory
 
 _TRUNCATED = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)
 
@@ -64,7 +64,7 @@ def apply_penalty(trajectories: Sequence[Trajectory], *, active: bool) -> list[T
     ]
 
 
-def grade_groups(groups: Sequence[TrajectoryGroup], *, settings: GradeSettings, seed: int = 0) -> Graded:
+def grade_groups(groups: Sequence[TrajectoryGroup], *, settings: GradeSettings, seed: int = 0) -> GradedBatch:
     """What `update_policy` takes. `groups[i].has_signal` of the result says whether the i-th group can teach
     anything: dynamic sampling draws others in place of those that cannot."""
     credit = settings.credit
@@ -78,7 +78,7 @@ def grade_groups(groups: Sequence[TrajectoryGroup], *, settings: GradeSettings, 
             GradedGroup(group_id=group.group_id, attempts=attempts, has_signal=has_signal(attempts, credit))
         )
     batch_std = spread_of_batch([group.attempts for group in graded], credit)
-    return Graded(groups=tuple(graded), settings=credit, batch_std=batch_std)
+    return GradedBatch(groups=tuple(graded), settings=credit, batch_std=batch_std)
 
 
 def _graded(trajectory: Trajectory, settings: GradeSettings, rng: random.Random) -> GradedAttempt:

@@ -13,18 +13,18 @@ import torch
 
 from mcpagent.models.load import MergedCopy, causal_lm, is_quantised
 from mcpagent.policy.contract import Policy
-from mcpagent.policy.hf import HFPolicy
-from mcpagent.policy.vllm import VllmPolicy
-from mcpagent.policy.vllm_servers import VllmServers
-from mcpagent.train.learner import Learner
-from mcpagent.train.samples import sample_from_segments
+from mcpagent.policy.hf.policy import HFPolicy
+from mcpagent.policy.vllm.policy import VllmPolicy
+from mcpagent.policy.vllm.servers import VllmServers
+from mcpagent.train.batch.samples import sample_from_segments
+from mcpagent.train.learner.learner import Learner
 
 _SCORED_TOKENS = 4096  # of one forward pass of the canary
 _KEPT_ADAPTERS = 4  # versions whose files stay: turns that began with one may still run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampler:
+class RolloutEngine:
     """`push` brings the learner's weights to the policy as its next version; between `rest` and `push` a
     colocated engine gives its memory to the trainer."""
 
@@ -42,7 +42,7 @@ def hf_sampler(
     max_context: int,
     slots: int,
     threads: int = 1,
-) -> Sampler:
+) -> RolloutEngine:
     """Over `model`'s weights: the model itself, or a merged copy where it has adapters. Adapters cannot be
     merged into 4-bit weights: there they are computed beside them."""
     merged = MergedCopy(model) if hasattr(model, "peft_config") and not is_quantised(model) else None
@@ -58,10 +58,10 @@ def hf_sampler(
     def push() -> None:
         policy.on_weights_changed(merged.sync if merged is not None else lambda: None)
 
-    return Sampler(policy=policy, push=push, close=policy.close)
+    return RolloutEngine(policy=policy, push=push, close=policy.close)
 
 
-def vllm_sampler(engine: VllmPolicy | VllmServers, model: Any, *, folder: Path) -> Sampler:
+def vllm_sampler(engine: VllmPolicy | VllmServers, model: Any, *, folder: Path) -> RolloutEngine:
     """vLLM in this process or behind HTTP. Adapters are written to `folder`, which servers must be able to
     read too; so are whole checkpoints for servers. The first push makes version 0."""
     kept: deque[Path] = deque()
@@ -87,7 +87,7 @@ def vllm_sampler(engine: VllmPolicy | VllmServers, model: Any, *, folder: Path) 
 
     rest = engine.sleep if isinstance(engine, VllmPolicy) else lambda: None
     push()
-    return Sampler(policy=engine, push=push, close=engine.close, rest=rest)
+    return RolloutEngine(policy=engine, push=push, close=engine.close, rest=rest)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS, redact, secrets_of
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
-from mcpagent.storage.jsonl import write_jsonl
+from mcpagent.storage.datasets import write_jsonl
 from mcpagent.storage.packages import pip_install
 
 _WAITING_STEPS = 256  # that a slow tracker may be behind before it counts as hanging

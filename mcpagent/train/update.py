@@ -4,23 +4,328 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Literal
 
 import torch
 
-from mcpagent.train.credit import Graded
-from mcpagent.train.learner import Learner
-from mcpagent.train.loss import batch_totals, policy_loss, sampler_weights, token_weights
-from mcpagent.train.scoring import Batch
-from mcpagent.train.update_rows import UpdateRow, sampler_logprobs, update_rows
-from mcpagent.train.update_settings import UpdateSettings
-from mcpagent.train.update_stats import UpdateStats, combined
-from mcpagent.train.value import turn_starts, value_loss
+from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.batch.scoring import Batch
+from mcpagent.train.learner.learner import Learner
+from mcpagent.train.objective.advantages import Credit, GradedBatch, assign_credit
+from mcpagent.train.objective.loss import (
+    Objective,
+    batch_totals,
+    kl_terms,
+    policy_loss,
+    sampler_weights,
+    token_weights,
+)
+from mcpagent.train.objective.value import explained_variance, turn_starts, value_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerCorrection:
+    """Truncated importance sampling against the sampler's logprobs (`loss.sampler_weights`)."""
+
+    cap: float
+    level: Literal["token", "sequence"] = "token"
+    beyond: Literal["truncate", "mask"] = "truncate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateSettings:
+    """The objective and how its batch is cut. `minibatches` is optimiser steps for each of the `epochs`, on
+    whole groups. With `kl_in_reward` the KL coefficient acts on rewards and not in the loss."""
+
+    objective: Objective = field(default_factory=Objective)
+    max_response_tokens: int = 1  # what dr_grpo divides by
+    kl_in_reward: bool = False
+    entropy_coef: float = 0.0
+    use_reference: bool = True
+    value_coef: float = 0.5
+    value_clip: float | None = 0.2
+    correction: SamplerCorrection | None = None
+    epochs: int = 1
+    minibatches: int = 1
+    micro_batch_tokens: int = 8192
+    temperature: float = 1.0
+    stop_kl: float | None = (
+        None  # nats a token from the old policy, past which a batch's other steps are left
+    )
+
+    @property
+    def is_single_step(self) -> bool:
+        """The first step is the last, so that nothing needs to be kept from before it."""
+        return self.epochs == self.minibatches == 1
+
+
+@dataclass
+class SamplerMismatch:
+    """How far the sampler's logprobs are from the trainer's for the same weights: token-weighted sums. The
+    weights `w` are the ratios of probabilities, trainer over sampler."""
+
+    tokens: int = 0
+    gap: float = 0.0
+    max_gap: float = 0.0
+    weight: float = 0.0
+    weight_squared: float = 0.0
+    max_weight: float = 0.0
+
+    def add(self, trainer_N: torch.Tensor, sampler_N: torch.Tensor) -> None:
+        if not len(trainer_N):
+            return
+        log_ratio = (trainer_N - sampler_N).double()
+        weight = log_ratio.exp()
+        self.tokens += len(log_ratio)
+        self.gap += float(log_ratio.abs().sum())
+        self.max_gap = max(self.max_gap, float(log_ratio.abs().max()))
+        self.weight += float(weight.sum())
+        self.weight_squared += float(weight.square().sum())
+        self.max_weight = max(self.max_weight, float(weight.max()))
+
+    def join(self, other: SamplerMismatch) -> None:
+        """Take in what another process saw."""
+        self.tokens += other.tokens
+        self.gap += other.gap
+        self.max_gap = max(self.max_gap, other.max_gap)
+        self.weight += other.weight
+        self.weight_squared += other.weight_squared
+        self.max_weight = max(self.max_weight, other.max_weight)
+
+    def summary(self) -> dict[str, float]:
+        """`sampler_ess` is the effective sample size of the weights as a share of the tokens (Kish): 1 where
+        sampler and trainer agree."""
+        if not self.tokens:
+            return {}
+        return {
+            "logprob_drift_max": self.max_gap,
+            "logprob_drift_mean": self.gap / self.tokens,
+            "sampler_ratio_mean": self.weight / self.tokens,
+            "sampler_ratio_max": self.max_weight,
+            "sampler_ess": self.weight**2 / (self.tokens * self.weight_squared),
+        }
+
+
+@dataclass
+class ApproximateKL:
+    """KL(old || new) in nats a sampled token, by k3 (Schulman 2020): r - 1 - log r with r = new / old.
+    `latest` is what the last optimiser step found before it was taken."""
+
+    tokens: int = 0
+    total: float = 0.0
+    latest: float = 0.0
+    _before: tuple[int, float] = (0, 0.0)
+
+    def add(self, new_N: torch.Tensor, old_N: torch.Tensor) -> None:
+        log_ratio = (new_N - old_N).double()
+        self.tokens += len(log_ratio)
+        self.total += float((log_ratio.exp() - 1.0 - log_ratio).sum())
+
+    def end_step(self) -> None:
+        tokens, total = self._before
+        if self.tokens > tokens:
+            self.latest = (self.total - total) / (self.tokens - tokens)
+        self._before = (self.tokens, self.total)
+
+    def join(self, other: ApproximateKL) -> None:
+        """Take in what another process saw."""
+        self.tokens += other.tokens
+        self.total += other.total
+
+
+@dataclass
+class UpdateStats:
+    """Token-weighted sums over an update; `summary` gives their means. KL and drift are in nats."""
+
+    tokens: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    drift: SamplerMismatch = field(default_factory=SamplerMismatch)
+    approx_kl: ApproximateKL = field(default_factory=ApproximateKL)
+    max_ratio: float = 0.0
+    loss: float = 0.0
+    value_loss: float | None = None
+    explained_variance: float | None = None  # of the values before the update
+    grad_norm: float = 0.0
+    optimizer_steps: int = 0
+    skipped_steps: int = 0  # left out because the policy had moved too far
+    overflows: int = 0  # steps that were left out because a gradient overflowed in float16
+
+    def add(self, count: int, **sums: float) -> None:
+        self.tokens += count
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def summary(self) -> dict[str, float]:
+        """What metrics.jsonl shows; empty when no sample carried a gradient."""
+        if not self.tokens:
+            return {}
+        means = {name: value / self.tokens for name, value in self.sums.items()}
+        steps = max(1, self.optimizer_steps)
+        taken = self.optimizer_steps - self.overflows
+        summary = {
+            **means,
+            "approx_kl": self.approx_kl.total / self.approx_kl.tokens,
+            "ratio_max": self.max_ratio,
+            **self.drift.summary(),
+            "loss": self.loss / steps,
+        }
+        if taken:
+            summary["grad_norm"] = self.grad_norm / taken
+        if self.skipped_steps:
+            summary["skipped_steps"] = self.skipped_steps
+        if self.overflows:
+            summary["overflowed_steps"] = self.overflows
+        if self.value_loss is not None:
+            summary["value_loss"] = self.value_loss / steps
+        if self.explained_variance is not None:
+            summary["explained_variance"] = self.explained_variance
+        return summary
+
+
+def combined(parts: Sequence[UpdateStats]) -> UpdateStats:
+    """Those of one update that several processes made together. Losses are shares of the whole; gradient
+    norms and steps are the same for all."""
+    first, *others = parts
+    for other in others:
+        first.add(other.tokens, **other.sums)
+        first.drift.join(other.drift)
+        first.approx_kl.join(other.approx_kl)
+        first.max_ratio = max(first.max_ratio, other.max_ratio)
+        first.loss += other.loss
+    value_losses = [p.value_loss for p in parts if p.value_loss is not None]
+    first.value_loss = sum(value_losses) if value_losses else None
+    known = [p.explained_variance for p in parts if p.explained_variance is not None]
+    first.explained_variance = fmean(known) if known else None
+    return first
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """Of one sample: logprobs [N] of its tokens (nats), those under the reference, values [K] of the states
+    before its turns."""
+
+    logprobs_N: torch.Tensor
+    reference_N: torch.Tensor | None
+    values_K: torch.Tensor | None
+
+
+@torch.no_grad()
+def rescore(
+    learner: Learner,
+    samples: Sequence[TrainSample],
+    *,
+    max_tokens: int,
+    temperature: float,
+    with_reference: bool,
+) -> list[Rescored]:
+    """One forward pass over every sample, with dropout off; values where the learner has a head for them."""
+    by_row: dict[int, Rescored] = {}
+    was_training = learner.model.training
+    learner.model.eval()
+    with learner.measuring_states():
+        for batch in learner.batches(samples, max_tokens=max_tokens):
+            rows = [samples[i] for i in batch.rows]
+            tokens, turns = [s.loss_tokens for s in rows], [len(s.turn_tokens_K) for s in rows]
+            logprobs, _, values = learner.score_with_values(batch, turn_starts(rows), temperature=temperature)
+            reference = learner.reference_logprobs(batch, temperature=temperature) if with_reference else None
+            nothing = (None,) * len(rows)
+            references = nothing if reference is None else reference.split(tokens)
+            by_turn = nothing if values is None else values.split(turns)
+            for row, own, other, worth in zip(
+                batch.rows, logprobs.split(tokens), references, by_turn, strict=True
+            ):
+                by_row[row] = Rescored(own, other, worth)
+    learner.model.train(was_training)
+    return [by_row[row] for row in range(len(samples))]
+
+
+@dataclass(frozen=True)
+class UpdateRow:
+    """A sample with what was found out about it before the first step. `before` is None where a single
+    step is taken on the sampler's logprobs."""
+
+    sample: TrainSample
+    group: int
+    advantages_K: list[float]
+    returns_K: list[float]
+    before: Rescored | None
+
+
+def update_rows(
+    learner: Learner, graded: GradedBatch, settings: UpdateSettings, stats: UpdateStats
+) -> list[UpdateRow]:
+    """Rescore where that is needed, then give credit."""
+    samples = graded.samples
+    needs_values = graded.settings.advantage == "gae"
+    needed = not settings.is_single_step or settings.correction or settings.kl_in_reward or needs_values
+    if not needed:
+        credit = assign_credit(graded, reduce=learner.processes.sum)
+        return _join(graded, credit, None)
+    before = rescore(
+        learner,
+        samples,
+        max_tokens=settings.micro_batch_tokens,
+        temperature=settings.temperature,
+        with_reference=settings.use_reference,
+    )
+    for sample, own in zip(samples, before, strict=True):
+        stats.drift.add(own.logprobs_N, sampler_logprobs([sample], learner))
+    values = [own.values_K.tolist() for own in before if own.values_K is not None] if needs_values else None
+    credit = assign_credit(
+        graded,
+        penalties=_penalties(samples, before, settings) if settings.kl_in_reward else None,
+        values=values,
+        reduce=learner.processes.sum,
+    )
+    if values is not None:
+        flat = [v for own in values for v in own]
+        pairs = learner.processes.gather(zip(flat, _outcomes(graded), strict=True))
+        stats.explained_variance = explained_variance([v for v, _ in pairs], [o for _, o in pairs])
+    return _join(graded, credit, before)
+
+
+def _join(graded: GradedBatch, credit: Credit, before: list[Rescored] | None) -> list[UpdateRow]:
+    samples = graded.samples
+    returns = credit.returns or [[] for _ in samples]
+    known = before or [None] * len(samples)
+    parts = zip(samples, graded.sample_groups, credit.advantages, returns, known, strict=True)
+    return [UpdateRow(*part) for part in parts]
+
+
+def _penalties(
+    samples: Sequence[TrainSample], before: Sequence[Rescored], settings: UpdateSettings
+) -> list[list[float]]:
+    """The KL (k1) of each turn times its coefficient."""
+    penalties: list[list[float]] = []
+    for sample, own in zip(samples, before, strict=True):
+        assert own.reference_N is not None
+        k1 = kl_terms(own.logprobs_N, own.reference_N, estimator="k1") * settings.objective.kl_coef
+        penalties.append([float(turn.sum()) for turn in k1.split(sample.turn_tokens_K)])
+    return penalties
+
+
+def _outcomes(graded: GradedBatch) -> list[float]:
+    """What each turn turned out to be worth: the reward at its episode's end, discounted."""
+    gamma = graded.settings.gamma
+    return [
+        gamma ** (turns - 1 - k) * reward
+        for reward, sample in zip(graded.rewards, graded.samples, strict=True)
+        for turns in [len(sample.turn_tokens_K)]
+        for k in range(turns)
+    ]
+
+
+def sampler_logprobs(samples: Sequence[TrainSample], learner: Learner) -> torch.Tensor:
+    """What the sampler said of the tokens [N], sample by sample."""
+    logprobs = [p for s in samples for p in s.sampler_logprobs_N]
+    return torch.tensor(logprobs, device=learner.device, dtype=learner.loss_dtype)
 
 
 def update_policy(
     learner: Learner,
-    graded: Graded,
+    graded: GradedBatch,
     *,
     settings: UpdateSettings,
     first_optimizer_step: int,

@@ -11,7 +11,7 @@ from mcpagent.core.tools import ToolSpec, catalog_hash
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.models.embedded import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.models.tokens import Renderer
-from mcpagent.train.demonstrations import texts
+from mcpagent.train.sft import texts
 
 _TOKENIZER_TEXTS = 1000  # more change neither the merges nor the token counts
 

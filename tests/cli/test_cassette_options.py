@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.run.world import TRAIN
 from tests.running import mcpagent, refused
-from tests.workflows.world import TRAIN
 
 
 def said(*arguments: str | Path) -> dict[str, Any]:

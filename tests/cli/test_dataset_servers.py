@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mcpagent.config.dataset_servers import read_dataset_servers
-from mcpagent.storage.jsonl import read_tasks
+from mcpagent.storage.datasets import read_tasks
 from tests.running import mcpagent, refused
 
 HARBOUR = Path(__file__).with_name("harbour.py")

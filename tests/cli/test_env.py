@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.tools.chaos_rigs import faults_of
+from mcpagent.tools.probes.chaos import faults_of
 from mcpagent.tools.servers_config import StdioServer
 from tests.env.world import make_task
+from tests.run.world import TRAIN, dataset, samples, with_id
 from tests.running import mcpagent, refused
 from tests.tools.servers.files import servers_file
 from tests.tools.wild import http_poison
-from tests.workflows.world import TRAIN, dataset, samples, with_id
 
 OVER_STDIO = faults_of(StdioServer(name="any", command="any"))
 

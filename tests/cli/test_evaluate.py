@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mcpagent.cli.evaluate import app
-from mcpagent.cli.metric_table import metric_row
-from mcpagent.cli.sampling import Chosen
+from mcpagent.cli.evaluate import app, metric_row
+from mcpagent.cli.options import Chosen
 from mcpagent.config.loader import dump_config
 from mcpagent.console import Console
-from mcpagent.core.metrics import Metric
+from mcpagent.core.records import Metric
 from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder
+from tests.run.world import SHORT, TRAIN, config, samples
 from tests.running import mcpagent, refused
-from tests.workflows.world import SHORT, TRAIN, config, samples
 
 
 @pytest.fixture(scope="module")

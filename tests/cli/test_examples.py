@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shlex
@@ -17,11 +16,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from mcpagent.cli.main import COMMANDS
+from mcpagent.cli.main import load_app
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.tasks import StateCheck
 from mcpagent.env.parsing import parse_action
-from mcpagent.synth.templates import load_templates
+from mcpagent.synth.templates.template import load_templates
 from mcpagent.tools.servers_config import load_servers
 from tests.house import ROOT
 from tests.test_docs import PAGES, _leaves
@@ -156,7 +155,7 @@ ELSEWHERE = {
     "mcpagent smoke --backend vllm --model Qwen/Qwen3-0.6B": GPU,
     "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m"
     " vllm.entrypoints.openai.api_server --model MODEL --logprobs-mode processed_logprobs"
-    " --generation-config vllm --worker-extension-cls mcpagent.policy.vllm_worker.WeightLoading"
+    " --generation-config vllm --worker-extension-cls mcpagent.policy.vllm.worker.WeightLoading"
     " --enable-lora --max-lora-rank 16 --max-loras 2": GPU,
     "mcpagent train --set 'vllm.servers=[http://127.0.0.1:8000]'"
     " --set data.train=data/processed/train.jsonl": GPU,
@@ -279,7 +278,7 @@ def test_the_cheap_examples_run_one_after_the_other(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     for line in FAST:
         words = cleared(line, tmp_path)
-        app = importlib.import_module(COMMANDS[words[0]][0]).app
+        app = load_app(words[0])
         done = CliRunner().invoke(app, words[1:])
         assert done.exception is None, f"{line}\n{done.exception!r}\n{done.output[-3000:]}"
         promised(words, tmp_path, done.exit_code, done.stdout, done.stderr)
@@ -331,7 +330,7 @@ def test_an_example_runs_after_those_before_it(line: str, shared: Path) -> None:
 
 def a_task(text: str, folder: Path) -> None:
     (folder / "tasks.jsonl").write_text(json.dumps(json.loads(text)) + "\n")
-    app = importlib.import_module(COMMANDS["rollout"][0]).app
+    app = load_app("rollout")
     words = [
         "--policy",
         "gold",
@@ -396,6 +395,6 @@ def test_the_three_ways_to_write_a_call_say_the_same_and_find_the_price() -> Non
     assert len(calls) == 3
     arguments = [dict(call.arguments) for (call,) in calls]
     assert arguments[0] == arguments[1] == arguments[2]
-    app = importlib.import_module(COMMANDS["tools"][0]).app
+    app = load_app("tools")
     done = CliRunner().invoke(app, ["call", "fmp.fmp_get_quote", json.dumps(arguments[0])])
     assert done.exit_code == 0 and json.loads(done.stdout)["price"] > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,7 +10,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from mcpagent.cli.main import COMMANDS
+from mcpagent.cli.main import COMMANDS, load_app
 
 _BRACKETS = re.compile(r"\[[^\[\]]*\]")
 
@@ -29,7 +28,7 @@ def pages(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_every_bracket_of_its_texts(name: str) -> None:
-    app = importlib.import_module(COMMANDS[name][0]).app
+    app = load_app(name)
     command = typer.main.get_command(app)
     for path, texts in pages(command):
         shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"})
@@ -43,7 +42,7 @@ def test_help_shows_every_bracket_of_its_texts(name: str) -> None:
 @pytest.mark.parametrize("columns", [80, 140])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_fills_its_lines_up_to_the_edge_and_cuts_none(name: str, columns: int) -> None:
-    app = importlib.import_module(COMMANDS[name][0]).app
+    app = load_app(name)
     command = typer.main.get_command(app)
     for path, texts in pages(command):
         environment = {"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)}

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from mcpagent.storage.trajectories import read_trajectories
+from tests.run.world import TRAIN, nonces
 from tests.running import mcpagent, refused
-from tests.workflows.world import TRAIN, nonces
 
 
 def test_one_json_document_is_on_stdout_and_the_file_where_it_says(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import DEFAULT_FILES, dump_config, load_train_config
-from mcpagent.config.resources import resource_path
 from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import UserError
 

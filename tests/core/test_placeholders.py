@@ -12,7 +12,7 @@ from mcpagent.core.placeholders import (
     lookup_path,
     reference_texts,
     references,
-    resolve,
+    resolve_references,
     text_value,
 )
 
@@ -50,7 +50,7 @@ RESULTS: dict[str, Any] = {
     ],
 )
 def test_references_become_values(value: Any, expected: Any) -> None:
-    resolved = resolve(value, RESULTS)
+    resolved = resolve_references(value, RESULTS)
     assert resolved == expected
     assert type(resolved) is type(expected)
 
@@ -86,7 +86,7 @@ def test_references_become_values(value: Any, expected: Any) -> None:
 )
 def test_anything_outside_the_grammar_is_refused_with_a_reason(expression: str, says: str) -> None:
     with pytest.raises(PlaceholderError, match="\\$\\{") as caught:
-        resolve("${" + expression + "}", RESULTS)
+        resolve_references("${" + expression + "}", RESULTS)
     assert says in str(caught.value)
 
 
@@ -122,4 +122,4 @@ def test_a_result_without_structure_is_read_from_its_text() -> None:
 @given(st.text(alphabet="step12.close[]()+-*/,'\"${} abs", max_size=40))
 def test_an_expression_resolves_or_raises_placeholder_error(text: str) -> None:
     with contextlib.suppress(PlaceholderError):
-        resolve("${" + text + "}", RESULTS)
+        resolve_references("${" + text + "}", RESULTS)

@@ -6,7 +6,7 @@ from email.utils import formatdate
 import httpx
 import pytest
 
-from mcpagent.core.retry_after import retry_after_s
+from mcpagent.core.values import retry_after_s
 
 
 @pytest.mark.parametrize(

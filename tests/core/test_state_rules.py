@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mcpagent.config.resources import resource_root
+from mcpagent.config.environment import resource_root
 from mcpagent.core.matching import call_matches, expect_holds, expect_problems, needs_before, others_unchanged
 from mcpagent.core.tasks import PlanStep
 from mcpagent.core.tools import ToolCall

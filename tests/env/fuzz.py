@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mcpagent.env.dialects.known import TOOL_FORMATS
+from mcpagent.env.dialects.registry import TOOL_FORMATS
 
 _CALLS = [
     dialect.write([("quote", {"ticker": "AAPL", "days": 5, "deep": {"a": [1, None, "</tool_call>"]}})])

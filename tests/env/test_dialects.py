@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mcpagent.env.dialects.known import DIALECTS, TOOL_FORMATS
+from mcpagent.env.dialects.registry import DIALECTS, TOOL_FORMATS
 from mcpagent.env.parsing import parse_action
 
 SCHEMA = {

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from mcpagent.core.records import JsonObject
-from mcpagent.env.dialects.known import TOOL_FORMATS
+from mcpagent.env.dialects.registry import TOOL_FORMATS
 from mcpagent.env.parsing import ParsedAction, parse_action
 from tests.env.fuzz import TRIGGERS, action
 

@@ -12,7 +12,7 @@ from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.evaluate.summary import summarise
 from mcpagent.storage.trajectories import write_trajectories
-from mcpagent.tools.breaker import BreakerState
+from mcpagent.tools.limits import BreakerState
 from mcpagent.tools.metrics import PoolMetrics, ServerMetrics, ServerWatch
 from tests.evaluate.records import call, result, trajectory, turn
 

@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcpagent.core.metrics import Metric
-from mcpagent.evaluate.intervals import (
-    clustered_mean,
-    paired_difference,
-    rate_interval,
-    unpaired_difference,
-)
+from mcpagent.core.records import Metric
+from mcpagent.evaluate.intervals import clustered_mean, paired_difference, rate_interval, unpaired_difference
 
 
 def _interval(metric: Metric) -> tuple[float, float]:

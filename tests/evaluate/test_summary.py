@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from mcpagent.core.metrics import Metric
+from mcpagent.core.records import Metric
 from mcpagent.core.tools import FailureKind
 from mcpagent.core.trajectory import StopReason
 from mcpagent.evaluate.intervals import rate_interval

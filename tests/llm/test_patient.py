@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from mcpagent.errors import UserError
-from mcpagent.llm.budget import Budget, BudgetSpent, Price, at_most
+from mcpagent.llm.budget import ApiBudget, BudgetSpent, Price, at_most
+from mcpagent.llm.client import PatientClient
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, Finish
 from mcpagent.llm.endpoint import BACKENDS, Backend, Endpoint, EndpointSettings, json_of
-from mcpagent.llm.patient import PatientClient
 from tests.llm.service import API_KEY, Answer, Received, Script, Service, error, says, service
 
 SCHEMA = {
@@ -29,7 +29,7 @@ def use(
     work: Callable[[PatientClient], Awaitable[Any]],
     *,
     backend: Backend = "chat",
-    budget: Callable[[], Budget] = Budget,
+    budget: Callable[[], ApiBudget] = ApiBudget,
     timeout_s: float = 20.0,
     **options: Any,
 ) -> tuple[Any, Service, list[str]]:
@@ -211,7 +211,9 @@ def test_the_cap_of_requests_holds_under_concurrency_and_counts_retries() -> Non
         is_refused = received.key in {"0", "1"} and received.number == 1
         return error(500, "oh", retry_after_ms="1") if is_refused else says(received, GOOD)
 
-    outcomes, running, _ = use(script, until_spent, budget=lambda: Budget(max_requests=7), max_in_flight=16)
+    outcomes, running, _ = use(
+        script, until_spent, budget=lambda: ApiBudget(max_requests=7), max_in_flight=16
+    )
     assert len(running.received) == 7
     assert outcomes.count("answered") == 5
     assert outcomes.count("max_requests") == 35
@@ -222,10 +224,10 @@ def test_the_cap_of_cost_is_never_passed_and_what_was_reserved_in_vain_is_given_
     bound = price.of(at_most(QUESTION))  # dollars
     used = (100 * 1.0 + 20 * 10.0) / 1e6
     cap = bound + 3.5 * used  # after four answers too little is left for the worst case of a fifth
-    budgets: list[Budget] = []
+    budgets: list[ApiBudget] = []
 
-    def budget() -> Budget:
-        budgets.append(Budget(price=price, max_cost=cap))
+    def budget() -> ApiBudget:
+        budgets.append(ApiBudget(price=price, max_cost=cap))
         return budgets[0]
 
     outcomes, running, _ = use(lambda r: says(r, GOOD), until_spent, budget=budget, max_in_flight=16)
@@ -235,7 +237,7 @@ def test_the_cap_of_cost_is_never_passed_and_what_was_reserved_in_vain_is_given_
 
 def test_requests_of_unknown_cost_count_as_their_worst_case() -> None:
     price = Price(input=1.0, output=10.0)
-    budgets = [Budget(price=price)]
+    budgets = [ApiBudget(price=price)]
     use(lambda r: says(r, GOOD, is_metered=False), ask, budget=lambda: budgets[0])
     assert budgets[0].cost == pytest.approx(price.of(at_most(QUESTION)))
     assert budgets[0].uncertain == 1
@@ -243,4 +245,4 @@ def test_requests_of_unknown_cost_count_as_their_worst_case() -> None:
 
 def test_a_cost_cap_without_a_price_is_refused() -> None:
     with pytest.raises(UserError, match="--max-cost"):
-        Budget(max_cost=1.0)
+        ApiBudget(max_cost=1.0)

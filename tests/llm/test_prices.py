@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mcpagent.errors import UserError
-from mcpagent.llm.budget import Price
-from mcpagent.llm.prices import given_price
+from mcpagent.llm.budget import Price, given_price
 
 NAMES = ("--price-in", "--price-out")
 

@@ -9,8 +9,7 @@ import pytest
 
 from mcpagent.core.hidden_text import without_marks
 from mcpagent.models.embedded import train_tokenizer
-from mcpagent.models.fidelity import refuse_forgery
-from mcpagent.models.tokens import Renderer
+from mcpagent.models.tokens import Renderer, refuse_forgery
 
 _LOOP = """{%- for m in messages -%}%OPEN%
 {%- if m.role == 'tool' -%}%RESULT%{{ m.content }}%END%{%- else -%}{{ m.content }}{%- endif -%}%CLOSE%

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 from mcpagent.core.trajectory import StopReason
-from mcpagent.env.tool_format import gold_conversation, open_renderer, rewritten
+from mcpagent.env.parsing import gold_conversation, open_renderer, rewritten
 from mcpagent.errors import UserError
 from mcpagent.models.embedded import train_tokenizer
-from mcpagent.models.fidelity import measure_drift
-from mcpagent.models.tokens import Renderer
+from mcpagent.models.tokens import Renderer, measure_drift
 from mcpagent.policy.scripted import call_text
 from tests.rollout.test_agent import FORGED, Speaker, play
 from tests.third_party.registries import install

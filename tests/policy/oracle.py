@@ -10,9 +10,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.core.trajectory import FinishReason
-from mcpagent.policy.attention import why_no_slots
 from mcpagent.policy.contract import CompletionRequest, Sampling
-from mcpagent.policy.hf_engine import Engine
+from mcpagent.policy.hf.plain_engine import why_no_slots
+from mcpagent.policy.hf.slot_engine import SlotEngine
 
 torch.set_num_threads(1)  # such small products only wait for a second thread
 
@@ -43,9 +43,9 @@ def tiny_model(
     return Qwen3ForCausalLM(Qwen3Config(**shape)).eval()
 
 
-def make_engine(model: Any, *, slots: int = 16, max_context: int = MAX_CONTEXT) -> Engine:
+def make_engine(model: Any, *, slots: int = 16, max_context: int = MAX_CONTEXT) -> SlotEngine:
     assert why_no_slots(model) is None
-    return Engine(
+    return SlotEngine(
         decoder=model.get_decoder(),
         head=model.get_output_embeddings(),
         stop_ids=frozenset({STOP}),

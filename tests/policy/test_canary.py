@@ -17,7 +17,7 @@ from mcpagent.errors import RunError
 from mcpagent.models.load import LoraShape, MergedCopy, attach_lora
 from mcpagent.policy.canary import CANARY_ROWS, Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy
-from mcpagent.policy.hf import HFPolicy
+from mcpagent.policy.hf.policy import HFPolicy
 from tests.policy.oracle import MAX_CONTEXT, STOP, VOCABULARY, tiny_model
 
 PROMPTS = [[(7 * i + 3 * j) % (VOCABULARY - 1) + 1 for j in range(40)] for i in range(CANARY_ROWS)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mcpagent.core.trajectory import Completion, FinishReason
-from mcpagent.policy.hf import HFPolicy
+from mcpagent.policy.hf.policy import HFPolicy
 from tests.policy.oracle import MAX_CONTEXT, STOP, naive_turn, request, tiny_model
 
 PATIENCE_S = 20.0

@@ -10,9 +10,9 @@ import torch
 
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.errors import RunError
-from mcpagent.policy.attention import why_no_slots
 from mcpagent.policy.contract import CompletionRequest
-from mcpagent.policy.hf_engine import Engine, Finished
+from mcpagent.policy.hf.plain_engine import why_no_slots
+from mcpagent.policy.hf.slot_engine import Finished, SlotEngine
 from tests.policy.oracle import MAX_CONTEXT, STOP, VOCABULARY, make_engine, naive_turn, request, tiny_model
 
 ARCHITECTURES = {
@@ -23,7 +23,7 @@ ARCHITECTURES = {
 }
 
 
-def finish(engine: Engine, asked: list[CompletionRequest]) -> dict[str, Finished]:
+def finish(engine: SlotEngine, asked: list[CompletionRequest]) -> dict[str, Finished]:
     ends = engine.admit(asked)
     while engine.has_work:
         ends += engine.step()

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mcpagent.core.trajectory import Completion, FinishReason, StopReason, Trajectory
 from mcpagent.env.parsing import parse_action
 from mcpagent.errors import EpisodeError, UserError
-from mcpagent.llm.budget import Budget, Price
+from mcpagent.llm.budget import ApiBudget, Price
+from mcpagent.llm.client import PatientClient
 from mcpagent.llm.contract import ChatReply, ChatRequest, Finish
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings
-from mcpagent.llm.patient import PatientClient
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.policy.scripted import call_text
@@ -49,7 +49,7 @@ def ask(
             ) as endpoint,
         ):
             price = Price(1.0, 10.0)
-            client = PatientClient(endpoint, budget=Budget(price=price), **{"attempts": 3, **settings})
+            client = PatientClient(endpoint, budget=ApiBudget(price=price), **{"attempts": 3, **settings})
             return await use(OpenAIPolicy(client, price=price))
 
     with service(script) as running:

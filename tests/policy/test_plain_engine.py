@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from mcpagent.core.trajectory import FinishReason
-from mcpagent.policy.hf import HFPolicy
+from mcpagent.policy.hf.policy import HFPolicy
 from tests.models.families import FAMILIES, SHAPE, tiny
 from tests.policy.oracle import MAX_CONTEXT, STOP, naive_turn, request
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mcpagent.core.placeholders import format_value, resolve, result_value
+from mcpagent.core.placeholders import format_value, resolve_references, result_value
 from mcpagent.core.tasks import PlanStep, Task
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.trajectory import FinishReason
@@ -44,14 +44,14 @@ class Seen:
 
     @property
     def reference(self) -> str:
-        return format_value(resolve(self.task.truth.reference_answer or "Done.", self.results))
+        return format_value(resolve_references(self.task.truth.reference_answer or "Done.", self.results))
 
     @property
     def facts(self) -> list[str]:
         check = self.task.truth.final_answer
         if check is None or check.type not in ("number", "must_include"):
             return []
-        value = resolve(check.value, self.results)
+        value = resolve_references(check.value, self.results)
         return [format_value(item) for item in (value if isinstance(value, list) else [value])]
 
     @property
@@ -110,7 +110,9 @@ async def honest(pool: ToolPool, task: Task) -> Seen:
         for user_turn in range(len(task.truth.user_turns) + 1):
             for step in task.truth.tool_sequence:
                 if step.user_turn == user_turn:
-                    output = await episode.step(call_text(step.tool, resolve(step.params, seen.results)))
+                    output = await episode.step(
+                        call_text(step.tool, resolve_references(step.params, seen.results))
+                    )
                     seen.raw += output.tool_results
                     seen.results[f"step{step.step}"] = result_value(output.tool_results[0])
             await episode.step(ASK)
@@ -124,7 +126,7 @@ def plan(seen: Seen, keep: Callable[[PlanStep], bool] = lambda _: True) -> list[
     turns: list[list[str]] = [[] for _ in range(len(seen.task.truth.user_turns) + 1)]
     for step in seen.task.truth.tool_sequence:
         if keep(step):
-            turns[step.user_turn].append(call_text(step.tool, resolve(step.params, seen.results)))
+            turns[step.user_turn].append(call_text(step.tool, resolve_references(step.params, seen.results)))
     return turns
 
 

@@ -9,7 +9,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import FailureKind, ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
-from mcpagent.reward.rule import grade, total_reward
+from mcpagent.reward.rule import grade_by_rule, total_reward
 
 QUOTE = {"step": 1, "server": "stocks", "tool": "quote", "params": {"ticker": "AAPL"}}
 SEND = {"step": 2, "server": "chat", "tool": "send", "params": {"message": "${step1.close}"}}
@@ -70,11 +70,11 @@ def episode(
 
 
 def values(task: Task, record: EpisodeRecord) -> dict[str, float | None]:
-    return {term.name: term.value for term in grade(task, record)}
+    return {term.name: term.value for term in grade_by_rule(task, record)}
 
 
 def reward(task: Task, record: EpisodeRecord) -> float:
-    total = total_reward(grade(task, record))
+    total = total_reward(grade_by_rule(task, record))
     assert total is not None
     return total
 

@@ -14,7 +14,7 @@ import pytest
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.policy.scripted import call_text
-from mcpagent.synth.describe import task_class
+from mcpagent.synth.datasets.describe import task_class
 from mcpagent.tools.pool import ToolPool
 from tests.reward.attacks import (
     DENIALS,

@@ -10,9 +10,8 @@ from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
 from mcpagent.reward.record import EpisodeRecord
 from mcpagent.reward.registry import GRADERS, grade
-from mcpagent.storage.jsonl import read_tasks
-from mcpagent.storage.task_file import TaskFile
-from mcpagent.synth.validate import validate_dataset
+from mcpagent.storage.datasets import TaskFile, read_tasks
+from mcpagent.synth.datasets.validate import validate_dataset
 
 SAMPLE = Path(__file__).parents[2] / "data" / "samples" / "train.jsonl"
 

@@ -7,7 +7,7 @@ import pytest
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.reward.record import record_of
-from mcpagent.reward.rule import TERM_NAMES, grade, total_reward, turn_terms, with_penalty
+from mcpagent.reward.rule import TERM_NAMES, grade_by_rule, total_reward, turn_terms, with_penalty
 from tests.reward.records import QUOTE, SEND, episode, made, make_task, reward, term, turn, values
 
 PLAN_ONLY = make_task(tool_sequence=[QUOTE, SEND])
@@ -121,7 +121,7 @@ def test_the_penalty_is_capped_and_can_be_switched_off_without_losing_its_value(
     noisy = episode(
         *[turn(made(ticker=f"T{i}")) for i in range(9)], turn(made(ticker="AAPL")), answer="187.2"
     )
-    terms = grade(WITH_ANSWER, noisy)
+    terms = grade_by_rule(WITH_ANSWER, noisy)
     assert term(terms, "excess").value == 8.0
     assert total_reward(terms) == pytest.approx(0.85)
     warm = with_penalty(terms, active=False)
@@ -199,11 +199,11 @@ def test_abstaining_means_no_call_and_an_end() -> None:
     ],
 )
 def test_a_failure_of_the_machinery_is_unscored_and_never_a_zero(record) -> None:
-    terms = grade(WITH_ANSWER, record)
+    terms = grade_by_rule(WITH_ANSWER, record)
     assert [term.name for term in terms] == list(TERM_NAMES)
     assert all(term.value is None for term in terms)
     assert total_reward(terms) is None
-    scored = grade(WITH_ANSWER, episode(turn(made(ticker="AAPL")), answer="187.2"))
+    scored = grade_by_rule(WITH_ANSWER, episode(turn(made(ticker="AAPL")), answer="187.2"))
     assert [term.weight for term in terms] == [term.weight for term in scored]
 
 
@@ -238,7 +238,7 @@ def test_a_stored_trajectory_is_graded_as_the_episode_was() -> None:
     )
     again = Trajectory.model_validate_json(stored.model_dump_json())
     played = episode(turn((call, result)), state=(end,))
-    assert grade(task, record_of(task, again)) == grade(task, played)
+    assert grade_by_rule(task, record_of(task, again)) == grade_by_rule(task, played)
     assert values(task, played)["success"] == 1.0
 
 

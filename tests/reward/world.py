@@ -10,12 +10,12 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
-from mcpagent.config.resources import resource_path
+from mcpagent.config.environment import resource_path
 from mcpagent.core.tasks import Task
-from mcpagent.synth.describe import task_class
-from mcpagent.synth.explore import explore_dataset
-from mcpagent.synth.rules import generate_dataset
-from mcpagent.synth.templates import Template, load_templates
+from mcpagent.synth.datasets.describe import task_class
+from mcpagent.synth.explore.walks import explore_dataset
+from mcpagent.synth.templates.rules import generate_dataset
+from mcpagent.synth.templates.template import Template, load_templates
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer, builtin_servers
 

@@ -16,11 +16,11 @@ from mcpagent.errors import EpisodeError
 from mcpagent.models.embedded import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
-from mcpagent.policy.hf import HFPolicy
+from mcpagent.policy.hf.policy import HFPolicy
 from mcpagent.policy.scripted import call_text
 from mcpagent.rollout.agent import AgentSettings, Attempt
 from mcpagent.rollout.collector import attempts, collect
-from mcpagent.train.samples import sample_from_trajectory
+from mcpagent.train.batch.samples import sample_from_trajectory
 from tests.env.world import READ_ONLY, make_task, scratch_pool
 
 TASK = make_task(success={"must_call_tool": "scratch.echo"}, max_turns=6)

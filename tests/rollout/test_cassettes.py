@@ -16,18 +16,17 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory
 from mcpagent.errors import UserError
-from mcpagent.evaluate.evaluator import evaluate
-from mcpagent.evaluate.summary import summarise
+from mcpagent.evaluate.summary import evaluate, summarise
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.reward.record import record_of
-from mcpagent.reward.rule import grade
+from mcpagent.reward.rule import grade_by_rule
 from mcpagent.rollout.agent import AgentSettings
 from mcpagent.rollout.setup import open_tools
-from mcpagent.storage.jsonl import read_tasks, write_jsonl
+from mcpagent.run.rollout import RolloutOutcome, rollout
+from mcpagent.run.train import train
+from mcpagent.storage.datasets import read_tasks, write_jsonl
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
-from mcpagent.workflows.rollout import RolloutOutcome, rollout
-from mcpagent.workflows.train import train
 from tests.tools.support import ECHO_SCRIPT
 
 TRAIN = Path(__file__).parents[2] / "data" / "samples" / "train.jsonl"
@@ -144,7 +143,7 @@ def test_a_policy_that_is_right_on_every_other_task_shows_half_in_strict_mode(tm
     # Graded again from the file, a miss stays what it was.
     write_trajectories(tmp_path / "again", trajectories)
     for task, stored in zip(tasks, read_trajectories(tmp_path / "again.jsonl.zst"), strict=True):
-        terms = {term.name: term.value for term in grade(task, record_of(task, stored))}
+        terms = {term.name: term.value for term in grade_by_rule(task, record_of(task, stored))}
         assert terms["success"] == stored.term("success") is not None
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from mcpagent.core.trajectory import Completion, PolicySpan, StopReason, Trajectory, Turn
 from mcpagent.rollout.agent import Attempt
-from mcpagent.rollout.collector import attempts
-from mcpagent.rollout.pipeline import Pipeline, Staleness, staleness
+from mcpagent.rollout.collector import Pipeline, Staleness, attempts, staleness
 from tests.env.world import make_task
 
 PATIENCE_S = 20.0

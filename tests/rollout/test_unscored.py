@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.core.metrics import Metric
+from mcpagent.core.records import Metric
 from mcpagent.core.trajectory import Completion
-from mcpagent.evaluate.evaluator import evaluate
+from mcpagent.evaluate.summary import evaluate
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.rollout.agent import AgentSettings
+from mcpagent.run.evaluate import read_evaluation
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.pool import ToolPool
-from mcpagent.train.episode_metrics import episode_metrics
-from mcpagent.train.health import HealthSettings, PPOHealthCallback
-from mcpagent.workflows.evaluate import read_evaluation
+from mcpagent.train.grpo import episode_metrics
+from mcpagent.train.health import HealthMonitor, HealthSettings
 from tests.env.world import make_task
+from tests.run.world import with_id
 from tests.running import mcpagent
 from tests.tools.support import stdio_echo
-from tests.workflows.world import with_id
 
 COUNT = 12
 TASKS = [
@@ -108,7 +108,7 @@ def test_a_step_of_training_says_both_numbers_and_its_health_sees_the_lower_one(
     assert record["success_rate"] == pytest.approx(6 / 7)
     assert record["success_rate_all"] == 0.5
     notes: list[str] = []
-    health = PPOHealthCallback(HealthSettings(warn={"success_fall": 0.5}, stop={}), note=notes.append)
+    health = HealthMonitor(HealthSettings(warn={"success_fall": 0.5}, stop={}), note=notes.append)
     well = {"success_rate": 0.8, "success_rate_all": 0.8}
     health.replay([{"step": i, **well} for i in range(4)])
     health._assess({"step": 4, "success_rate": 0.9, "success_rate_all": 0.1}, notes.append)

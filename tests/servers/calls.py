@@ -12,7 +12,7 @@ from mcp.server import MCPServer
 from mcp.types import CallToolResult, TextContent
 
 from mcpagent.core.tools import NONCE_META_KEY
-from mcpagent.servers.embedded.generate import build
+from mcpagent.servers.embedded import build
 from mcpagent.servers.registry import build_server
 
 COMPANY = build().companies[0]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mcp import Client
 
-from mcpagent.servers.embedded.generate import Dataset, build, daily_bars
+from mcpagent.servers.embedded import Dataset, build, daily_bars
 from mcpagent.servers.registry import build_server
 from tests.servers.calls import call, with_client
 
@@ -35,7 +35,7 @@ def test_the_data_set_is_the_pinned_one() -> None:
 def test_the_data_set_does_not_depend_on_the_process(hash_seed: str) -> None:
     code = (
         "from tests.servers.test_dataset import fingerprint\n"
-        "from mcpagent.servers.embedded.generate import build\n"
+        "from mcpagent.servers.embedded import build\n"
         "print(fingerprint(build()))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

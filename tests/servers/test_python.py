@@ -14,7 +14,7 @@ from mcp.types import CallToolResult
 
 from mcpagent.core.tools import ToolCall
 from mcpagent.servers.registry import build_server
-from mcpagent.servers.sandbox.kinds import SandboxKind
+from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import builtin_servers
 from tests.servers.calls import call, text_of, with_client

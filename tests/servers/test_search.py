@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from mcpagent.servers.embedded.generate import Page, build
-from mcpagent.servers.embedded.tavily import PageIndex
+from mcpagent.servers.embedded import Page, build
+from mcpagent.servers.tavily import PageIndex
 
 
 def index(**texts: str) -> PageIndex:

@@ -8,10 +8,9 @@ from typing import Any
 
 from mcp import Client
 
-from mcpagent.servers.embedded.generate import build
-from mcpagent.servers.embedded.slack import EmbeddedSlack, Snapshot
+from mcpagent.servers.embedded import build
 from mcpagent.servers.registry import build_server
-from mcpagent.servers.slack import Reaction, SentMessage, WorkspaceChanges
+from mcpagent.servers.slack import EmbeddedSlack, Reaction, SentMessage, Snapshot, WorkspaceChanges
 from tests.servers.calls import CHANNEL, text_of, with_client
 
 SEEDED = {"user": CHANNEL.message.user, "text": CHANNEL.message.text, "ts": CHANNEL.message.ts}

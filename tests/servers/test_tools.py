@@ -14,9 +14,9 @@ from mcp.types import Tool
 
 from mcpagent.core.tools import NONCE_META_KEY
 from mcpagent.errors import UserError
-from mcpagent.servers.embedded.generate import build
-from mcpagent.servers.embedded.tavily import EmbeddedTavily
+from mcpagent.servers.embedded import build
 from mcpagent.servers.registry import BUILTIN_NAMES, build_server, is_stateful
+from mcpagent.servers.tavily import EmbeddedTavily
 from tests.servers.calls import CHANNEL, COMPANY, GOOD_CALLS, call, text_of, with_client
 
 # What small models were trained on: a change makes every dataset and checkpoint stale. Add tools instead.

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
+from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.config.resources import resource_path
 from mcpagent.rollout.setup import open_tools
-from mcpagent.synth.output import write_splits
-from mcpagent.synth.rules import generate_dataset
-from mcpagent.synth.templates import load_templates
-from mcpagent.workflows.train import train
+from mcpagent.run.train import train
+from mcpagent.synth.tasks.output import write_splits
+from mcpagent.synth.templates.rules import generate_dataset
+from mcpagent.synth.templates.template import load_templates
 
 
 class WarmStart(NamedTuple):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.config.resources import resource_path
+from mcpagent.run.train import Watch, train
 from mcpagent.storage.checkpoints import damage
 from mcpagent.storage.run_folder import RunFolder, step_of
-from mcpagent.workflows.train import Watch, train
 from tests.slow.conftest import WarmStart
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

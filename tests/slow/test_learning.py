@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mcpagent.storage.jsonl import read_tasks
+from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

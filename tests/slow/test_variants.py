@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.config.resources import resource_path
+from mcpagent.run.train import train
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.workflows.train import train
 from tests.slow.conftest import WarmStart
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

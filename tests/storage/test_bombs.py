@@ -13,13 +13,11 @@ import pytest
 import zstandard
 
 from mcpagent.errors import UserError
-from mcpagent.storage.compression import EXPANSION_ENV, LINE_ENV
-from mcpagent.storage.jsonl import read_tasks
-from mcpagent.storage.records import read_records
-from mcpagent.storage.task_file import TaskFile
+from mcpagent.storage.datasets import TaskFile, read_tasks
+from mcpagent.storage.json_stream import EXPANSION_ENV, LINE_ENV, read_records
 from mcpagent.storage.trajectories import read_trajectories
-from mcpagent.synth.spec import read_spec
-from mcpagent.synth.validate import validate_dataset
+from mcpagent.synth.datasets.validate import validate_dataset
+from mcpagent.synth.dependent.spec import read_spec
 
 _MIB = 1 << 20
 READERS: dict[str, Callable[[Path], object]] = {

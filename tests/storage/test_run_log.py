@@ -10,7 +10,7 @@ import pytest
 
 from mcpagent.core.redact import SECRETS
 from mcpagent.errors import RunError
-from mcpagent.storage.run_log import run_log
+from mcpagent.storage.run_folder import run_log
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00 step (\d+): (.*)")
 

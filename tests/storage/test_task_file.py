@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from mcpagent.errors import UserError
-from mcpagent.storage.disk_table import DiskTable, digest
-from mcpagent.storage.jsonl import read_tasks, write_jsonl
-from mcpagent.storage.records import locate_records
-from mcpagent.storage.task_file import TaskFile
-from tests.storage.test_jsonl import record, records
+from mcpagent.storage.datasets import DiskTable, TaskFile, read_tasks, text_digest, write_jsonl
+from mcpagent.storage.json_stream import locate_records
+from tests.storage.test_datasets import record, records
 
 LARGE = 10_000  # an index of so many records is kept
 
@@ -122,7 +120,7 @@ def test_a_compressed_file_is_as_good_after_it_is_gone(tmp_path: Path) -> None:
 
 def test_a_table_on_disk_does_what_a_dictionary_does() -> None:
     rng = random.Random(1)
-    keys = [digest(str(rng.randrange(500))) for _ in range(3_000)] + [0, 2**63, 2**64 - 1]
+    keys = [text_digest(str(rng.randrange(500))) for _ in range(3_000)] + [0, 2**63, 2**64 - 1]
     first: dict[int, int] = {}
     counts: dict[int, int] = {}
     with DiskTable() as table, DiskTable() as counter:
@@ -134,5 +132,5 @@ def test_a_table_on_disk_does_what_a_dictionary_does() -> None:
         counter.count(keys[1_000:])
         assert counter.above(6) == {key for key, count in counts.items() if count > 6} != set()
         for _ in range(200):
-            some = [digest(str(rng.randrange(1_000))) for _ in range(rng.randrange(1, 9))]
+            some = [text_digest(str(rng.randrange(1_000))) for _ in range(rng.randrange(1, 9))]
             assert table.least(some) == min((first[key] for key in some if key in first), default=None)

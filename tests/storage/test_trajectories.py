@@ -101,7 +101,7 @@ def test_tokens_lie_in_the_sidecar_and_nowhere_else(tmp_path: Path) -> None:
     }
     assert {str(array.dtype) for array in arrays.values()} == {"int32", "float32"}
     assert path.name == "step-000001.jsonl.zst"
-    from mcpagent.storage.compression import open_bytes
+    from mcpagent.storage.json_stream import open_bytes
 
     with open_bytes(path) as stream:
         assert b"151643" not in stream.read()

@@ -18,11 +18,10 @@ from mcpagent.env.episode import Episode
 from mcpagent.errors import UserError
 from mcpagent.policy.scripted import call_text
 from mcpagent.reward.validate import task_problems
+from mcpagent.servers.bfcl.__main__ import build_bfcl_server
 from mcpagent.servers.bfcl.package import BfclPackage
-from mcpagent.servers.bfcl.server import build_server
-from mcpagent.storage.jsonl import read_tasks, task_record
-from mcpagent.synth.bfcl.calls import CallSyntaxError, parse_call
-from mcpagent.synth.bfcl.convert import Importer
+from mcpagent.storage.datasets import read_tasks, task_record
+from mcpagent.synth.bfcl import CallSyntaxError, Importer, parse_call
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer, load_servers
 
@@ -155,7 +154,7 @@ def test_an_episode_over_mcp_succeeds_as_bfcl_would_have_it(
 
     async def run() -> float | None:
         server = InProcessServer(
-            name="TicketAPI", server=build_server(package, "TicketAPI"), isolation="episode"
+            name="TicketAPI", server=build_bfcl_server(package, "TicketAPI"), isolation="episode"
         )
         async with ToolPool([server]) as pool:
             episode = Episode(task, pool, episode_id="e")
@@ -187,7 +186,7 @@ def test_a_function_that_is_missing_at_first_comes_with_the_user_turn_that_adds_
 def test_the_state_is_what_the_class_shows_and_a_failure_is_a_result_in_its_words(
     package: BfclPackage,
 ) -> None:
-    from mcpagent.servers.bfcl.backend import Backend
+    from mcpagent.servers.bfcl.package import Backend
 
     backend = Backend(package, "TicketAPI")
     backend.load({"open": [1, 2]})

@@ -14,9 +14,9 @@ from typing import Any
 from mcpagent.core.tasks import Task
 from mcpagent.env.episode import Episode
 from mcpagent.policy.scripted import call_text
+from mcpagent.servers.bfcl.__main__ import build_bfcl_server
 from mcpagent.servers.bfcl.names import BACKENDS
 from mcpagent.servers.bfcl.package import VERSION, BfclPackage
-from mcpagent.servers.bfcl.server import build_server
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
@@ -57,7 +57,7 @@ def fetch_package(cache: Path) -> Path:
 def memory_pool(package: BfclPackage) -> ToolPool:
     return ToolPool(
         [
-            InProcessServer(name=name, server=build_server(package, name), isolation="episode")
+            InProcessServer(name=name, server=build_bfcl_server(package, name), isolation="episode")
             for name in BACKENDS
         ]
     )

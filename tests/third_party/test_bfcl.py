@@ -15,7 +15,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.reward.record import attempts_by_user_turn
 from mcpagent.reward.validate import task_problems
 from mcpagent.servers.bfcl.package import BfclPackage
-from mcpagent.synth.bfcl.convert import Importer
+from mcpagent.synth.bfcl import Importer
 from tests.third_party.bfcl import Oracle, fetch_package, gold_turns, memory_pool, play, variants
 
 # Tasks and calls as counted in the package.

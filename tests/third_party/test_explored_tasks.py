@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcpagent.core.tasks import Task
-from mcpagent.storage.jsonl import read_tasks
+from mcpagent.storage.datasets import read_tasks
 from tests.running import mcpagent
 from tests.third_party.servers import Desk
 

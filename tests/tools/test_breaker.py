@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
-from mcpagent.tools.breaker import BreakerState, CircuitBreaker
 from mcpagent.tools.contract import OnChange
-from mcpagent.tools.limits import ServerLimits
+from mcpagent.tools.limits import BreakerState, CircuitBreaker, ServerLimits
 from mcpagent.tools.metrics import ServerMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from mcpagent.core.tools import FailureKind
-from mcpagent.tools.breaker import BreakerState
+from mcpagent.tools.limits import BreakerState
 from mcpagent.tools.metrics import Histogram
 from mcpagent.tools.pool import ToolPool
 from tests.tools.support import call, memory_echo

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.checks.doctor import check_servers
 from mcpagent.config.loader import dump_config, load_train_config, public_settings
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.errors import UserError
-from mcpagent.evaluate.report_tables import tools_table
+from mcpagent.evaluate.report.tables import tools_table
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer, learn_secrets, load_servers
-from mcpagent.workflows.doctor import check_servers
 from tests.running import mcpagent
 from tests.tools.servers import hostile
 

@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from mcpagent.errors import UserError
-from mcpagent.tools.servers_config import (
-    HttpServer,
-    ServersFile,
-    StdioServer,
-    builtin_servers,
-    load_servers,
-)
+from mcpagent.tools.servers_config import HttpServer, ServersFile, StdioServer, builtin_servers, load_servers
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,9 @@ from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.env.episode import observations
 from mcpagent.models.embedded import train_tokenizer
-from mcpagent.models.fidelity import measure_drift
-from mcpagent.models.tokens import Renderer
-from mcpagent.train.callbacks import StepReport
-from mcpagent.train.drift import DriftCallback
+from mcpagent.models.tokens import Renderer, measure_drift
+from mcpagent.train.actor import DriftCallback
+from mcpagent.train.health import StepReport
 from tests.models.templates import STRIPS_THINKING
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "A"}}\n</tool_call>'

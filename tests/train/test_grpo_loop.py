@@ -19,16 +19,14 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.storage.checkpoints import damage, last_good_checkpoint
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.train.budget import Budget
-from mcpagent.train.callbacks import StepReport
-from mcpagent.train.credit import CreditSettings
+from mcpagent.train.budget import RunBudget
 from mcpagent.train.grpo import train_grpo
-from mcpagent.train.grpo_run import GrpoRun, GrpoSettings, GrpoState, Validation
-from mcpagent.train.health import HealthSettings, PPOHealthCallback
-from mcpagent.train.loss import Objective
-from mcpagent.train.order import TaskOrder
+from mcpagent.train.health import HealthMonitor, HealthSettings, StepReport
+from mcpagent.train.objective.advantages import CreditSettings
+from mcpagent.train.objective.loss import Objective
 from mcpagent.train.rewards import GradeSettings, Overlong
-from mcpagent.train.update_settings import UpdateSettings
+from mcpagent.train.run_state import GrpoRun, GrpoSettings, GrpoState, TaskOrder, Validation
+from mcpagent.train.update import UpdateSettings
 from tests.train.world import VOCABULARY, make_learner, tiny_model, trajectory
 
 PROMPT = [{"role": "user", "content": "?"}]
@@ -97,7 +95,7 @@ def a_run(
     *,
     actor: ScriptedActor | None = None,
     resume: bool = False,
-    health: PPOHealthCallback | None = None,
+    health: HealthMonitor | None = None,
     callbacks: Sequence[Any] = (),
     notes: list[str] | None = None,
     **settings: Any,
@@ -155,16 +153,16 @@ def test_a_run_keeps_its_beginning_each_interval_and_its_end(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("budget", "done"),
     [
-        (Budget(steps=3), 3),
-        (Budget(cpu_s=1e-9), 0),
-        (Budget(wall_s=1e-9), 0),
-        (Budget(tool_calls=24), 2),  # 2 tasks x 3 attempts x 2 calls a step: met as the second step ends
-        (Budget(tool_calls=25), 2),  # exceeded by the third step, which leaves no trace
-        (Budget(cost_usd=0.3, usd_per_call={"fmp": 0.01, "fmp.get_quote": 0.02}), 1),  # 0.24 USD a step
+        (RunBudget(steps=3), 3),
+        (RunBudget(cpu_s=1e-9), 0),
+        (RunBudget(wall_s=1e-9), 0),
+        (RunBudget(tool_calls=24), 2),  # 2 tasks x 3 attempts x 2 calls a step: met as the second step ends
+        (RunBudget(tool_calls=25), 2),  # exceeded by the third step, which leaves no trace
+        (RunBudget(cost_usd=0.3, usd_per_call={"fmp": 0.01, "fmp.get_quote": 0.02}), 1),  # 0.24 USD a step
     ],
 )
 def test_a_cap_that_is_reached_ends_the_run_with_a_checkpoint(
-    budget: Budget, done: int, tmp_path: Path
+    budget: RunBudget, done: int, tmp_path: Path
 ) -> None:
     run = a_run(tmp_path / "run", budget=budget, save_every=100)
     reason = train_grpo(run)
@@ -179,10 +177,10 @@ def test_a_cap_that_is_reached_ends_the_run_with_a_checkpoint(
 def test_a_run_that_spent_its_budget_goes_on_with_a_larger_one_to_the_same_weights(tmp_path: Path) -> None:
     whole = a_run(tmp_path / "whole")
     train_grpo(whole)
-    train_grpo(a_run(tmp_path / "broken", budget=Budget(steps=3)))
-    again = a_run(tmp_path / "broken", resume=True, budget=Budget(steps=3))
+    train_grpo(a_run(tmp_path / "broken", budget=RunBudget(steps=3)))
+    again = a_run(tmp_path / "broken", resume=True, budget=RunBudget(steps=3))
     assert train_grpo(again) == "budget.steps 3 is spent", "what was spent before the resume counts"
-    resumed = a_run(tmp_path / "broken", resume=True, budget=Budget(steps=100))
+    resumed = a_run(tmp_path / "broken", resume=True, budget=RunBudget(steps=100))
     assert train_grpo(resumed) == "completed"
     ours, theirs = (load_file(run.folder.checkpoint_dir(6) / "model.safetensors") for run in (resumed, whole))
     assert all((ours[name] == theirs[name]).all() for name in theirs)
@@ -322,7 +320,7 @@ def test_a_collapse_stops_the_run_and_the_last_good_weights_stay(tmp_path: Path)
     def reward(_task: str, step: int, attempt: int) -> float:
         return float(attempt > 0) if step <= 20 else 0.0
 
-    health = PPOHealthCallback(HealthSettings(warn={}, stop={"success_fall": 0.1}, patience=2))
+    health = HealthMonitor(HealthSettings(warn={}, stop={"success_fall": 0.1}, patience=2))
     run = a_run(
         tmp_path / "run",
         actor=ScriptedActor(reward=reward),

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from mcpagent.config.schema import TrainConfig
-from mcpagent.config.watching import HealthLimits
+from mcpagent.config.sections import HealthLimits
 from mcpagent.core.tools import ToolCall
 from mcpagent.core.trajectory import RewardTerm, Trajectory
-from mcpagent.train.callbacks import StepReport
-from mcpagent.train.health import MEASURES, HealthSettings, PPOHealthCallback, episode_measures
+from mcpagent.train.health import MEASURES, HealthMonitor, HealthSettings, StepReport, episode_measures
 from tests.train.world import trajectory
 
 HEALTHY = {
@@ -42,7 +41,7 @@ def settings(**stop: float) -> HealthSettings:
 def after(*records: dict[str, Any], limits: HealthSettings | None = None) -> tuple[str | None, list[str]]:
     """Why a run with these steps stops, and what it was warned of."""
     notes: list[str] = []
-    callback = PPOHealthCallback(limits or settings(), note=notes.append)
+    callback = HealthMonitor(limits or settings(), note=notes.append)
     for step, record in enumerate(records, 1):
         callback.on_step(StepReport(step=step, metrics={"step": step, **record}, trajectories=()))
     return callback.should_stop(), notes
@@ -131,11 +130,11 @@ def test_what_was_never_there_cannot_be_lost() -> None:
 
 def test_a_resumed_run_remembers_by_its_records() -> None:
     sick = {**HEALTHY, "calls_mean": 0.05}
-    whole = PPOHealthCallback(settings())
+    whole = HealthMonitor(settings())
     for step, record in enumerate([HEALTHY, sick, sick, sick], 1):
         whole.on_step(StepReport(step=step, metrics={"step": step, **record}, trajectories=()))
     notes: list[str] = []
-    resumed = PPOHealthCallback(settings(), note=notes.append)
+    resumed = HealthMonitor(settings(), note=notes.append)
     resumed.replay([{"step": 1, **HEALTHY}, {"step": 2, **sick}, {"step": 3, **sick}])
     assert (resumed.should_stop(), resumed.is_well, notes) == (None, False, [])
     resumed.on_step(StepReport(step=4, metrics={"step": 4, **sick}, trajectories=()))
@@ -192,7 +191,7 @@ def test_a_loss_of_success_is_found_once_its_interval_lies_past_the_limit() -> N
 def test_a_run_whose_success_comes_back_is_well_again_although_its_past_was_not() -> None:
     good, bad = ({**HEALTHY, "success_rate": rate, "episodes": 96} for rate in (0.5, 0.0))
     assert after(good, *[bad] * 2, *[good] * 5)[0] is None
-    callback = PPOHealthCallback(settings())
+    callback = HealthMonitor(settings())
     callback.replay([{"step": i, **r} for i, r in enumerate([good, bad, bad, good], 1)])
     assert callback.is_well
 

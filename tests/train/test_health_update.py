@@ -7,10 +7,8 @@ import math
 import pytest
 import torch
 
-from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
-from mcpagent.train.update import update_policy
-from mcpagent.train.update_settings import UpdateSettings
-from mcpagent.train.update_stats import ApproximateKL, UpdateStats
+from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
+from mcpagent.train.update import ApproximateKL, UpdateSettings, UpdateStats, update_policy
 from tests.train.world import make_learner, on_policy, some_samples, tiny_model
 
 
@@ -29,7 +27,7 @@ def an_update(*, learning_rate: float, epochs: int, stop_kl: float | None) -> Up
     )
     return update_policy(
         make_learner(model, learning_rate=learning_rate),
-        Graded(groups=groups, settings=CreditSettings()),
+        GradedBatch(groups=groups, settings=CreditSettings()),
         settings=UpdateSettings(use_reference=False, epochs=epochs, minibatches=2, stop_kl=stop_kl),
         first_optimizer_step=1,
         seed=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcpagent.train.order import TaskOrder
+from mcpagent.train.run_state import TaskOrder
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 5))

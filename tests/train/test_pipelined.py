@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.config.resources import resource_path
 from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import UserError
+from mcpagent.run.train import train
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
-from mcpagent.train.order import TaskOrder
-from mcpagent.train.pipelined import refuse_pipeline
-from mcpagent.train.processes import Processes
-from mcpagent.workflows.train import train
+from mcpagent.train.actor import refuse_pipeline
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.run_state import TaskOrder
 
 STEPS, BATCH, GROUP, STALENESS = 5, 2, 2, 2
 

@@ -15,7 +15,7 @@ from mcpagent.errors import UserError
 from mcpagent.models.architecture import find_architecture
 from mcpagent.models.load import resolve_dtype
 from mcpagent.train.forecast import forecast, shape_of
-from mcpagent.train.preflight import TargetDevice, check, target_device
+from mcpagent.train.plan import TargetDevice, check_run, target_device
 
 GIB = 2**30
 A100 = TargetDevice(kind="cuda", memory=80 * GIB, is_here=False)
@@ -42,7 +42,7 @@ def test_published_models_can_be_planned_where_they_are_not(name: str) -> None:
 def test_a_folder_with_a_config_json_alone_is_planned(tmp_path: Path) -> None:
     Qwen3Config(hidden_size=64, num_hidden_layers=2, vocab_size=100).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    checked = check(config(f"model.name={tmp_path}"), A100)
+    checked = check_run(config(f"model.name={tmp_path}"), A100)
     assert checked.shape is not None and checked.shape.layers == 2
     assert checked.fits is True
 
@@ -51,13 +51,13 @@ def test_a_model_that_nobody_can_be_asked_about_is_unknown_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    checked = check(config("model.name=somebody/something"), A100)
+    checked = check_run(config("model.name=somebody/something"), A100)
     assert checked.forecast is None and checked.fits is None
     assert any("put that one file into a folder" in note for note in checked.notes)
 
 
 def test_the_embedded_model_has_the_size_that_it_is_built_with() -> None:
-    shape = check(config("model.name=embedded", "algo=sft", "finetune.mode=full"), A100).shape
+    shape = check_run(config("model.name=embedded", "algo=sft", "finetune.mode=full"), A100).shape
     assert shape is not None
     # Tied embeddings 2048 x 96; of each of 3 layers four square projections, three of the feed-forward
     # network, two norms of 96 and two of a head's 32; the last norm.
@@ -77,12 +77,12 @@ def test_the_embedded_model_has_the_size_that_it_is_built_with() -> None:
 def test_what_is_proposed_for_a_run_that_does_not_fit_does_fit(
     settings: tuple[str, ...], target: TargetDevice
 ) -> None:
-    checked = check(config(*settings), target)
+    checked = check_run(config(*settings), target)
     assert checked.fits is False
     note = next(note for note in checked.notes if note.startswith("memory: "))
     proposed = [word for word in note.split() if "=" in word]
     assert proposed and "lower it to" in note
-    again = check(config(*settings, *proposed), target)
+    again = check_run(config(*settings, *proposed), target)
     assert again.fits is True
     assert not any(note.startswith("memory: ") for note in again.notes)
 
@@ -90,16 +90,18 @@ def test_what_is_proposed_for_a_run_that_does_not_fit_does_fit(
 def test_a_run_whose_weights_alone_do_not_fit_is_refused_with_what_would() -> None:
     settings = ("model.name=Qwen/Qwen3-8B", "finetune.mode=full")
     with pytest.raises(UserError) as refused:
-        check(config(*settings), SMALL_GPU)
+        check_run(config(*settings), SMALL_GPU)
     assert "76.3 GiB of weights, gradients and optimiser state" in refused.value.message
     proposed = [word for word in (refused.value.remedy or "").split() if "=" in word]
     assert "finetune.mode=qlora" in proposed
-    assert check(config(*settings, *proposed), SMALL_GPU).fits is True
+    assert check_run(config(*settings, *proposed), SMALL_GPU).fits is True
 
 
 def test_a_model_that_no_setting_makes_fit_says_so() -> None:
     with pytest.raises(UserError, match="use a smaller model"):
-        check(config("model.name=Qwen/Qwen3-32B"), TargetDevice(kind="cuda", memory=16 * GIB, is_here=False))
+        check_run(
+            config("model.name=Qwen/Qwen3-32B"), TargetDevice(kind="cuda", memory=16 * GIB, is_here=False)
+        )
 
 
 @pytest.mark.parametrize("sleeps", [True, False])
@@ -127,9 +129,9 @@ def test_a_named_gpu_need_not_be_here_for_a_plan() -> None:
 
 def test_packages_are_not_asked_for_on_behalf_of_another_machine() -> None:
     wanted = config("finetune.mode=qlora", "rollout.backend=hf", "device=cuda")
-    assert check(wanted, A100).fits is not None
+    assert check_run(wanted, A100).fits is not None
     with_flash = config("model.attn_implementation=flash_attention_2", "rollout.backend=vllm", "device=cuda")
-    checked = check(with_flash, A100)
+    checked = check_run(with_flash, A100)
     assert (checked.backend.backend, str(checked.dtype)) == ("vllm", "torch.bfloat16")
     assert any("which packages are installed there is not known" in note for note in checked.notes)
 
@@ -142,7 +144,9 @@ def test_this_machines_memory_is_what_it_has() -> None:
 
 def test_the_forecast_is_in_the_dtype_of_the_device() -> None:
     cpu, gpu = (
-        check(config("rollout.backend=hf", "rollout.num_envs=4"), TargetDevice(kind=kind, memory=80 * GIB))
+        check_run(
+            config("rollout.backend=hf", "rollout.num_envs=4"), TargetDevice(kind=kind, memory=80 * GIB)
+        )
         for kind in ("cpu", "cuda")
     )
     assert cpu.forecast is not None and gpu.forecast is not None
@@ -153,5 +157,5 @@ def test_the_forecast_is_in_the_dtype_of_the_device() -> None:
 def test_adapters_on_no_layer_are_refused_without_the_weights(tmp_path: Path) -> None:
     Qwen3Config(hidden_size=64, num_hidden_layers=2, vocab_size=100).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="fits no layer of the model") as refused:
-        check(config(f"model.name={tmp_path}", "lora.target_modules=[query]"), A100)
+        check_run(config(f"model.name={tmp_path}", "lora.target_modules=[query]"), A100)
     assert "q_proj" in str(refused.value.remedy)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from mcpagent.config.resources import resource_path
+from mcpagent.config.environment import resource_path
 from mcpagent.storage.checkpoints import damage
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import read_trajectories

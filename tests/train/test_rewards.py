@@ -6,7 +6,7 @@ import pytest
 
 from mcpagent.core.trajectory import RewardTerm, StopReason, Trajectory, TrajectoryGroup
 from mcpagent.reward.rule import PENALTY_WEIGHT
-from mcpagent.train.credit import CreditSettings, Graded, assign_credit
+from mcpagent.train.objective.advantages import CreditSettings, GradedBatch, assign_credit
 from mcpagent.train.rewards import GradeSettings, Overlong, apply_penalty, grade_groups
 from tests.train.world import trajectory
 
@@ -24,7 +24,7 @@ def of_trajectories(*trajectories: Trajectory) -> TrajectoryGroup:
     return TrajectoryGroup(group_id=trajectories[0].group_id, trajectories=trajectories)
 
 
-def advantages(graded: Graded) -> list[float]:
+def advantages(graded: GradedBatch) -> list[float]:
     """Of the single turn that these attempts have."""
     return [turns[0] for turns in assign_credit(graded).advantages]
 

@@ -13,7 +13,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.models.embedded import train_tokenizer
 from mcpagent.models.tokens import Renderer
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.train.budget import Budget
+from mcpagent.train.budget import RunBudget
 from mcpagent.train.copying import copy_samples
 from mcpagent.train.sft import SftSettings, SftState, train_sft
 from tests.train.world import full_logprobs, make_learner, some_samples, tiny_model
@@ -87,9 +87,9 @@ def test_checkpoints_are_kept_at_their_interval_and_at_the_end(tmp_path: Path, r
     ]
 
 
-@pytest.mark.parametrize(("budget", "steps"), [(Budget(steps=1), 1), (Budget(cpu_s=1e-9), 0)])
+@pytest.mark.parametrize(("budget", "steps"), [(RunBudget(steps=1), 1), (RunBudget(cpu_s=1e-9), 0)])
 def test_a_budget_that_is_spent_ends_the_run_with_a_checkpoint(
-    tmp_path: Path, renderer: Renderer, budget: Budget, steps: int
+    tmp_path: Path, renderer: Renderer, budget: RunBudget, steps: int
 ) -> None:
     records = run_sft(tmp_path / "run", renderer, tiny_model(), total_steps=50, save_every=50, budget=budget)
     assert len(records) == steps

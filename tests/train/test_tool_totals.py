@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mcpagent.core.tools import FailureKind, ToolResult
-from mcpagent.tools.breaker import BreakerState
+from mcpagent.tools.limits import BreakerState
 from mcpagent.tools.metrics import PoolMetrics, ServerMetrics, ServerWatch
-from mcpagent.train.tool_totals import ToolTotals
+from mcpagent.train.budget import ToolTotals
 
 FIRST = {
     "fmp": [("get_quote", 0.1, None), ("get_quote", 0.3, FailureKind.TIMEOUT)],

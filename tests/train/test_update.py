@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from mcpagent.models.load import LoraShape, attach_lora
-from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
-from mcpagent.train.loss import Objective
-from mcpagent.train.samples import TrainSample
-from mcpagent.train.update import update_policy
-from mcpagent.train.update_settings import SamplerCorrection, UpdateSettings
-from mcpagent.train.update_stats import UpdateStats
+from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
+from mcpagent.train.objective.loss import Objective
+from mcpagent.train.update import SamplerCorrection, UpdateSettings, UpdateStats, update_policy
 from tests.train.world import full_logprobs, given, make_learner, on_policy, some_samples, tiny_model
 
 ADVANTAGES = [1.2, -0.7, 0.4, -0.9]
@@ -259,7 +257,7 @@ def test_a_kl_in_the_reward_changes_the_advantages_and_not_the_loss() -> None:
     model, reference = tiny_model(dtype=torch.float64), tiny_model(1, dtype=torch.float64)
     samples = on_policy(model, some_samples(2))
     attempts = [GradedAttempt(reward=r, sample=s) for r, s in zip([1.0, 0.0], samples, strict=True)]
-    graded = Graded(
+    graded = GradedBatch(
         groups=(GradedGroup(group_id="a", attempts=tuple(attempts)),),
         settings=CreditSettings(scale="none"),
     )

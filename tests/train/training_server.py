@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mcpagent.config.loader import load_train_config
-from mcpagent.workflows.train import Watch, train
+from mcpagent.run.train import Watch, train
 
 _WRITES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 

@@ -11,14 +11,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.core.trajectory import Completion, RewardTerm, StopReason, Trajectory, Turn
 from mcpagent.models.embedded import train_tokenizer
-from mcpagent.train.credit import CreditSettings, Graded, GradedAttempt, GradedGroup
-from mcpagent.train.learner import Learner
-from mcpagent.train.optim import Schedule, build_optimizers, linear_schedule
-from mcpagent.train.precision import Precision
-from mcpagent.train.processes import Processes
-from mcpagent.train.reference import EmaReference
-from mcpagent.train.samples import TrainSample
-from mcpagent.train.value import ValueHead, named_parameters
+from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.learner.learner import EmaReference, Learner
+from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
+from mcpagent.train.objective.value import ValueHead, named_parameters
 
 VOCABULARY = 280
 
@@ -92,11 +90,11 @@ def some_samples(count: int, *, seed: int = 0, prefix: int = 24) -> list[TrainSa
 
 def given(
     samples: Sequence[TrainSample], advantages: Sequence[float], *, groups: Sequence[int] | None = None
-) -> Graded:
+) -> GradedBatch:
     """The samples with these advantages, each a group of its own or in those of `groups`."""
     places = list(groups or range(len(samples)))
     attempts = [GradedAttempt(reward=a, sample=s) for s, a in zip(samples, advantages, strict=True)]
-    return Graded(
+    return GradedBatch(
         groups=tuple(
             GradedGroup(
                 group_id=str(place),

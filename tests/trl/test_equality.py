@@ -16,19 +16,18 @@ import torch
 from safetensors.torch import load_file
 
 from mcpagent.models.embedded import train_tokenizer
-from mcpagent.train.credit import (
+from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.objective.advantages import (
     CreditSettings,
-    Graded,
     GradedAttempt,
+    GradedBatch,
     GradedGroup,
     assign_credit,
     has_signal,
     spread_of_batch,
 )
-from mcpagent.train.loss import Objective
-from mcpagent.train.samples import TrainSample
-from mcpagent.train.update import update_policy
-from mcpagent.train.update_settings import SamplerCorrection, UpdateSettings
+from mcpagent.train.objective.loss import Objective
+from mcpagent.train.update import SamplerCorrection, UpdateSettings, update_policy
 from tests.train.world import VOCABULARY, full_logprobs, make_learner, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +190,7 @@ def episode(sample: TrainSample, reward: float | None) -> dict[str, Any]:
     }
 
 
-def graded(samples: list[TrainSample], case: Case, end: int) -> Graded:
+def graded(samples: list[TrainSample], case: Case, end: int) -> GradedBatch:
     kept = [s if not case.masked or s.token_ids_T[-1] == end else None for s in samples]
     groups: list[GradedGroup] = []
     for start in range(0, len(samples), GROUP_SIZE):
@@ -203,7 +202,7 @@ def graded(samples: list[TrainSample], case: Case, end: int) -> Graded:
             GradedGroup(group_id=str(start), attempts=attempts, has_signal=has_signal(attempts, case.credit))
         )
     batch_std = spread_of_batch([g.attempts for g in groups], case.credit)
-    return Graded(groups=tuple(groups), settings=case.credit, batch_std=batch_std)
+    return GradedBatch(groups=tuple(groups), settings=case.credit, batch_std=batch_std)
 
 
 @dataclass(frozen=True)

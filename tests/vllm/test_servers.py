@@ -20,8 +20,8 @@ import pytest
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.errors import RunError, UserError
 from mcpagent.models.embedded import train_tokenizer
-from mcpagent.policy.vllm_servers import VllmServers
-from mcpagent.policy.vllm_worker import EXTENSION
+from mcpagent.policy.vllm.servers import VllmServers
+from mcpagent.policy.vllm.worker import EXTENSION
 from tests.vllm.test_adapters import saved
 from tests.vllm.test_weights import prove
 from tests.vllm.world import (

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.config.resources import resource_path
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.models.embedded import EmbeddedShape, build_model
 from mcpagent.models.load import load_tokenizer, save_model
+from mcpagent.run.train import train
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
-from mcpagent.workflows.train import train
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import torch
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.policy.canary import Canary
-from mcpagent.policy.vllm import VllmPolicy
+from mcpagent.policy.vllm.policy import VllmPolicy
 from tests.vllm.world import (
     PARITY,
     ask,
@@ -95,7 +95,7 @@ def test_a_tied_head_that_kept_its_old_weights_is_caught(policy: VllmPolicy, mod
 
 
 def test_keys_of_old_weights_in_the_prefix_cache_are_caught(policy: VllmPolicy, model: Any) -> None:
-    from mcpagent.policy.vllm_worker import repack_heads
+    from mcpagent.policy.vllm.worker import repack_heads
 
     prove(model, policy)  # its prompts are in the cache now
     train_a_little(model, seed=3)

@@ -1,12 +1,24 @@
-"""Calls whose arguments are text between tags: a name, keys with their values, and what closes the block."""
+"""Calls between tags: Hermes, Qwen, GLM and the XML form."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mcpagent.env.dialects.found import Found, NotACall
-from mcpagent.env.dialects.values import typed_values
+from mcpagent.core.records import JsonObject
+from mcpagent.env.dialects.contract import (
+    Dialect,
+    Found,
+    NotACall,
+    decode_json,
+    end_of,
+    skip_space,
+    text_of,
+    typed_values,
+)
+from mcpagent.policy.scripted import call_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +66,127 @@ class TaggedBlock:
         if closed is None:
             raise NotACall(f"expected {self.rest_form}")
         return name[1].strip(), values, closed.end()
+
+
+_CLOSING = re.compile(r"\s*</tool_call>")
+
+
+def _read_hermes(body: str, start: int, position: int, found: Found) -> int:
+    """The JSON is decoded before the closing tag is looked for, since an argument may hold the tag's text."""
+    try:
+        value, end = decode_json(body, position)
+    except NotACall as problem:
+        return found.fail_block(body, start, position, "tool_call", str(problem))
+    closing = _CLOSING.match(body, end)
+    if closing is None:
+        return found.fail_block(body, start, end, "tool_call", "text after the JSON")
+    raw = body[start : closing.end()]
+    if not isinstance(value, dict):
+        found.fail(raw, 'expected {"name": ..., "arguments": {...}}')
+    else:
+        found.add(raw, value.get("name", value.get("tool")), value.get("arguments", {}))
+    return closing.end()
+
+
+def _write_hermes(calls: Sequence[tuple[str, JsonObject]]) -> str:
+    return "\n".join(call_text(name, arguments) for name, arguments in calls)
+
+
+HERMES = Dialect(
+    name="hermes", write=_write_hermes, blocks={"<tool_call>": _read_hermes}, strays=("</tool_call>",)
+)
+
+
+_NAME = re.compile(r"\s*<([A-Za-z_][\w.-]*)>")
+
+
+def _read_xml(body: str, start: int, position: int, found: Found) -> int:
+    name = _NAME.match(body, position)
+    if name is None:
+        end = end_of(body, position, "</tool>")
+        found.fail(body[start:end], "expected <tool><name>{...}</name></tool>")
+        return end
+    try:
+        value, end = decode_json(body, name.end())
+    except NotACall as problem:
+        return found.fail_block(body, start, position, "tool", str(problem))
+    at = end
+    for tag in (f"</{name[1]}>", "</tool>"):
+        at = skip_space(body, at)
+        if not body.startswith(tag, at):
+            end = end_of(body, end, "</tool>")
+            found.fail(body[start:end], f"expected </{name[1]}></tool> after the arguments")
+            return end
+        at += len(tag)
+    found.add(body[start:at], name[1], value)
+    return at
+
+
+def _write_xml(calls: Sequence[tuple[str, JsonObject]]) -> str:
+    return "\n".join(
+        f"<tool><{name}>{json.dumps(arguments, ensure_ascii=False)}</{name}></tool>"
+        for name, arguments in calls
+    )
+
+
+XML = Dialect(name="xml", write=_write_xml, blocks={"<tool>": _read_xml}, strays=("</tool>",))
+
+
+_GLM_BLOCK = TaggedBlock(
+    name=re.compile(r"\s*([^<>{}\n]+)"),
+    key=re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>"),
+    value_end=re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))"),
+    closing=re.compile(r"\s*</tool_call>"),
+    name_form="the name of a tool",
+    value_form="the <arg_value> of {}",
+    rest_form="<arg_key> or </tool_call>",
+)
+
+
+def _write_glm(calls: Sequence[tuple[str, JsonObject]]) -> str:
+    return "\n".join(_write_glm_call(name, arguments) for name, arguments in calls)
+
+
+def _write_glm_call(name: str, arguments: JsonObject) -> str:
+    pairs = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{text_of(value)}</arg_value>\n"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}\n{pairs}</tool_call>"
+
+
+GLM = Dialect(
+    name="glm",
+    write=_write_glm,
+    blocks={"<tool_call>": _GLM_BLOCK.read},
+    strays=("</tool_call>", "<arg_key>", "<arg_value>"),
+)
+
+
+_QWEN3_CODER_BLOCK = TaggedBlock(
+    name=re.compile(r"\s*<function=([^<>\n]+)>"),
+    # One line break on either side of a value belongs to the form.
+    key=re.compile(r"\s*<parameter=([^<>\n]+)>\n?"),
+    value_end=re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))"),
+    closing=re.compile(r"\s*</function>\s*</tool_call>"),
+    name_form="<function=name>",
+    value_form="<parameter={}>",
+    rest_form="</function></tool_call> after the parameters",
+)
+
+
+def _write_qwen3_coder(calls: Sequence[tuple[str, JsonObject]]) -> str:
+    return "\n".join(_write_qwen3_coder_call(name, arguments) for name, arguments in calls)
+
+
+def _write_qwen3_coder_call(name: str, arguments: JsonObject) -> str:
+    values = "".join(f"<parameter={k}>\n{text_of(v)}\n</parameter>\n" for k, v in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
+
+
+QWEN3_CODER = Dialect(
+    name="qwen3_coder",
+    write=_write_qwen3_coder,
+    blocks={"<tool_call>": _QWEN3_CODER_BLOCK.read},
+    strays=("</tool_call>", "<function=", "</function>"),
+)

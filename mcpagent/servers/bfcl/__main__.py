@@ -4,20 +4,117 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
+from mcp.types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+)
 
 from mcpagent.console import Console
+from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.servers.bfcl.names import BACKENDS
-from mcpagent.servers.bfcl.package import BfclPackage
-from mcpagent.servers.bfcl.server import build_server
+from mcpagent.servers.bfcl.names import BACKENDS, STATELESS, load_tool, state_tool
+from mcpagent.servers.bfcl.package import VERSION, Backend, BfclPackage
+from mcpagent.servers.builtin import clean_text
+
+_Context = ServerRequestContext[Backend, Any]
+
+
+def build_bfcl_server(package: BfclPackage, backend: str) -> Server[Backend]:
+    """A server for `run()` or an in-memory client. Each connection has a backend of its own, so that an
+    episode needs a connection of its own. Like BFCL's executor it checks no argument: a backend refuses
+    what it cannot take. `backend` is one of `names.BACKENDS`."""
+    package.backend_class(backend)  # what is missing is said now, not to the first client
+    own = [Tool.model_validate(tool) for tool in package.tools(backend)]
+    names = {tool.name for tool in own}
+    listed = ListToolsResult(tools=[*own, *_environment_tools(backend)])
+
+    @asynccontextmanager
+    async def lifespan(_: Server[Backend]) -> AsyncIterator[Backend]:
+        yield Backend(package, backend)
+
+    async def list_tools(_: _Context, __: PaginatedRequestParams | None) -> ListToolsResult:
+        return listed
+
+    async def call_tool(context: _Context, params: CallToolRequestParams) -> CallToolResult:
+        instance, arguments = context.lifespan_context, dict(params.arguments or {})
+        if params.name == state_tool(backend):
+            return _read_state(instance, arguments.get("results", []))
+        if params.name in names:
+            outcome = instance.call(params.name, arguments)
+        elif params.name == load_tool(backend) and backend not in STATELESS:
+            instance.load(arguments["scenario"], long_context=arguments.get("long_context", False))
+            return _result("loaded")
+        else:
+            return _result(f"there is no tool {params.name!r}", is_error=True)
+        return _result(outcome.text, is_error=outcome.is_error)
+
+    return Server(
+        backend, version=VERSION, lifespan=lifespan, on_list_tools=list_tools, on_call_tool=call_tool
+    )
+
+
+def _environment_tools(backend: str) -> list[Tool]:
+    load = Tool(
+        name=load_tool(backend),
+        description="For the environment: begin anew from a scenario of BFCL.",
+        input_schema={
+            "type": "object",
+            "properties": {"scenario": {"type": "object"}, "long_context": {"type": "boolean"}},
+            "required": ["scenario"],
+        },
+    )
+    read = Tool(
+        name=state_tool(backend),
+        description="For the environment: the state, its hash, and which of `results` (hashes of texts) no "
+        "call came to.",
+        input_schema={
+            "type": "object",
+            "properties": {"results": {"type": "array", "items": {"type": "string"}}},
+        },
+        annotations=ToolAnnotations(read_only_hint=True),
+    )
+    return [read] if backend in STATELESS else [load, read]
+
+
+def _read_state(instance: Backend, results: list[str]) -> CallToolResult:
+    found: JsonObject = {
+        "digest": instance.state_digest(),
+        "missing_results": instance.missing(results),
+        "state": instance.state(),
+    }
+    text = clean_text(json.dumps(found, ensure_ascii=False))
+    return _result(text, structured=json.loads(text))
+
+
+def _result(
+    text: str,
+    *,
+    is_error: bool = False,
+    structured: JsonObject | None = None,
+) -> CallToolResult:
+    return CallToolResult(
+        content=[TextContent(type="text", text=clean_text(text))],
+        structured_content=structured,
+        is_error=is_error,
+    )
 
 
 async def _serve(package: Path, backend: str) -> None:
-    server = build_server(BfclPackage(package), backend)
+    server = build_bfcl_server(BfclPackage(package), backend)
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 

@@ -1,9 +1,14 @@
-"""A user's copy of the `bfcl-eval` package: its tasks, its tool lists and its backends. None of it ships."""
+"""A user's copy of the `bfcl-eval` package: its tasks, tool lists and backends. None of it ships."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import importlib
+import json
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +17,7 @@ import jsonlines
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.servers.bfcl.names import BACKENDS
+from mcpagent.servers.bfcl.names import BACKENDS, STATELESS
 
 VERSION = "2026.3.23"
 _GET_IT = (
@@ -90,3 +95,89 @@ def _json_schema(schema: JsonObject, *, tool: str, name: str = "") -> JsonObject
     if "items" in schema:
         converted["items"] = _json_schema(schema["items"], tool=tool)
     return converted
+
+
+@dataclass(frozen=True)
+class BackendOutcome:
+    """What a call came to; `text` is what BFCL compares."""
+
+    text: str
+    is_error: bool = False
+
+
+class Backend:
+    """A backend in the state of a scenario; the empty one until another is loaded."""
+
+    def __init__(self, package: BfclPackage, name: str) -> None:
+        self.name = name
+        self._class = package.backend_class(name)
+        self._results: Counter[str] = Counter()
+        self.load({})
+
+    def load(self, scenario: JsonObject, *, long_context: bool = False) -> None:
+        """Begin anew from `scenario`, which is left as it is."""
+        self._instance = self._class()
+        self._results.clear()
+        if self.name not in STATELESS:
+            self._instance._load_scenario(copy.deepcopy(scenario), long_context=long_context)
+
+    def call(self, tool: str, arguments: JsonObject) -> BackendOutcome:
+        """Any failure of the backend is a result in BFCL's words. `tool` is one of the tool list."""
+        own = copy.deepcopy(arguments)  # some keep a list that they were given, and add to it later
+        try:
+            outcome = _outcome(getattr(self._instance, tool)(**own))
+        except Exception as error:  # noqa: BLE001 - boundary: the backends raise whatever they like
+            outcome = BackendOutcome(f"Error during execution: {error}", is_error=True)
+        self._results[state_digest(outcome.text)] += 1
+        return outcome
+
+    def missing(self, results: Sequence[str]) -> list[str]:
+        """Which of these hashes of results no call since the scenario was loaded came to, one each."""
+        return sorted((Counter(results) - self._results).elements())
+
+    def state(self) -> JsonObject:
+        """The attributes that BFCL compares: the public ones."""
+        return {name: _plain(value) for name, value in vars(self._instance).items() if name[:1] != "_"}
+
+    def state_digest(self) -> str:
+        return state_digest(json.dumps(_comparable(self.state()), sort_keys=True))
+
+
+def state_digest(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def _outcome(value: Any) -> BackendOutcome:
+    if isinstance(value, dict):
+        try:
+            text = json.dumps(value)
+        except (TypeError, ValueError):  # some hold objects
+            text = str(value)
+        return BackendOutcome(text, is_error="error" in value)
+    return BackendOutcome(value if isinstance(value, str) else str(value))
+
+
+def _plain(value: Any) -> Any:
+    """A value of a state as JSON. Files and directories are what BFCL compares of them."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "contents"):
+        return {"directory": value.name, "contents": _plain(value.contents)}
+    if hasattr(value, "content"):
+        return {"file": value.name, "content": value.content}
+    return str(value)
+
+
+def _comparable(value: Any) -> Any:
+    """Numbers that are equal in Python in the same form, so that equal states have equal hashes."""
+    if isinstance(value, dict):
+        return {key: _comparable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_comparable(item) for item in value]
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    return value

@@ -9,7 +9,7 @@ from typing import TypeVar
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel, Field
 
-from mcpagent.servers.arguments import at_least_one, days, first, unknown_symbol
+from mcpagent.servers.arguments import Article, Articles, at_least_one, days, first, unknown_symbol
 from mcpagent.servers.fmp import (
     ChangePercent,
     CompanyProfile,
@@ -24,10 +24,7 @@ from mcpagent.servers.fmp import (
     SymbolMatch,
     SymbolMatches,
 )
-from mcpagent.servers.live.http import ApiClient, open_api
-from mcpagent.servers.live.patience import Pace
-from mcpagent.servers.live.settings import LiveSettings, Rate
-from mcpagent.servers.news import Article, Articles
+from mcpagent.servers.live.client import ApiClient, LiveSettings, Rate, RequestPace, open_api
 
 BASE_URL = "https://financialmodelingprep.com/stable"
 RATE = Rate(250, 24 * 60 * 60)  # of the free tier
@@ -175,7 +172,7 @@ class LiveFmp:
 
 
 @asynccontextmanager
-async def open_fmp(settings: LiveSettings, *, pace: Pace) -> AsyncGenerator[LiveFmp]:
+async def open_fmp(settings: LiveSettings, *, pace: RequestPace) -> AsyncGenerator[LiveFmp]:
     async with open_api(settings, pace=pace, params={"apikey": settings.key}) as api:
         yield LiveFmp(api)
 

@@ -6,8 +6,7 @@ from collections.abc import Collection
 
 from mcpagent.servers.builtin import Upstream
 from mcpagent.servers.live import fmp, polygon, tavily
-from mcpagent.servers.live.patience import Pace
-from mcpagent.servers.live.settings import read_settings
+from mcpagent.servers.live.client import RequestPace, read_settings
 from mcpagent.storage.packages import require
 
 _SERVICES = {
@@ -24,16 +23,17 @@ def live_upstream(name: str, *, allow_send: Collection[str] = ()) -> Upstream:
         return _slack(allow_send)
     base_url, rate, opened = _SERVICES[name]
     settings = read_settings(name, base_url=base_url)
-    pace = Pace(settings.rate or rate)
+    pace = RequestPace(settings.rate or rate)
     return Upstream(open=lambda: opened(settings, pace=pace), is_live=True, redact=settings.redact)
 
 
 def _slack(allow_send: Collection[str]) -> Upstream:
     require("servers", use="the live slack")
-    from mcpagent.servers.live import slack, slack_api  # an extra, which the other servers do without
+    from mcpagent.servers.live import slack  # an extra, which the other servers do without
+    from mcpagent.servers.live import slack as slack_api
 
     settings = read_settings("slack", base_url=slack_api.BASE_URL)
-    paces = {method: Pace(settings.rate or rate) for method, rate in slack_api.RATES.items()}
+    paces = {method: RequestPace(settings.rate or rate) for method, rate in slack_api.RATES.items()}
     channels = slack.allowed_channels(allow_send)
     return Upstream(
         open=lambda: slack.open_slack(settings, paces=paces, allow_send=channels),

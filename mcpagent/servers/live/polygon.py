@@ -12,11 +12,8 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
-from mcpagent.servers.arguments import at_least_one, days, echo, unknown_symbol
-from mcpagent.servers.live.http import ApiClient, Rejected, open_api
-from mcpagent.servers.live.patience import Pace
-from mcpagent.servers.live.settings import LiveSettings, Rate
-from mcpagent.servers.news import Article, Articles
+from mcpagent.servers.arguments import Article, Articles, at_least_one, days, echo, unknown_symbol
+from mcpagent.servers.live.client import ApiClient, LiveSettings, Rate, RefusedRequest, RequestPace, open_api
 from mcpagent.servers.polygon import (
     Aggs,
     Bar,
@@ -160,7 +157,7 @@ class LivePolygon:
         )
         try:
             page = await self._api.get("/v3/reference/tickers", _Tickers, limit=wanted, **asked)
-        except Rejected:
+        except RefusedRequest:
             raise ToolError(f"Unknown cursor {echo(cursor)}." if cursor else "No such search.") from None
         return TickerMatches(
             results=[TickerMatch(ticker=t.ticker, name=t.name) for t in page.results],
@@ -171,7 +168,7 @@ class LivePolygon:
         """What the service says about one ticker. Raises `ToolError` where it knows none of that name."""
         try:
             return await self._api.get(path.format(quote(_symbol(ticker))), shape)
-        except Rejected as error:
+        except RefusedRequest as error:
             if error.status == 404:
                 raise unknown_symbol(ticker) from None
             raise
@@ -187,7 +184,7 @@ class LivePolygon:
 
 
 @asynccontextmanager
-async def open_polygon(settings: LiveSettings, *, pace: Pace) -> AsyncGenerator[LivePolygon]:
+async def open_polygon(settings: LiveSettings, *, pace: RequestPace) -> AsyncGenerator[LivePolygon]:
     async with open_api(settings, pace=pace, headers={"Authorization": f"Bearer {settings.key}"}) as api:
         yield LivePolygon(api)
 

@@ -9,9 +9,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
 from mcpagent.servers.arguments import at_least_one, echo
-from mcpagent.servers.live.http import ApiClient, open_api
-from mcpagent.servers.live.patience import Pace
-from mcpagent.servers.live.settings import LiveSettings, Rate
+from mcpagent.servers.live.client import ApiClient, LiveSettings, Rate, RequestPace, open_api
 from mcpagent.servers.tavily import PageText, SearchResult, SearchResults, ShortAnswer
 
 BASE_URL = "https://api.tavily.com"
@@ -77,6 +75,6 @@ class LiveTavily:
 
 
 @asynccontextmanager
-async def open_tavily(settings: LiveSettings, *, pace: Pace) -> AsyncGenerator[LiveTavily]:
+async def open_tavily(settings: LiveSettings, *, pace: RequestPace) -> AsyncGenerator[LiveTavily]:
     async with open_api(settings, pace=pace, headers={"Authorization": f"Bearer {settings.key}"}) as api:
         yield LiveTavily(api)

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from mcpagent.servers.sandbox.contract import Limits
+from mcpagent.servers.sandbox.contract import SandboxLimits
 
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "mcpagent-"
@@ -35,7 +35,7 @@ class _Place(NamedTuple):
 
 
 @contextmanager
-def in_cgroup(command: tuple[str, ...], limits: Limits) -> Iterator[tuple[str, ...]]:
+def in_cgroup(command: tuple[str, ...], limits: SandboxLimits) -> Iterator[tuple[str, ...]]:
     """The command that runs `command` in a group of its own, which is removed afterwards; `command` itself
     where there is none to be had."""
     groups: list[Path] = []
@@ -57,7 +57,7 @@ def in_cgroup(command: tuple[str, ...], limits: Limits) -> Iterator[tuple[str, .
 
 
 @cache
-def _places(limits: Limits, _process: int) -> tuple[_Place, ...]:
+def _places(limits: SandboxLimits, _process: int) -> tuple[_Place, ...]:
     """Where groups can be made, tried once for each process."""
     memory = limits.memory_bytes + limits.scratch_bytes + _KERNEL_BYTES
     for places in (_unified(memory), _by_controller(memory)):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from pydantic import JsonValue
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """Of one call. `wall_s` counts from when the code starts, not from when the call is queued."""
 
     wall_s: float = 10.0
@@ -25,7 +26,7 @@ class Limits:
 def _at_once() -> int:
     """So few that the memory of all fits into half of the machine's, so many that the 32 calls that a pool
     has in flight end within its deadline of 30 s."""
-    limits = Limits()
+    limits = SandboxLimits()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fitting = memory // 2 // (limits.memory_bytes + limits.scratch_bytes)
     return max(1, min(max(16, 4 * (os.cpu_count() or 1)), fitting))
@@ -36,7 +37,7 @@ AT_ONCE = _at_once()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SandboxOutcome:
     """How the code ended. `error` is None where it ran to its end, else one sentence for the model; `line` is
     the line of the code where that happened. `output` is what was printed, `value` is that of the last
     expression."""
@@ -65,7 +66,7 @@ class Sandbox(Protocol):
         """Of the language."""
         ...
 
-    async def run(self, code: str, names: Mapping[str, JsonValue]) -> Outcome:
+    async def run(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:
         """Run `code` with `names` defined. Raises `SandboxBroken` if the code did not get to run."""
         ...
 
@@ -76,3 +77,12 @@ class SandboxUnavailable(Exception):
 
 class SandboxBroken(Exception):
     """A call failed before the code started: not the fault of who wrote it."""
+
+
+class SandboxKind(StrEnum):
+    """Where the python server runs code."""
+
+    AUTO = "auto"  # the first of the others that works on this machine
+    BUBBLEWRAP = "bubblewrap"  # bwrap(1), Linux
+    NAMESPACES = "namespaces"  # the same from the standard library, Linux
+    MONTY = "monty"  # a subset of Python, anywhere

@@ -3,32 +3,80 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import marshal
 import os
 import select
 import selectors
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic import JsonValue
 
+from mcpagent.servers.builtin import clean_text
 from mcpagent.servers.sandbox.cgroup import in_cgroup
-from mcpagent.servers.sandbox.contract import AT_ONCE, Limits, Outcome, SandboxBroken
+from mcpagent.servers.sandbox.contract import AT_ONCE, SandboxBroken, SandboxLimits, SandboxOutcome
 from mcpagent.servers.sandbox.jail.main import READY
-from mcpagent.servers.sandbox.jail.settings import JailSettings
-from mcpagent.servers.sandbox.jail.values import jsonable
-from mcpagent.servers.sandbox.slots import slot
-from mcpagent.servers.text import clean_text
+from mcpagent.servers.sandbox.jail.settings import JailSettings, jsonable
+
+_POLL_S = 0.01
+
+
+@contextmanager
+def slot(count: int, *, is_cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Hold one of `count` slots, waited for in the order of luck; without one where the call is cancelled."""
+    folder = _folder(os.getuid())
+    held: int | None = None
+    try:
+        while held is None and not is_cancelled():
+            held = _any_free(folder, count)
+            if held is None:
+                time.sleep(_POLL_S)
+        yield
+    finally:
+        if held is not None:
+            fcntl.flock(held, fcntl.LOCK_UN)  # which closing does not do where a forked process has it too
+            os.close(held)
+
+
+def _any_free(folder: Path, count: int) -> int | None:
+    for number in range(count):
+        descriptor = os.open(folder / f"slot-{number}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+        else:
+            return descriptor
+    return None
+
+
+@cache
+def _folder(user: int) -> Path:
+    """This user's alone: another could hold every slot. This process's alone where that cannot be had."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"mcpagent-sandbox-{user}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077:
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="mcpagent-sandbox-"))
+
 
 # Strings hash the same in every run, so that the order of a set is the same.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
@@ -44,7 +92,9 @@ class ProcessSandbox:
     language = "Python"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
 
-    def __init__(self, name: str, *, command: Sequence[str], settings: JailSettings, limits: Limits) -> None:
+    def __init__(
+        self, name: str, *, command: Sequence[str], settings: JailSettings, limits: SandboxLimits
+    ) -> None:
         self.name = name
         self._command = tuple(command)
         self.settings = settings
@@ -52,7 +102,7 @@ class ProcessSandbox:
         # Threads, not asyncio's subprocesses: one sandbox serves clients on several event loops.
         self._threads = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix=f"sandbox-{name}")
 
-    async def run(self, code: str, names: Mapping[str, JsonValue]) -> Outcome:
+    async def run(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:
         call = self._call(code, names)
         try:
             return await asyncio.wrap_future(self._threads.submit(call.run))
@@ -60,7 +110,7 @@ class ProcessSandbox:
             call.cancel()
             raise
 
-    def run_blocking(self, code: str, names: Mapping[str, JsonValue]) -> Outcome:
+    def run_blocking(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:
         """As `run`, where no event loop runs."""
         return self._call(code, names).run()
 
@@ -78,7 +128,7 @@ class _Call:
     settings: JailSettings
     code: str
     names: dict[str, JsonValue]
-    limits: Limits
+    limits: SandboxLimits
     output: bytearray = field(default_factory=bytearray)
     report: bytearray = field(default_factory=bytearray)
     stopped: str | None = None
@@ -86,7 +136,7 @@ class _Call:
     _wakeup: int | None = None  # an eventfd while the process runs
     _is_cancelled: bool = False
 
-    def run(self) -> Outcome:
+    def run(self) -> SandboxOutcome:
         proc = None if self.settings.build_root else os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         try:
             with (
@@ -196,7 +246,7 @@ class _Call:
             self.stopped = f"Stopped: it wrote more than {limit} bytes."
         return bool(chunk)
 
-    def _outcome(self, exit_code: int) -> Outcome:
+    def _outcome(self, exit_code: int) -> SandboxOutcome:
         if not self.report.startswith(READY):
             said = self.report.decode("utf-8", "replace").strip()[-500:]
             raise SandboxBroken(f"the sandbox did not start (exit code {exit_code}): {said}")
@@ -206,7 +256,7 @@ class _Call:
         try:
             answer = json.loads(self.report[len(READY) :])
             if answer.get("error") is None:
-                return Outcome(output=output, value=jsonable(answer["value"], clean=clean_text))
+                return SandboxOutcome(output=output, value=jsonable(answer["value"], clean=clean_text))
             line = answer["line"] if isinstance(answer["line"], int) else None
             return _failed(clean_text(str(answer["error"])), output=output, line=line)
         # What stands there, the code may have written.
@@ -214,7 +264,7 @@ class _Call:
             return _failed(_unreported(exit_code, self.limits), output=output)
 
 
-def _unreported(exit_code: int, limits: Limits) -> str:
+def _unreported(exit_code: int, limits: SandboxLimits) -> str:
     if exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         return f"Killed: it used more than {limits.cpu_s} s of CPU time, ran out of memory, or killed itself."
     if exit_code > 128:
@@ -222,8 +272,8 @@ def _unreported(exit_code: int, limits: Limits) -> str:
     return f"The process ended by itself with exit code {exit_code}."
 
 
-def _failed(error: str, *, output: str, line: int | None = None) -> Outcome:
-    return Outcome(error=error, output=output[:_ERROR_OUTPUT_CHARS], line=line)
+def _failed(error: str, *, output: str, line: int | None = None) -> SandboxOutcome:
+    return SandboxOutcome(error=error, output=output[:_ERROR_OUTPUT_CHARS], line=line)
 
 
 def _write_some(pipe: IO[bytes], data: memoryview) -> memoryview:

@@ -15,9 +15,8 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Complexity, GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.reward.validate import task_problems
-from mcpagent.synth.llm.draft import Draft, DraftStep
-from mcpagent.synth.llm.faults import Fault, FaultCode, Stage
-from mcpagent.synth.record import Offer, system_message
+from mcpagent.synth.llm.draft import Draft, DraftFault, DraftFaultCode, DraftStage, DraftStep
+from mcpagent.synth.tasks.record import ToolSelection, system_message
 from mcpagent.tools.catalog import SchemaCheck, near_match
 
 DATA_SOURCE = "synthetic/llm"
@@ -28,7 +27,7 @@ _LONGEST_PROMPT = 2000  # characters
 class FaultFound(Exception):
     """Carries a fault out of a check."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: DraftFault) -> None:
         super().__init__(fault.detail)
         self.fault = fault
 
@@ -44,7 +43,7 @@ class FormatCheck:
     """`usable` are the tools that a plan may call, by `server.tool`; the offer may hold more."""
 
     usable: Mapping[str, ToolSpec]
-    offer: Offer
+    offer: ToolSelection
     max_tools: int
     max_turns: int
     seed: int
@@ -54,19 +53,21 @@ class FormatCheck:
         low, high = steps_for(complexity, self.max_tools)
         if not low <= len(draft.steps) <= high:
             wanted = f"{low}" if low == high else f"{low} to {high}"
-            _fail(FaultCode.LIMITS, f"{len(draft.steps)} steps, but a {complexity} task has {wanted} here")
+            _fail(
+                DraftFaultCode.LIMITS, f"{len(draft.steps)} steps, but a {complexity} task has {wanted} here"
+            )
         if len(draft.steps) + 1 > self.max_turns:
             _fail(
-                FaultCode.LIMITS,
+                DraftFaultCode.LIMITS,
                 f"{len(draft.steps)} steps and an answer pass {self.max_turns} turns",
             )
         if not draft.user_prompt.strip() or len(draft.user_prompt) > _LONGEST_PROMPT:
-            _fail(FaultCode.SCHEMA, f"user_prompt must have 1 to {_LONGEST_PROMPT} characters")
+            _fail(DraftFaultCode.SCHEMA, f"user_prompt must have 1 to {_LONGEST_PROMPT} characters")
         plan = [self._step(step, number) for number, step in enumerate(draft.steps, start=1)]
         self._check_answer(draft, plan)
         task = self._record(draft, plan, complexity)
         if problems := task_problems(task):
-            _fail(FaultCode.UNJUDGEABLE, "; ".join(problems))
+            _fail(DraftFaultCode.UNJUDGEABLE, "; ".join(problems))
         return task
 
     def _step(self, step: DraftStep, number: int) -> JsonObject:
@@ -74,39 +75,47 @@ class FormatCheck:
         spec = self.usable.get(f"{step.server}.{step.tool}")
         if spec is None:
             hint = near_match(f"{step.server}.{step.tool}", self.usable) or ""
-            _fail(FaultCode.UNKNOWN_TOOL, f"{where}: there is no {step.server}.{step.tool}. {hint}".strip())
+            _fail(
+                DraftFaultCode.UNKNOWN_TOOL, f"{where}: there is no {step.server}.{step.tool}. {hint}".strip()
+            )
         try:
             arguments = json.loads(step.arguments or "{}")
         except ValueError as error:
-            _fail(FaultCode.INVALID_ARGUMENTS, f"{where}: arguments are not JSON: {error}")
+            _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}: arguments are not JSON: {error}")
         if not isinstance(arguments, dict):
-            _fail(FaultCode.INVALID_ARGUMENTS, f"{where}: arguments are no JSON object")
+            _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}: arguments are no JSON object")
         late = sorted(n for n in _references(where, arguments) if not 1 <= n < number)
         if late:
-            _fail(FaultCode.BAD_REFERENCE, f"{where} refers to step {late[0]}, which has not run by then")
+            _fail(
+                DraftFaultCode.BAD_REFERENCE, f"{where} refers to step {late[0]}, which has not run by then"
+            )
         if fault := _argument_fault(spec.input_schema, arguments):
-            _fail(FaultCode.INVALID_ARGUMENTS, f"{where}, {spec.dotted}: {fault}")
+            _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}, {spec.dotted}: {fault}")
         return {"step": number, "server": step.server, "tool": step.tool, "params": arguments}
 
     def _check_answer(self, draft: Draft, plan: list[JsonObject]) -> None:
         answer, numbers = draft.answer, {step["step"] for step in plan}
         cited = _references("answer", answer.values) | _references("final_answer", draft.final_answer)
         if unknown := sorted(cited - numbers):
-            _fail(FaultCode.BAD_REFERENCE, f"the answer refers to step {unknown[0]}, which the plan lacks")
+            _fail(
+                DraftFaultCode.BAD_REFERENCE, f"the answer refers to step {unknown[0]}, which the plan lacks"
+            )
         reads = {s["step"] for s in plan if self._spec(s).annotations.read_only}
         if answer.type == "none" and plan[-1]["step"] in reads:
-            _fail(FaultCode.UNGROUNDED, "answer.type none is for a plan whose last step changes something")
+            _fail(
+                DraftFaultCode.UNGROUNDED, "answer.type none is for a plan whose last step changes something"
+            )
         if answer.type != "none":
             bare = [value for value in answer.values if not _references("answer", value)]
             if bare or not answer.values or not _references("final_answer", draft.final_answer):
                 what = repr(bare[0]) if bare else "answer.values or final_answer"
-                _fail(FaultCode.UNGROUNDED, f"{what} holds no reference such as ${{step1.field}}")
+                _fail(DraftFaultCode.UNGROUNDED, f"{what} holds no reference such as ${{step1.field}}")
             if answer.type != "must_include" and len(answer.values) != 1:
-                _fail(FaultCode.SCHEMA, f"answer.type {answer.type} takes one value")
+                _fail(DraftFaultCode.SCHEMA, f"answer.type {answer.type} takes one value")
         used = cited.union(*(_references("step", step["params"]) for step in plan))
         if unused := sorted(reads - used):
             detail = f"nothing uses the result of step {unused[0]}: refer to it, or leave it out"
-            _fail(FaultCode.UNUSED_STEP, detail)
+            _fail(DraftFaultCode.UNUSED_STEP, detail)
 
     def _spec(self, step: JsonObject) -> ToolSpec:
         return self.usable[f"{step['server']}.{step['tool']}"]
@@ -149,7 +158,7 @@ def _references(where: str, value: Any) -> set[int]:
     try:
         return references(value)
     except PlaceholderError as error:
-        _fail(FaultCode.BAD_REFERENCE, f"{where}: {error}")
+        _fail(DraftFaultCode.BAD_REFERENCE, f"{where}: {error}")
 
 
 def _argument_fault(schema: JsonObject, arguments: JsonObject) -> str | None:
@@ -166,5 +175,5 @@ def _argument_fault(schema: JsonObject, arguments: JsonObject) -> str | None:
     return SchemaCheck({**schema, "required": []}).fault(plain)
 
 
-def _fail(code: FaultCode, detail: str) -> NoReturn:
-    raise FaultFound(Fault(Stage.FORMAT, code, detail))
+def _fail(code: DraftFaultCode, detail: str) -> NoReturn:
+    raise FaultFound(DraftFault(DraftStage.FORMAT, code, detail))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,25 +12,99 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Complexity, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.llm.budget import Budget
+from mcpagent.llm.budget import ApiBudget
+from mcpagent.llm.client import PatientClient
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings
-from mcpagent.llm.patient import PatientClient
-from mcpagent.synth.calls import CallCache
 from mcpagent.synth.llm.check import FormatCheck
-from mcpagent.synth.llm.commission import Commissioner
-from mcpagent.synth.llm.committee import Committee
-from mcpagent.synth.llm.curriculum import CurriculumPrompt
-from mcpagent.synth.llm.execute import Executor
-from mcpagent.synth.llm.faults import Fault, FaultCode, Stage
+from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage
 from mcpagent.synth.llm.journal import Journal, JournaledClient
 from mcpagent.synth.llm.observe import observe
-from mcpagent.synth.llm.prompts import Prompts
-from mcpagent.synth.llm.sample import Workshop
-from mcpagent.synth.llm.splits import split_tasks
-from mcpagent.synth.llm.yields import Outcome, yield_table
-from mcpagent.synth.pools import SPLITS, SplitShares
-from mcpagent.synth.record import Offer
+from mcpagent.synth.llm.prompts import CurriculumPrompt, PromptBuilder, Prompts
+from mcpagent.synth.llm.sample import (
+    Committee,
+    Executed,
+    Executor,
+    SampleOutcome,
+    Workshop,
+    sample_yield_table,
+)
+from mcpagent.synth.tasks.record import ToolSelection
+from mcpagent.synth.tasks.run import CallCache
+from mcpagent.synth.templates.pools import SPLITS, SplitShares
 from mcpagent.tools.contract import ToolProvider
+
+_WORD = re.compile(r"[A-Za-z0-9][\w.@/-]*")
+_DATE = re.compile(r"\d{4}(-\d\d){1,2}")
+_LONGEST = 60  # characters; longer arguments are texts and programs
+
+
+def split_tasks(
+    executed: Sequence[Executed],
+    *,
+    tools: Mapping[str, ToolSpec],
+    shares: SplitShares,
+    seed: int,
+    wanted: Collection[str] = SPLITS,
+) -> dict[str, tuple[Task, ...]]:
+    """Every task in one split, in the order given. Two tasks whose executed calls name the same entity share
+    a split; so the shares hold for the groups that this makes, and only roughly for the tasks. Each split
+    that is `wanted` has a group, where there are enough."""
+    leaders = _Groups()
+    named = [called_entities(item.calls, tools) or {item.task.id} for item in executed]
+    for names in named:
+        leaders.join(names)
+    result: dict[str, list[Task]] = {split: [] for split in SPLITS}
+    leading = [leaders.leader(min(names)) for names in named]
+    split_of = shares.assign(leading, seed=seed, least=dict.fromkeys(wanted, 1))
+    for item, leader in zip(executed, leading, strict=True):
+        split = split_of[leader]
+        info = {**item.task.extra_info, "split": split}
+        result[split].append(item.task.model_copy(update={"extra_info": info}))
+    return {split: tuple(tasks) for split, tasks in result.items()}
+
+
+def called_entities(calls: Sequence[JsonObject], tools: Mapping[str, ToolSpec]) -> set[str]:
+    """The words in the arguments of `calls` that name something: with a capital or a digit, and no number,
+    no date and no constant of the tool's schema. `tools` by `server.tool`."""
+    found: set[str] = set()
+    for call in calls:
+        properties = tools[f"{call['server']}.{call['tool']}"].input_schema.get("properties", {})
+        for name, value in call["arguments"].items():
+            schema = properties.get(name, {})
+            is_constant = value in schema.get("enum", ()) or value == schema.get("default")
+            if isinstance(value, str) and len(value) <= _LONGEST and not is_constant:
+                found |= {word for word in _WORD.findall(value) if _is_name(word)}
+    return found
+
+
+def _is_name(word: str) -> bool:
+    has_mark = any(c.isupper() or c.isdigit() for c in word)
+    return has_mark and len(word) > 1 and not _DATE.fullmatch(word) and not _is_number(word)
+
+
+def _is_number(word: str) -> bool:
+    return word.replace(".", "", 1).replace(",", "").isdigit()
+
+
+class _Groups:
+    """Disjoint sets of names; the leader of a set is its least name."""
+
+    def __init__(self) -> None:
+        self._above: dict[str, str] = {}
+
+    def join(self, names: set[str]) -> None:
+        leaders = sorted(self.leader(name) for name in names)
+        for name in leaders[1:]:
+            self._above[name] = leaders[0]
+
+    def leader(self, name: str) -> str:
+        path = []
+        while (above := self._above.setdefault(name, name)) != name:
+            path.append(name)
+            name = above
+        for below in path:
+            self._above[below] = name
+        return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +175,19 @@ async def generate_with_model(
     *,
     wanted: Wanted,
     asking: Asking,
-    budget: Budget,
+    budget: ApiBudget,
     open_journal: Callable[[JsonObject], Journal],
     shares: SplitShares,
     splits: Collection[str] = SPLITS,
     on_note: Callable[[str], None] = lambda _: None,
-    on_progress: Callable[[Outcome], None] = lambda _: None,
+    on_progress: Callable[[SampleOutcome], None] = lambda _: None,
 ) -> GeneratedByModel:
     """`wanted.samples` samples, each a task or a counted reject; the same for the same journal. Each of
     `splits` has a task where there are enough.
 
     Raises UserError where no request can succeed, and where no tool may be called.
     """
-    offer = Offer(catalog=pool.tools, distractors=wanted.distractors)
+    offer = ToolSelection(catalog=pool.tools, distractors=wanted.distractors)
     usable = {t.dotted: t for t in pool.tools.values() if wanted.may_write or t.annotations.read_only}
     if not usable:
         raise UserError(
@@ -121,7 +196,7 @@ async def generate_with_model(
             "--allow-writes",
         )
     observations = await observe(CallCache(pool), usable.values())
-    commissioner = Commissioner(
+    commissioner = PromptBuilder(
         prompts=prompts,
         usable=tuple(usable.values()),
         observations=observations,
@@ -150,7 +225,7 @@ async def generate_with_model(
     kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
     return GeneratedByModel(
         tasks=split_tasks(kept, tools=usable, shares=shares, seed=wanted.seed, wanted=splits),
-        yields=yield_table(distinct),
+        yields=sample_yield_table(distinct),
         failures=journal.failures.as_json(),
         spend=budget.as_json(),
         catalog_hash=offer.catalog_hash,
@@ -164,7 +239,7 @@ def _workshop(
     journal: Journal,
     prompts: Prompts,
     pool: ToolProvider,
-    offer: Offer,
+    offer: ToolSelection,
     usable: Mapping[str, ToolSpec],
     wanted: Wanted,
     asking: Asking,
@@ -201,13 +276,13 @@ def _workshop(
 
 async def _all(
     workshop: Workshop,
-    commissioner: Commissioner,
+    commissioner: PromptBuilder,
     samples: int,
     concurrency: int,
-    on_progress: Callable[[Outcome], None],
-) -> list[Outcome]:
+    on_progress: Callable[[SampleOutcome], None],
+) -> list[SampleOutcome]:
     """The outcome of every sample, in order. The first error of one ends the others and is raised."""
-    outcomes: list[Outcome] = []
+    outcomes: list[SampleOutcome] = []
 
     async def work(numbers: Iterator[int]) -> None:
         for number in numbers:
@@ -226,17 +301,17 @@ async def _all(
     return sorted(outcomes, key=lambda outcome: outcome.number)
 
 
-def _without_duplicates(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _without_duplicates(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcome]:
     """Of the samples that make the same calls, the first alone."""
     first: dict[str, int] = {}
-    result: list[Outcome] = []
+    result: list[SampleOutcome] = []
     for outcome in outcomes:
         if outcome.executed is not None:
             calls = [[c["server"], c["tool"], c["arguments"]] for c in outcome.executed.calls]
             original = first.setdefault(json.dumps(calls, sort_keys=True), outcome.number)
             if original != outcome.number:
                 detail = f"sample {outcome.number} makes the calls of sample {original}"
-                fault = Fault(Stage.DISTINCT, FaultCode.DUPLICATE, detail)
+                fault = DraftFault(DraftStage.DISTINCT, DraftFaultCode.DUPLICATE, detail)
                 outcome = replace(outcome, executed=None, faults=(*outcome.faults, fault))
         result.append(outcome)
     return result

@@ -20,10 +20,10 @@ from typing import Any, Self
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
-from mcpagent.llm.budget import Budget
+from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
-from mcpagent.storage.jsonl import complete_lines, record_writer
-from mcpagent.synth.llm.faults import Failures
+from mcpagent.storage.datasets import complete_lines, record_writer
+from mcpagent.synth.llm.draft import Failures
 
 _FORMAT = 1
 
@@ -68,7 +68,7 @@ class Journal:
     def answered_count(self) -> int:
         return len(self._answers)
 
-    def charge(self, budget: Budget) -> None:
+    def charge(self, budget: ApiBudget) -> None:
         """Count in what earlier processes spent."""
         for bound, usage in self._spent:
             budget.remember(bound, usage)

@@ -11,8 +11,8 @@ from typing import Any
 from mcpagent.core.placeholders import result_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.calls import CallCache
-from mcpagent.tools.arguments import harmless_arguments, known_values
+from mcpagent.synth.tasks.run import CallCache
+from mcpagent.tools.probes.arguments import harmless_arguments, known_values
 
 _ROUNDS = 3  # the second calls what the first one found values for
 _LIST_SHOWN = 3  # items of a list in one excerpt, drawn anew for each sample

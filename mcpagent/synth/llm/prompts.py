@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
+from random import Random
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, ValidationError
 
-from mcpagent.core.records import Record
+from mcpagent.core.records import JsonObject, OpenRecord, Record, describe
+from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import Complexity
+from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.synth.located_yaml import read_yaml, validate
+from mcpagent.storage.json_stream import read_records
+from mcpagent.synth.llm.check import steps_for
+from mcpagent.synth.llm.observe import Observation, shape
+from mcpagent.synth.templates.template import read_yaml, validate_yaml
 
 _BLANK = re.compile(r"\{\{(\w+)\}\}")
 _BLANKS = {
@@ -44,7 +54,7 @@ class Prompts:
 def load_prompts(path: Path) -> Prompts:
     """Raises UserError with file and line, also for a blank that nothing fills."""
     source = read_yaml(path)
-    texts = validate(PromptTexts, source, ())
+    texts = validate_yaml(PromptTexts, source, ())
     for place, known in _BLANKS.items():
         keys = tuple(place.split("."))
         text: object = texts
@@ -63,3 +73,150 @@ def load_prompts(path: Path) -> Prompts:
 def fill_in(text: str, **values: object) -> str:
     """`text` with its `{{name}}` blanks filled; what is filled in is not read again."""
     return _BLANK.sub(lambda blank: str(values[blank[1]]), text)
+
+
+_LEVELS: dict[str, Complexity] = {
+    "easy": "simple",
+    "medium": "moderate",
+    "difficult": "complex",
+    "hard": "complex",
+    "simple": "simple",
+    "moderate": "moderate",
+    "complex": "complex",
+}
+
+
+def complexity_of(level: str) -> Complexity | None:
+    """In our words or in those of curricula (easy, medium, difficult); None for another word."""
+    return _LEVELS.get(level.strip().lower())
+
+
+class CurriculumPrompt(OpenRecord):
+    """`likely_tools` are loose names of tools."""
+
+    id: str
+    complexity: Annotated[Complexity, BeforeValidator(lambda level: _LEVELS.get(str(level).lower(), level))]
+    user_prompt: str
+    likely_tools: tuple[str, ...] = ()
+    why_multi_turn: str = ""
+
+
+def load_curriculum(path: Path) -> tuple[CurriculumPrompt, ...]:
+    """Raises UserError with file and line."""
+    prompts: list[CurriculumPrompt] = []
+    for line, record in read_records(path):
+        try:
+            prompts.append(CurriculumPrompt.model_validate(record))
+        except ValidationError as error:
+            found = "; ".join(describe(detail) for detail in error.errors())
+            raise UserError(found, where=f"{path}:{line}") from None
+    if not prompts:
+        raise UserError("holds no prompts", where=str(path))
+    return tuple(prompts)
+
+
+def resolve_alias(alias: str, tools: Iterable[ToolSpec]) -> ToolSpec | None:
+    """The tool that a loose name means (`fmp.quote`, `polygon news`); None where none or several are near."""
+    tools = list(tools)
+    by_name = {name: tool for tool in tools for name in (tool.dotted, tool.name)}
+    if alias in by_name:
+        return by_name[alias]
+    words = _words(alias)
+    # The fewest other words win: `fmp.quote` is fmp_get_quote before fmp_get_quote_history.
+    having = sorted((len(_words(tool.dotted)), tool.dotted) for tool in tools if words <= _words(tool.dotted))
+    if having and (len(having) == 1 or having[0][0] < having[1][0]):
+        return by_name[having[0][1]]
+    near = get_close_matches(alias, [tool.dotted for tool in tools], n=1, cutoff=0.75)
+    return by_name[near[0]] if near else None
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+_MOST_TOOLS = 40  # shown to the model at once; of a larger catalog each sample sees another part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commission:
+    """One sample: what is asked for, and the messages that ask for it."""
+
+    number: int
+    complexity: Complexity
+    domain: str
+    curriculum_id: str | None
+    messages: tuple[JsonObject, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptBuilder:
+    """Commissions by number; each depends on the seed and its number alone."""
+
+    prompts: Prompts
+    usable: Sequence[ToolSpec]
+    observations: Sequence[Observation]
+    domains: Sequence[str]
+    complexities: Sequence[Complexity]
+    curriculum: Sequence[CurriculumPrompt]
+    max_tools: int
+    seed: int
+
+    def __call__(self, number: int) -> Commission:
+        rng = Random(derive_seed(self.seed, "commission", number))
+        idea = self.curriculum[number % len(self.curriculum)] if self.curriculum else None
+        complexity = idea.complexity if idea else rng.choice(self.complexities)
+        domain = rng.choice(self.domains)
+        likely = (
+            [t for alias in idea.likely_tools if (t := resolve_alias(alias, self.usable))] if idea else []
+        )
+        low, high = steps_for(complexity, self.max_tools)
+        texts = self.prompts.texts.generate
+        user = fill_in(
+            texts.user,
+            complexity=complexity,
+            domain=domain,
+            steps=f"{low}" if low == high else f"{low} to {high}",
+            max_tools=self.max_tools,
+            idea=_idea(idea, likely),
+            tools="\n".join(map(_described, self._shown(likely, rng))),
+            observations="\n".join(seen.excerpt(rng) for seen in self.observations) or "- nothing yet",
+        )
+        return Commission(
+            number=number,
+            complexity=complexity,
+            domain=domain,
+            curriculum_id=idea.id if idea else None,
+            messages=({"role": "system", "content": texts.system}, {"role": "user", "content": user}),
+        )
+
+    def _shown(self, likely: Sequence[ToolSpec], rng: Random) -> list[ToolSpec]:
+        if len(self.usable) <= _MOST_TOOLS:
+            return list(self.usable)
+        chosen = {tool.dotted for tool in [*likely, *rng.sample(self.usable, _MOST_TOOLS)]}
+        return [tool for tool in self.usable if tool.dotted in chosen]
+
+
+def unresolved_aliases(curriculum: Sequence[CurriculumPrompt], tools: Sequence[ToolSpec]) -> list[str]:
+    """The loose tool names that name none of `tools`."""
+    aliases = sorted({alias for prompt in curriculum for alias in prompt.likely_tools})
+    return [alias for alias in aliases if resolve_alias(alias, tools) is None]
+
+
+def _idea(idea: CurriculumPrompt | None, likely: Sequence[ToolSpec]) -> str:
+    if idea is None:
+        return ""
+    lines = [f"Take up this idea, as far as the tools allow it: {idea.user_prompt}"]
+    if likely:
+        lines.append(f"Likely tools: {', '.join(tool.dotted for tool in likely)}")
+    if idea.why_multi_turn:
+        lines.append(f"Why it needs several calls: {idea.why_multi_turn}")
+    return "\n".join(lines)
+
+
+def _described(tool: ToolSpec) -> str:
+    kind = "" if tool.annotations.read_only else " (changes something)"
+    gives = f" -> {shape(tool.output_schema)}" if tool.output_schema else ""
+    return (
+        f"- server {tool.server}, tool {tool.name}{kind}: {tool.description.strip()}\n"
+        f"  {shape(tool.input_schema) if tool.input_schema.get('properties') else '{}'}{gives}"
+    )

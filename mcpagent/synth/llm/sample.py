@@ -2,21 +2,218 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
+from mcpagent.storage.datasets import task_record
 from mcpagent.synth.llm.check import FaultFound, FormatCheck
-from mcpagent.synth.llm.commission import Commission
-from mcpagent.synth.llm.committee import Committee
-from mcpagent.synth.llm.draft import Draft, form_of, read_reply
-from mcpagent.synth.llm.execute import Executed, Executor
-from mcpagent.synth.llm.faults import Fault, Stage
+from mcpagent.synth.llm.draft import Draft, DraftFault, DraftFaultCode, DraftStage, Vote, form_of, read_reply
 from mcpagent.synth.llm.journal import Journal
-from mcpagent.synth.llm.prompts import Prompts, fill_in
-from mcpagent.synth.llm.yields import Outcome
+from mcpagent.synth.llm.prompts import Commission, Prompts, fill_in
+from mcpagent.synth.tasks.prove import Rejection, ground
+from mcpagent.synth.tasks.run import CallCache
+from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
+
+_SHOWN_CHARS = 1500  # of one result; what the committee reads and the journal keeps
+_DETAIL_CHARS = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executed:
+    """A settled task, and its calls as they were made: server, tool, arguments, result."""
+
+    task: Task
+    calls: tuple[JsonObject, ...]
+
+    def as_json(self) -> JsonObject:
+        return {"task": task_record(self.task), "calls": list(self.calls)}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Executed:
+        return cls(task=Task.model_validate(value["task"]), calls=tuple(value["calls"]))
+
+
+class Executor:
+    """Runs plans. Those that change something run one at a time: a user's own server may keep one state for
+    all sessions. Calls that a cassette answers repeat by nature."""
+
+    def __init__(self, pool: ToolProvider) -> None:
+        self._pool = pool
+        self._turn = asyncio.Lock()
+        self.executed_calls = 0
+
+    async def run(self, draft: Task) -> Executed | DraftFault:
+        """The settled task; its plan ran more than once and gave the same, is worth 1.0, and is needed."""
+        reads = {t.dotted for t in self._pool.tools.values() if t.annotations.read_only}
+        if all(f"{step.server}.{step.tool}" in reads for step in draft.truth.tool_sequence):
+            return await self._run(draft)
+        async with self._turn:
+            return await self._run(draft)
+
+    async def _run(self, draft: Task) -> Executed | DraftFault:
+        # A cache of its own: a call that was right for an earlier sample is evidence of that moment only.
+        traced = _Traced(self._pool)
+        outcome = await ground(draft, CallCache(traced))
+        self.executed_calls += sum(map(len, traced.sessions))
+        if isinstance(outcome, Rejection):
+            return DraftFault(DraftStage.EXECUTE, outcome.code.value, outcome.detail[:_DETAIL_CHARS])
+        return Executed(task=outcome, calls=tuple(traced.sessions[0]))
+
+
+class _Traced:
+    """A provider that keeps what each of its sessions was asked and answered; the first runs the plan."""
+
+    def __init__(self, inner: ToolProvider) -> None:
+        self._inner = inner
+        self.sessions: list[list[JsonObject]] = []
+
+    @property
+    def tools(self) -> Mapping[str, ToolSpec]:
+        return self._inner.tools
+
+    def session(self) -> ToolSession:
+        self.sessions.append([])
+        return _TracedSession(self._inner.session(), self.sessions[-1])
+
+
+class _TracedSession:
+    def __init__(self, inner: ToolSession, calls: list[JsonObject]) -> None:
+        self._inner = inner
+        self._calls = calls
+
+    async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
+        result = await self._inner.call(call, purpose=purpose)
+        entry = {"server": call.server, "tool": call.tool, "arguments": call.arguments}
+        self._calls.append({**entry, "result": result.content[:_SHOWN_CHARS]})
+        return result
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committee:
+    """`votes` members; more than half of all of them must accept. A vote that cannot be read counts for
+    neither side and is named."""
+
+    client: ChatClient
+    prompts: Prompts
+    votes: int
+    max_output_tokens: int
+
+    async def decide(self, executed: Executed, *, key: str) -> list[JsonObject] | DraftFault:
+        """The votes of an accepted task; the key of each is `key` and its number."""
+        outcomes = await asyncio.gather(
+            *(self._vote(executed, f"{key}:{n}", n) for n in range(self.votes)), return_exceptions=True
+        )
+        # Every answer that was paid for is in the journal before the budget ends the sample.
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        votes = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        accepting = sum(vote["accept"] is True for vote in votes)
+        refusing = sum(vote["accept"] is False for vote in votes)
+        if 2 * accepting > self.votes or self.votes == 0:
+            return votes
+        reasons = " / ".join(vote["reason"] for vote in votes if vote["accept"] is not True)
+        # Could the votes that are missing have made a majority?
+        if 2 * (self.votes - refusing) > self.votes:
+            return DraftFault(DraftStage.COMMITTEE, DraftFaultCode.VOTES_MISSING, reasons)
+        return DraftFault(DraftStage.COMMITTEE, DraftFaultCode.VOTED_DOWN, reasons)
+
+    async def _vote(self, executed: Executed, key: str, number: int) -> JsonObject:
+        texts, truth = self.prompts.texts, executed.task.truth
+        check = truth.final_answer
+        system = fill_in(texts.judge.system, lens=texts.lenses[number % len(texts.lenses)])
+        user = fill_in(
+            texts.judge.user,
+            user_prompt=executed.task.prompt[-1].content,
+            calls="\n".join(map(_shown, executed.calls)),
+            answer="none" if check is None else f"{check.type} {json.dumps(check.value)}",
+            reference_answer=truth.reference_answer,
+        )
+        request = ChatRequest(
+            messages=({"role": "system", "content": system}, {"role": "user", "content": user}),
+            max_output_tokens=self.max_output_tokens,
+            schema=form_of(Vote),
+            schema_name="vote",
+        )
+        try:
+            vote = read_reply(await self.client.ask(request, key=key), Vote)
+        except ChatFailed as failure:
+            return {"accept": None, "reason": f"no vote: {failure.reason}"}
+        if isinstance(vote, DraftFault):
+            return {"accept": None, "reason": f"no vote: {vote.code}"}
+        return vote.model_dump()
+
+
+def _shown(call: JsonObject) -> str:
+    return f"- {call['server']}.{call['tool']}({json.dumps(call['arguments'])}) -> {call['result']}"
+
+
+_EXAMPLES_KEPT = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOutcome:
+    """One sample. `faults` has one for each attempt that failed; the last decides, where there is no
+    `executed`. `cap` names the cap that ended the sample before it had an outcome."""
+
+    number: int
+    executed: Executed | None = None
+    faults: tuple[DraftFault, ...] = ()
+    cap: str | None = None
+
+
+def sample_yield_table(outcomes: Sequence[SampleOutcome]) -> JsonObject:
+    """`stages` by the last word on each finished sample: what enters a stage leaves it or is among its
+    rejects, and the first takes in all that are finished. `attempts` counts the drafts that failed,
+    fixed or not."""
+    finished = [outcome for outcome in outcomes if outcome.cap is None]
+    last = [outcome.faults[-1] for outcome in finished if outcome.executed is None]
+    stages: list[JsonObject] = []
+    left = len(finished)
+    for stage in DraftStage:
+        rejects = Counter(fault.code for fault in last if fault.stage is stage)
+        out = left - rejects.total()
+        stages.append({"name": stage.value, "in": left, "out": out, "rejects": _sorted(rejects)})
+        left = out
+    kept = [outcome for outcome in finished if outcome.executed is not None]
+    drafts = [
+        fault for outcome in outcomes for fault in outcome.faults if fault.stage is not DraftStage.DISTINCT
+    ]
+    return {
+        "samples": len(outcomes),
+        "finished": len(finished),
+        "unfinished": len(outcomes) - len(finished),
+        "stopped_by": sorted({outcome.cap for outcome in outcomes if outcome.cap is not None}),
+        "stages": stages,
+        "rejects": _sorted(Counter(fault.code for fault in last)),
+        "reject_examples": _examples(last),
+        "repaired": sum(bool(outcome.faults) for outcome in kept),
+        "attempts": {"failed": len(drafts), "reasons": _sorted(Counter(fault.code for fault in drafts))},
+    }
+
+
+def _examples(faults: Sequence[DraftFault]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for fault in sorted(faults, key=lambda fault: fault.code):
+        texts = found.setdefault(fault.code, [])
+        if len(texts) < _EXAMPLES_KEPT:
+            texts.append(fault.detail)
+    return found
+
+
+def _sorted(counter: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counter.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,23 +231,23 @@ class Workshop:
     seed: int
     provenance: JsonObject
 
-    async def make(self, commission: Commission) -> Outcome:
+    async def make(self, commission: Commission) -> SampleOutcome:
         """Raises UserError where no sample could be made."""
-        faults: list[Fault] = []
+        faults: list[DraftFault] = []
         try:
             executed = await self._until_good(commission, faults)
         except BudgetSpent as spent:
-            return Outcome(number=commission.number, faults=tuple(faults), cap=spent.cap)
-        return Outcome(number=commission.number, executed=executed, faults=tuple(faults))
+            return SampleOutcome(number=commission.number, faults=tuple(faults), cap=spent.cap)
+        return SampleOutcome(number=commission.number, executed=executed, faults=tuple(faults))
 
-    async def _until_good(self, commission: Commission, faults: list[Fault]) -> Executed | None:
+    async def _until_good(self, commission: Commission, faults: list[DraftFault]) -> Executed | None:
         messages = commission.messages
         for attempt in range(self.repairs + 1):
             key = f"{self.seed}:{commission.number}"
             try:
                 reply = await self.client.ask(self._request(messages), key=f"{key}:draft:{attempt}")
             except ChatFailed as failure:
-                faults.append(Fault(Stage.GENERATE, failure.reason.value, failure.text))
+                faults.append(DraftFault(DraftStage.GENERATE, failure.reason.value, failure.text))
                 return None
             outcome = await self._consider(read_reply(reply, Draft), commission, f"{key}:{{}}:{attempt}")
             if isinstance(outcome, Executed):
@@ -69,31 +266,33 @@ class Workshop:
             )
         return None
 
-    async def _consider(self, draft: Draft | Fault, commission: Commission, key: str) -> Executed | Fault:
-        if isinstance(draft, Fault):
+    async def _consider(
+        self, draft: Draft | DraftFault, commission: Commission, key: str
+    ) -> Executed | DraftFault:
+        if isinstance(draft, DraftFault):
             return draft
         try:
             task = self.check.task(draft, complexity=commission.complexity)
         except FaultFound as found:
             return found.fault
         executed = await self._executed(task, key.format("executed"))
-        if isinstance(executed, Fault):
+        if isinstance(executed, DraftFault):
             return executed
         votes = await self.committee.decide(executed, key=key.format("vote"))
-        if isinstance(votes, Fault):
+        if isinstance(votes, DraftFault):
             return votes
         info = {**executed.task.extra_info, "votes": votes}
         return Executed(task=executed.task.model_copy(update={"extra_info": info}), calls=executed.calls)
 
-    async def _executed(self, task: Task, key: str) -> Executed | Fault:
+    async def _executed(self, task: Task, key: str) -> Executed | DraftFault:
         """From the journal where it is there: a live tool may answer differently today, or cost money."""
         known: JsonObject | None = self.journal.executed(key)
         if known is None:
             outcome = await self.executor.run(task)
-            known = {"fault": outcome.as_json()} if isinstance(outcome, Fault) else outcome.as_json()
+            known = {"fault": outcome.as_json()} if isinstance(outcome, DraftFault) else outcome.as_json()
             self.journal.keep_executed(key, known)
         if "fault" in known:
-            return Fault.from_json(known["fault"])
+            return DraftFault.from_json(known["fault"])
         return Executed.from_json(known)
 
     def _request(self, messages: tuple[JsonObject, ...]) -> ChatRequest:

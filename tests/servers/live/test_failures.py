@@ -11,7 +11,7 @@ from mcp import Client, MCPError
 from mcp.types import INTERNAL_ERROR, REQUEST_TIMEOUT
 
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
-from mcpagent.servers.live.settings import Rate
+from mcpagent.servers.live.client import Rate
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
 from tests.servers.calls import text_of, with_client

@@ -18,15 +18,15 @@ import zstandard
 from mcpagent.core.tasks import Task
 from mcpagent.servers.builtin import BuiltinServer, Upstream
 from mcpagent.servers.fmp import FMP
-from mcpagent.servers.live.settings import read_settings
+from mcpagent.servers.live.client import read_settings
 from mcpagent.storage.trajectories import read_trajectories
 from tests.env.world import make_task
+from tests.run.world import dataset, with_id
 from tests.running import mcpagent
 from tests.servers.calls import text_of, with_client
 from tests.servers.live.service import KEYS, ReplayService, Reply, shape
 from tests.servers.live.test_conformance import CASES
 from tests.servers.live.world import live_call
-from tests.workflows.world import dataset, with_id
 
 
 def forms(key: str) -> Iterator[bytes]:

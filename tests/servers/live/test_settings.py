@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mcpagent.errors import UserError
-from mcpagent.servers.live.settings import HIDDEN, Rate, read_settings
+from mcpagent.servers.live.client import HIDDEN, Rate, read_settings
 from mcpagent.servers.names import KEY_NAMES, UpstreamKind
 from mcpagent.servers.registry import build_server
 from tests.servers.live.world import without_live_settings

@@ -14,9 +14,9 @@ from mcp.types import CallToolResult
 
 from mcpagent.servers.builtin import BuiltinServer, Upstream
 from mcpagent.servers.fmp import FMP
-from mcpagent.servers.live import fmp, polygon, slack, slack_api, tavily
-from mcpagent.servers.live.patience import Pace
-from mcpagent.servers.live.settings import Rate, read_settings
+from mcpagent.servers.live import fmp, polygon, slack, tavily
+from mcpagent.servers.live import slack as slack_api
+from mcpagent.servers.live.client import Rate, RequestPace, read_settings
 from mcpagent.servers.names import KEY_NAMES, UpstreamKind, live_variables
 from mcpagent.servers.polygon import POLYGON
 from mcpagent.servers.registry import build_server
@@ -64,10 +64,10 @@ def impatient(server: str, *, rate: Rate | None = None, **changes: Any) -> Built
     settings = replace(read_settings(server, base_url=""), **{"backoff_s": 0.0, "attempts": 2, **changes})
     rate = rate or Rate(1e6, 1)
     if server == "slack":
-        paces = {method: Pace(rate) for method in slack_api.RATES}
+        paces = {method: RequestPace(rate) for method in slack_api.RATES}
         opened = partial(slack.open_slack, settings, paces=paces, allow_send=["general"])
     else:
-        opened = partial(_OPENED[server], settings, pace=Pace(rate))
+        opened = partial(_OPENED[server], settings, pace=RequestPace(rate))
     upstream = Upstream(open=opened, is_live=True, redact=settings.redact)
     return BuiltinServer(_DEFINITIONS[server], upstream=upstream)
 

@@ -14,11 +14,10 @@ from mcpagent.errors import UserError
 from mcpagent.servers.builtin import BuiltinServer, Upstream
 from mcpagent.servers.python import open_sessions, python_definition
 from mcpagent.servers.sandbox.choose import choose_sandbox
-from mcpagent.servers.sandbox.contract import Limits, Sandbox
-from mcpagent.servers.sandbox.kinds import SandboxKind
+from mcpagent.servers.sandbox.contract import Sandbox, SandboxKind, SandboxLimits
 from tests.servers.calls import text_of
 
-LIMITS = Limits(wall_s=3.0, cpu_s=1)
+LIMITS = SandboxLimits(wall_s=3.0, cpu_s=1)
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mcp import Client
 
-from mcpagent.servers.sandbox.kinds import SandboxKind
+from mcpagent.servers.sandbox.contract import SandboxKind
 from tests.servers.calls import text_of
 from tests.servers.sandbox.boxes import FULL_PYTHON, KINDS, clients, execute, result_of, server_of
 

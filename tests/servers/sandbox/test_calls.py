@@ -13,8 +13,7 @@ import psutil
 import pytest
 from mcp import Client
 
-from mcpagent.servers.sandbox.contract import AT_ONCE
-from mcpagent.servers.sandbox.kinds import SandboxKind
+from mcpagent.servers.sandbox.contract import AT_ONCE, SandboxKind
 from tests.servers.calls import text_of
 from tests.servers.sandbox.boxes import (
     FULL_PYTHON,

@@ -11,17 +11,16 @@ import pytest
 
 from mcpagent.errors import UserError
 from mcpagent.servers.sandbox.choose import choose_sandbox
-from mcpagent.servers.sandbox.contract import Limits
-from mcpagent.servers.sandbox.kinds import SandboxKind
+from mcpagent.servers.sandbox.contract import SandboxKind, SandboxLimits
 from tests.servers.sandbox.boxes import KINDS
 
 # Other limits than any other test's: a choice is made once for each process.
-OWN = Limits(wall_s=2.5)
+OWN = SandboxLimits(wall_s=2.5)
 CHOOSE = (
     "import sys\n"
     "from mcpagent.errors import UserError\n"
     "from mcpagent.servers.sandbox.choose import choose_sandbox\n"
-    "from mcpagent.servers.sandbox.kinds import SandboxKind\n"
+    "from mcpagent.servers.sandbox.contract import SandboxKind\n"
     "try:\n    print(choose_sandbox(SandboxKind(sys.argv[1])))\n"
     "except UserError as error:\n    print(error)\n"
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.servers.sandbox.kinds import SandboxKind
+from mcpagent.servers.sandbox.contract import SandboxKind
 from tests.servers.sandbox.boxes import FULL_PYTHON, sandbox_of
 from tests.servers.sandbox.test_attacks import CHECK, LIBC
 
@@ -186,7 +186,7 @@ def test_without_libseccomp_no_linux_sandbox_is_taken_and_the_remedy_is_named() 
     """In a root directory of its own, where an empty file lies over the library."""
     script = (
         "from mcpagent.servers.sandbox.choose import choose_sandbox\n"
-        "from mcpagent.servers.sandbox.kinds import SandboxKind\n"
+        "from mcpagent.servers.sandbox.contract import SandboxKind\n"
         "print(choose_sandbox(SandboxKind.AUTO))"
     )
     found = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout

@@ -14,16 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mcpagent.servers.sandbox import linux
+from mcpagent.servers.sandbox import choose as linux
 from mcpagent.servers.sandbox.cgroup import in_cgroup
-from mcpagent.servers.sandbox.contract import Limits
-from mcpagent.servers.sandbox.kinds import SandboxKind
+from mcpagent.servers.sandbox.contract import SandboxKind, SandboxLimits
 from mcpagent.servers.sandbox.process import ProcessSandbox
 from tests.servers.sandbox.boxes import FULL_PYTHON
 from tests.tools.wild import wait_for_end
 
 ALLOW_ALL = bytes([6, 0, 0, 0, 0, 0, 0xFF, 0x7F])  # BPF_RET | BPF_K, SECCOMP_RET_ALLOW
-QUICK = Limits(wall_s=0.5, cpu_s=1)
+QUICK = SandboxLimits(wall_s=0.5, cpu_s=1)
 FOREVER = "\nimport time\nwhile True: time.sleep(1)\n"
 LIBC = "import ctypes, os, signal\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 # What code does so that nothing reaches it: other process groups and sessions, no death signal, all signals
@@ -58,7 +57,7 @@ WAYS = {
 }
 
 
-def unfiltered(kind: SandboxKind, limits: Limits = QUICK) -> ProcessSandbox:
+def unfiltered(kind: SandboxKind, limits: SandboxLimits = QUICK) -> ProcessSandbox:
     sandbox = (linux.namespaces if kind is SandboxKind.NAMESPACES else linux.bubblewrap)(limits)
     sandbox.settings.syscall_filter = ALLOW_ALL
     return sandbox
@@ -142,7 +141,7 @@ def test_memory_that_no_limit_of_a_process_counts_ends_a_call_by_its_cgroup(kind
         "import os\nkept = [os.memfd_create('m') for _ in range(40)]\n"
         "for file in kept: os.write(file, bytes(2**24))\nlen(kept)"
     )
-    outcome = unfiltered(kind, Limits(wall_s=10.0)).run_blocking(code, {})
+    outcome = unfiltered(kind, SandboxLimits(wall_s=10.0)).run_blocking(code, {})
     assert outcome.value is None
     assert "ran out of memory" in str(outcome.error)
     assert _groups() == []
@@ -156,7 +155,7 @@ def test_processes_are_bounded_by_a_cgroup(kind: SandboxKind) -> None:
         "        if os.fork() == 0: time.sleep(60)\n"
         "        started += 1\nexcept BlockingIOError: pass\nstarted"
     )
-    started = unfiltered(kind, Limits(wall_s=10.0)).run_blocking(code, {}).value
+    started = unfiltered(kind, SandboxLimits(wall_s=10.0)).run_blocking(code, {}).value
     assert isinstance(started, int)
     assert 40 < started < 64
 
@@ -170,7 +169,7 @@ def test_calls_at_once_are_bounded_over_all_processes(tmp_path: Path) -> None:
     """Three processes that each want more slots than there are: a file counts those that hold one."""
     script = (
         "import sys, threading, time, pathlib\n"
-        "from mcpagent.servers.sandbox.slots import slot\n"
+        "from mcpagent.servers.sandbox.process import slot\n"
         "folder = pathlib.Path(sys.argv[1])\nmost = []\n"
         "def work(number):\n"
         "    with slot(3, is_cancelled=lambda: False):\n"

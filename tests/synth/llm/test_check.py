@@ -6,7 +6,7 @@ import pytest
 from mcpagent.core.tools import ToolAnnotations, ToolSpec
 from mcpagent.synth.llm.check import FaultFound, FormatCheck
 from mcpagent.synth.llm.draft import Draft
-from mcpagent.synth.record import Offer
+from mcpagent.synth.tasks.record import ToolSelection
 
 
 def tool(server: str, name: str, *, reads: bool = True, **properties: Any) -> ToolSpec:
@@ -24,7 +24,11 @@ TOOLS = {
     )
 }
 CHECK = FormatCheck(
-    usable=TOOLS, offer=Offer(catalog={t.name: t for t in TOOLS.values()}), max_tools=3, max_turns=8, seed=0
+    usable=TOOLS,
+    offer=ToolSelection(catalog={t.name: t for t in TOOLS.values()}),
+    max_tools=3,
+    max_turns=8,
+    seed=0,
 )
 FIND = ("find", {"query": "lamp"})
 PRICE = ("price", {"id": "${step1.items[0].id}"})

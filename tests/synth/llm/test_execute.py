@@ -12,10 +12,9 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolAnnotations, ToolCall, ToolResult, ToolSpec
 from mcpagent.synth.llm.check import FormatCheck
-from mcpagent.synth.llm.draft import Draft
-from mcpagent.synth.llm.execute import Executed, Executor
-from mcpagent.synth.llm.faults import Fault, Stage
-from mcpagent.synth.record import Offer
+from mcpagent.synth.llm.draft import Draft, DraftFault, DraftStage
+from mcpagent.synth.llm.sample import Executed, Executor
+from mcpagent.synth.tasks.record import ToolSelection
 from mcpagent.tools.contract import Purpose
 
 
@@ -58,7 +57,7 @@ def task_of(shop: Shop, tool: str, **changes: Any) -> Task:
     }
     check = FormatCheck(
         usable={spec.dotted: spec for spec in shop.tools.values()},
-        offer=Offer(catalog=shop.tools),
+        offer=ToolSelection(catalog=shop.tools),
         max_tools=2,
         max_turns=5,
         seed=0,
@@ -66,7 +65,7 @@ def task_of(shop: Shop, tool: str, **changes: Any) -> Task:
     return check.task(Draft.model_validate({**draft, **changes}), complexity="simple")
 
 
-def run(tool: str, **changes: Any) -> Executed | Fault:
+def run(tool: str, **changes: Any) -> Executed | DraftFault:
     shop = Shop()
     return asyncio.run(Executor(shop).run(task_of(shop, tool, **changes)))
 
@@ -94,5 +93,5 @@ def test_the_answer_is_what_the_tool_said_and_the_call_is_kept_for_the_committee
 )
 def test_what_the_run_shows_to_be_wrong_is_a_fault(tool: str, changes: Any, code: str) -> None:
     fault = run(tool, **changes)
-    assert isinstance(fault, Fault)
-    assert (fault.stage, fault.code) == (Stage.EXECUTE, code)
+    assert isinstance(fault, DraftFault)
+    assert (fault.stage, fault.code) == (DraftStage.EXECUTE, code)

@@ -15,7 +15,7 @@ from mcpagent.errors import RunError, UserError
 from mcpagent.policy.contract import Policy, Sampling
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy
 from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
-from mcpagent.storage.jsonl import read_tasks
+from mcpagent.storage.datasets import read_tasks
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import builtin_servers
 from tests.llm.service import Answer, Received, error, says, service

@@ -6,17 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcpagent.config.resources import resource_path
+from mcpagent.config.environment import resource_path
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.llm.prices import price_of
-from mcpagent.synth.llm.curriculum import load_curriculum, resolve_alias
-from mcpagent.synth.llm.execute import Executed
+from mcpagent.llm.budget import price_of
+from mcpagent.synth.llm.generate import called_entities, split_tasks
 from mcpagent.synth.llm.observe import shape
-from mcpagent.synth.llm.prompts import fill_in, load_prompts
-from mcpagent.synth.llm.splits import entities, split_tasks
-from mcpagent.synth.pools import SplitShares
+from mcpagent.synth.llm.prompts import fill_in, load_curriculum, load_prompts, resolve_alias
+from mcpagent.synth.llm.sample import Executed
+from mcpagent.synth.templates.pools import SplitShares
 
 
 def tool(dotted: str, **properties: object) -> ToolSpec:
@@ -113,7 +112,10 @@ QUOTE = {"fmp.quote": tool("fmp.quote", symbol={"type": "string"}, period={"enum
 
 def test_names_are_told_from_constants_dates_numbers_and_plain_words() -> None:
     arguments = {"symbol": "target of ABCD since 2025-01-02 for 12.5 in C101", "period": "Q1"}
-    assert entities([{"server": "fmp", "tool": "quote", "arguments": arguments}], QUOTE) == {"ABCD", "C101"}
+    assert called_entities([{"server": "fmp", "tool": "quote", "arguments": arguments}], QUOTE) == {
+        "ABCD",
+        "C101",
+    }
 
 
 @settings(max_examples=60, deadline=None)

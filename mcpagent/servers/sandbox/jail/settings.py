@@ -1,6 +1,8 @@
-"""What the parent tells the child."""
+"""What the parent tells the child, and Python values as JSON values."""
 
 from __future__ import annotations
+
+import math
 
 
 class JailSettings:
@@ -40,3 +42,34 @@ class JailSettings:
         self.report_bytes = report_bytes
         self.syscall_filter = syscall_filter
         self.proc = proc
+
+
+TYPE_CHECKING = False  # importing typing would add a third to the cost of a call
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_MAX_DEPTH = 20
+_INT64 = range(-(2**63), 2**63)
+
+
+def jsonable(value: Any, *, clean: Callable[[str], str] = str, depth: int = 0) -> Any:
+    """`value` as JSON with the same meaning where there is one, else its `repr` as text: an object, a number
+    that is no JSON number or needs more than 64 bits, what is nested more than 20 deep. Sets and tuples
+    become lists. Every text goes through `clean`. Raises whatever a `repr` of the value raises."""
+    kind = type(value)
+    if value is None or kind is bool or (kind is int and value in _INT64):
+        return value
+    if kind is float and math.isfinite(value):
+        return value
+    if kind is str:
+        return clean(value)
+    if depth < _MAX_DEPTH:
+        if kind in (list, tuple, set, frozenset):
+            return [jsonable(item, clean=clean, depth=depth + 1) for item in value]
+        if kind is dict:
+            return {
+                clean(key if type(key) is str else repr(key)): jsonable(item, clean=clean, depth=depth + 1)
+                for key, item in value.items()
+            }
+    return clean(repr(value))

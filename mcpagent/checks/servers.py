@@ -1,0 +1,322 @@
+"""MCP servers and their tools: listed, called, measured, struck with faults."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.console import Advance, Console
+from mcpagent.core.records import CheckStatus, JsonObject
+from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
+from mcpagent.errors import UserError
+from mcpagent.rollout.setup import configured_servers
+from mcpagent.tools.catalog import near_match
+from mcpagent.tools.contract import ToolSession
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.probes.chaos import ChaosFault, ChaosResult, chaos, faults_of
+from mcpagent.tools.servers_config import HttpServer, ServerConfig, StdioServer, builtin_servers
+
+
+@dataclass(frozen=True)
+class OpenTool:
+    """A tool whose server runs."""
+
+    spec: ToolSpec
+    session: ToolSession
+
+    async def call(self, arguments: JsonObject, *, call_id: str) -> ToolResult:
+        call = ToolCall(id=call_id, server=self.spec.server, tool=self.spec.name, arguments=arguments)
+        return await self.session.call(call)
+
+
+@asynccontextmanager
+async def open_tool(
+    dotted: str,
+    configs: Sequence[ServerConfig],
+    *,
+    timeout_s: float | None = None,
+    max_in_flight: int = 1,
+    console: Console,
+) -> AsyncGenerator[OpenTool]:
+    """Start the server of `SERVER.TOOL`, and no other; `timeout_s` goes before the server's own deadline.
+
+    Raises UserError, with the nearest name, where there is no such server or tool.
+    """
+    config, tool = _place(dotted, configs)
+    if timeout_s is not None:
+        config = replace(config, timeout_s=timeout_s)
+    pool = ToolPool([config], max_in_flight=max_in_flight, on_note=console.note)
+    async with pool, pool.session() as session:
+        for spec in pool.tools.values():
+            if spec.name == tool:
+                yield OpenTool(spec, session)
+                return
+        raise _unknown("tool", dotted, [spec.dotted for spec in pool.tools.values()])
+
+
+def call_tool(
+    dotted: str,
+    arguments: JsonObject,
+    configs: Sequence[ServerConfig],
+    *,
+    timeout_s: float | None = None,
+    console: Console,
+) -> tuple[ToolSpec, ToolResult]:
+    """Call `SERVER.TOOL` once. A failing call is a result; raises UserError as `open_tool` does."""
+
+    async def run() -> tuple[ToolSpec, ToolResult]:
+        async with open_tool(dotted, configs, timeout_s=timeout_s, console=console) as tool:
+            return tool.spec, await tool.call(arguments, call_id="cli")
+
+    return asyncio.run(run())
+
+
+def _place(dotted: str, configs: Sequence[ServerConfig]) -> tuple[ServerConfig, str]:
+    """The server and the tool that SERVER.TOOL names. Both may hold dots: the longest server name wins."""
+    for config in sorted(configs, key=lambda c: len(c.name), reverse=True):
+        if dotted.startswith(f"{config.name}."):
+            return config, dotted.removeprefix(f"{config.name}.")
+    server, dot, _ = dotted.partition(".")
+    if not dot:
+        raise UserError(
+            f"{dotted!r} names no server", remedy="Write SERVER.TOOL; mcpagent tools list shows them."
+        )
+    raise _unknown("server", server, [config.name for config in configs])
+
+
+def _unknown(kind: str, name: str, known: Sequence[str]) -> UserError:
+    near = near_match(name, known)
+    return UserError(f"there is no {kind} {name!r}", remedy=near or f"There are: {', '.join(sorted(known))}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedServer:
+    """A server that was started and ended again; `failure` says why it did not start."""
+
+    name: str
+    tools: tuple[ToolSpec, ...] = ()
+    start_s: float
+    failure: str | None = None
+
+
+def list_servers(configs: Sequence[ServerConfig], *, console: Console) -> list[ListedServer]:
+    """Start all servers side by side; the result is in the order of `configs`."""
+
+    async def run() -> list[ListedServer]:
+        with console.progress("starting servers", total=len(configs)) as advance:
+
+            async def start(config: ServerConfig) -> ListedServer:
+                listed = await _list(config, console)
+                advance(note=config.name)
+                return listed
+
+            return await asyncio.gather(*map(start, configs))
+
+    return asyncio.run(run())
+
+
+async def _list(config: ServerConfig, console: Console) -> ListedServer:
+    started_s = time.perf_counter()
+    try:
+        async with ToolPool([config], on_note=console.note) as pool:
+            start_s = time.perf_counter() - started_s
+            return ListedServer(name=config.name, tools=tuple(pool.tools.values()), start_s=start_s)
+    except UserError as error:
+        return ListedServer(name=config.name, failure=error.message, start_s=time.perf_counter() - started_s)
+
+
+@dataclass(frozen=True)
+class ChaosOutcome:
+    """A skipped result is a fault that could not be injected; its detail says why."""
+
+    results: tuple[ChaosResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        """True where every injected fault was recovered from and nothing leaked."""
+        return all(result.status is not CheckStatus.FAIL for result in self.results)
+
+    def as_json(self) -> JsonObject:
+        return {
+            "passed": self.passed,
+            "chaos": [result.model_dump(mode="json") for result in self.results],
+        }
+
+
+def check_chaos(config: TrainConfig, *, console: Console | None = None) -> ChaosOutcome:
+    """Inject every fault into every server of `config`; built-in servers run as processes for it.
+
+    Servers over stdio are started and killed; those over HTTP are left alone, and what is between them and us
+    is struck. None of their tools is called. Raises UserError for a configuration that cannot be read.
+    """
+    console = console or Console()
+    servers = _servers(config, console)
+    total = sum(len(faults_of(server)) for server in servers)
+    with console.progress("Faults", total=total) as advance:
+
+        async def all_of_them() -> list[ChaosResult]:
+            # One at a time: what a fault leaks is seen by counting what this process has open.
+            results: list[ChaosResult] = []
+            for server in servers:
+                results += await chaos(
+                    server, on_result=lambda result: advance(note=f"{result.server} {result.fault}")
+                )
+                if isinstance(server, HttpServer):
+                    results += _not_ours(server)
+            return results
+
+        return ChaosOutcome(tuple(asyncio.run(all_of_them())))
+
+
+def _servers(config: TrainConfig, console: Console) -> list[StdioServer | HttpServer]:
+    if config.tools.servers is None:
+        chosen = builtin_servers(limited=config.tools.limited, transport="stdio")
+    else:
+        chosen = configured_servers(config.tools, on_note=console.note)
+    return [server for server in chosen if isinstance(server, StdioServer | HttpServer)]
+
+
+def _not_ours(server: HttpServer) -> list[ChaosResult]:
+    return [
+        ChaosResult(
+            server=server.name,
+            fault=fault,
+            status=CheckStatus.SKIP,
+            detail="the process of a server over HTTP is not ours; run it over stdio to inject this",
+        )
+        for fault in (ChaosFault.KILL, ChaosFault.STOP)
+    ]
+
+
+_REPORT_INTERVAL_S = 0.5  # a bar that moves at every call would be a tenth of the measured CPU time
+
+
+@dataclass(kw_only=True)
+class BenchOutcome:
+    """What was measured. Latencies are those of the calls that succeeded, without waiting for a turn."""
+
+    tool: str
+    concurrency: int
+    planned: int
+    start_s: float = 0.0  # of the server
+    wall_s: float = 0.0
+    cpu_s: float = 0.0  # of this process: the client, and a built-in server, which runs in it
+    latencies_s: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    first_failure: str | None = None
+
+    @property
+    def calls(self) -> int:
+        """Calls that have an outcome; fewer than planned after an interrupt."""
+        return len(self.latencies_s) + self.failures.total()
+
+    @property
+    def calls_per_s(self) -> float | None:
+        return self.calls / self.wall_s if self.calls else None
+
+    @property
+    def cpu_s_per_call(self) -> float | None:
+        return self.cpu_s / self.calls if self.calls else None
+
+    def latency_s(self, quantile: float) -> float | None:
+        """The smallest latency that at least this share of the calls kept; None if none succeeded."""
+        if not self.latencies_s:
+            return None
+        return sorted(self.latencies_s)[max(0, math.ceil(quantile * len(self.latencies_s)) - 1)]
+
+    def add(self, result: ToolResult) -> None:
+        if result.failure is None:
+            self.latencies_s.append(result.latency_s)
+            return
+        self.failures[result.failure.value] += 1
+        self.first_failure = self.first_failure or result.content
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tool": self.tool,
+            "planned": self.planned,
+            "calls": self.calls,
+            "concurrency": self.concurrency,
+            "start_s": self.start_s,
+            "wall_s": self.wall_s,
+            "calls_per_s": self.calls_per_s,
+            "latency_s": {"p50": self.latency_s(0.5), "p95": self.latency_s(0.95)},
+            "cpu_s_per_call": self.cpu_s_per_call,
+            "failures": dict(self.failures),
+            "first_failure": self.first_failure,
+        }
+
+
+def bench_tool(
+    dotted: str,
+    arguments: JsonObject,
+    configs: Sequence[ServerConfig],
+    *,
+    calls: int,
+    concurrency: int,
+    timeout_s: float | None = None,
+    allow_writes: bool = False,
+    console: Console,
+) -> BenchOutcome:
+    """Make `calls` equal calls of `SERVER.TOOL`, `concurrency` at a time. An interrupt ends it early.
+
+    Raises UserError where there is no such tool, or where it is not read-only and writes are not allowed.
+    """
+
+    async def run() -> BenchOutcome:
+        started_s = time.perf_counter()
+        outcome = BenchOutcome(tool=dotted, concurrency=concurrency, planned=calls)
+        async with open_tool(
+            dotted, configs, timeout_s=timeout_s, max_in_flight=concurrency, console=console
+        ) as tool:
+            if not tool.spec.annotations.read_only and not allow_writes:
+                raise UserError(
+                    f"{dotted} does not say that it is read-only: {calls} calls may have {calls} effects",
+                    remedy="--allow-writes makes them.",
+                )
+            outcome.start_s = time.perf_counter() - started_s
+            with console.progress(f"calling {dotted}", total=calls) as advance:
+                await _measure(tool, arguments, outcome, advance)
+        return outcome
+
+    return asyncio.run(run())
+
+
+async def _measure(tool: OpenTool, arguments: JsonObject, outcome: BenchOutcome, advance: Advance) -> None:
+    started_s, started_cpu_s = time.perf_counter(), time.process_time()
+    numbers = iter(range(outcome.planned))
+    shown = asyncio.create_task(_show(outcome, advance))
+    try:
+        await asyncio.gather(*(_work(tool, arguments, numbers, outcome) for _ in range(outcome.concurrency)))
+    except asyncio.CancelledError:
+        # Ctrl-C: what was measured is the result. asyncio.run cancels once; a second Ctrl-C interrupts it.
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+    outcome.wall_s = time.perf_counter() - started_s
+    outcome.cpu_s = time.process_time() - started_cpu_s
+    shown.cancel()
+    await asyncio.wait({shown})
+
+
+async def _work(tool: OpenTool, arguments: JsonObject, numbers: Iterator[int], outcome: BenchOutcome) -> None:
+    for number in numbers:
+        outcome.add(await tool.call(arguments, call_id=f"bench-{number}"))
+
+
+async def _show(outcome: BenchOutcome, advance: Advance) -> None:
+    """Until cancelled, also while nothing comes back; then what is left."""
+    shown = 0
+    try:
+        while True:
+            await asyncio.sleep(_REPORT_INTERVAL_S)
+            advance(outcome.calls - shown)
+            shown = outcome.calls
+    finally:
+        advance(outcome.calls - shown)

@@ -1,0 +1,121 @@
+"""What every section of the configuration is made of; sections on models behind an API and on watching."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+# YAML has lists only; everything else is checked strictly, so that "8" is no number and true no 1.
+StringTuple = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class Section(BaseModel):
+    """A frozen group of settings; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ApiConfig(Section):
+    """A Chat Completions API; used where the policy is `openai:NAME`. Its key is OPENAI_API_KEY, from the
+    environment or `.env`."""
+
+    base_url: str | None = None  # of an OpenAI-compatible server; None: OpenAI's own
+    max_in_flight: PositiveInt = 8  # requests at once
+    calls_per_minute: PositiveFloat | None = None  # spaced evenly; None: no limit
+    timeout_s: PositiveFloat = 120.0  # deadline of one attempt
+    attempts: PositiveInt = 6  # at one request, the waits that the server asks for between them
+    price_in: NonNegativeFloat | None = None  # dollars per million tokens
+    price_out: NonNegativeFloat | None = None
+
+
+class BudgetConfig(Section):
+    """Hard caps on a whole run, its resumed parts counted together; None: no cap. The first that is reached
+    ends the run with a checkpoint; `--resume` with a higher one goes on."""
+
+    wall_s: PositiveFloat | None = None
+    cpu_s: PositiveFloat | None = None  # of this process, all threads
+    steps: PositiveInt | None = None  # unlike training.max_steps it leaves the learning rate's schedule alone
+    tool_calls: PositiveInt | None = None
+    cost_usd: PositiveFloat | None = None  # of the calls, by usd_per_call
+    usd_per_call: dict[str, NonNegativeFloat] = {}  # price by server, or by server.tool
+
+
+class HealthLimits(Section):
+    """Where a run stops being healthy; None: not looked at. `*_rise` is a multiple of the lowest level that
+    the run had, `*_fall` a share of the highest; levels are means of three steps. What is counted by episodes
+    is measured on the last 64 or more, everything else on one step."""
+
+    approx_kl: PositiveFloat | None = None  # nats a token, from the sampling policy to the updated one
+    kl: PositiveFloat | None = None  # nats a token, to the reference
+    clip_fraction: Share | None = None  # of tokens whose gradient was clipped away
+    logprob_drift: PositiveFloat | None = None  # nats, largest difference of sampler and trainer on a token
+    entropy_rise: PositiveFloat | None = None
+    entropy_fall: Share | None = None
+    grad_norm_rise: PositiveFloat | None = None
+    uniform_share: Share | None = None  # of groups without a gradient
+    success_fall: Share | None = None
+    calls_rise: PositiveFloat | None = None  # calls an episode: spam
+    calls_fall: Share | None = None  # calls an episode: tools are abandoned
+    loop_share: Share | None = None  # of episodes that make the same call three times or more
+    tokens_rise: PositiveFloat | None = None  # sampled tokens an episode
+    tokens_fall: Share | None = None
+
+
+class WarnLimits(HealthLimits):
+    """Past them the run says so, once."""
+
+    approx_kl: PositiveFloat | None = 0.1
+    kl: PositiveFloat | None = 2.0
+    clip_fraction: Share | None = 0.4
+    logprob_drift: PositiveFloat | None = 1.0
+    entropy_rise: PositiveFloat | None = 10.0
+    entropy_fall: Share | None = 0.05
+    grad_norm_rise: PositiveFloat | None = 30.0
+    uniform_share: Share | None = 0.9
+    success_fall: Share | None = 0.5
+    calls_rise: PositiveFloat | None = 4.0
+    calls_fall: Share | None = 0.4
+    loop_share: Share | None = 0.3
+    tokens_rise: PositiveFloat | None = 4.0
+    tokens_fall: Share | None = 0.25
+
+
+class StopLimits(HealthLimits):
+    """Past them for `health.patience` steps in a row the run ends, with the reason."""
+
+    approx_kl: PositiveFloat | None = 3.0
+    kl: PositiveFloat | None = 10.0
+    entropy_rise: PositiveFloat | None = 50.0
+    success_fall: Share | None = 0.1
+    calls_fall: Share | None = 0.1
+    loop_share: Share | None = 0.9
+
+
+class HealthConfig(Section):
+    """What is watched during GRPO (`train.health`)."""
+
+    enabled: bool = True
+    patience: PositiveInt = 3  # steps in a row past a limit of `stop`
+    stop_epochs_kl: PositiveFloat | None = None  # nats a token: past it a batch's other updates are left out
+    warn: WarnLimits = WarnLimits()
+    stop: StopLimits = StopLimits()
+
+
+class TrackingConfig(Section):
+    """Where metrics go besides metrics.jsonl. A backend that fails never stops the run. Where a key is not
+    set, the environment or `.env` may say it, as each names."""
+
+    backends: Annotated[
+        tuple[Literal["wandb", "weave", "trackio", "tensorboard"], ...], Field(strict=False)
+    ] = ()
+    project: Annotated[str, Field(min_length=1)] = "mcpagent"  # or WANDB_PROJECT
+    entity: str | None = None  # the team or user of wandb and weave, or WANDB_ENTITY; None: the key's own
+    weave_project: str | None = None  # or WEAVE_PROJECT; None: project
+    name: str | None = None  # None: the name of the run
+    mode: Literal["offline", "online"] = "offline"  # or WANDB_MODE; offline: nothing leaves this machine

@@ -1,0 +1,129 @@
+"""Numbers, JSON and waiting times as people, models and HTTP servers write them."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+# Dates carry no quantity: "187.2 on 2025-03-04" ends with the number 187.2.
+_ISO_DATE = re.compile(r"(?<![0-9A-Za-z])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])")
+_MONTH = (
+    r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|"
+    r"Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)\.?"
+)
+_DAY = r"[0-9]{1,2}(?:st|nd|rd|th)?"
+# Times and dates carry no quantity either: "187.2 as of 14:05 UTC+1 on March 4, 2025".
+_MOMENT = re.compile(
+    r"(?<![\w.:/])(?:"
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?)?"
+    r"|[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:\s?[AaPp]\.?[Mm]\b\.?)?"
+    r"|[0-9]{1,2}\s?(?:[AaPp]\.?[Mm]\b\.?|o['’]clock)"
+    r"|[0-9]{1,2}/[0-9]{1,2}/[0-9]{2,4}|[0-9]{1,2}\.[0-9]{1,2}\.[0-9]{4}|[0-9]{4}/[0-9]{2}/[0-9]{2}"
+    rf"|{_MONTH}\s+{_DAY}(?:,?\s+[0-9]{{4}})?|{_DAY}\s+(?:of\s+)?{_MONTH}(?:,?\s+[0-9]{{4}})?"
+    rf"|{_MONTH},?\s+[0-9]{{4}}|(?:FY|[Ff]iscal year|Q[1-4]|[Yy]ear)\s+[0-9]{{4}}"
+    r")(?:Z|\s?(?:UTC|GMT)?[+-][0-9]{2}:?(?:[0-9]{2})?)?(?![\w/]|[:.][0-9])"
+    r"|\b(?:UTC|GMT)[+-][0-9]{1,2}(?::?[0-9]{2})?\b"
+)
+_NUMBER = re.compile(
+    r"(?<![\w.])"  # not inside a word ("Q3", "step1") and not the tail of another number ("1.2.3")
+    r"(?P<sign>[-+−])?[$€£¥]?(?P<inner>[-−])?"
+    r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?P<exponent>[eE][-+]?[0-9]{1,3}(?![\w]))?"
+)
+_PLAIN = re.compile(r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?\s*")
+_MAX_INT_DIGITS = 15  # past this a float would not tell neighbours apart, and int() is slow by design
+
+
+def numbers_in(text: str) -> list[int | float]:
+    """Every number of `text` in order: thousands separators, currency signs and % are read over, a minus
+    after a digit or letter is a dash ("10-20" is 10 and 20), ISO dates are skipped."""
+    return [value for value, _, _ in _numbers(text)]
+
+
+def quantities_in(text: str) -> list[tuple[int | float, int, int]]:
+    """(number, start, end) for what `numbers_in` finds outside of times and dates of any usual form. Where
+    there is nothing else, the numbers of times and dates."""
+    return list(_numbers(_MOMENT.sub(_blank, text))) or list(_numbers(text))
+
+
+def _numbers(text: str) -> Iterator[tuple[int | float, int, int]]:
+    for match in _NUMBER.finditer(_ISO_DATE.sub(_blank, text)):
+        negative = match["sign"] in ("-", "−") or match["inner"] is not None
+        digits = match["digits"].replace(",", "")
+        plain = digits.isdigit() and match["exponent"] is None and len(digits) <= _MAX_INT_DIGITS
+        value = int(digits) if plain else float(digits + (match["exponent"] or ""))
+        yield (-value if negative else value), match.start(), match.end()
+
+
+def _blank(match: re.Match[str]) -> str:
+    return " " * len(match[0])
+
+
+def as_number(value: object) -> float | None:
+    """The number that `value` is: an int, a float, or a string that is a plain number; else None."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value) if abs(value) < 1e300 else None
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return float(value)
+    return None
+
+
+MAX_DEPTH = 50  # serialisers and servers fail on deep nesting; no tool asks for it
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def decode_model_json(text: str, position: int = 0, *, max_depth: int = MAX_DEPTH) -> tuple[Any, int]:
+    """The JSON value that begins at `position` and where it ends. Raises ValueError, which says what is
+    wrong with it."""
+    try:
+        value, end = _DECODER.raw_decode(text, position)
+        # An escaped lone surrogate cannot be stored or sent, and 1e999 decodes to infinity.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        is_deep = _is_deeper(value, max_depth)
+    except RecursionError:
+        is_deep, value, end = True, None, position
+    except json.JSONDecodeError as error:
+        raise ValueError(f"invalid JSON: {error.msg} at character {error.pos - position}") from None
+    except ValueError as error:
+        raise ValueError(f"invalid JSON: {error}") from None
+    if is_deep:
+        raise ValueError(f"the JSON is nested deeper than {max_depth}")
+    return value, end
+
+
+def _is_deeper(value: object, limit: int) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return False
+    return limit == 0 or any(_is_deeper(item, limit - 1) for item in value)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a response asks to wait: `Retry-After-Ms`, as language model APIs have it, else what RFC
+    9110 section 10.2.3 allows, a number or a date. `headers` are looked up without regard to case."""
+    for name, divisor in (("Retry-After-Ms", 1000.0), ("Retry-After", 1.0)):
+        text = headers.get(name, "").strip()
+        try:
+            seconds = float(text) / divisor
+        except ValueError:
+            try:
+                seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+            except ValueError:
+                continue
+        if math.isfinite(seconds):
+            return max(0.0, seconds)
+    return None

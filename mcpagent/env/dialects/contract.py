@@ -1,0 +1,209 @@
+"""What a dialect is made of, what its parser finds, and arguments that are written as bare text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tools import ParseFailure, ToolCall
+from mcpagent.core.values import decode_model_json
+
+_MAX_RAW_CHARS = 2000  # a failure is shown to the model and stored; a runaway text need not be
+# Each failure is answered, and reading on after one may mean reading the same text again: this bounds both.
+_MAX_FAILURES = 32
+_SPACE = re.compile(r"\s*")
+
+
+class NotACall(Exception):
+    """Why something that begins like a call is none."""
+
+
+class Found:
+    """Calls and failures in the order of the text. `schema_of` gives the input schema of a tool by the name
+    that the model uses, None where it is not offered."""
+
+    def __init__(self, *, next_id: int, schema_of: Callable[[str], JsonObject | None]) -> None:
+        self._next_id = next_id
+        self.schema_of = schema_of
+        self.calls: list[ToolCall] = []
+        self.failures: list[ParseFailure] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.calls or self.failures)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.failures) >= _MAX_FAILURES
+
+    def add(self, raw: str, name: object, arguments: object) -> None:
+        """Add the call, or the failure that it is."""
+        try:
+            call = ToolCall(
+                id=f"c{self._next_id}", tool=_checked_name(name), arguments=_checked_arguments(arguments)
+            )
+        except NotACall as problem:
+            self.fail(raw, str(problem))
+            return
+        self._next_id += 1
+        self.calls.append(call)
+
+    def fail(self, raw: str, reason: str) -> None:
+        self.failures.append(ParseFailure(raw=raw[:_MAX_RAW_CHARS], reason=reason))
+
+    def fail_block(self, body: str, start: int, position: int, name: str, reason: str) -> int:
+        """Fail the block <name> that stands at `start`, up to where it is closed after `position`, which is
+        returned. That it never is would be the reason."""
+        end = end_of(body, position, f"</{name}>")
+        is_closed = body.endswith(f"</{name}>", start, end)
+        self.fail(body[start:end], reason if is_closed else f"<{name}> is never closed")
+        return end
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise NotACall('the call has no "name"')
+    return name.strip()
+
+
+def _checked_arguments(arguments: object) -> JsonObject:
+    if isinstance(arguments, str):  # OpenAI-style: the arguments as a JSON string
+        arguments = decode_json(arguments, 0)[0] if arguments.strip() else {}
+    if not isinstance(arguments, dict):
+        raise NotACall("the arguments must be a JSON object")
+    return arguments
+
+
+def end_of(body: str, position: int, tag: str) -> int:
+    """Where `tag` ends that comes next; the end of the text where none does."""
+    end = body.find(tag, position)
+    return len(body) if end < 0 else end + len(tag)
+
+
+def skip_space(body: str, position: int) -> int:
+    return _SPACE.match(body, position).end()  # type: ignore[union-attr]  # it matches the empty string
+
+
+def decode_json(text: str, position: int) -> tuple[Any, int]:
+    """The JSON value at `position` (after white space) and where it ends. Raises NotACall."""
+    try:
+        return decode_model_json(text, skip_space(text, position))
+    except ValueError as error:
+        raise NotACall(str(error)) from None
+
+
+# From the text, where a block starts, and where its opening tag ends, to where reading goes on.
+BlockReader = Callable[[str, int, int, Found], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """One way of writing calls.
+
+    `blocks` are read wherever their opening tag stands, `strays` are tags that mean a broken call where no
+    block has taken them; around both there may be text. `read_text` is asked where neither was found, and
+    gives what is left of the text once its calls are out. `write` is what the parser reads back as the same
+    calls, given their names and arguments.
+    """
+
+    name: str
+    write: Callable[[Sequence[tuple[str, JsonObject]]], str]
+    blocks: Mapping[str, BlockReader]
+    strays: tuple[str, ...] = ()
+    read_text: Callable[[str, Found], str] | None = None
+
+    @property
+    def instruction(self) -> str:
+        """What tells a model how to call: an example of the writer, so that the parser reads it."""
+        example = self.write([("TOOL_NAME", {"ARGUMENT_NAME": "VALUE"})])
+        return f"To call a tool, write\n{example}\nwith the name and the arguments of one of these tools."
+
+
+_MAX_REFERENCES = 8  # of a schema that refers to itself
+# Templates write values that are no containers as Python does.
+_PYTHON_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
+
+
+def typed_values(values: Mapping[str, str], schema: JsonObject | None) -> JsonObject:
+    """Each value as the type that the schema gives its key.
+
+    A text that the type does not allow stays what it reads as, so that the schema check names it. Where the
+    schema says nothing, what reads as JSON is JSON. Never raises.
+    """
+    properties = (schema or {}).get("properties")
+    if not isinstance(properties, dict):
+        properties = {}
+    return {key: _typed(text, _types(properties.get(key), schema or {})) for key, text in values.items()}
+
+
+def text_of(value: Any) -> str:
+    """How such a dialect writes a value."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _typed(text: str, types: frozenset[str]) -> Any:
+    value = _read(text)
+    if _type_of(value) & types or not types:
+        return value
+    return text if "string" in types else value
+
+
+def _read(text: str) -> Any:
+    """What the text reads as; itself where that is nothing else."""
+    stripped = text.strip()
+    if stripped in _PYTHON_WORDS:
+        return _PYTHON_WORDS[stripped]
+    try:
+        value, end = decode_json(stripped, 0)
+    except NotACall:
+        return text
+    return value if end == len(stripped) else text
+
+
+def _type_of(value: Any) -> frozenset[str]:
+    match value:
+        case None:
+            return frozenset({"null"})
+        case bool():
+            return frozenset({"boolean"})
+        case int():
+            return frozenset({"integer", "number"})
+        case float():
+            return frozenset({"number", "integer"} if value.is_integer() else {"number"})
+        case str():
+            return frozenset({"string"})
+        case list():
+            return frozenset({"array"})
+        case _:
+            return frozenset({"object"})
+
+
+def _types(schema: Any, root: JsonObject, depth: int = 0) -> frozenset[str]:
+    """The JSON types that a schema allows; empty where it does not say."""
+    if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
+        return frozenset()
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset({named})
+    if isinstance(named, list):
+        return frozenset(name for name in named if isinstance(name, str))
+    if isinstance(reference := schema.get("$ref"), str):
+        return _types(_referred(reference, root), root, depth + 1)
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(choices, list):
+        return frozenset().union(*(_type_of(choice) for choice in choices))
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(parts := schema.get(key), list):
+            return frozenset().union(*(_types(part, root, depth + 1) for part in parts))
+    return frozenset()
+
+
+def _referred(reference: str, root: JsonObject) -> Any:
+    """What `#/$defs/Name` points to; None for anything that is not in this schema."""
+    place: Any = root
+    for part in reference.removeprefix("#/").split("/"):
+        place = place.get(part) if isinstance(place, dict) else None
+    return place

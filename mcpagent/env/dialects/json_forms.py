@@ -1,0 +1,159 @@
+"""Calls as JSON: plain, in fences, as Llama 3 and as Mistral write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from mcpagent.core.records import JsonObject
+from mcpagent.env.dialects.contract import Dialect, Found, NotACall, decode_json, skip_space
+
+_FENCE = re.compile(r"```(?:json|tool_call)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_JSON_CALL_LIKE = re.compile(r'\{\s*"(?:tool|name)"\s*:\s*"[^"]*"\s*,\s*"arguments"\s*:|\{\s*"tool"\s*:')
+
+
+def _read_json(text: str, found: Found) -> str:
+    fences = list(_FENCE.finditer(text))
+    if not fences:
+        return "" if _add_if_call(text, found) else text
+    left: list[str] = []
+    position = 0
+    for fence in fences:
+        if not found.is_full and _add_if_call(fence[1], found):
+            left.append(text[position : fence.start()])
+            position = fence.end()
+    return "".join([*left, text[position:]])
+
+
+def _add_if_call(text: str, found: Found) -> bool:
+    """Add `text` if the whole of it is a call, or begins like one and is broken; else it is only text."""
+    text = text.strip()
+    if not text.startswith("{"):
+        return False
+    try:
+        value, end = decode_json(text, 0)
+    except NotACall as problem:
+        if _JSON_CALL_LIKE.match(text):
+            found.fail(text, str(problem))
+            return True
+        return False
+    if not isinstance(value, dict) or not ("tool" in value or {"name", "arguments"} <= value.keys()):
+        return False
+    if end < len(text):
+        found.fail(text, "text after the JSON")
+    else:
+        found.add(text, value.get("name", value.get("tool")), value.get("arguments", {}))
+    return True
+
+
+def _write_json(calls: Sequence[tuple[str, JsonObject]]) -> str:
+    texts = [json.dumps({"tool": name, "arguments": a}, ensure_ascii=False) for name, a in calls]
+    return texts[0] if len(texts) == 1 else "\n".join(f"```json\n{text}\n```" for text in texts)
+
+
+JSON = Dialect(name="json", write=_write_json, blocks={}, read_text=_read_json)
+
+
+_EXPECTED = 'expected {"name": ..., "parameters": {...}}'
+_LLAMA3_CALL_LIKE = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"[^"]*"\s*,\s*"(?:parameters|arguments)"\s*:'
+)
+
+
+def _read_tagged(body: str, start: int, position: int, found: Found) -> int:
+    """After the tag there is nothing but calls."""
+    _read_objects(body, start, position, found)
+    return len(body)
+
+
+def _read_llama3(text: str, found: Found) -> str:
+    start = skip_space(text, 0)
+    if not text.startswith("{", start):
+        return text
+    try:
+        value, _ = decode_json(text, start)
+    except NotACall:
+        is_call = _LLAMA3_CALL_LIKE.match(text, start) is not None
+    else:
+        is_call = _is_call(value)
+    if not is_call:
+        return text
+    _read_objects(text, start, start, found)
+    return ""
+
+
+def _read_objects(body: str, start: int, position: int, found: Found) -> None:
+    while True:
+        try:
+            value, end = decode_json(body, position)
+        except NotACall as problem:
+            found.fail(body[start:], str(problem))
+            return
+        after = skip_space(body, end)
+        is_last = after == len(body)
+        if not is_last and body[after] != ";":
+            found.fail(body[start:], "text after the JSON")
+            return
+        if not _is_call(value):
+            found.fail(body[start:end], _EXPECTED)
+            return
+        found.add(body[start:end], value["name"], value.get("parameters", value.get("arguments")))
+        start = position = skip_space(body, after + 1)
+        if is_last or position == len(body):
+            return
+
+
+def _is_call(value: object) -> bool:
+    return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value)
+
+
+def _write_llama3(calls: Sequence[tuple[str, JsonObject]]) -> str:
+    return "; ".join(
+        f'{{"name": {json.dumps(name, ensure_ascii=False)}, '
+        f'"parameters": {json.dumps(arguments, ensure_ascii=False)}}}'
+        for name, arguments in calls
+    )
+
+
+LLAMA3 = Dialect(
+    name="llama3", write=_write_llama3, blocks={"<|python_tag|>": _read_tagged}, read_text=_read_llama3
+)
+
+
+_OPENING = "[TOOL_CALLS]"
+_NAME = re.compile(r"([^\[\]{}\s<>]++)(?:\[CALL_ID\][^\[\]{}\s]++)?\[ARGS\]")
+
+
+def _read(body: str, start: int, position: int, found: Found) -> int:
+    position = skip_space(body, position)
+    name = _NAME.match(body, position)
+    try:
+        if name is not None:
+            value, end = decode_json(body, name.end())
+            found.add(body[start:end], name[1], value)
+            return end
+        if not body.startswith(("[", "{"), position):
+            raise NotACall("expected [TOOL_CALLS]name[ARGS]{...} or a list of calls")
+        value, end = decode_json(body, position)
+    except NotACall as problem:
+        end = body.find(_OPENING, position)
+        end = len(body) if end < 0 else end
+        found.fail(body[start:end], str(problem))
+        return end
+    for call in value if isinstance(value, list) and value else [value]:
+        if isinstance(call, dict):
+            found.add(body[start:end], call.get("name"), call.get("arguments", {}))
+        else:
+            found.fail(body[start:end], 'expected [{"name": ..., "arguments": {...}}]')
+        if found.is_full:
+            break
+    return end
+
+
+def _write_mistral(calls: Sequence[tuple[str, JsonObject]]) -> str:
+    listed = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    return f"{_OPENING} {json.dumps(listed, ensure_ascii=False)}"
+
+
+MISTRAL = Dialect(name="mistral", write=_write_mistral, blocks={_OPENING: _read}, strays=("[ARGS]",))

@@ -1,0 +1,22 @@
+"""The dialects by the name that `rollout.tool_format` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mcpagent.env.dialects.contract import Dialect
+from mcpagent.env.dialects.json_forms import JSON, LLAMA3, MISTRAL
+from mcpagent.env.dialects.tagged import GLM, HERMES, QWEN3_CODER, XML
+
+# The forms that need no template of their own: what scripted policies and the embedded model write.
+AUTO = Dialect(
+    name="auto",
+    write=HERMES.write,
+    blocks={**HERMES.blocks, **XML.blocks},
+    strays=(*HERMES.strays, *XML.strays),
+    read_text=JSON.read_text,
+)
+DIALECTS: Mapping[str, Dialect] = {
+    dialect.name: dialect for dialect in (HERMES, QWEN3_CODER, LLAMA3, MISTRAL, GLM, JSON, XML)
+}
+TOOL_FORMATS: Mapping[str, Dialect] = {"auto": AUTO, **DIALECTS}

@@ -1,0 +1,254 @@
+"""The page of a report: sections in reading order, then one self-contained document."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from mcpagent.core.hidden_text import printable
+from mcpagent.core.records import JsonObject
+from mcpagent.evaluate.report.figures import Chart, charts
+from mcpagent.evaluate.report.run_data import (
+    AFTER,
+    BEFORE,
+    SAMPLED,
+    RunView,
+    percent,
+    points,
+    points_interval,
+    read_run,
+)
+from mcpagent.evaluate.report.tables import (
+    compare_or_none,
+    controls_table,
+    facts_table,
+    measures_table,
+    success_table,
+    tools_table,
+)
+from mcpagent.evaluate.report.trajectory_browser import choose, pair_html
+from mcpagent.evaluate.report.verdicts import Verdict, judge
+from mcpagent.evaluate.summary import success_of_all
+from mcpagent.storage.atomic import write_text
+from mcpagent.storage.packages import require
+
+_BADGES = {"pass": ("pass", "✓ pass"), "fail": ("fail", "✗ fail"), "not measured": ("open", "– not measured")}
+
+
+def page_html(run: RunView) -> str:
+    """The whole document. Raises UserError where plotly is not installed."""
+    drawn = charts(run)
+    sections = [
+        _header(run),
+        _verdicts(judge(run)),
+        _results(run),
+        _curves(drawn),
+        _controls(run),
+        _tools(run),
+        _trajectories(run),
+        _provenance(run),
+    ]
+    # A direction mark or a control character of a server would rewrite what a person reads.
+    body = printable("\n".join(s for s in sections if s))
+    # Text of a trajectory cannot know the hash of the page that holds it, so it cannot forge a script.
+    script_nonce = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
+    return Template(_asset("page.html")).substitute(
+        title=escape(printable(_title(run))),
+        css=_asset("report.css"),
+        js=_asset("report.js"),
+        body=body,
+        figures=script_json({c.id: c.figure for c in drawn}),
+        plotly=_packed_plotly(),
+        script_nonce=script_nonce,
+    )
+
+
+def _title(run: RunView) -> str:
+    return str(run.manifest.get("title") or run.path.resolve().name)
+
+
+def _header(run: RunView) -> str:
+    about = run.manifest.get("about")
+    lead = "".join(f'<p class="lead">{escape(p)}</p>' for p in str(about).split("\n\n")) if about else ""
+    return f"<header><h1>{escape(_title(run))}</h1>{lead}</header>{_headline(run)}"
+
+
+def _headline(run: RunView) -> str:
+    tiles = [
+        _tile(f"{run.split.capitalize()} task success, greedy", run, ""),
+        _tile(f"{run.split.capitalize()} task success, sampled", run, SAMPLED),
+        _training_tile(run),
+    ]
+    return f'<div class="headline card">{"".join(t for t in tiles if t)}</div>'
+
+
+def _tile(label: str, run: RunView, suffix: str) -> str:
+    before, after = run.evaluations.get(BEFORE + suffix), run.evaluations.get(AFTER + suffix)
+    if after is None:
+        return ""
+    metric = success_of_all(after)
+    value = percent(metric.value)
+    found = compare_or_none(before, after)
+    detail = f"{metric.n} tasks"
+    if before is not None and found is not None:
+        start = percent(success_of_all(before).value)
+        value = f'<span class="from">{start} →</span> {value}'
+        change = found.difference_all
+        detail = f"{points(change.value)} points {points_interval(change)}, {metric.n} tasks"
+    if after.unscored:
+        detail += f", {after.unscored} of {after.n_episodes} episodes unscored and counted as failed"
+    return _stat(label, value, detail)
+
+
+def _training_tile(run: RunView) -> str:
+    cpu_s = sum(run.values("cpu_s")) or sum(run.values("rollout_cpu_s")) + sum(run.values("update_cpu_s"))
+    episodes = sum(run.values("episodes"))
+    facts = [f"{episodes:,.0f} episodes" if episodes else "", f"{cpu_s:,.0f} CPU seconds" if cpu_s else ""]
+    return _stat("Training steps", f"{len(run.steps):,}", ", ".join(f for f in facts if f))
+
+
+def _stat(label: str, value: str, detail: str) -> str:
+    return (
+        f'<div><div class="label">{label}</div><div class="value">{value}</div>'
+        f'<div class="detail">{detail}</div></div>'
+    )
+
+
+def _verdicts(verdicts: list[Verdict]) -> str:
+    rows = "".join(
+        f'<tr><td><span class="badge {_BADGES[v.outcome][0]}">{_BADGES[v.outcome][1]}</span></td>'
+        f"<th>{escape(v.name)}</th>"
+        f'<td>{escape(v.evidence)}<span class="rule">{escape(v.rule)}</span></td></tr>'
+        for v in verdicts
+    )
+    return (
+        '<section><h2>Verdicts</h2><p class="hint">One row for each success criterion: what was found, and '
+        "below it the rule it was held to.</p>"
+        f'<div class="card scroll"><table class="verdicts"><tbody>{rows}</tbody></table></div></section>'
+    )
+
+
+def _results(run: RunView) -> str:
+    success, others = success_table(run), measures_table(run)
+    if not success:
+        return ""
+    hint = (
+        "Brackets are 95% intervals with the task as the independent unit. The change is in percentage "
+        "points, paired by task; p is a sign-flip test. Hollow marks are before training, filled ones after. "
+        "The first line counts episodes that could not be scored as failed; by complexity too."
+    )
+    legend = "Greedy unless marked. pass@k: at least one of k attempts succeeds; pass^k: all of them do."
+    more = f'<h2>Other measures</h2><p class="hint">{legend}</p>{others}' if others else ""
+    return f'<section><h2>Before and after</h2><p class="hint">{hint}</p>{success}{more}</section>'
+
+
+def _curves(drawn: list[Chart]) -> str:
+    figures = "".join(
+        f'<figure class="chart card"><h3>{escape(c.title)}</h3><p>{escape(c.note)}</p>'
+        f'<div class="plot" id="chart-{c.id}" role="img" aria-label="{escape(c.summary)}"></div></figure>'
+        for c in drawn
+    )
+    if not figures:
+        return ""
+    return (
+        "<section><h2>Training curves</h2>"
+        '<noscript><p class="hint">Only the curves need JavaScript.</p></noscript>'
+        f'<div class="charts">{figures}</div></section>'
+    )
+
+
+def _controls(run: RunView) -> str:
+    table = controls_table(run.controls)
+    if not table:
+        return ""
+    hint = "What else was tried with the same budget, evaluated on the same tasks: task success."
+    return f'<section><h2>Controls</h2><p class="hint">{hint}</p>{table}</section>'
+
+
+def _tools(run: RunView) -> str:
+    table = tools_table(run.tool_metrics) if run.tool_metrics is not None else ""
+    if not table:
+        return ""
+    hint = (
+        "The calls of servers since these were last started. Of the errors, tool_error and invalid_arguments "
+        "are the model's own; the others leave an episode unscored. Cut: results longer than the limit. "
+        "Repeats: sendings after a call's first, where that is safe. Restarts are those of the whole server."
+    )
+    return f'<section><h2>Tools</h2><p class="hint">{hint}</p>{table}</section>'
+
+
+def _trajectories(run: RunView) -> str:
+    chosen = choose(run.pairs)
+    if not chosen:
+        return ""
+    hint = (
+        f"The same {run.split} task before and after training: what was learned, what still fails, what got "
+        "worse. A result is shown as the model saw it."
+    )
+    if run.episodes_from == "demonstrations":
+        hint = "No evaluation is stored with the run; these are demonstrations that it learned from."
+    elif run.episodes_from:
+        hint = f"No evaluation is stored with the run; these are episodes of {run.episodes_from}, its last."
+    labels = ("Before training", "While training" if run.episodes_from else "After training")
+    cards = "".join(pair_html(pair, labels=labels, opened=i == 0) for i, pair in enumerate(chosen))
+    return f'<section><h2>Trajectories</h2><p class="hint">{hint}</p>{cards}</section>'
+
+
+def _provenance(run: RunView) -> str:
+    facts = {k: v for k, v in run.manifest.items() if k not in ("about", "title")}
+    parts = [facts_table(facts)]
+    if run.config_text:
+        parts.append(_more("Resolved configuration", f"<pre>{escape(run.config_text)}</pre>"))
+    for name, evaluation in run.evaluations.items():
+        if evaluation.provenance:
+            document = json.dumps(evaluation.provenance, indent=2, ensure_ascii=False)
+            parts.append(_more(f"Evaluation {escape(name)}", f"<pre>{escape(document)}</pre>"))
+    content = "".join(parts)
+    footer = "<footer>Written by mcpagent. Charts by plotly.js (MIT), packed into this file.</footer>"
+    return f"<section><h2>Provenance</h2>{content}</section>{footer}" if content else footer
+
+
+def _more(title: str, content: str) -> str:
+    return f'<details class="card more"><summary>{title}</summary>{content}</details>'
+
+
+def _asset(name: str) -> str:
+    return resources.files("mcpagent.evaluate").joinpath("assets", name).read_text(encoding="utf-8").strip()
+
+
+def script_json(document: JsonObject) -> str:
+    """JSON that cannot end its script element."""
+    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _packed_plotly() -> str:
+    """plotly.js, gzipped and in base64: 2 MB instead of 4.8, and no foreign address in the page."""
+    require("report", use="the report")
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=9, mtime=0)).decode()
+
+
+REPORT_NAME = "report.html"
+
+
+def write_report(run_dir: Path) -> Path:
+    """Read the run folder, write `report.html` into it, return its path.
+
+    Raises UserError when the folder is missing, holds no step, or plotly is not installed.
+    """
+    return write_page(read_run(run_dir))
+
+
+def write_page(run: RunView, out: Path | None = None) -> Path:
+    """The same for a run that has been read, into the file `out` where there is one; a reader of the old file
+    never sees half a new one."""
+    path = out or run.path / REPORT_NAME
+    write_text(path, page_html(run))
+    return path

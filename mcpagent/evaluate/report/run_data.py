@@ -1,0 +1,348 @@
+"""A run folder as the report sees it: read once, tolerant of what a run did not write."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from mcpagent.core.records import JsonObject, Metric, OpenRecord
+from mcpagent.core.tools import NONCE_META_KEY, FailureKind
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.evaluate.summary import BEST, UNTRAINED, EvalResult
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.tools.metrics import PoolMetrics
+
+# The two sides of a run as the keys of its evaluations, each maybe with SAMPLED: the stems of the files that
+# the quickstart writes under eval/. `_sides` finds them among those of any other run.
+BEFORE, AFTER = "warm_start", "trained"
+SAMPLED = "_sampled"
+_NOT_SENT = {
+    FailureKind.UNKNOWN_TOOL,
+    FailureKind.INVALID_ARGUMENTS,
+    FailureKind.DENIED,
+    FailureKind.LIMIT,
+}
+
+
+class Control(OpenRecord):
+    """Something else that was tried with the same budget."""
+
+    name: str
+    what: str = ""
+    cpu_s: float | None = None
+    greedy: Metric | None = None
+    sampled: Metric | None = None
+
+
+@dataclass(frozen=True)
+class TaskPair:
+    """First attempts at one task before and after training; either may be absent."""
+
+    task_id: str
+    before: Trajectory | None
+    after: Trajectory | None
+
+
+@dataclass
+class NonceCount:
+    """By server: results that came from it, how many of them carry the nonce that it stamps, and results that
+    a cassette replayed, for which no server was asked."""
+
+    trajectories: int = 0
+    results: Counter[str] = field(default_factory=Counter)
+    stamped: Counter[str] = field(default_factory=Counter)
+    replayed: Counter[str] = field(default_factory=Counter)
+
+    def add(self, trajectory: Trajectory) -> None:
+        self.trajectories += 1
+        for result in trajectory.tool_results:
+            # Refused by the environment itself, or lost on the way: no server answered.
+            if result.failure in _NOT_SENT or (result.failure and result.failure.is_infrastructure):
+                continue
+            if result.from_cassette:
+                self.replayed[result.server] += 1
+                continue
+            self.results[result.server] += 1
+            self.stamped[result.server] += NONCE_META_KEY in result.meta
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What is in a run folder. `steps` are the lines of metrics.jsonl, in the order of their steps."""
+
+    path: Path
+    steps: list[JsonObject]
+    manifest: JsonObject = field(default_factory=dict)
+    config_text: str = ""
+    config: JsonObject = field(default_factory=dict)
+    evaluations: dict[str, EvalResult] = field(default_factory=dict)  # by side; others by their file's stem
+    validations: dict[str, EvalResult] = field(default_factory=dict)  # those of steps, while it trained
+    episodes_from: str = ""  # where `pairs` come from, where they are not of evaluations
+    controls: list[Control] = field(default_factory=list)
+    pairs: list[TaskPair] = field(default_factory=list)
+    nonces: NonceCount = field(default_factory=NonceCount)
+    tool_metrics: PoolMetrics | None = None  # of the last step: since the servers were last started
+
+    @property
+    def suffix(self) -> str:
+        """Of the sides that verdicts go by: those of the greedy evaluations, else of the sampled ones."""
+        return SAMPLED if AFTER not in self.evaluations and AFTER + SAMPLED in self.evaluations else ""
+
+    @property
+    def split(self) -> str:
+        """What the tasks of the last evaluation are, as a person calls them."""
+        after = self.evaluations.get(AFTER + self.suffix)
+        facts = after.provenance if after is not None else {}
+        named = facts.get("split") or Path(str((facts.get("dataset") or {}).get("path", "held-out"))).stem
+        return {"heldout": "held-out"}.get(str(named), str(named))
+
+    def series(self, key: str) -> list[float | None]:
+        """One value a step; None where the step did not report a finite number."""
+        return [_finite(row.get(key)) for row in self.steps]
+
+    def values(self, key: str) -> list[float]:
+        """The steps that did report a number."""
+        return [v for v in self.series(key) if v is not None]
+
+
+def read_run(run_dir: Path) -> RunView:
+    """Raises UserError when the folder is missing, holds no step, or holds a file that cannot be read."""
+    if not run_dir.is_dir():
+        raise UserError(
+            f"there is no run folder {run_dir}",
+            remedy="pass the folder that `mcpagent train` or `mcpagent quickstart` printed",
+        )
+    steps = _read_steps(run_dir)
+    config_path = run_dir / "config.yaml"
+    config_text = config_path.read_text(encoding="utf-8") if config_path.exists() else ""
+    evaluations, validations, sources = _sides(_read_evaluations(run_dir / "eval"))
+    pairs, nonces, episodes_from = _read_trajectories(run_dir / "trajectories", sources)
+    told = next((row["tool_metrics"] for row in reversed(steps) if "tool_metrics" in row), None)
+    return RunView(
+        path=run_dir,
+        steps=steps,
+        manifest=_read_object(run_dir / "manifest.json"),
+        config_text=config_text,
+        config=_parse_yaml(config_text, config_path),
+        evaluations=evaluations,
+        validations=validations,
+        episodes_from=episodes_from,
+        controls=_read_controls(run_dir / "eval" / "controls.json"),
+        pairs=pairs,
+        nonces=nonces,
+        tool_metrics=None if told is None else _tool_metrics(told, run_dir / "metrics.jsonl"),
+    )
+
+
+def _finite(value: Any) -> float | None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if usable else None
+
+
+def _read_steps(run_dir: Path) -> list[JsonObject]:
+    rows = RunFolder(run_dir).metrics()
+    if not rows:
+        raise UserError(
+            f"{run_dir} holds no metrics.jsonl with a step, so there is nothing to report",
+            remedy="wait for the first step, or start it: mcpagent train",
+        )
+    if any(not isinstance(row.get("step"), int) for row in rows):
+        raise _bad_file(run_dir / "metrics.jsonl", "a line has no whole number as its step")
+    # A step that was trained again after a resume counts once, as it was last.
+    by_step = {row["step"]: row for row in rows}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _bad_file(path, f"not JSON: {error}") from error
+
+
+def _read_object(path: Path) -> JsonObject:
+    document = _read_json(path) if path.exists() else {}
+    if not isinstance(document, dict):
+        raise _bad_file(path, "expected a JSON object")
+    return document
+
+
+def _tool_metrics(document: Any, path: Path) -> PoolMetrics:
+    try:
+        return PoolMetrics.model_validate(document)
+    except ValidationError as error:
+        raise _bad_file(path, f"tool_metrics cannot be read: {_first(error)}") from error
+
+
+def _parse_yaml(text: str, path: Path) -> JsonObject:
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _bad_file(path, f"not YAML: {error}") from error
+    return document if isinstance(document, dict) else {}
+
+
+def _read_evaluations(folder: Path) -> dict[str, EvalResult]:
+    found: dict[str, EvalResult] = {}
+    for path in sorted(folder.glob("*.json")):
+        if path.stem == "controls":
+            continue
+        try:
+            found[path.stem] = EvalResult.model_validate(_read_object(path))
+        except ValidationError as error:
+            raise _bad_file(path, f"not an evaluation: {_first(error)}") from error
+    return found
+
+
+def _sides(
+    stored: dict[str, EvalResult],
+) -> tuple[dict[str, EvalResult], dict[str, EvalResult], dict[str, str]]:
+    """Evaluations by side, validations of steps, and for each side the stem of its file. The sides are what
+    the quickstart or the run itself measured, else what `mcpagent eval` kept of the first and the last
+    weights."""
+    validations = {stem: e for stem, e in stored.items() if re.fullmatch(r"step-\d+", stem)}
+    rest = {stem: e for stem, e in stored.items() if stem not in validations}
+    found = {stem: stem for stem in rest if stem.removesuffix(SAMPLED) in (BEFORE, AFTER)}
+    if not found:
+        for suffix, is_sampled in (("", False), (SAMPLED, True)):
+            alike = {s: e for s, e in rest.items() if bool(e.provenance.get("temperature")) is is_sampled}
+            before, after = _pair(alike)
+            found |= {BEFORE + suffix: before} if before else {}
+            found |= {AFTER + suffix: after} if after else {}
+    named = {side: rest[stem] for side, stem in found.items()}
+    others = {stem: e for stem, e in rest.items() if stem not in found.values()}
+    return named | others, validations, found
+
+
+def _pair(alike: dict[str, EvalResult]) -> tuple[str | None, str | None]:
+    """The stems of the evaluations before and after training: of the same tasks where there are such, of the
+    latest step there is."""
+
+    def step(stem: str) -> int:
+        return int(alike[stem].provenance.get("step") or 0)
+
+    known = [stem for stem, e in alike.items() if isinstance(e.provenance.get("step"), int)]
+    firsts = [stem for stem in known if step(stem) == 0]
+    lasts = [stem for stem in known if step(stem) > 0]
+    pairs = [(a, b) for a in firsts for b in lasts if alike[a].tasks.keys() & alike[b].tasks.keys()]
+    if pairs:
+        return max(pairs, key=lambda pair: (pair == (UNTRAINED, BEST), step(pair[1]), pair))
+    return (
+        max(firsts, key=lambda stem: (stem == UNTRAINED, stem), default=None),
+        max(lasts, key=lambda stem: (stem == BEST, step(stem), stem), default=None),
+    )
+
+
+def _read_controls(path: Path) -> list[Control]:
+    if not path.exists():
+        return []
+    document = _read_json(path)
+    if not isinstance(document, list):
+        raise _bad_file(path, "expected a JSON array of controls")
+    try:
+        return [Control.model_validate(entry) for entry in document]
+    except ValidationError as error:
+        raise _bad_file(path, f"not a control: {_first(error)}") from error
+
+
+def _bad_file(path: Path, message: str) -> UserError:
+    return UserError(message, where=str(path), remedy="write the file again, or delete it")
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def _read_trajectories(folder: Path, sources: dict[str, str]) -> tuple[list[TaskPair], NonceCount, str]:
+    """First attempts by task and side, the nonces of everything, and where the episodes come from if no
+    evaluation has any: the last training step, or the demonstrations."""
+    nonces = NonceCount()
+    files = {path: path.name.split(".", 1)[0] for path in sorted(folder.glob("[!.]*.jsonl*"))}
+    greedy = any(side in sources for side in (BEFORE, AFTER))
+    stems = {
+        name: side
+        for side in (BEFORE, AFTER)
+        if (source := sources.get(side if greedy else side + SAMPLED)) is not None
+        for name in (source, f"eval_{source}")
+    }
+    steps = sorted(stem for stem in files.values() if re.fullmatch(r"step-\d+", stem))
+    last = steps[-1] if steps else "demonstrations" if "demonstrations" in files.values() else None
+    sides: dict[str, dict[str, Trajectory]] = {BEFORE: {}, AFTER: {}}
+    trained: dict[str, Trajectory] = {}
+    for path, stem in files.items():
+        side = stems.get(stem)
+        for trajectory in _counted(read_trajectories(path, with_tokens=False), nonces):
+            if trajectory.attempt != 0:
+                continue
+            if side is not None:
+                sides[side].setdefault(trajectory.task_id, trajectory)
+            elif stem == last:
+                trained.setdefault(trajectory.task_id, trajectory)
+    before, after = sides[BEFORE], sides[AFTER]
+    episodes_from = ""
+    if not before and not after and last is not None:
+        after, episodes_from = trained, last
+    task_ids = sorted(before.keys() | after.keys())
+    pairs = [TaskPair(task_id=t, before=before.get(t), after=after.get(t)) for t in task_ids]
+    return pairs, nonces, episodes_from
+
+
+def _counted(trajectories: Iterable[Trajectory], nonces: NonceCount) -> Iterator[Trajectory]:
+    for trajectory in trajectories:
+        nonces.add(trajectory)
+        yield trajectory
+
+
+ABSENT = "–"
+
+
+def percent(value: float | None, *, signed: bool = False) -> str:
+    """`0.875` as `87.5%`."""
+    return ABSENT if value is None else _minus(f"{100 * value:{'+' if signed else ''}.1f}%")
+
+
+def points(value: float | None) -> str:
+    """A difference of rates in percentage points: `0.125` as `+12.5`."""
+    return ABSENT if value is None else _minus(f"{100 * value:+.1f}")
+
+
+def number(value: float | None, *, digits: int = 3, signed: bool = False) -> str:
+    """A number with a fixed count of decimals."""
+    return ABSENT if value is None else _minus(f"{value:{'+' if signed else ''},.{digits}f}")
+
+
+def percent_interval(metric: Metric) -> str:
+    """`[82.0, 91.3]`, or a dash."""
+    if metric.ci_low is None or metric.ci_high is None:
+        return ABSENT
+    return f"[{100 * metric.ci_low:.1f}, {100 * metric.ci_high:.1f}]"
+
+
+def number_interval(metric: Metric, *, digits: int = 2) -> str:
+    """`[1.92, 2.31]`, or a dash."""
+    if metric.ci_low is None or metric.ci_high is None:
+        return ABSENT
+    return f"[{number(metric.ci_low, digits=digits)}, {number(metric.ci_high, digits=digits)}]"
+
+
+def points_interval(metric: Metric) -> str:
+    """`[+41.0, +57.5]`, or a dash."""
+    if metric.ci_low is None or metric.ci_high is None:
+        return ABSENT
+    return f"[{points(metric.ci_low)}, {points(metric.ci_high)}]"
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "−")

@@ -1,0 +1,126 @@
+"""Asking until there is an answer: paced, within the budget, and again where that can help."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import nullcontext
+from typing import Protocol
+
+from aiolimiter import AsyncLimiter
+
+from mcpagent.llm.budget import ApiBudget, at_most
+from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
+
+_PASSING = {
+    FailureReason.RATE_LIMITED,
+    FailureReason.TIMED_OUT,
+    FailureReason.SERVER_ERROR,
+    FailureReason.CONNECTION,
+    FailureReason.BAD_BODY,
+}
+_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+
+
+class Sender(Protocol):
+    """Makes one attempt."""
+
+    async def send(self, request: ChatRequest, *, key: str) -> ChatReply: ...
+
+
+class Witness(Protocol):
+    """Told of every attempt before it is sent, and of how it ended before anything is made of it."""
+
+    def sent(self, key: str, bound: Usage) -> None: ...
+
+    def answered(self, key: str, reply: ChatReply) -> None: ...
+
+    def failed(self, key: str, failure: ChatFailed) -> None: ...
+
+
+class NoWitness:
+    def sent(self, key: str, bound: Usage) -> None: ...
+
+    def answered(self, key: str, reply: ChatReply) -> None: ...
+
+    def failed(self, key: str, failure: ChatFailed) -> None: ...
+
+
+class PatientClient:
+    """A `ChatClient`. At most `max_in_flight` requests at once and `per_minute` a minute (None: no limit); a
+    failure that may pass is tried `attempts` times in all, after what the server asked to wait. A 429 holds
+    every request back. A wait above `max_wait_s` is not begun. Raises ChatFailed, BudgetSpent, UserError."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        *,
+        budget: ApiBudget,
+        witness: Witness | None = None,
+        max_in_flight: int = 8,
+        per_minute: float | None = None,
+        attempts: int = 6,
+        max_wait_s: float = 120.0,
+    ) -> None:
+        self._sender = sender
+        self._budget = budget
+        self._witness = witness or NoWitness()
+        self._slots = asyncio.Semaphore(max_in_flight)
+        # Evenly spaced: a bucket of a whole minute would let the first burst through and be refused.
+        self._pace = AsyncLimiter(1, 60.0 / per_minute) if per_minute else nullcontext()
+        self._attempts = attempts
+        self._max_wait_s = max_wait_s
+        self._held_until = 0.0  # on the loop's clock
+
+    async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
+        bound = at_most(request)
+        failures = 0
+        while True:
+            try:
+                return await self._attempt(request, key, bound)
+            except ChatFailed as failure:
+                if failure.reason is FailureReason.UNSUPPORTED:
+                    continue  # finitely often: each time the client asks for less
+                failures += 1
+                if failure.reason not in _PASSING or failures == self._attempts:
+                    raise
+                await self._wait(failure, failures)
+
+    async def _attempt(self, request: ChatRequest, key: str, bound: Usage) -> ChatReply:
+        async with self._slots:
+            await self._hold()
+            async with self._pace:
+                pass
+            await self._budget.reserve(bound)
+            usage: Usage | None = None  # whatever interrupts the request, it may have been billed
+            try:
+                self._witness.sent(key, bound)
+                reply = await self._sender.send(request, key=key)
+                self._witness.answered(key, reply)
+                usage = reply.usage
+                return reply
+            except ChatFailed as failure:
+                self._witness.failed(key, failure)
+                usage = None if failure.may_be_billed else Usage()
+                raise
+            finally:
+                await self._budget.settle(bound, usage)
+
+    async def _wait(self, failure: ChatFailed, failures: int) -> None:
+        pause_s = failure.retry_after_s
+        if pause_s is None:
+            longest = min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0**failures)
+            pause_s = random.uniform(longest / 2, longest)
+        if pause_s > self._max_wait_s:
+            raise failure
+        if failure.reason is FailureReason.RATE_LIMITED:
+            until = asyncio.get_running_loop().time() + pause_s
+            self._held_until = max(self._held_until, until)
+        else:
+            await asyncio.sleep(pause_s)
+
+    async def _hold(self) -> None:
+        loop = asyncio.get_running_loop()
+        while (left_s := self._held_until - loop.time()) > 0:
+            await asyncio.sleep(left_s)

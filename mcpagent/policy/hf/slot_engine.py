@@ -1,0 +1,391 @@
+"""Batched generation with transformers' own modules and a slot cache.
+
+Continuous: a request joins the running batch between two steps and leaves it when its turn ends, so a
+waiting tool holds nothing up. The engine is synchronous and single-threaded; `policy.hf` feeds it.
+
+Slots are in three regions: [0, active) are sampling, [active, used) are parked between two turns of their
+episode, the rest are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from mcpagent.core.trajectory import FinishReason
+from mcpagent.policy.contract import CompletionRequest
+from mcpagent.policy.engine_thread import Finished
+from mcpagent.policy.sampling import OpenTurn, TokenSampler, sample_rows, sample_turns
+
+_STEP = 32  # capacities are multiples of it
+_GROWTH = 1.25  # factor, at least
+# A view with gaps between its rows is read at half the speed of one without (hardware prefetching stops at
+# each gap): below this share of unused positions they are read along, behind the mask.
+_MAX_READ_ALONG = 1 / 4
+
+
+class SlotCache(Cache):
+    """Keys and values by slot. `begin` names the rows and positions that the next forward pass writes."""
+
+    def __init__(self, *, slots: int, dtype: torch.dtype) -> None:
+        super().__init__(layers=[])
+        self.slots = slots
+        self._dtype = dtype
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+        self._height = self._capacity = 0  # rows and positions of the buffers
+        self._first = self._rows = self._length = self._read = 0
+        self._positions = torch.empty(0, 0, dtype=torch.long)
+        self._places: dict[int, torch.Tensor] = {}
+
+    def begin(self, *, first: int, positions: torch.Tensor, length: int) -> torch.Tensor:
+        """Announce a forward pass over slots [first, first + n), writing at `positions` [n, q] < `length`.
+
+        Returns the additive attention mask [n, 1, q, kv]: each query sees its own row up to its own position.
+        """
+        self._first, self._rows, self._positions = first, positions.shape[0], positions
+        self._places = {}
+        self.reserve(rows=first + self._rows, length=length)
+        self._length = length
+        read_along = self._capacity - length <= _MAX_READ_ALONG * self._capacity
+        self._read = self._capacity if read_along else length
+        later = torch.arange(self._read, device=positions.device) > positions[:, None, :, None]
+        return torch.zeros_like(later, dtype=self._dtype).masked_fill_(later, -torch.inf)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [n, heads, q, head_dim] at the announced positions; return views over the whole context."""
+        while len(self._keys) <= layer_idx:
+            shape = (self._height, key_states.shape[1], self._capacity)
+            # Zeros: what is read behind the mask gets weight 0, but 0 times NaN is NaN.
+            self._keys.append(key_states.new_zeros(*shape, key_states.shape[3]))
+            self._values.append(value_states.new_zeros(*shape, value_states.shape[3]))
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        places = self._places_of(key_states.shape[1])
+        for buffer, states in ((keys, key_states), (values, value_states)):
+            width = states.shape[3]
+            buffer.view(-1, width).index_copy_(0, places, states.reshape(-1, width))
+        window = slice(self._first, self._first + self._rows)
+        return keys[window, :, : self._read], values[window, :, : self._read]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Length of the longest announced row before this forward pass (positions are passed explicitly)."""
+        return self._length - self._positions.shape[1]
+
+    def reserve(self, *, rows: int, length: int = 0) -> None:
+        """Make room for `rows` slots of `length` positions, if there is less."""
+        if rows <= self._height and length <= self._capacity:
+            return
+        height, capacity = self._height, self._capacity
+        if rows > height:
+            self._height = min(self.slots, max(rows, int(_GROWTH * height)))
+        if length > capacity:
+            self._capacity = -(-int(max(length, _GROWTH * capacity)) // _STEP) * _STEP
+        for buffers in (self._keys, self._values):
+            for i, buffer in enumerate(buffers):
+                buffers[i] = grown = buffer.new_empty(
+                    self._height, buffer.shape[1], self._capacity, buffer.shape[3]
+                )
+                grown[:height, :, :capacity] = buffer
+                grown[height:] = 0.0
+                grown[:height, :, capacity:] = 0.0
+
+    def swap(self, a: int, b: int, length: int) -> None:
+        """Exchange slots `a` and `b` up to `length` positions."""
+        if a == b:
+            return
+        for buffer in (*self._keys, *self._values):
+            kept = buffer[a, :, :length].clone()
+            buffer[a, :, :length] = buffer[b, :, :length]
+            buffer[b, :, :length] = kept
+
+    def copy(self, source: int, targets: slice, length: int) -> None:
+        """Copy the first `length` positions of slot `source` into `targets` (a shared prompt)."""
+        for buffer in (*self._keys, *self._values):
+            buffer[targets, :, :length] = buffer[source : source + 1, :, :length]
+
+    def clear(self) -> None:
+        """Forget everything. The next episodes start from the same state as those of a new cache, down to
+        the capacity, on which the last bits of attention depend."""
+        self._keys, self._values = [], []
+        self._height = self._capacity = 0
+
+    def _places_of(self, heads: int) -> torch.Tensor:
+        """Where the announced states [n, heads, q] go in a buffer seen as [rows * heads * capacity, ...]."""
+        if heads not in self._places:
+            device = self._positions.device
+            rows = torch.arange(self._first, self._first + self._rows, device=device)
+            planes = rows[:, None] * heads + torch.arange(heads, device=device)
+            self._places[heads] = (planes[:, :, None] * self._capacity + self._positions[:, None, :]).reshape(
+                -1
+            )
+        return self._places[heads]
+
+
+_MAX_BLOCK = 1 << 14  # tokens of one forward pass over new context, padding included
+_MAX_PADDING = 0.5  # share of a block
+
+
+@dataclass(eq=False)
+class Row:
+    """One episode in the engine: what its slot holds and the turn that is being sampled."""
+
+    episode_id: str
+    context: list[int] = field(default_factory=list)  # ids whose keys are in the slot, plus the pending ones
+    cached: int = 0  # positions of `context` whose keys are in the slot
+    open_turn: OpenTurn | None = None
+
+    @property
+    def turn(self) -> OpenTurn:
+        """That of a row that is sampling."""
+        if self.open_turn is None:
+            raise RuntimeError(f"episode {self.episode_id} has no turn to sample")
+        return self.open_turn
+
+
+class SlotEngine:
+    """`decoder(input_ids, ...) -> hidden` and `head(hidden) -> logits` of any causal LM of transformers."""
+
+    def __init__(
+        self,
+        *,
+        decoder: Callable[..., Any],
+        head: Callable[[torch.Tensor], torch.Tensor],
+        stop_ids: frozenset[int],
+        max_context: int,
+        slots: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        sample: TokenSampler = sample_rows,
+    ) -> None:
+        self._decoder, self._head, self._sample_rows = decoder, head, sample
+        self._stop_ids, self._max_context, self._device = stop_ids, max_context, device
+        self._rows: list[Row] = []  # by slot: active first, then parked
+        self._slot_of: dict[str, int] = {}
+        self._active = 0
+        self._cache = SlotCache(slots=slots, dtype=dtype)
+        self.version = 0
+        self.sampled_tokens = 0
+        self.prefilled_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self._active > 0
+
+    @torch.inference_mode()
+    def reset(self) -> None:
+        """Forget every cached key: the weights have changed. Turns that are being sampled go on with the new
+        ones, from keys that are computed anew."""
+        self.version += 1
+        for row in self._rows:
+            row.cached = 0
+        if not self._rows:
+            self._cache.clear()
+        active = self._rows[: self._active]
+        # The last token is pending: its keys are computed by the next step.
+        pending = [row.context.pop() for row in active]
+        counts = [len(row.context) for row in active]
+        self.prefilled_tokens += sum(counts)
+        for start, end in _blocks(counts):
+            self._extend(active[start:end], first=start)
+        for row, token in zip(active, pending, strict=True):
+            row.context.append(token)
+            row.turn.change_version(self.version)
+
+    @torch.inference_mode()
+    def release(self, episode_id: str) -> list[Finished]:
+        """Free the slot of an episode; the last row takes its place. A turn that was still being sampled (its
+        episode was cancelled) ends here."""
+        if episode_id not in self._slot_of:
+            return []
+        slot = self._slot_of[episode_id]
+        cut = [self._park(slot)] if slot < self._active else []
+        slot, last = self._slot_of.pop(episode_id), self._rows.pop()
+        if last.episode_id != episode_id:
+            self._cache.copy(len(self._rows), slice(slot, slot + 1), last.cached)
+            self._rows[slot] = last
+            self._slot_of[last.episode_id] = slot
+        if not self._rows:
+            self._cache.clear()
+        return cut
+
+    @torch.inference_mode()
+    def admit(self, requests: Sequence[CompletionRequest]) -> list[Finished]:
+        """Let requests join; returns those that end at once because the context has no room."""
+        overflow: list[Finished] = []
+        joining: list[CompletionRequest] = []
+        for request in requests:
+            if len(request.token_ids) >= self._max_context:
+                overflow.append(Finished(request, (), (), FinishReason.OVERFLOW))
+            else:
+                joining.append(request)
+        # Known rows in slot order, then new ones in the order given: the batch layout depends only on what
+        # was asked, and rows that are already in place are not moved.
+        joining.sort(key=lambda r: self._slot_of.get(r.episode_id, 1 << 30))
+        first = self._active
+        opening = sum(r.episode_id not in self._slot_of for r in joining)
+        if len(self._rows) + opening > self._cache.slots:
+            raise RuntimeError(f"the engine has {self._cache.slots} slots, all in use")
+        self._cache.reserve(rows=len(self._rows) + opening)
+        for request in joining:
+            self._join(request)
+        finished = self._prefill(first)
+        return overflow + finished
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """One token for every active row."""
+        rows = self._rows[: self._active]
+        cached = [r.cached for r in rows]
+        inputs = torch.tensor([cached, [r.context[r.cached] for r in rows]], device=self._device)
+        positions, ids = inputs[:, :, None]
+        hidden = self._forward(ids, positions, first=0, length=max(cached) + 1)[:, -1]
+        for row in rows:
+            row.cached += 1
+        return self._sample(rows, hidden)
+
+    def _join(self, request: CompletionRequest) -> None:
+        slot = self._slot_of.get(request.episode_id)
+        if slot is None:
+            slot = len(self._rows)
+            self._rows.append(Row(request.episode_id))
+            self._slot_of[request.episode_id] = slot
+        elif slot < self._active:
+            raise RuntimeError(f"episode {request.episode_id} already has a turn that is being sampled")
+        row = self._rows[slot]
+        context = list(request.token_ids)
+        # Keys are reused as far as the context is the one they were computed for.
+        same = _common_prefix(context, row.context[: row.cached])
+        # At least one token is computed again: the next token is sampled from its output.
+        row.context, row.cached = context, min(same, len(context) - 1)
+        row.open_turn = OpenTurn.begin(request, max_context=self._max_context, version=self.version)
+        self._exchange(slot, self._active)
+        self._active += 1
+
+    def _prefill(self, first: int) -> list[Finished]:
+        rows = self._rows[first : self._active]
+        if not rows:
+            return []
+        self._share_prompts(first, rows)
+        counts = [len(r.context) - r.cached for r in rows]
+        self.prefilled_tokens += sum(counts)
+        last: list[torch.Tensor] = []
+        for start, end in _blocks(counts):
+            last.append(self._extend(rows[start:end], first=first + start))
+        return self._sample(rows, torch.cat(last), first=first)
+
+    def _extend(self, rows: list[Row], *, first: int) -> torch.Tensor:
+        """Compute what is new in each context; returns the hidden states [n, hidden] of the last tokens."""
+        cached = [r.cached for r in rows]
+        counts = [len(r.context) - r.cached for r in rows]
+        width = max(counts)
+        # Right padding: a pad position writes keys past the row's end, where the mask hides them until the
+        # row's own tokens overwrite them.
+        ids = torch.tensor(
+            [r.context[r.cached :] + [0] * (width - n) for r, n in zip(rows, counts, strict=True)]
+        )
+        positions = torch.tensor(cached)[:, None] + torch.arange(width)
+        hidden = self._forward(
+            ids.to(self._device), positions.to(self._device), first=first, length=max(cached) + width
+        )
+        for row in rows:
+            row.cached = len(row.context)
+        return hidden[torch.arange(len(rows)), torch.tensor(counts) - 1]
+
+    def _share_prompts(self, first: int, rows: list[Row]) -> None:
+        """Compute once what fresh rows have in common, and copy its keys.
+
+        Two levels: the prefix of all fresh rows (a system prompt with its tools), then the whole prompt of
+        rows that are equal (the attempts of a group).
+        """
+        fresh = [i for i, r in enumerate(rows) if r.cached == 0]
+        if len(fresh) < 2 or fresh != list(range(fresh[0], fresh[0] + len(fresh))):
+            return
+        base, contexts = first + fresh[0], [rows[i].context for i in fresh]
+        prefix = _common_prefix(min(contexts), max(contexts))
+        # The last token of a prompt is always computed by the caller.
+        prefix = min(prefix, min(map(len, contexts)) - 1)
+        if prefix > 0:
+            self._compute(base, [contexts[0][:prefix]], start=0)
+            self._cache.copy(base, slice(base + 1, base + len(fresh)), prefix)
+        leaders: dict[tuple[int, ...], int] = {}
+        for offset, context in enumerate(contexts):
+            leaders.setdefault(tuple(context), offset)
+        shared = len(leaders) < len(contexts)
+        for offset, (i, context) in enumerate(zip(fresh, contexts, strict=True)):
+            rows[i].cached = prefix
+            leader = leaders[tuple(context)]
+            if shared and leader == offset and len(context) - 1 > prefix:
+                self._compute(base + offset, [context[prefix:-1]], start=prefix)
+            if shared:
+                if leader != offset:
+                    self._cache.copy(base + leader, slice(base + offset, base + offset + 1), len(context) - 1)
+                rows[i].cached = len(context) - 1
+
+    def _compute(self, slot: int, ids: list[list[int]], *, start: int) -> None:
+        tokens = torch.tensor(ids, device=self._device)
+        positions = start + torch.arange(tokens.shape[1], device=self._device)[None]
+        self._forward(tokens, positions, first=slot, length=start + tokens.shape[1])
+        self.prefilled_tokens += tokens.shape[1]
+
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, *, first: int, length: int
+    ) -> torch.Tensor:
+        mask = self._cache.begin(first=first, positions=positions, length=length)
+        out = self._decoder(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return out.last_hidden_state
+
+    def _sample(self, rows: list[Row], hidden: torch.Tensor, *, first: int = 0) -> list[Finished]:
+        turns = [row.turn for row in rows]
+        sample_turns(turns, self._head(hidden), sample=self._sample_rows)
+        self.sampled_tokens += len(rows)
+        for row, turn in zip(rows, turns, strict=True):
+            row.context.append(turn.tokens[-1])
+        ended = [first + i for i, turn in enumerate(turns) if turn.is_over(self._stop_ids)]
+        # From the back, so that a swap never moves a row that is still to be parked.
+        return [self._park(slot) for slot in reversed(ended)]
+
+    def _park(self, slot: int) -> Finished:
+        row = self._rows[slot]
+        turn, row.open_turn = row.turn, None
+        self._active -= 1
+        self._exchange(slot, self._active)
+        return turn.finished(self._stop_ids)
+
+    def _exchange(self, a: int, b: int) -> None:
+        if a == b:
+            return
+        rows = self._rows
+        self._cache.swap(a, b, max(rows[a].cached, rows[b].cached))
+        rows[a], rows[b] = rows[b], rows[a]
+        self._slot_of[rows[a].episode_id], self._slot_of[rows[b].episode_id] = a, b
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    if a[: len(b)] == b:
+        return len(b)
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+
+
+def _blocks(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbouring rows [start, end) to compute together: not too much padding, not too many tokens."""
+    start = longest = total = 0
+    for i, count in enumerate(counts):
+        size = (i + 1 - start) * max(longest, count)
+        if i > start and (size > _MAX_BLOCK or size - total - count > _MAX_PADDING * size):
+            yield start, i
+            start, longest, total = i, 0, 0
+        longest, total = max(longest, count), total + count
+    if counts:
+        yield start, len(counts)

@@ -1,0 +1,280 @@
+"""vLLM's engine in this process, stepped by `EngineThread`: token ids in, tokens with logprobs out.
+
+Each of the settings below that looks like a detail is there because its default gave wrong numbers silently:
+tests/vllm holds a test for each.
+"""
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mcpagent.core.trajectory import FinishReason, PolicySpan
+from mcpagent.errors import UserError
+from mcpagent.policy.contract import CompletionRequest
+from mcpagent.policy.engine_thread import Finished
+from mcpagent.policy.sampling import refuse_infinite
+from mcpagent.policy.vllm.worker import EXTENSION
+
+_BLOCK = 32  # tokens; vLLM's 128 on CPU is longer than many prompts, which then never share anything
+_MAX_CPU_CACHE = 4 << 30  # bytes
+_CPU_STEP = 8192  # tokens of one step
+_ADAPTERS = 2  # of neighbouring versions in one batch: turns go on with the one that they began with
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has kernels for
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmSettings:
+    """`model` is a folder or hub id, `lora_rank` None where all weights change. `cache_bytes` None takes
+    `gpu_memory_utilization` of the device; on CPU it is what `contexts` full contexts need."""
+
+    model: str
+    dtype: str = "float32"
+    max_context: int = 4096
+    contexts: int = 64  # turns at once
+    lora_rank: int | None = None
+    cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.6
+    enforce_eager: bool = False
+    trust_remote_code: bool = False
+    can_sleep: bool = False  # give the device memory back while the trainer works
+    logprobs_mode: str = "processed_logprobs"  # of the distribution that was sampled from
+
+
+class VllmEngine:
+    """A `BatchEngine` (see `engine_thread`). Make it and use it on one thread."""
+
+    def __init__(self, settings: VllmSettings, *, stop_ids: frozenset[int]) -> None:
+        self._settings, self._stop_ids = settings, sorted(stop_ids)
+        with _state_of_this_process():
+            self._llm = _start(settings)
+        self._llm.set_weight_version("0")
+        self._devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        self._numbers = itertools.count()
+        self._open: dict[str, tuple[CompletionRequest, int]] = {}  # by request id, with the adapter's version
+        self._request_of: dict[str, str] = {}  # by episode
+        self._adapter: Any = None
+        self.sampled_tokens = 0
+        self.prefilled_tokens = 0  # the cached ones among them left out
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._open)
+
+    def admit(self, requests: Sequence[CompletionRequest]) -> list[Finished]:
+        """Let requests join; returns those that end at once because the context has no room."""
+        overflow: list[Finished] = []
+        for request in requests:
+            if len(request.token_ids) >= self._settings.max_context:
+                overflow.append(Finished(request, (), (), FinishReason.OVERFLOW))
+            else:
+                self._join(request)
+        return overflow
+
+    def _join(self, request: CompletionRequest) -> None:
+        if self._settings.lora_rank is not None and self._adapter is None:
+            # Rows without an adapter would be given the last one's on CPU, and prove nothing elsewhere.
+            raise RuntimeError("no adapter has been loaded yet")
+        if request.episode_id in self._request_of:
+            raise RuntimeError(f"episode {request.episode_id} already has a turn that is being sampled")
+        name = str(next(self._numbers))
+        room = self._settings.max_context - len(request.token_ids)
+        self._llm.add_request(
+            name,
+            {"prompt_token_ids": list(request.token_ids)},
+            _sampling_params(request, self._stop_ids, room=room),
+            lora_request=self._adapter,
+        )
+        self._open[name] = (request, 0 if self._adapter is None else self._adapter.lora_int_id - 1)
+        self._request_of[request.episode_id] = name
+
+    def step(self) -> list[Finished]:
+        """One token for every turn, or a part of a prompt; returns the turns that end."""
+        # vLLM fills its noise from the global generator before each request's own overwrites it, and that
+        # generator is the trainer's.
+        with torch.random.fork_rng(devices=self._devices):
+            outputs = self._llm.step()
+        return [self._finished(out) for out in outputs if out.finished]
+
+    def release(self, episode_id: str) -> list[Finished]:
+        """End the turn that is still being sampled, if any; it has no tokens then. Between turns an episode
+        has nothing but prefixes in the cache, which are evicted when others need the room."""
+        name = self._request_of.pop(episode_id, None)
+        if name is None:
+            return []
+        self._llm.abort_request([name])
+        request, _ = self._open.pop(name)
+        return [Finished(request, (), (), FinishReason.LENGTH)]
+
+    def load_adapter(self, folder: Path, *, version: int) -> None:
+        """Turns that begin from now on use the adapter in `folder` (PEFT format), which must stay while any
+        of them runs. Name and id are new each time: under a known id vLLM keeps the old adapter, under a
+        known name the keys that the old one computed."""
+        from vllm.lora.request import LoRARequest
+
+        adapter = LoRARequest(f"policy-{version}", version + 1, str(folder))
+        self._llm.add_lora(adapter)
+        self._adapter = adapter
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
+        """Replace every weight, also under turns that are being sampled: they go on with new keys for what
+        they have, and their spans say which tokens are whose."""
+        # Of a tied tensor's names a checkpoint holds the first, and some models (Gemma) know no other.
+        once = {(w.data_ptr(), w.shape): (name, w) for name, w in reversed(list(weights))}
+        self._llm.collective_rpc("mcpagent_load_weights", args=(list(reversed(once.values())),))
+        self._llm.reset_prefix_cache(reset_running_requests=True)
+        self._llm.set_weight_version(str(version))
+
+    def sleep(self) -> None:
+        """Weights to host memory, cache dropped. Nothing may be running."""
+        if self._settings.can_sleep and not self._llm.is_sleeping():
+            self._llm.sleep(level=1)
+
+    def wake(self) -> None:
+        """The opposite of `sleep`; no effect where it is awake."""
+        if self._settings.can_sleep and self._llm.is_sleeping():
+            self._llm.wake_up()
+
+    def close(self) -> None:
+        """Free what the engine holds, the process group included."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._llm.engine_core.shutdown()
+        del self._llm
+        cleanup_dist_env_and_memory()
+
+    def _finished(self, out: Any) -> Finished:
+        (completion,) = out.outputs
+        request, adapter_version = self._open.pop(out.request_id)
+        del self._request_of[request.episode_id]
+        token_ids = tuple(completion.token_ids)
+        logprobs = tuple(completion.logprobs.logprobs[i] for i in completion.logprobs.start_indices)
+        refuse_infinite(logprobs)
+        self.sampled_tokens += len(token_ids)
+        self.prefilled_tokens += len(request.token_ids) - (out.num_cached_tokens or 0)
+        if self._adapter is not None:
+            versions = (PolicySpan(version=adapter_version, start=0, end=len(token_ids)),)
+        else:
+            versions = tuple(
+                PolicySpan(version=int(span.version), start=span.start, end=span.end)
+                for span in completion.weight_versions or ()
+            )
+        reason = FinishReason.STOP if completion.finish_reason == "stop" else FinishReason.LENGTH
+        return Finished(request, token_ids, logprobs, reason, versions)
+
+
+def cpu_cache_bytes(config: Any, *, contexts: int, max_context: int, itemsize: int) -> int:
+    """What `contexts` full contexts of a transformers `config` need, at most 4 GiB."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    tokens = (contexts + 1) * (max_context + _BLOCK)
+    return min(_MAX_CPU_CACHE, tokens * 2 * text.num_hidden_layers * heads * head_dim * itemsize)
+
+
+def _sampling_params(request: CompletionRequest, stop_ids: list[int], *, room: int) -> Any:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    sampling = request.sampling
+    return SamplingParams(
+        max_tokens=min(sampling.max_new_tokens, room),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=request.seed,
+        stop_token_ids=stop_ids,
+        ignore_eos=True,  # what ends a turn is in stop_ids, the tokenizer's eos included
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _start(settings: VllmSettings) -> Any:
+    # Read by vLLM when it is imported, or when an engine is made.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for name, value in (
+        ("VLLM_NO_USAGE_STATS", "1"),
+        ("VLLM_LOGGING_LEVEL", "ERROR"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),  # the trainer's threads are in this process too
+    ):
+        os.environ.setdefault(name, value)
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    options: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory_utilization}
+    if current_platform.is_cpu():
+        options = {
+            "kv_cache_memory_bytes": settings.cache_bytes,
+            "block_size": _BLOCK,
+            "enforce_eager": True,  # compilation costs a start more than it saves
+            # A row with a seed whose prompt was cut in two ends the engine: generators on CPU have no offset.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(_CPU_STEP, settings.max_context),
+        }
+    elif settings.cache_bytes is not None:
+        options["kv_cache_memory_bytes"] = settings.cache_bytes
+    if settings.lora_rank is not None:
+        options |= {
+            "enable_lora": True,
+            "max_lora_rank": _kernel_rank(settings.lora_rank),
+            "max_loras": _ADAPTERS,
+        }
+    arguments = EngineArgs(
+        **{
+            "model": settings.model,
+            "dtype": settings.dtype,
+            "max_model_len": settings.max_context,
+            "max_num_seqs": settings.contexts,
+            "enforce_eager": settings.enforce_eager,
+            "trust_remote_code": settings.trust_remote_code,
+            "enable_sleep_mode": settings.can_sleep,
+            "enable_prefix_caching": True,
+            "async_scheduling": False,  # a token is known before the next step, so versions are exact
+            "logprobs_mode": settings.logprobs_mode,
+            "generation_config": "vllm",  # not the model's own defaults for sampling
+            "skip_tokenizer_init": True,
+            "worker_extension_cls": EXTENSION,
+            "disable_log_stats": True,
+            **options,
+        }
+    )
+    return LLMEngine.from_engine_args(arguments)
+
+
+def _kernel_rank(rank: int) -> int:
+    fitting = [known for known in _LORA_RANKS if known >= rank]
+    if not fitting:
+        raise UserError(
+            f"lora.r is {rank}, but vLLM takes adapters up to rank {_LORA_RANKS[-1]}",
+            where="lora.r",
+            remedy="lower it, or use --backend hf",
+        )
+    return fitting[0]
+
+
+@contextmanager
+def _state_of_this_process() -> Iterator[None]:
+    """Starting an engine seeds every global generator and replaces `torch.set_num_threads`: both are the
+    trainer's, and are put back."""
+    set_num_threads = torch.set_num_threads
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

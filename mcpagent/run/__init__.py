@@ -1,0 +1,1 @@
+"""Whole jobs, made of the layers below: train, evaluate, collect, export."""

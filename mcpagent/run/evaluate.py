@@ -1,0 +1,329 @@
+"""Evaluate a model on a dataset, and compare two evaluations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.console import Console
+from mcpagent.core.records import JsonObject, Metric, describe
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.evaluate.compare import Comparison, compare
+from mcpagent.evaluate.summary import (
+    BEST,
+    UNTRAINED,
+    EvalResult,
+    EvalSummary,
+    evaluate,
+    success_of_all,
+    summarise,
+)
+from mcpagent.rollout.setup import Tools
+from mcpagent.run.rollout import check_writable, episode_progress
+from mcpagent.run.stage import EpisodeSetup, measured_file, open_stage, open_tasks
+from mcpagent.storage.atomic import write_text
+from mcpagent.storage.checkpoints import run_of
+from mcpagent.storage.datasets import TaskFile
+from mcpagent.storage.json_stream import reading
+from mcpagent.storage.packages import provenance
+from mcpagent.storage.run_folder import RunFolder, step_of
+from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories, write_trajectories
+from mcpagent.train.actor import LocalActor
+from mcpagent.train.learner.checkpoint import load_weights
+from mcpagent.train.learner.learner import Learner
+from mcpagent.train.learner.processes import Processes
+
+# What two evaluations must share for their difference to say something about the model, and its name.
+_CONDITIONS = {
+    "dataset.sha256": "the data",
+    "catalog_hash": "the tools",
+    "temperature": "the temperature",
+    "samples": "the number of attempts",
+    "max_new_tokens": "the limit of tokens a turn",
+    "max_turns": "the limit of turns",
+    "policy.chat_template_sha256": "the chat template",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOutcome:
+    """`failure` is the first error of an evaluation in which no episode could be scored; `in_run` where the
+    result was stored in the run that the checkpoint is of."""
+
+    result: EvalResult
+    path: Path | None
+    trajectories: Path | None
+    in_run: Path | None
+    failure: str | None
+
+
+def evaluate_model(
+    config: TrainConfig,
+    *,
+    model: str,
+    data: Path | None = None,
+    samples: int = 1,
+    out: Path | None = None,
+    console: Console | None = None,
+) -> EvalOutcome:
+    """`samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or `openai:NAME`),
+    sampled as the `rollout` section of `config` says, `deterministic` included.
+    With `out`, a .json file, the result is written there and the trajectories beside it; that of a checkpoint
+    of a run is kept in the run too, for its report and model card. Raises UserError; then nothing is
+    written."""
+    console = console or Console()
+    if out is not None:
+        check_evaluation_path(out)
+    with open_stage(config, policy=model, samples=samples, console=console, data=data) as stage:
+        if samples > 1 and stage.settings.sampling.temperature == 0.0:
+            console.note(f"at temperature 0 all {samples} attempts at a task are the same")
+        with episode_progress(console, "Evaluation", total=len(stage.tasks) * samples) as on_done:
+            trajectories = evaluate_on(stage, samples=samples, on_done=on_done)
+        provenance = stage.provenance(samples=samples)
+        found = _run_of(stage)
+        if found is not None:
+            provenance["step"] = step_of(found[1])
+        cassette = stage.tools.take_cassette_counts()
+        tool_metrics = stage.tools.pool.metrics()
+    result = summarise(trajectories).with_provenance(provenance, cassette=cassette, tool_metrics=tool_metrics)
+    stored = None
+    if out is not None:
+        stored = write_trajectories(out.with_suffix(""), trajectories)
+        write_text(out, result.model_dump_json(indent=1) + "\n")
+    in_run = None if found is None else _keep_in_run(*found, result, trajectories, console)
+    errors = [error for trajectory in trajectories for error in trajectory.errors]
+    failure = (errors or ["no reward could be computed"])[0] if result.unscored == result.n_episodes else None
+    return EvalOutcome(result=result, path=out, trajectories=stored, in_run=in_run, failure=failure)
+
+
+def _run_of(stage: EpisodeSetup) -> tuple[RunFolder, Path] | None:
+    """The run whose checkpoint was evaluated, and that checkpoint; None for any other model."""
+    identity = stage.ready.identity
+    if "weights_sha256" not in identity:
+        return None
+    checkpoint = Path(identity["path"])
+    run = run_of(checkpoint)
+    return None if run is None else (run, checkpoint)
+
+
+def _keep_in_run(
+    run: RunFolder, checkpoint: Path, result: EvalResult, trajectories: list[Trajectory], console: Console
+) -> Path | None:
+    """`eval/step-000040-heldout.json`, with the attempts and the temperature in the name where it was not
+    greedy; a second time it replaces the first. None, with a note, where the run cannot be written to."""
+    facts = result.provenance
+    name = f"{checkpoint.name}-{Path(facts['dataset']['path']).name.partition('.')[0]}"
+    if facts["samples"] > 1 or facts["temperature"] > 0:
+        name += f"-{facts['samples']}x-t{facts['temperature']:g}"
+    path = run.evaluations / f"{name}.json"
+    if path.is_file() and _dataset_of(path) != facts["dataset"]["sha256"]:
+        path = path.with_stem(f"{name}-{facts['dataset']['sha256'][:8]}")
+    try:
+        write_trajectories(run.trajectories / f"eval_{path.stem}", trajectories)
+        write_text(path, result.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        console.note(f"the result could not be kept in the run: {error}")
+        return None
+    return path
+
+
+def _dataset_of(path: Path) -> object:
+    """The SHA-256 of the data that a stored evaluation is of."""
+    try:
+        return _at(json.loads(path.read_text(encoding="utf-8")), "provenance.dataset.sha256")
+    except ValueError:
+        return None
+
+
+def evaluate_on(
+    stage: EpisodeSetup, *, samples: int, on_done: Callable[[Trajectory], None]
+) -> list[Trajectory]:
+    """`samples` attempts at each task of the stage, with the seeds of an evaluation."""
+    return stage.tools.io.run(
+        evaluate(
+            stage.tasks,
+            policy=stage.ready.policy,
+            tools=stage.tools.pool,
+            settings=stage.settings,
+            renderer=stage.ready.renderer,
+            samples=samples,
+            seed=stage.config.seed,
+            concurrency=stage.concurrency,
+            deterministic=stage.ready.is_deterministic,
+            on_done=on_done,
+        )
+    )
+
+
+def check_evaluation_path(out: Path) -> None:
+    """Refuse, before any work is done, a path that the result cannot be written to. Raises UserError."""
+    check_writable(out)
+    if out.suffix != ".json":
+        raise UserError(
+            "the result is a .json file; the trajectories go beside it",
+            where=f"--out {out}",
+            remedy=f"--out {out.with_suffix('.json')}",
+        )
+
+
+def compare_files(a: Path, b: Path, *, console: Console | None = None) -> Comparison:
+    """`b` against `a`, task by task: each is a result of `evaluate_model` or a file of trajectories. Notes
+    what else differs between them. Raises UserError."""
+    console = console or Console()
+    left, right = read_evaluation(a), read_evaluation(b)
+    if isinstance(left, EvalResult) and isinstance(right, EvalResult):
+        others = _differing_conditions(left.provenance, right.provenance)
+        if others:
+            console.note(
+                f"{a} and {b} differ in {', '.join(others)} too, so the difference is not the model's alone"
+            )
+    return compare(left, right)
+
+
+def read_evaluation(path: Path) -> EvalSummary:
+    """A result of `eval --out`, or the summary of trajectories. Raises UserError."""
+    if path.name.endswith(RECORDS_SUFFIXES):
+        return summarise(read_trajectories(path, with_tokens=False))
+    with reading(path):
+        text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return EvalResult.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"is no evaluation: {describe(first, root='the document')}",
+            where=str(path),
+            remedy="name a file that mcpagent eval wrote with --out, or its trajectories (.jsonl.zst)",
+        ) from None
+
+
+def _differing_conditions(a: JsonObject, b: JsonObject) -> list[str]:
+    """The conditions that both name, with different values."""
+    found: list[str] = []
+    for dotted, name in _CONDITIONS.items():
+        left, right = _at(a, dotted), _at(b, dotted)
+        if left is not None and right is not None and left != right:
+            found.append(name)
+    return found
+
+
+def _at(tree: JsonObject, dotted: str) -> object:
+    value: object = tree
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+@dataclass(frozen=True)
+class MeasuredTasks:
+    """The tasks that a run is judged on, and which split they are."""
+
+    tasks: TaskFile
+    split: str
+
+
+@contextmanager
+def open_measured(config: TrainConfig, *, on_note: Callable[[str], None]) -> Iterator[MeasuredTasks | None]:
+    """The held-out tasks beside the training set, else the validation set; None where there is neither, or
+    `training.eval_samples` is 0. Raises UserError for a set that cannot be read."""
+    if config.training.eval_samples == 0:
+        yield None
+        return
+    found = measured_file(config, on_note=on_note)
+    if found is None:
+        yield None
+        return
+    path, split = found
+    with open_tasks(config, path) as tasks:
+        yield MeasuredTasks(tasks, split)
+
+
+class SelfEvaluation:
+    """Plays the measured tasks with the run's own sampler and stores the results in the run. Of several
+    processes, each plays its share."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        measured: MeasuredTasks,
+        *,
+        run: RunFolder,
+        tools: Tools,
+        processes: Processes,
+        note: Callable[[str], None],
+    ) -> None:
+        self._config, self._measured, self._run = config, measured, run
+        self._tools, self._processes, self._note = tools, processes, note
+
+    @property
+    def episodes_at_once(self) -> int:
+        """How many of its episodes can run at the same time."""
+        return min(
+            self._config.rollout.num_envs, len(self._measured.tasks) * self._config.training.eval_samples
+        )
+
+    def before(self, actor: LocalActor, *, step: int) -> None:
+        """Measure the untrained model, where the run is still at its beginning and has not been measured."""
+        if step == 0:
+            self._measure(actor, UNTRAINED, step=0, what="the untrained model")
+
+    def after(self, actor: LocalActor, learner: Learner, *, step: int, best_step: int | None) -> None:
+        """Measure the best weights; those of the last step are in the sampler already. The learner holds the
+        best ones afterwards, so this comes when training is over."""
+        chosen = step if best_step is None else best_step
+        if self._is_done(BEST, chosen):
+            return
+        if chosen != step:
+            load_weights(learner.model, self._run.checkpoint_dir(chosen))
+            actor.sync()
+        kind = "last" if best_step is None else "best"
+        self._measure(actor, BEST, step=chosen, what=f"the {kind} checkpoint, of step {chosen},")
+
+    def _measure(self, actor: LocalActor, name: str, *, step: int, what: str) -> None:
+        if self._is_done(name, step):
+            return
+        tasks, split, samples = self._measured.tasks, self._measured.split, self._config.training.eval_samples
+        self._note(f"evaluating {what} on {len(tasks)} {split} tasks")
+        # As `mcpagent eval`: greedy where each task is attempted once.
+        temperature = 0.0 if samples == 1 else 1.0
+        rollout = self._config.rollout
+        facts: JsonObject = {
+            **provenance(),
+            "step": step,
+            "split": split,
+            "dataset": {"path": str(tasks.path), "sha256": tasks.sha256, "tasks": len(tasks)},
+            "samples": samples,
+            "temperature": temperature,
+            "max_new_tokens": rollout.max_new_tokens,
+            "max_turns": rollout.max_steps_per_episode,
+            "catalog_hash": self._tools.pool.catalog_hash,
+        }
+        summary = actor.evaluate_as(name, tasks, samples=samples, temperature=temperature, provenance=facts)
+        self._note(f"{what.removesuffix(',')}: task success {_shown(summary)}")
+
+    def _is_done(self, name: str, step: int) -> bool:
+        """Whether this very evaluation is stored; the first process looks."""
+        return self._processes.broadcast_from_rank0(
+            lambda: self._stored(name) == (step, self._measured.tasks.sha256)
+        )
+
+    def _stored(self, name: str) -> tuple[int, str] | None:
+        path: Path = self._run.evaluations / f"{name}.json"
+        if not path.is_file():
+            return None
+        facts = json.loads(path.read_text(encoding="utf-8"))["provenance"]
+        return facts["step"], facts["dataset"]["sha256"]
+
+
+def _shown(summary: EvalSummary) -> str:
+    found: Metric = success_of_all(summary)
+    interval = "" if found.ci_low is None else f" [{found.ci_low:.1%}, {found.ci_high:.1%}]"
+    unscored = f", {summary.unscored} episodes unscored and counted as failed" if summary.unscored else ""
+    return f"{found.value or 0.0:.1%}{interval}{unscored}"

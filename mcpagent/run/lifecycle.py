@@ -1,0 +1,218 @@
+"""A training run around its loop: where it is kept, who watches it, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mcpagent.config.loader import dump_config, load_train_config, public_settings
+from mcpagent.config.schema import TrainConfig
+from mcpagent.core.records import JsonObject
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.storage.checkpoints import last_good_checkpoint
+from mcpagent.storage.run_folder import RunFolder, RunLog, step_of
+from mcpagent.storage.runs import RunSession
+from mcpagent.train.health import HealthMonitor, HealthSettings
+from mcpagent.train.learner.learner import Learner
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.trackers import TrackedRun, Trackers, open_trackers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What a run reports while it goes on; every part may be left out. `on_folder` gets the run folder once
+    that is settled, `on_start` the steps that are done already and those of the whole run."""
+
+    on_folder: Callable[[Path], None] = lambda _: None
+    on_start: Callable[[int, int], None] = lambda _done, _total: None
+    on_step: Callable[[JsonObject], None] = lambda _: None
+    on_episode: Callable[[Trajectory], None] = lambda _: None
+    note: Callable[[str], None] = lambda _: None
+
+
+def logged(watch: Watch, log: RunLog) -> Watch:
+    """What `watch` reports, in the run's log too."""
+
+    def note(text: str) -> None:
+        log.write(text)
+        watch.note(text)
+
+    def on_start(done: int, total: int) -> None:
+        log.step = done
+        log.write(f"begins after step {done} of {total}")
+        watch.on_start(done, total)
+
+    def on_step(record: JsonObject) -> None:
+        log.step = record["step"]
+        watch.on_step(record)
+
+    return replace(watch, note=note, on_start=on_start, on_step=on_step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOutcome:
+    """How a run ended. `best_checkpoint` is the last one where nothing was evaluated."""
+
+    run_dir: Path
+    steps: int
+    best_checkpoint: Path
+    last_checkpoint: Path
+    metrics: JsonObject
+    stop_reason: str
+
+    @property
+    def is_ill(self) -> bool:
+        """Whether the health callback ended the run."""
+        return self.stop_reason.startswith("health: ")
+
+    def as_json(self) -> JsonObject:
+        return {
+            "run_dir": str(self.run_dir),
+            "steps": self.steps,
+            "best_checkpoint": str(self.best_checkpoint),
+            "last_checkpoint": str(self.last_checkpoint),
+            "stop_reason": self.stop_reason,
+            "metrics": self.metrics,
+        }
+
+
+def outcome_of(run: RunFolder, steps: int, *, best_step: int | None, stop_reason: str) -> TrainOutcome:
+    """How the run in this folder ended after `steps`."""
+    last = run.checkpoint_dir(steps)
+    metrics = run.metrics()
+    return TrainOutcome(
+        run_dir=run.path,
+        steps=steps,
+        best_checkpoint=last if best_step is None else run.checkpoint_dir(best_step),
+        last_checkpoint=last,
+        metrics=metrics[-1] if metrics else {},
+        stop_reason=stop_reason,
+    )
+
+
+def note_padding(learner: Learner, watch: Watch) -> None:
+    """Say where the trainer cannot pack samples, and why."""
+    if learner.why_not_packed is not None:
+        watch.note(
+            f"the trainer pads samples and computes shared prompts once an attempt: {learner.why_not_packed}"
+        )
+
+
+def health_callback(config: TrainConfig, run: RunFolder, watch: Watch) -> HealthMonitor | None:
+    """What watches over the run, with all that it saw before a resume."""
+    health = config.health
+    if not health.enabled:
+        return None
+    callback = HealthMonitor(
+        HealthSettings(
+            warn=health.warn.model_dump(exclude_none=True),
+            stop=health.stop.model_dump(exclude_none=True),
+            patience=health.patience,
+        ),
+        note=watch.note,
+    )
+    callback.replay(run.metrics())
+    return callback
+
+
+@contextmanager
+def tracked(
+    config: TrainConfig, run: RunFolder, step: int, watch: Watch, processes: Processes
+) -> Iterator[Trackers]:
+    """The trackers of the run, which goes on from `step`; closed at its end."""
+    tracking = config.tracking
+    trackers = open_trackers(
+        tracking.backends if processes.is_first else (),
+        TrackedRun(
+            project=tracking.project,
+            entity=tracking.entity,
+            weave_project=tracking.weave_project or tracking.project,
+            name=tracking.name or run.path.name,
+            folder=run.logs,
+            config=config.model_dump(mode="json"),
+            is_online=tracking.mode == "online",
+            begins_at=step,
+        ),
+        note=watch.note,
+    )
+    try:
+        yield trackers
+    finally:
+        trackers.close()
+
+
+# What may change between the parts of a run: where it is kept, how long it goes on, who watches it, and what
+# decides about memory alone.
+_FREE_SECTIONS = {"output_dir", "name", "budget", "health", "tracking", "vllm"}
+_FREE_KEYS = {"model.gradient_checkpointing", "rollout.num_envs", "training.micro_batch_tokens"}
+_FREE_TRAINING = {
+    "max_steps",
+    "max_epochs",
+    "steps_per_epoch",
+    "save_frequency",
+    "keep_checkpoints",
+    "patience",
+    "eval_samples",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlace:
+    """Where a run is kept and what it starts from."""
+
+    folder: Path
+    session: RunSession | None  # of the process that writes
+    resume: bool
+    manifest: JsonObject
+    beside: Collection[str]
+    ledger: Path | None
+    ledger_start: int
+    processes: Processes
+
+
+def open_run(
+    config: TrainConfig, place: RunPlace, restore: Callable[[Path], JsonObject], *, total_steps: int
+) -> tuple[RunFolder, JsonObject]:
+    """A new run folder, or the old one rolled back to its last checkpoint with that checkpoint's state.
+    The first process makes or rolls back the folder. Raises UserError where that checkpoint is damaged."""
+    checkpoint = place.processes.broadcast_from_rank0(lambda: _make_ready(config, place))
+    if place.session is not None:
+        place.session.begin(total_steps)
+    return RunFolder.open(place.folder), restore(checkpoint) if checkpoint else {}
+
+
+def _make_ready(config: TrainConfig, place: RunPlace) -> Path | None:
+    """The folder as the run is to find it, and the checkpoint that the run begins with."""
+    if not place.resume:
+        RunFolder.create(
+            place.folder, config_yaml=dump_config(config), manifest=place.manifest, beside=place.beside
+        )
+        return None
+    run = RunFolder.open(place.folder)
+    _check_same(config, run)
+    checkpoint = last_good_checkpoint(run)
+    run.truncate_after((step_of(checkpoint) or 0) if checkpoint else 0)
+    return checkpoint
+
+
+def _check_same(config: TrainConfig, run: RunFolder) -> None:
+    """A run continues as it began; only its length may change."""
+    began = load_train_config([run.config_path]).config.model_dump()
+    now = public_settings(config)
+    changed = [
+        f"{section}.{key}" if key else section
+        for section in now.keys() - _FREE_SECTIONS
+        for key in (now[section] if isinstance(now[section], dict) else [""])
+        if (now[section][key] != began[section][key] if key else now[section] != began[section])
+        and not (section == "training" and key in _FREE_TRAINING)
+        and f"{section}.{key}" not in _FREE_KEYS
+    ]
+    if changed:
+        raise UserError(
+            f"the run was started with other settings of {', '.join(sorted(changed))}",
+            where=str(run.config_path),
+            remedy="resume with that file (--config), or start a new run under another name",
+        )

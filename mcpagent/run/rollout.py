@@ -1,0 +1,195 @@
+"""Collect trajectories with any policy, for analysis."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.console import Console
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.evaluate.report.run_data import NonceCount
+from mcpagent.evaluate.summary import EvalSummary, summarise
+from mcpagent.rollout.collector import attempts, collect
+from mcpagent.run.stage import EpisodeSetup, open_stage
+from mcpagent.storage.datasets import write_jsonl
+from mcpagent.storage.locks import locked_file
+from mcpagent.storage.trajectories import RECORDS_SUFFIXES, token_file, write_trajectories
+from mcpagent.tools.metrics import PoolMetrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOutcome:
+    """What was collected and where it lies. `tokens` is None for a policy that works on text. `nonces` counts
+    the results that servers gave, and those that carry the stamp of a built-in server. `tool_metrics` is what
+    the calls came to, `cassette` what one did, where there was one."""
+
+    path: Path
+    tokens: Path | None
+    summary: EvalSummary
+    nonces: NonceCount
+    provenance: JsonObject
+    tool_metrics: PoolMetrics
+    cassette: JsonObject | None = None
+
+    def as_json(self) -> JsonObject:
+        summary = self.summary.model_dump(mode="json", exclude={"tasks"})
+        return {
+            "path": str(self.path),
+            "tokens": None if self.tokens is None else str(self.tokens),
+            **summary,
+            "tool_calls": {
+                "from_servers": self.nonces.results.total(),
+                "with_nonce": self.nonces.stamped.total(),
+                "by_server": dict(sorted(self.nonces.results.items())),
+                "replayed": self.nonces.replayed.total(),
+            },
+            **({} if self.cassette is None else {"cassette": self.cassette}),
+            "tool_metrics": self.tool_metrics.model_dump(mode="json"),
+            "provenance": self.provenance,
+        }
+
+
+def rollout(
+    config: TrainConfig,
+    *,
+    policy: str,
+    out: Path,
+    data: Path | None = None,
+    samples: int = 1,
+    console: Console | None = None,
+) -> RolloutOutcome:
+    """Play `samples` attempts at each task and write the trajectories to `out` and the tokens beside it; how
+    they are sampled is the `rollout` section of `config`. Raises UserError; then nothing is written."""
+    console = console or Console()
+    check_trajectory_path(out)
+    with locked_file(out):
+        with open_stage(config, policy=policy, samples=samples, console=console, data=data) as stage:
+            trajectories = play(stage, samples=samples, label="rollout", console=console)
+            provenance = stage.provenance(samples=samples)
+            tool_metrics, cassette = stage.tools.pool.metrics(), stage.tools.take_cassette_counts()
+        path = write_trajectories(out, trajectories)
+    return RolloutOutcome(
+        path=path,
+        tokens=tokens if (tokens := token_file(path)).exists() else None,
+        summary=summarise(trajectories),
+        nonces=count_nonces(trajectories),
+        provenance=provenance,
+        tool_metrics=tool_metrics,
+        cassette=cassette,
+    )
+
+
+def play(stage: EpisodeSetup, *, samples: int, label: str, console: Console) -> list[Trajectory]:
+    """`samples` attempts at each task of the stage; `label` tells their random streams from others'."""
+    wanted = list(attempts(stage.tasks, per_task=samples, seed=stage.config.seed, label=label))
+    with episode_progress(console, "Episodes", total=len(wanted)) as on_done:
+        return stage.tools.io.run(
+            collect(
+                wanted,
+                policy=stage.ready.policy,
+                tools=stage.tools.pool,
+                settings=stage.settings,
+                renderer=stage.ready.renderer,
+                concurrency=stage.concurrency,
+                deterministic=stage.ready.is_deterministic,
+                on_done=on_done,
+            )
+        )
+
+
+def count_nonces(trajectories: Sequence[Trajectory]) -> NonceCount:
+    """Results that came from servers, against results with a server's stamp."""
+    count = NonceCount()
+    for trajectory in trajectories:
+        count.add(trajectory)
+    return count
+
+
+@contextmanager
+def episode_progress(console: Console, title: str, *, total: int) -> Iterator[Callable[[Trajectory], None]]:
+    """A bar over episodes that shows the share of successes so far; an unscored one is none, and is
+    counted."""
+    outcomes: list[bool | None] = []
+    with console.progress(title, total=total) as advance:
+
+        def on_done(trajectory: Trajectory) -> None:
+            outcomes.append(trajectory.is_success)
+            unscored = outcomes.count(None)
+            success = outcomes.count(True) / len(outcomes)
+            advance(note=f"success {success:.0%}" + (f", {unscored} unscored" if unscored else ""))
+
+        yield on_done
+
+
+def check_trajectory_path(out: Path) -> None:
+    """Refuse, before any work is done, a path that trajectories cannot be written to. Raises UserError."""
+    check_writable(out)
+    if out.suffix and not out.name.endswith(RECORDS_SUFFIXES):
+        raise UserError(
+            f"trajectories are written as {', '.join(RECORDS_SUFFIXES)}",
+            where=f"--out {out}",
+            remedy=f"--out {out.with_suffix(RECORDS_SUFFIXES[0])}",
+        )
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a path that is a folder, or whose folder cannot be made. Raises UserError."""
+    if out.is_dir():
+        raise UserError(
+            "is a folder", where=f"--out {out}", remedy=f"name a file in it: --out {out / 'NAME'}"
+        )
+    existing = next(folder for folder in out.absolute().parents if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        why = "may not be written to" if existing.is_dir() else "is a file, not a folder"
+        raise UserError(f"{existing} {why}", where=f"--out {out}", remedy="name another place with --out")
+
+
+def calibrate_file(
+    path: Path, *, config: TrainConfig, policy: str, samples: int, console: Console
+) -> JsonObject:
+    """Play each task of `path` `samples` times and leave those that were solved sometimes but not always: the
+    others give no gradient. Each record kept says in `extra_info.difficulty` how often it was solved.
+
+    An attempt that could not be scored does not count; a task without a scored attempt is not kept."""
+    with open_stage(config, policy=policy, samples=samples, console=console, data=path) as stage:
+        tasks = list(stage.tasks)
+        outcomes: defaultdict[str, list[bool]] = defaultdict(list)
+        for trajectory in play(stage, samples=samples, label="calibrate", console=console):
+            if trajectory.is_success is not None:
+                outcomes[trajectory.task_id].append(trajectory.is_success)
+    kept = [
+        _with_difficulty(task, done, policy)
+        for task in tasks
+        if 0 < sum(done := outcomes[task.id]) < len(done)
+    ]
+    write_jsonl(path, kept)
+    scored = [done for done in outcomes.values() if done]
+    return {
+        "path": str(path),
+        "policy": policy,
+        "samples": samples,
+        "tasks": len(tasks),
+        "kept": len(kept),
+        "always": sum(all(done) for done in scored),
+        "never": sum(not any(done) for done in scored),
+        "unscored": len(tasks) - len(scored),
+    }
+
+
+def _with_difficulty(task: Task, outcomes: list[bool], policy: str) -> Task:
+    solved = sum(outcomes)
+    difficulty = {
+        "policy": policy,
+        "successes": solved,
+        "attempts": len(outcomes),
+        "p": round(solved / len(outcomes), 4),
+    }
+    return task.model_copy(update={"extra_info": {**task.extra_info, "difficulty": difficulty}})

@@ -1,0 +1,423 @@
+"""What episodes are played with: tasks, started servers and a policy, all made from one configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from mcpagent.config.dataset_servers import read_dataset_servers
+from mcpagent.config.environment import environment
+from mcpagent.config.loader import LoadedConfig, load_train_config
+from mcpagent.config.schema import ToolsConfig, TrainConfig
+from mcpagent.config.sections import ApiConfig
+from mcpagent.console import Console
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.errors import UserError
+from mcpagent.llm.budget import ApiBudget, given_price
+from mcpagent.llm.client import PatientClient
+from mcpagent.llm.endpoint import Endpoint, EndpointSettings
+from mcpagent.models.out_of_memory import memory_reported
+from mcpagent.models.weights import weight_files
+from mcpagent.policy.backend import require_vllm
+from mcpagent.policy.contract import Policy
+from mcpagent.policy.openai import OpenAIPolicy
+from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
+from mcpagent.rollout.agent import AgentSettings, ContextRenderer
+from mcpagent.rollout.setup import Tools, agent_settings, check_named, note_named, open_tools
+from mcpagent.storage.checkpoints import find_model, model_identity
+from mcpagent.storage.datasets import TaskFile, find_dataset
+from mcpagent.storage.packages import provenance, require
+from mcpagent.tools.contract import PinnedTools
+from mcpagent.tools.io_thread import IOThread
+from mcpagent.tools.servers_config import server_names
+
+PREFIX = "openai:"
+_KEY = "OPENAI_API_KEY"
+_PLACEHOLDER_KEY = "unused"  # the SDK insists on one; servers of one's own seldom do
+
+
+@dataclass(frozen=True)
+class ApiPolicy:
+    """`budget` is what was used so far."""
+
+    policy: OpenAIPolicy
+    budget: ApiBudget
+    base_url: str
+
+
+@contextmanager
+def open_api_policy(
+    name: str, *, config: TrainConfig, io: IOThread, on_note: Callable[[str], None]
+) -> Iterator[ApiPolicy]:
+    """The policy of `openai:NAME`. Raises UserError where the key is missing, or where sampling is asked for
+    that the API does not have."""
+    model, api = name.removeprefix(PREFIX), config.api
+    if not model:
+        raise UserError("openai: names no model", remedy="for example openai:gpt-5-mini")
+    if config.rollout.top_k:
+        raise UserError(
+            f"rollout.top_k is {config.rollout.top_k}, but Chat Completions has no such setting",
+            where="rollout.top_k",
+            remedy="use 0, and rollout.top_p where the tail is to be cut",
+        )
+    endpoint = Endpoint(
+        EndpointSettings(
+            model=model,
+            backend="chat",
+            base_url=api.base_url,
+            api_key=_key(api),
+            timeout_s=api.timeout_s,
+        ),
+        on_note=on_note,
+    )
+    price = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
+    budget = ApiBudget(price=price)
+    client = PatientClient(
+        endpoint,
+        budget=budget,
+        max_in_flight=api.max_in_flight,
+        per_minute=api.calls_per_minute,
+        attempts=api.attempts,
+    )
+    try:
+        yield ApiPolicy(
+            OpenAIPolicy(client, price=price), budget, api.base_url or "https://api.openai.com/v1"
+        )
+    finally:
+        io.run(endpoint.close())
+
+
+def _key(api: ApiConfig) -> str:
+    key = environment().get(_KEY, "")
+    if not key and api.base_url is None:
+        raise UserError(
+            f"OpenAI's API needs a key, and {_KEY} is not set",
+            where=_KEY,
+            remedy=f"export {_KEY}=..., or put it into .env; --base-url names a server of your own",
+        )
+    return key or _PLACEHOLDER_KEY
+
+
+# Which servers there are; the other settings of `tools` fit any.
+_NAMING = frozenset({"tools.servers", "tools.builtin"})
+
+
+def load_for_dataset(
+    files: Sequence[Path | str] = (),
+    overrides: Sequence[str] = (),
+    *,
+    data: Path | None,
+    split: Literal["train", "validation"] | None,
+    note: Callable[[str], None],
+    for_training: bool = True,
+    inherited: Path | None = None,
+) -> LoadedConfig:
+    """`load_train_config` with the servers that the dataset's folder remembers, where no others are named;
+    `note` is told which. `data` None: the configured dataset of `split`; both None: no dataset. Raises
+    UserError."""
+    loaded = load_train_config(files, overrides, for_training=for_training, inherited=inherited)
+    config = loaded.config
+    if "tools.servers" in loaded.explicit and config.tools.servers is not None:
+        note_named(Path(config.tools.servers))
+    dataset = data or (split and _configured(config, split))
+    if not dataset or (inherited is not None and _is_of_run(dataset, config)):
+        return loaded
+    remembered = read_dataset_servers(dataset)
+    if remembered is None:
+        return loaded
+    if _NAMING & loaded.explicit:
+        own = config.tools.servers
+        names = frozenset(config.tools.builtin) if own is None else server_names(Path(own))
+        remembered = remembered.for_servers(names, are_builtin=own is None)
+    elif remembered.servers is not None:
+        check_named(remembered.servers, by=remembered.path)
+    again = load_train_config(
+        files, overrides, for_training=for_training, inherited=inherited, dataset=remembered
+    )
+    if any(where == str(remembered.path) for where in again.sources.values()):
+        note(f"servers: {described(again.config.tools)} (from {remembered.path})")
+    return again
+
+
+def described(tools: ToolsConfig) -> str:
+    """The servers in a few words."""
+    if tools.servers is not None:
+        return tools.servers
+    return f"built-in {', '.join(tools.builtin)}, {'limited' if tools.limited else 'full'} tool set"
+
+
+def _configured(config: TrainConfig, split: Literal["train", "validation"]) -> Path | None:
+    """The dataset that the command will look for, or None: to say that it is missing is the command's."""
+    try:
+        if split == "train":
+            return find_dataset(config.data.train, split="train")
+        return find_dataset(config.data.validation, split="validation", beside=config.data.train)
+    except UserError:
+        return None
+
+
+def _is_of_run(dataset: Path, config: TrainConfig) -> bool:
+    """Whether the run was trained on this folder: then its own settings have the servers already."""
+    trained = _configured(config, "train")
+    return trained is not None and trained.resolve().parent == dataset.resolve().parent
+
+
+SCRIPTED = ("gold", "empty", "over-eager")
+_HELD_OUT = ("heldout.jsonl", "heldout.json")  # with .gz and .zst after it
+_NAMED = 5  # tools named in one note
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyPolicy:
+    """A policy and what a context for it needs. `is_model` is False for those that work on text;
+    `is_deterministic` where it is asked
+    turn by turn in fixed batches (`rollout.deterministic`); `spent` is what an API used so far."""
+
+    policy: Policy
+    identity: JsonObject
+    is_model: bool = False
+    is_deterministic: bool = True
+    renderer: ContextRenderer | None = None
+    max_context: int | None = None
+    spent: Callable[[], JsonObject | None] = lambda: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSetup:
+    """Everything started. `concurrency` is how many episodes run at once."""
+
+    config: TrainConfig
+    tasks: TaskFile
+    tools: Tools
+    ready: ReadyPolicy
+    settings: AgentSettings
+    concurrency: int
+
+    def provenance(self, *, samples: int) -> JsonObject:
+        """What a result of this stage was made with."""
+        config, spent = self.config, self.ready.spent()
+        return {
+            **provenance(),
+            "policy": self.ready.identity,
+            **({} if spent is None else {"api": spent}),
+            "dataset": {
+                "path": str(self.tasks.path),
+                "sha256": self.tasks.sha256,
+                "tasks": len(self.tasks),
+            },
+            "seed": config.seed,
+            "samples": samples,
+            **asdict(self.settings.sampling),
+            **asdict(self.settings.limits),
+            "max_context_tokens": self.settings.max_context_tokens,
+            "concurrency": self.concurrency,
+            "tools": config.tools.model_dump(mode="json"),
+            "catalog_hash": self.tools.pool.catalog_hash,
+            "renamed_tools": dict(self.tools.pool.renamed),
+            "server_versions": dict(self.tools.pool.versions),
+        }
+
+
+@contextmanager
+def open_stage(
+    config: TrainConfig,
+    *,
+    policy: str,
+    samples: int,
+    console: Console,
+    data: Path | None = None,
+    ledger: Path | None = None,
+) -> Iterator[EpisodeSetup]:
+    """Open the tasks of `data` (default: the validation set of `config`), start the servers, load the policy
+    that `policy` names (see `open_policy`). Raises UserError before anything is played."""
+    _refuse_policy(policy)
+    with memory_reported(config), ExitStack() as stack:
+        tasks = stack.enter_context(open_tasks(config, data))
+        tools = stack.enter_context(open_tools(config.tools, ledger=ledger, on_note=console.note))
+        note = catalog_note(tasks, tools.pool)
+        if note is not None:
+            console.note(note)
+        concurrency = min(config.rollout.num_envs, len(tasks) * samples)
+        ready = stack.enter_context(
+            open_policy(
+                policy, tasks=tasks, config=config, slots=concurrency, io=tools.io, on_note=console.note
+            )
+        )
+        yield EpisodeSetup(
+            config=config,
+            tasks=tasks,
+            tools=tools,
+            ready=ready,
+            settings=agent_settings(config, max_context=ready.max_context),
+            concurrency=concurrency,
+        )
+
+
+def open_tasks(config: TrainConfig, data: Path | None = None) -> TaskFile:
+    """The dataset `data`, or the validation set of `config`. Raises UserError."""
+    return TaskFile(data or _validation_file(config), max_tasks=config.data.max_tasks)
+
+
+def evaluated_file(config: TrainConfig) -> Path | None:
+    """The tasks that a training run evaluates on as it goes; None where it never does. Raises UserError."""
+    evaluates = config.algorithm == "grpo" and config.training.eval_every
+    return _validation_file(config) if evaluates else None
+
+
+def measured_file(
+    config: TrainConfig, *, on_note: Callable[[str], None] = lambda _: None
+) -> tuple[Path, str] | None:
+    """The tasks that a training run is judged on, and which split they are: the held-out tasks beside the
+    training set, else the validation set; None, with a note, where there is neither. Raises UserError for a
+    set that is named and not there."""
+    train = find_dataset(config.data.train, split="train")
+    names = [name + suffix for name in _HELD_OUT for suffix in ("", ".gz", ".zst")]
+    path = next((train.parent / name for name in names if (train.parent / name).is_file()), None)
+    if path is not None:
+        return path, "held-out"
+    try:
+        return find_dataset(config.data.validation, split="validation", beside=str(train)), "validation"
+    except UserError as error:
+        if config.data.validation is not None:
+            raise
+        on_note(f"no before and after in the report: {error.message}, nor is there a heldout.jsonl")
+        return None
+
+
+def next_data(config: TrainConfig) -> str:
+    """The word after `--data` in what a person may type next: the file that `measured_file` finds, else
+    FILE."""
+    try:
+        found = measured_file(config)
+    except UserError:
+        found = None
+    return "FILE" if found is None else shlex.quote(str(found[0]))
+
+
+def _validation_file(config: TrainConfig) -> Path:
+    return find_dataset(config.data.validation, split="validation", beside=config.data.train)
+
+
+def catalog_note(tasks: Sequence[Task], pool: PinnedTools) -> str | None:
+    """How the servers' tools differ from those that the dataset was made for; None where they agree or the
+    dataset does not say. Raises UserError where the pool refuses such a change."""
+    pinned = next(
+        (task.extra_info["catalog_hash"] for task in tasks if "catalog_hash" in task.extra_info), None
+    )
+    if pinned is None or pinned == pool.catalog_hash:
+        return None
+    offered = {name for task in tasks for name in task.offered_in(len(task.truth.user_turns)) or ()}
+    live = {spec.dotted for spec in pool.tools.values()}
+    gone, new = sorted(offered - live), sorted(live - offered)
+    changes = [
+        *([f"gone: {_some(gone)}"] if gone else []),
+        *([f"in no task's offer: {_some(new)}"] if new else []),
+    ]
+    note = (
+        f"the tools have changed since the dataset was made (catalog {str(pinned)[:12]} then, "
+        f"{pool.catalog_hash[:12]} now); "
+        + ("; ".join(changes) if changes else "their names are the same, descriptions or schemas differ")
+    )
+    if pool.on_change == "refuse":
+        remedy = "Make the dataset anew, or accept it: --set tools.on_catalog_change=warn"
+        raise UserError(note, where="tools.on_catalog_change", remedy=remedy)
+    return note
+
+
+def _refuse_policy(name: str) -> None:
+    """What can be said of a policy before servers start. Raises UserError."""
+    if name not in SCRIPTED and not name.startswith(PREFIX) and (chosen := find_model(name)) is not None:
+        weight_files(chosen.path)
+
+
+@contextmanager
+def open_policy(
+    name: str,
+    *,
+    tasks: Sequence[Task],
+    config: TrainConfig,
+    slots: int,
+    io: IOThread,
+    on_note: Callable[[str], None],
+) -> Iterator[ReadyPolicy]:
+    """`gold`, `empty`, `over-eager`, `openai:NAME`, a checkpoint or run folder, or a hub id. Raises
+    UserError."""
+    if name in SCRIPTED:
+        policies = {"gold": lambda: GoldPolicy(tasks), "empty": EmptyPolicy, "over-eager": OverEagerPolicy}
+        yield ReadyPolicy(
+            policy=policies[name](),
+            identity={"name": name},
+            is_deterministic=config.rollout.deterministic is not False,
+        )
+    elif name.startswith(PREFIX):
+        with open_api_policy(name, config=config, io=io, on_note=on_note) as api:
+            yield ReadyPolicy(
+                policy=api.policy,
+                identity={"name": name, "base_url": api.base_url},
+                is_deterministic=False,
+                spent=api.budget.as_json,
+            )
+    else:
+        with _open_model(name, config=config, slots=slots, on_note=on_note) as ready:
+            yield ready
+
+
+def pinned_model(config: TrainConfig, *, on_note: Callable[[str], None]) -> TrainConfig:
+    """`config` with the checkpoint that its `model.name` means today, where that is a run folder: what the
+    run does later must not change what is built on it. Raises UserError."""
+    if config.model.name == "embedded":
+        return config
+    chosen = find_model(config.model.name)
+    if chosen is None or not chosen.why:
+        return config
+    on_note(f"model.name {config.model.name} means {chosen.path} ({chosen.why})")
+    return config.model_copy(update={"model": config.model.model_copy(update={"name": str(chosen.path)})})
+
+
+@contextmanager
+def _open_model(
+    name: str, *, config: TrainConfig, slots: int, on_note: Callable[[str], None]
+) -> Iterator[ReadyPolicy]:
+    chosen = find_model(name)
+    checkpoint = None if chosen is None else chosen.path
+    if chosen is not None and chosen.why:
+        on_note(f"checkpoint: {chosen.path} ({chosen.why})")
+    require("hf", use="running a model")
+    from mcpagent.train.build import is_deterministic, load, open_sampler
+
+    model = config.model.model_copy(update={"name": name if checkpoint is None else str(checkpoint)})
+    named = config.model_copy(update={"model": model})
+    if config.rollout.backend == "vllm":
+        require_vllm()
+    loaded = load(named)
+    identity = (
+        {"path": name, "revision": getattr(loaded.model.config, "_commit_hash", None)}
+        if checkpoint is None
+        else model_identity(checkpoint)
+    )
+    template = str(loaded.tokenizer.chat_template)
+    with open_sampler(loaded, named, model=loaded.model, slots=slots) as sampler:
+        yield ReadyPolicy(
+            policy=sampler.policy,
+            identity={
+                **identity,
+                "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
+                "dtype": str(loaded.model.dtype).removeprefix("torch."),
+                "device": str(loaded.device),
+            },
+            is_model=True,
+            is_deterministic=is_deterministic(config, loaded.device),
+            renderer=loaded.renderer,
+            max_context=loaded.max_context,
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,207 @@
+"""A training run from a configuration: fresh or resumed, GRPO or supervised."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.core.records import JsonObject
+from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import Task
+from mcpagent.core.threads import limit_threads
+from mcpagent.errors import UserError
+from mcpagent.models.out_of_memory import memory_reported
+from mcpagent.models.weights import holds_weights, weight_files
+from mcpagent.rollout.setup import open_tools
+from mcpagent.run.evaluate import open_measured
+from mcpagent.run.lifecycle import RunPlace, TrainOutcome, Watch, logged
+from mcpagent.run.stage import catalog_note, evaluated_file, open_tasks, pinned_model
+from mcpagent.run.train_grpo import run_grpo
+from mcpagent.run.train_sft import run_sft
+from mcpagent.servers.names import BUILTIN_NAMES
+from mcpagent.storage.checkpoints import find_model
+from mcpagent.storage.datasets import TaskFile, find_dataset, read_tasks
+from mcpagent.storage.locks import holder
+from mcpagent.storage.run_folder import RunFolder, has_not_begun, not_empty, run_log
+from mcpagent.storage.runs import RunSession, last_run, new_session, planned_folder, run_session
+from mcpagent.tools.servers_config import load_servers
+from mcpagent.train.health import Callback
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.plan import Preflight, TrainPlan, check_run, plan, target_device
+
+
+def train(
+    config: TrainConfig,
+    *,
+    run_dir: Path | None = None,
+    resume: bool = False,
+    ledger: Path | None = None,
+    ledger_start: int = 0,
+    manifest: JsonObject | None = None,
+    beside: Collection[str] = (),
+    callbacks: Sequence[Callback] = (),
+    watch: Watch | None = None,
+) -> TrainOutcome:
+    """Run `config` to its end, in `run_dir`, else `output_dir/name`; without a name a new run names itself.
+
+    `resume` continues the run folder from its last complete checkpoint, with the configuration it was started
+    with; without a name the last run of this algorithm that named itself. `ledger` is where the built-in
+    servers count the calls they get; `ledger_start` bytes of it are older than this run. `beside` names what
+    a new run folder may already hold; `callbacks` watch the steps of GRPO. Raises UserError before anything
+    is written, InUseError where another process writes to the folder."""
+    watch = watch or Watch()
+    limit_threads(config.threads)
+    config = pinned_model(config, on_note=watch.note)
+    # Nothing here draws from these two, but libraries may; torch is seeded with its model.
+    random.seed(derive_seed(config.seed, "python"))
+    np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
+    with memory_reported(config), ExitStack() as stack:
+        ready = stack.enter_context(prepared(config))
+        tasks, validation = ready.tasks, ready.validation
+        measured = stack.enter_context(open_measured(config, on_note=watch.note))
+        processes = Processes.join(torch.device(ready.checked.target.kind))
+        if not processes.is_first:
+            watch = Watch()
+        session = (
+            stack.enter_context(_session(config, run_dir, resume=resume, beside=beside))
+            if processes.is_first
+            else None
+        )
+        folder = processes.broadcast_from_rank0(lambda: session.folder if session else Path())
+        watch.on_folder(folder)
+        if processes.is_first:
+            watch = logged(watch, stack.enter_context(run_log(folder)))
+        config = config.model_copy(update={"output_dir": str(folder.parent), "name": folder.name})
+        for note in ready.checked.notes:
+            watch.note(note)
+        tools = stack.enter_context(
+            open_tools(
+                config.tools,
+                ledger=ledger,
+                log_dir=folder / "logs" / processes.folder_name,
+                on_note=watch.note,
+            )
+        )
+        document = {
+            **(manifest or {}),
+            "seed": config.seed,
+            "data": {"train": str(tasks.path), "tasks": len(tasks), "sha256": tasks.sha256},
+            "catalog_hash": tools.pool.catalog_hash,
+            "renamed_tools": dict(tools.pool.renamed),
+            "server_versions": dict(tools.pool.versions),
+        }
+        changed = catalog_note(tasks, tools.pool)
+        if changed is not None:
+            watch.note(changed)
+        place = RunPlace(
+            folder=folder,
+            session=session,
+            resume=resume,
+            manifest=document,
+            beside=beside,
+            ledger=ledger,
+            ledger_start=ledger_start,
+            processes=processes,
+        )
+        outcome = (
+            run_sft(config, tasks, measured, tools, place, watch)
+            if config.algorithm == "sft"
+            else run_grpo(config, tasks, validation, measured, tools, place, watch, callbacks)
+        )
+        if session is not None:
+            session.end(outcome.stop_reason, has_failed=outcome.is_ill)
+        return outcome
+
+
+def _session(
+    config: TrainConfig, run_dir: Path | None, *, resume: bool, beside: Collection[str]
+) -> AbstractContextManager[RunSession]:
+    """The lock of the folder that the run is kept in, and how the run stands there."""
+    parent, name = Path(config.output_dir), config.name
+    if run_dir is not None:
+        parent, name = run_dir.parent, run_dir.name
+    if not resume:
+        return new_session(parent, name, kind=config.method, beside=beside)
+    folder = last_run(parent, kind=config.method) if name is None else parent / name
+    return run_session(RunFolder.open(folder).path, kind=config.method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a run needs besides servers and weights, all of it checked. `validation` is empty where the run
+    never evaluates."""
+
+    tasks: TaskFile
+    validation: Sequence[Task]
+    validation_path: Path | None
+    checked: Preflight
+
+
+@contextmanager
+def prepared(config: TrainConfig, *, gpu_memory_gib: float | None = None) -> Iterator[Prepared]:
+    """Everything that a run and its dry run refuse alike: the data, the device, the model's architecture,
+    what fits. Loads no weights, starts no server, writes nothing. Raises UserError."""
+    target = target_device(config, gpu_memory_gib=gpu_memory_gib)
+    with ExitStack() as stack:
+        tasks = stack.enter_context(open_tasks(config, find_dataset(config.data.train, split="train")))
+        path = evaluated_file(config)
+        validation = () if path is None else stack.enter_context(open_tasks(config, path))
+        yield Prepared(
+            tasks=tasks, validation=validation, validation_path=path, checked=check_run(config, target)
+        )
+
+
+def plan_run(
+    config: TrainConfig,
+    *,
+    gpu_memory_gib: float | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> TrainPlan:
+    """What `train` would do, or what it would refuse (UserError): with `gpu_memory_gib`, 0 where it is not
+    known, on a GPU that need not be here."""
+    config = pinned_model(config, on_note=on_note)
+    with prepared(config, gpu_memory_gib=gpu_memory_gib) as ready:
+        return plan(
+            config,
+            ready.checked,
+            ready.tasks,
+            validation=ready.validation_path,
+            run_dir=planned_folder(Path(config.output_dir), config.name),
+        )
+
+
+def check_inputs(config: TrainConfig, *, resume: bool = False, dry_run: bool = False) -> None:
+    """Look at the files that `config` names: datasets (their first task), servers, the model's folder, the
+    run folder. The run looks closer at each. Raises UserError."""
+    next(read_tasks(find_dataset(config.data.train, split="train")))
+    if config.algorithm == "grpo" and config.training.eval_every:
+        validation = find_dataset(config.data.validation, split="validation", beside=config.data.train)
+        next(read_tasks(validation))
+    if config.tools.servers is not None:
+        load_servers(Path(config.tools.servers))
+    elif unknown := [name for name in config.tools.builtin if name not in BUILTIN_NAMES]:
+        raise UserError(
+            f"there is no built-in server {unknown[0]!r}",
+            where="tools.builtin",
+            remedy=f"there are: {', '.join(BUILTIN_NAMES)}; your own are named with --servers",
+        )
+    if config.model.name != "embedded":
+        chosen = find_model(config.model.name)
+        if chosen is not None and (holds_weights(chosen.path) or not dry_run):
+            weight_files(chosen.path)
+    if config.name is not None and not dry_run:
+        _check_folder(Path(config.output_dir) / config.name, resume=resume)
+
+
+def _check_folder(folder: Path, *, resume: bool) -> None:
+    if resume:
+        RunFolder.open(folder)
+    elif folder.exists() and not (folder.is_dir() and (holder(folder) or has_not_begun(folder))):
+        raise not_empty(folder)

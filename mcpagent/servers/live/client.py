@@ -1,0 +1,361 @@
+"""What the live upstreams share: keys and addresses, their pace and repeats, JSON over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import math
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import quote, quote_plus, urlsplit
+from weakref import WeakKeyDictionary
+
+import httpx
+from aiolimiter import AsyncLimiter
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.exceptions import MCPError
+from mcp.types import INTERNAL_ERROR, REQUEST_TIMEOUT
+from pydantic import TypeAdapter, ValidationError
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_any,
+    stop_before_delay,
+    wait_random_exponential,
+)
+
+from mcpagent.config.environment import environment
+from mcpagent.core.values import retry_after_s
+from mcpagent.errors import UserError
+from mcpagent.servers.builtin import clean_values
+from mcpagent.servers.names import KEY_NAMES, live_variable
+
+HIDDEN = "[key]"  # what stands where a key stood
+
+# ASCII that JSON writes as it is, so that a key is found in it, and long enough not to be found by chance.
+_KEY = re.compile(r"[!#-\[\]-~]{8,}")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """`calls` in any `period_s`, all at once at first."""
+
+    calls: float
+    period_s: float
+
+    def __str__(self) -> str:
+        return f"{self.calls:g} calls in {self.period_s:g} s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveSettings:
+    """One service as this process uses it. `rate` None is the documented one.
+
+    `deadline_s` bounds one request with its repeats and waits. It is below the 30 s that a tool call has by
+    default, so that the reason reaches the client. `backoff_s` is the first pause where the service names
+    none; each repeat doubles it.
+    """
+
+    service: str
+    key: str = field(repr=False)
+    key_name: str
+    base_url: str
+    rate: Rate | None = None
+    deadline_s: float = 25.0
+    attempts: int = 4
+    backoff_s: float = 0.5
+
+    def redact(self, text: str) -> str:
+        """`text` without the key, in any form in which a service or a library may repeat it."""
+        encoded = base64.b64encode(self.key.encode()).decode()
+        plain = "|".join(re.escape(form) for form in (self.key, encoded))
+        in_urls = "|".join(re.escape(form) for form in (quote(self.key, safe=""), quote_plus(self.key)))
+        return re.sub(f"{plain}|(?i:{in_urls})", HIDDEN, text)
+
+
+def read_settings(service: str, *, base_url: str) -> LiveSettings:
+    """The settings of a service: its key by name, `MCPAGENT_<NAME>_BASE_URL` in place of `base_url`, and
+    `MCPAGENT_<NAME>_RATE` as CALLS/SECONDS. Raises UserError, which never shows the key."""
+    known = environment()
+    key_name, key = _key(service, known)
+    url_name = live_variable(service, "BASE_URL")
+    return LiveSettings(
+        service=service,
+        key=key,
+        key_name=key_name,
+        base_url=_base_url(url_name, known.get(url_name) or base_url),
+        rate=_rate(live_variable(service, "RATE"), known),
+    )
+
+
+def _key(service: str, known: Mapping[str, str]) -> tuple[str, str]:
+    names = KEY_NAMES[service]
+    for name in names:
+        key = known.get(name, "").strip()
+        if key and not _KEY.fullmatch(key):
+            raise UserError(f"{name} holds what can be no key", where=service, remedy="Copy it anew.")
+        if key:
+            return name, key
+    raise UserError(
+        f"{' or '.join(names)} is not set: the live {service} needs a key",
+        remedy=f"export {names[0]}=...  (or put {names[0]}=... into .env); without one: --upstream embedded",
+    )
+
+
+def _base_url(name: str, url: str) -> str:
+    """`url` without its last slash. A key travels over TLS, or does not leave this machine."""
+    parts = urlsplit(url)
+    is_here = parts.hostname in {"127.0.0.1", "::1", "localhost"}
+    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and is_here)):
+        raise UserError(f"{url!r} is no https:// address", where=name, remedy=f"unset {name}")
+    return url.rstrip("/")
+
+
+def _rate(name: str, known: Mapping[str, str]) -> Rate | None:
+    text = known.get(name, "")
+    if not text:
+        return None
+    calls, _, period_s = text.partition("/")
+    try:
+        rate = Rate(float(calls), float(period_s))
+    except ValueError:
+        rate = Rate(0, 0)
+    if not (1 <= rate.calls < math.inf and 0 < rate.period_s < math.inf):
+        raise UserError(
+            f"{text!r} is no rate", where=name, remedy=f"{name}=100/60 is 100 calls in 60 seconds"
+        )
+    return rate
+
+
+T = TypeVar("T")
+
+_MAX_PAUSE_S = 8.0
+_MAX_FAULTS = 3
+
+
+class UpstreamFailed(MCPError):
+    """A failure that is not the model's."""
+
+    def __init__(self, settings: LiveSettings, text: str, *, code: int = INTERNAL_ERROR) -> None:
+        super().__init__(code=code, message=settings.redact(f"{settings.service}: {text}"))
+
+
+class Transient(Exception):
+    """An attempt failed in a way that may pass. `retry_after_s` is what the service asked to wait."""
+
+    def __init__(self, text: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class RequestPace:
+    """One token bucket for every client of a server; a loop has its own, as asyncio's objects must."""
+
+    def __init__(self, rate: Rate) -> None:
+        self.rate = rate
+        self._limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLimiter] = WeakKeyDictionary()
+
+    async def wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop not in self._limiters:
+            self._limiters[loop] = AsyncLimiter(self.rate.calls, self.rate.period_s)
+        await self._limiters[loop].acquire()
+
+
+async def persist(attempt: Callable[[], Awaitable[T]], *, settings: LiveSettings, pace: RequestPace) -> T:
+    """What `attempt` returns, which is made again after a `Transient`. Raises UpstreamFailed at the end."""
+    last: list[Transient] = []
+    waits_for_its_turn = True
+
+    async def paced() -> T:
+        nonlocal waits_for_its_turn
+        waits_for_its_turn = True
+        await pace.wait()
+        waits_for_its_turn = False
+        try:
+            return await attempt()
+        except Transient as failure:
+            last[:] = [failure]
+            raise
+
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(Transient),
+        # A pause that would pass the deadline is not begun: the reason is known now.
+        stop=stop_any(stop_after_attempt(settings.attempts), stop_before_delay(settings.deadline_s)),
+        wait=_Pause(settings.backoff_s),
+        reraise=True,
+    )
+    try:
+        async with asyncio.timeout(settings.deadline_s):
+            return await retrying(paced)
+    except Transient as failure:
+        asked = failure.retry_after_s
+        wait = f"; it asks to wait {asked:g} s" if asked else ""
+        raise UpstreamFailed(settings, f"{failure}{wait}") from None
+    except TimeoutError:
+        rate = f" (its rate here is {pace.rate})" if waits_for_its_turn else ""
+        why = f"{rate}; before that: {last[0]}" if last else rate
+        raise UpstreamFailed(
+            settings, f"no answer within {settings.deadline_s:g} s{why}", code=REQUEST_TIMEOUT
+        ) from None
+
+
+def misshapen(settings: LiveSettings, error: ValidationError) -> UpstreamFailed:
+    """An answer that is JSON, but not the documented one; the values in it are not repeated."""
+    faults = [f"{'.'.join(map(str, e['loc'])) or 'all'}: {e['msg']}" for e in error.errors()[:_MAX_FAULTS]]
+    return UpstreamFailed(settings, f"its answer is not shaped as documented ({'; '.join(faults)})")
+
+
+class _Pause:
+    """What the service asked for, else a random pause that doubles."""
+
+    def __init__(self, backoff_s: float) -> None:
+        self._own = wait_random_exponential(multiplier=backoff_s, max=_MAX_PAUSE_S)
+
+    def __call__(self, state: RetryCallState) -> float:
+        failure = state.outcome.exception() if state.outcome is not None else None
+        if isinstance(failure, Transient) and failure.retry_after_s is not None:
+            return failure.retry_after_s
+        return self._own(state)
+
+
+# They log whole URLs, and the key of fmp is in its URL.
+for _name in ("httpx", "httpcore"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
+
+
+_MAX_MESSAGE_CHARS = 200
+_TIMEOUT = httpx.Timeout(15.0, connect=5.0)
+_KEY_REFUSED = {401, 402, 403}
+_QUOTA_USED_UP = {
+    432: "the plan's limit is reached",
+    433: "the pay-as-you-go limit is reached",
+}  # Tavily's own
+_MODELS_FAULT = {400, 404, 422}
+
+
+class RefusedRequest(ToolError):
+    """The service understood the request and found it wrong: an unknown symbol, an empty query."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class ApiClient:
+    """Calls of one service. Every method raises `RefusedRequest` or `UpstreamFailed`."""
+
+    def __init__(self, settings: LiveSettings, *, pace: RequestPace, http: httpx.AsyncClient) -> None:
+        self._settings = settings
+        self._pace = pace
+        self._http = http
+
+    async def get(self, path: str, shape: type[T], **params: str | int) -> T:
+        """The answer of a GET, parsed as `shape`."""
+        return await self._ask("GET", path, shape, params=clean_values(params))
+
+    async def post(self, path: str, shape: type[T], **body: Any) -> T:
+        """The answer of a POST that only reads, so that it is repeated as a GET is."""
+        return await self._ask("POST", path, shape, body=clean_values(body))
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        shape: type[T],
+        *,
+        params: Mapping[str, str | int] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> T:
+        async def attempt() -> Any:
+            try:
+                response = await self._http.request(method, path, params=params, json=body)
+            except httpx.RequestError as error:
+                raise Transient(f"the connection failed ({type(error).__name__})") from None
+            return self._read(response)
+
+        document = await persist(attempt, settings=self._settings, pace=self._pace)
+        try:
+            return TypeAdapter(shape).validate_python(document)
+        except ValidationError as error:
+            raise misshapen(self._settings, error) from None
+
+    def _read(self, response: httpx.Response) -> Any:
+        """The JSON of a good answer; every other answer by whose fault it is."""
+        status = response.status_code
+        document = _json(response)
+        said = _message(document)
+        told = f": {said}" if said else ""
+        if status == 429 or status >= 500:
+            what = "its rate limit is reached" if status == 429 else f"it answered {status}"
+            raise Transient(what + told, retry_after_s=retry_after_s(response.headers))
+        if status in _KEY_REFUSED:
+            hint = _hint(said, self._settings)
+            raise self._failed(f"refused the key in {self._settings.key_name} ({status}){told}{hint}")
+        if status in _QUOTA_USED_UP:
+            raise self._failed(f"{_QUOTA_USED_UP[status]} ({status}){told}")
+        if status in _MODELS_FAULT and said:
+            raise RefusedRequest(status, self._settings.redact(said))
+        if status == 200 and said:
+            raise self._failed(f"answered with an error{told}")
+        if status != 200:
+            url = live_variable(self._settings.service, "BASE_URL")
+            raise self._failed(f"answered {status}{told}; is {url} the address of its API?")
+        if document is None:
+            raise Transient("its answer is not JSON")
+        return document
+
+    def _failed(self, text: str) -> UpstreamFailed:
+        return UpstreamFailed(self._settings, text)
+
+
+@asynccontextmanager
+async def open_api(
+    settings: LiveSettings,
+    *,
+    pace: RequestPace,
+    headers: Mapping[str, str] | None = None,
+    params: Mapping[str, str] | None = None,
+) -> AsyncGenerator[ApiClient]:
+    """A client that sends `headers` and `params`, one of which holds the key, to one host only: redirects are
+    not followed."""
+    async with httpx.AsyncClient(
+        base_url=settings.base_url, headers=headers, params=params, timeout=_TIMEOUT, follow_redirects=False
+    ) as http:
+        yield ApiClient(settings, pace=pace, http=http)
+
+
+def _json(response: httpx.Response) -> Any:
+    """The document, or None where the body is none."""
+    try:
+        return json.loads(response.content)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _message(document: Any) -> str:
+    """What an error document says; empty where it is none. Massive answers {"status", "error" or "message"},
+    FMP {"Error Message"}, Tavily {"detail": {"error"}}."""
+    if not isinstance(document, dict):
+        return ""
+    for name in ("Error Message", "error", "message", "detail"):
+        found = document.get(name)
+        if isinstance(found, dict):
+            found = found.get("error")
+        if found:
+            text = found if isinstance(found, str) else json.dumps(found)
+            return " ".join(text.split())[:_MAX_MESSAGE_CHARS]
+    return ""
+
+
+def _hint(said: str, settings: LiveSettings) -> str:
+    if "Legacy Endpoint" not in said:
+        return ""
+    return f". {live_variable(settings.service, 'BASE_URL')} must be the address of the stable API"

@@ -1,0 +1,395 @@
+"""Datasets of tasks as files: found, streamed, indexed, and written atomically."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shlex
+import shutil
+import sqlite3
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any, Generic, Literal, Self, TypeVar, overload
+
+import jsonlines
+from pydantic import BaseModel, ValidationError
+
+from mcpagent.core.records import JsonObject, describe
+from mcpagent.core.redact import SECRETS
+from mcpagent.core.tasks import Task
+from mcpagent.errors import MCPAgentError, UserError
+from mcpagent.storage.atomic import atomic_file
+from mcpagent.storage.json_stream import (
+    compressed_writer,
+    decode_line,
+    is_compressed,
+    locate_records,
+    open_bytes,
+    plain_suffix,
+    read_records,
+    reading,
+)
+
+_DATA_FOLDERS = ("data/processed", "data/inputs")
+_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
+
+
+def find_dataset(
+    given: str | None, *, split: Literal["train", "validation"], beside: str | None = None
+) -> Path:
+    """The file `given`; without one, that of the split in the folder of the file `beside`, then the default
+    one. Raises UserError if it is not there."""
+    if given is not None:
+        path = dataset_file(Path(given), split)
+        if not path.is_file():
+            raise UserError(
+                "there is no such dataset",
+                where=given,
+                remedy=_remedy(split),
+            )
+        return path
+    folders = _DATA_FOLDERS
+    if beside is not None:
+        near = Path(beside)
+        folders = (str(near if near.is_dir() else near.parent), *_DATA_FOLDERS)
+    found = next((path for folder in folders if (path := _in_folder(Path(folder), split))), None)
+    if found is not None:
+        return found
+    raise UserError(
+        f"there is no {split} dataset: data.{split} is not set, and none of {', '.join(folders)} "
+        f"holds {split}.json or {split}.jsonl",
+        remedy=_remedy(split),
+    )
+
+
+def _remedy(split: str) -> str:
+    option = "--data" if split == "train" else f"--set data.{split}=FILE"
+    return f"name a file with {option}, or make one: mcpagent gen-data" + _or_without(split)
+
+
+def _or_without(split: str) -> str:
+    """What else a training run may do where its validation tasks are missing."""
+    return "; training does without: --set training.eval_every=0" if split == "validation" else ""
+
+
+def dataset_file(path: Path, *splits: str) -> Path:
+    """The file of the first of `splits` that the folder `path` holds; `path` itself where it is no folder.
+    Raises UserError."""
+    if not path.is_dir():
+        return path
+    found = next((file for split in splits if (file := _in_folder(path, split))), None)
+    if found is None:
+        raise UserError(
+            f"the folder holds no dataset ({' or '.join(f'{split}.jsonl' for split in splits)})",
+            where=str(path),
+            remedy=f"make one: mcpagent gen-data --out {shlex.quote(str(path))}",
+        )
+    return found
+
+
+def _in_folder(folder: Path, split: str) -> Path | None:
+    return next((path for suffix in _SUFFIXES if (path := folder / (split + suffix)).is_file()), None)
+
+
+def read_tasks(path: Path | str) -> Iterator[Task]:
+    """The tasks of a dataset in order, in bounded memory. Raises UserError with file and line for whatever is
+    wrong with it, and for a dataset without a task."""
+    file = Path(path)
+    count = 0
+    for line, record in read_records(file):
+        yield parse_task(record, where=f"{file}:{line}")
+        count += 1
+    if not count:
+        raise empty_dataset(file)
+
+
+def parse_task(record: JsonObject, *, where: str) -> Task:
+    """Raises UserError with everything that is wrong with the record."""
+    try:
+        return Task.model_validate(record)
+    except ValidationError as error:
+        raise UserError(
+            "; ".join(describe(detail) for detail in error.errors()),
+            where=where,
+            remedy="fix the record; mcpagent data validate FILE lists all that are wrong",
+        ) from None
+
+
+def empty_dataset(path: Path) -> UserError:
+    """The error for a dataset without a task."""
+    remedy = "make one: mcpagent gen-data" + _or_without(path.name.partition(".")[0])
+    return UserError("the dataset holds no task", where=str(path), remedy=remedy)
+
+
+def write_jsonl(path: Path | str, records: Iterable[BaseModel | Mapping[str, Any]]) -> int:
+    """Write records atomically and return their number; the name decides the form: `.json` is an array with a
+    record on each line, anything else JSONL; `.gz` and `.zst` compress. Equal records give equal bytes."""
+    final = Path(path)
+    is_array = plain_suffix(final) == ".json"
+    count = 0
+    with (
+        atomic_file(final) as temporary,
+        compressed_writer(temporary, suffix=final.suffix) as stream,
+    ):
+        if not is_array:
+            lines = record_writer(stream)
+            for record in records:
+                lines.write(record)
+                count += 1
+            return count
+        for record in records:
+            stream.write((b",\n" if count else b"[\n") + encode_record(record))
+            count += 1
+        stream.write(b"\n]\n" if count else b"[]\n")
+    return count
+
+
+def record_writer(stream: IO[bytes], *, flush: bool = False) -> jsonlines.Writer:
+    """What writes records to a stream, a line each, as `encode_record` gives them."""
+    # pyright does not know that attrs drops the underscore of a private field from its parameter.
+    return jsonlines.Writer(stream, dumps=encode_record, flush=flush)  # pyright: ignore[reportCallIssue]
+
+
+def record_reader(stream: IO[bytes]) -> jsonlines.Reader:
+    """What reads the lines of a file that is appended to; see `complete_lines`. A line that is not JSON
+    raises `jsonlines.InvalidLineError`, a ValueError with the line's number."""
+    return jsonlines.Reader(complete_lines(stream), loads=_loads)  # pyright: ignore[reportCallIssue]
+
+
+def complete_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file that is appended to; a last one without its end, which a kill cut off, is left
+    out."""
+    return (line for line in stream if line.endswith(b"\n"))
+
+
+def _loads(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def encode_record(record: BaseModel | Mapping[str, Any]) -> bytes:
+    """One line of JSON, without secrets and without its newline. Raises ValueError for a number that JSON
+    does not have."""
+    value = task_record(record) if isinstance(record, Task) else record
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    value = SECRETS.value(value)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which models do write in arguments, exists in JSON only as an escape.
+        return json.dumps(value, allow_nan=False).encode()
+
+
+def task_record(task: Task) -> JsonObject:
+    """The task as its dataset record: what was given, and what other readers of the format need."""
+    record = task.model_dump(mode="json", exclude_unset=True)
+    return {
+        "data_source": task.data_source,
+        "env_class": task.env_class,
+        **record,
+        "reward_spec": {"method": task.reward_spec.method, **record["reward_spec"]},
+        "extra_info": task.extra_info,
+    }
+
+
+V = TypeVar("V", int, str)
+
+_CACHE_KIB = 16 << 10
+_SIGNED = 1 << 63  # SQLite's integers have a sign, digests have none
+
+
+def text_digest(text: str) -> int:
+    """64 bits that stand for a text in large tables."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+class DiskTable(Generic[V]):
+    """Values by `text_digest`, in an unnamed temporary file that is gone when this is closed. However many
+    there     are, it takes a few megabytes of memory. For the thread that made it."""
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect("", isolation_level=None)
+        for setting in (f"cache_size = -{_CACHE_KIB}", "journal_mode = OFF", "synchronous = OFF"):
+            self._database.execute(f"PRAGMA {setting}")
+        self._database.execute("CREATE TABLE entries (key INTEGER PRIMARY KEY, value NOT NULL)")
+        self._database.execute("BEGIN")
+
+    def add(self, key: int, value: V) -> V | None:
+        """Give `value` to a key that has none; else the value that it has, and keeps."""
+        added = self._database.execute("INSERT OR IGNORE INTO entries VALUES (?, ?)", (key - _SIGNED, value))
+        return None if added.rowcount else self.least([key])
+
+    def least(self, keys: Sequence[int]) -> V | None:
+        """The smallest value that any of `keys` has; None where none has one."""
+        places = ", ".join("?" * len(keys))
+        query = f"SELECT min(value) FROM entries WHERE key IN ({places})"
+        return self._database.execute(query, [key - _SIGNED for key in keys]).fetchone()[0]
+
+    def count(self, keys: Iterable[int]) -> None:
+        """Add one to the value of each key, which is a number and begins with 0."""
+        self._database.executemany(
+            "INSERT INTO entries VALUES (?, 1) ON CONFLICT (key) DO UPDATE SET value = value + 1",
+            ((key - _SIGNED,) for key in keys),
+        )
+
+    def above(self, value: float) -> set[int]:
+        """The keys with a greater value than `value`."""
+        found = self._database.execute("SELECT key FROM entries WHERE value > ?", (value,))
+        return {key + _SIGNED for (key,) in found}
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_ENTRY = struct.Struct("<QQQ")  # line, start and end of a record
+# From here on, to make the index again takes half a second or more.
+_KEPT_FROM = 10_000
+
+
+class TaskFile(Sequence[Task]):
+    """Records and index stay on disk: any task is two reads away, and memory does not grow with the file.
+
+    Opening it validates every record and its id once (the first `max_tasks` only, where given). The index of
+    a large file is kept in the user's cache under the hash of the file, and never used for other contents. A
+    compressed file is expanded into an unnamed temporary one, which is gone when this is closed. Raises
+    UserError like `read_tasks`, and where two tasks have one id: attempts are kept apart by it.
+    """
+
+    def __init__(self, path: Path | str, *, max_tasks: int | None = None) -> None:
+        self.path = Path(path)
+        with reading(self.path), self.path.open("rb") as stream:
+            self.sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # of the whole file on disk
+        self._file = self._expanded() if is_compressed(self.path) else self.path.open("rb")
+        try:
+            self._index = self._kept_index() or self._made_index(max_tasks)
+        except UserError:
+            self._file.close()
+            raise
+        entries = os.fstat(self._index.fileno()).st_size // _ENTRY.size
+        self._length = entries if max_tasks is None else min(entries, max_tasks)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index] * _ENTRY.size
+        # pread leaves the position of a file alone, so threads can share it.
+        line, start, end = _ENTRY.unpack(os.pread(self._index.fileno(), _ENTRY.size, place))
+        raw = os.pread(self._file.fileno(), end - start, start)
+        return parse_task(decode_line(raw.strip(), path=self.path, line=line), where=f"{self.path}:{line}")
+
+    def close(self) -> None:
+        self._file.close()
+        self._index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _expanded(self) -> io.BufferedRandom:
+        copy = _unnamed_file()
+        try:
+            with reading(self.path), open_bytes(self.path) as stream:
+                _copy(stream, copy, of=self.path)
+        except UserError:
+            copy.close()
+            raise
+        copy.seek(0)
+        return copy
+
+    def _kept_index(self) -> IO[bytes] | None:
+        try:
+            return _kept_at(self.sha256).open("rb")
+        except OSError:
+            return None
+
+    def _made_index(self, max_tasks: int | None) -> IO[bytes]:
+        index = _unnamed_file()
+        try:
+            is_whole = True
+            count = 0
+            for entry in self._entries():
+                index.write(_ENTRY.pack(*entry))
+                count += 1
+                if count == max_tasks:
+                    is_whole = False
+                    break
+            if not count:
+                raise empty_dataset(self.path)
+        except UserError:
+            index.close()
+            raise
+        index.flush()
+        if is_whole and count >= _KEPT_FROM:
+            _keep(index, self.sha256)
+        return index
+
+    def _entries(self) -> Iterator[tuple[int, int, int]]:
+        with reading(self.path), DiskTable() as ids:
+            for line, start, end, record in locate_records(self._file, self.path):
+                if isinstance(record, UserError):
+                    raise record
+                task = parse_task(record, where=f"{self.path}:{line}")
+                if (first := ids.add(text_digest(task.id), line)) is not None:
+                    raise UserError(
+                        f"the task id {task.id!r} occurs twice, in lines {first} and {line}",
+                        where=str(self.path),
+                        remedy=f"mcpagent data validate {self.path} names the lines",
+                    )
+                yield line, start, end
+
+
+def _copy(stream: IO[bytes], copy: IO[bytes], *, of: Path) -> None:
+    try:
+        shutil.copyfileobj(stream, copy)
+        copy.flush()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise UserError(
+            f"does not fit into {tempfile.gettempdir()} when it is expanded",
+            where=str(of),
+            remedy="name a folder with more room in TMPDIR, or expand the file yourself",
+        ) from None
+
+
+def _kept_at(sha256: str) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "mcpagent" / "index-1" / sha256
+
+
+def _keep(index: IO[bytes], sha256: str) -> None:
+    try:
+        index.seek(0)
+        with atomic_file(_kept_at(sha256)) as temporary, temporary.open("wb") as copy:
+            shutil.copyfileobj(index, copy)
+    except (OSError, MCPAgentError):
+        pass  # a cache that cannot be written to costs time only
+
+
+def _unnamed_file() -> io.BufferedRandom:
+    """Without a name, so that it is gone even after a kill."""
+    return tempfile.TemporaryFile(prefix="mcpagent-")

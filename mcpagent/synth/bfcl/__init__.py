@@ -1,1 +1,0 @@
-"""BFCL's multi-turn tasks as dataset records, which are graded as BFCL grades them."""

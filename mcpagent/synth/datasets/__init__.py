@@ -1,0 +1,1 @@
+"""Datasets as a whole: validated, thinned out, divided, described."""

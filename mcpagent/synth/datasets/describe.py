@@ -1,0 +1,166 @@
+"""What a dataset holds, counted as its records stream by."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.synth.tasks.inspect import said, volatile_because
+
+_N = 3  # runs of so many tools
+
+
+@dataclass
+class DatasetCounts:
+    """Counts over tasks. A task counts once for each server and tool that its gold plan calls."""
+
+    records: int = 0
+    by_class: Counter[str] = field(default_factory=Counter)
+    by_complexity: Counter[str] = field(default_factory=Counter)
+    by_server: Counter[str] = field(default_factory=Counter)
+    by_tool: Counter[str] = field(default_factory=Counter)
+    by_template: Counter[str] = field(default_factory=Counter)
+    by_split: Counter[str] = field(default_factory=Counter)
+    by_data_source: Counter[str] = field(default_factory=Counter)
+    plan_lengths: Counter[int] = field(default_factory=Counter)
+    offered_tools: Counter[int] = field(default_factory=Counter)
+    prompt_chars_max: int = 0
+    question_chars: Counter[int] = field(default_factory=Counter)  # in steps of 20
+    volatile: int = 0
+    sequences: tuple[Counter[str], ...] = field(default_factory=lambda: tuple(Counter() for _ in range(_N)))
+
+    def add(self, task: Task) -> None:
+        self.records += 1
+        plan = task.truth.tool_sequence
+        self.by_class[task_class(task)] += 1
+        self.by_complexity[task.truth.complexity] += 1
+        self.by_server.update({step.server for step in plan})
+        self.by_tool.update({f"{step.server}.{step.tool}" for step in plan})
+        self.by_data_source[task.data_source] += 1
+        for counter, name in ((self.by_template, "template"), (self.by_split, "split")):
+            if name in task.extra_info:
+                counter[str(task.extra_info[name])] += 1
+        self.plan_lengths[len(plan)] += 1
+        if task.offered_tools is not None:
+            self.offered_tools[len(task.offered_tools)] += 1
+        self.prompt_chars_max = max(self.prompt_chars_max, sum(len(m.content) for m in task.prompt))
+        self.question_chars[len(said(task)) // 20 * 20] += 1
+        self.volatile += bool(volatile_because(task, None))
+        names = [f"{step.server}.{step.tool}" for step in plan]
+        for n, counter in enumerate(self.sequences, 1):
+            counter.update(" > ".join(names[i : i + n]) for i in range(len(names) - n + 1))
+
+    def as_json(self) -> JsonObject:
+        """Keys in a fixed order, so that equal datasets give equal documents."""
+        return {
+            "records": self.records,
+            "by_class": _sorted(self.by_class),
+            "by_complexity": {c: self.by_complexity[c] for c in ("simple", "moderate", "complex")},
+            "by_server": _sorted(self.by_server),
+            "by_tool": _sorted(self.by_tool),
+            "by_template": _sorted(self.by_template),
+            "by_split": _sorted(self.by_split),
+            "by_data_source": _sorted(self.by_data_source),
+            "plan_lengths": {str(n): count for n, count in sorted(self.plan_lengths.items())},
+            "offered_tools": {str(n): count for n, count in sorted(self.offered_tools.items())},
+            "prompt_chars_max": self.prompt_chars_max,
+            "question_chars": {str(n): count for n, count in sorted(self.question_chars.items())},
+            "volatile": self.volatile,
+            # Bits: how many yes-or-no questions name the next run of n tools; 0 where all are the same.
+            "sequence_entropy_bits": {
+                str(n): round(_entropy(counter), 3) for n, counter in enumerate(self.sequences, 1)
+            },
+            "distinct_sequences": {str(n): len(counter) for n, counter in enumerate(self.sequences, 1)},
+            "largest_template_share": _largest_share(self.by_template),
+        }
+
+
+def count_tasks(tasks: Iterable[Task]) -> DatasetCounts:
+    counts = DatasetCounts()
+    for task in tasks:
+        counts.add(task)
+    return counts
+
+
+def task_class(task: Task) -> str:
+    """What kind of behaviour the task asks for: as it says itself, else the first that applies."""
+    truth = task.truth
+    if "class" in task.extra_info:
+        return str(task.extra_info["class"])
+    if truth.abstain:
+        return "abstain"
+    if truth.user_turns:
+        return "multi_turn"
+    if any(step.parallel_group is not None for step in truth.tool_sequence):
+        return "parallel"
+    if not truth.tool_sequence:
+        return "no_plan"
+    return "single_call" if len(truth.tool_sequence) == 1 else "multi_step"
+
+
+def _sorted(counter: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counter.items()))
+
+
+def _entropy(counter: Counter[str]) -> float:
+    total = counter.total()
+    return -sum(n / total * math.log2(n / total) for n in counter.values()) if total else 0.0
+
+
+def _largest_share(counter: Counter[str]) -> float | None:
+    """None where no record says its template."""
+    return round(max(counter.values()) / counter.total(), 4) if counter else None
+
+
+def render_task(task: Task) -> Iterator[str]:
+    """Lines of text: what is asked, what is right, how it is judged, what was shown of it."""
+    truth = task.truth
+    yield f"{task.id}  ({task_class(task)}, {truth.complexity}, from {task.data_source})"
+    yield f"  user       {task.prompt[-1].content}"
+    for later in truth.user_turns:
+        yield f"  then       {later}"
+    tools = task.offered_tools
+    yield f"  offered    {'the whole catalog' if tools is None else f'{len(tools)} tools'}"
+    for user_turn, names in truth.tools_added.items():
+        yield f"  added      {', '.join(names)}  [user turn {user_turn}]"
+    for server, calls in truth.setup.items():
+        for call in calls:
+            yield f"  before     {server}.{call.tool}({_arguments(call.arguments)})"
+    for step in truth.tool_sequence:
+        turn = f"  [user turn {step.user_turn}]" if truth.user_turns else ""
+        together = f"  [together: {step.parallel_group}]" if step.parallel_group is not None else ""
+        yield f"  step {step.step}     {step.server}.{step.tool}({_arguments(step.params)}){turn}{together}"
+        for other in step.alternatives:
+            yield f"     or      {other.server}.{other.tool}({_arguments(other.params)})"
+    if truth.abstain:
+        yield "  right is   no call at all"
+    if truth.success.must_call:
+        yield f"  must call  {', '.join(truth.success.must_call)}"
+    if truth.final_answer is not None:
+        check = truth.final_answer
+        within = f" within {check.tolerance:g}" if check.tolerance else ""
+        yield f"  answer     {check.type}: {json.dumps(check.value, ensure_ascii=False)}{within}"
+    for server, checks in truth.state.items():
+        for check in checks:
+            expected = json.dumps(check.expect, ensure_ascii=False)
+            call = f"{server}.{check.call.tool}({_arguments(check.call.arguments)})"
+            turn = "" if check.user_turn is None else f"  [after user turn {check.user_turn}]"
+            yield f"  state      {call} gives {expected}{turn}"
+    if truth.reference_answer:
+        yield f"  says       {truth.reference_answer}"
+    limits = {n: v for n, v in truth.limits.model_dump().items() if v is not None}
+    yield f"  limits     {truth.max_turns} turns{', ' + _arguments(limits) if limits else ''}"
+    for name in ("withheld", "fails", "verdicts"):
+        if name in task.extra_info:
+            yield f"  {name:10} {json.dumps(task.extra_info[name], ensure_ascii=False)}"
+    if reasons := volatile_because(task, None):
+        yield f"  volatile   {'; '.join(reasons)}"
+
+
+def _arguments(values: dict[str, object]) -> str:
+    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())

@@ -1,0 +1,173 @@
+"""Splits of a dataset in which nothing of one is known from another: whole groups go to one side."""
+
+from __future__ import annotations
+
+import tempfile
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.errors import UserError
+from mcpagent.storage.atomic import atomic_file
+from mcpagent.storage.datasets import DiskTable, read_tasks, record_writer, text_digest
+from mcpagent.synth.tasks.inspect import plan_signature, task_entities
+from mcpagent.synth.tasks.output import carry_servers, write_servers
+from mcpagent.synth.templates.pools import SPLITS, SplitShares
+
+GroupBy = Literal["entity", "plan"]
+_COMMON = 0.05  # a text that more of the tasks name is a setting ("daily"), not a thing that they are about
+_FEW_GROUPS = 10_000  # with more, no split that has a share is empty by chance
+_FEW = 20  # ... if it is more than so many tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOutcome:
+    """`crossing` tasks are about things of several splits, and are in none. A split without tasks has a count
+    and no path."""
+
+    paths: dict[str, Path]
+    counts: dict[str, int]
+    groups: int
+    largest_group: int
+    crossing: int
+
+    def as_json(self) -> JsonObject:
+        return {
+            "records": sum(self.counts.values()) + self.crossing,
+            "by_split": self.counts,
+            "groups": self.groups,
+            "largest_group": self.largest_group,
+            "crossing": self.crossing,
+            "paths": {split: str(path) for split, path in self.paths.items()},
+        }
+
+
+def split_dataset(
+    path: Path,
+    out: Path,
+    *,
+    shares: SplitShares,
+    seed: int,
+    group_by: GroupBy = "entity",
+    drop_crossing: bool = False,
+    overwrite: bool = False,
+) -> SplitOutcome:
+    """Write `SPLIT.jsonl` for each split with a share, reading the file twice or three times and holding two
+    numbers for each record.
+
+    Tasks that name a common entity (have the same plan) are of one group, directly or through others, and a
+    group is never divided. Where nearly everything is one group, `drop_crossing` gives each entity a split
+    and leaves out the tasks that are about entities of several. Raises UserError.
+    """
+    wanted = [split for split in SPLITS if _share(shares, split) > 0]
+    paths = {split: out / f"{split}.jsonl" for split in wanted}
+    existing = [path.name for path in paths.values() if path.exists()]
+    if existing and not overwrite:
+        raise UserError(
+            f"{', '.join(existing)} would be replaced",
+            where=str(out),
+            remedy="add --overwrite, or choose another folder with --out",
+        )
+    servers = carry_servers(path, out, overwrite=overwrite)
+    common = _common_texts(path) if group_by == "entity" else set()
+    groups = largest = 0
+    if drop_crossing:
+        assigned = _by_each_entity(path, common, shares, seed)
+    else:
+        group_of = _groups(path, group_by, common)
+        sizes = np.bincount(group_of)
+        groups, largest = int(np.count_nonzero(sizes)), int(sizes.max())
+        _check_sizes(groups, largest, len(group_of), shares, path)
+        few = dict.fromkeys(group_of) if groups <= _FEW_GROUPS else {}
+        split_of = shares.assign(few, seed=seed, least=dict.fromkeys(wanted, 1))
+        assigned = (split_of.get(group) or shares.split_of(group, seed=seed) for group in group_of)
+    write_servers(servers)
+    counts, crossing = _write(path, paths, assigned)
+    paths = {split: file for split, file in paths.items() if counts[split]}
+    return SplitOutcome(paths=paths, counts=counts, groups=groups, largest_group=largest, crossing=crossing)
+
+
+def _share(shares: SplitShares, split: str) -> float:
+    rest = 1 - shares.heldout - shares.validation
+    return {"heldout": shares.heldout, "validation": shares.validation, "train": rest}[split]
+
+
+def _common_texts(path: Path) -> set[int]:
+    records = 0
+    with DiskTable() as counts:
+        for task in read_tasks(path):
+            records += 1
+            counts.count(text_digest(entity) for entity in task_entities(task))
+        return counts.above(max(_FEW, _COMMON * records))
+
+
+def _keys(task: Task, group_by: GroupBy, common: set[int]) -> list[int]:
+    if group_by == "plan":
+        return [text_digest(plan_signature(task))]
+    keys = {text_digest(entity) for entity in task_entities(task)} - common
+    return sorted(keys) or [text_digest(plan_signature(task))]
+
+
+def _groups(path: Path, group_by: GroupBy, common: set[int]) -> array[int]:
+    """For each record the number of its group: the first record in it. Union-find over what they name."""
+    parent = array("q")
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    with DiskTable() as first_with:
+        for index, task in enumerate(read_tasks(path)):
+            parent.append(index)
+            for key in _keys(task, group_by, common):
+                if (first := first_with.add(key, index)) is not None:
+                    one, other = root(first), root(index)
+                    parent[max(one, other)] = min(one, other)
+    return array("q", (root(index) for index in range(len(parent))))
+
+
+def _check_sizes(groups: int, largest: int, records: int, shares: SplitShares, path: Path) -> None:
+    if (largest > _share(shares, "train") * records and groups > 1) or groups == 1:
+        raise UserError(
+            f"{largest} of {records} tasks hang together through what they name, so they cannot be divided",
+            where=str(path),
+            remedy="add --drop-crossing to leave out tasks that would be in two splits, or --group-by plan",
+        )
+
+
+def _by_each_entity(path: Path, common: set[int], shares: SplitShares, seed: int) -> Iterator[str | None]:
+    for task in read_tasks(path):
+        splits = {shares.split_of(key, seed=seed) for key in _keys(task, "entity", common)}
+        yield splits.pop() if len(splits) == 1 else None
+
+
+def _write(path: Path, paths: dict[str, Path], assigned: Iterator[str | None]) -> tuple[dict[str, int], int]:
+    counts = dict.fromkeys(paths, 0)
+    crossing = 0
+    next(iter(paths.values())).parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=path.parent, prefix=".split-")))
+        files = {split: stack.enter_context((folder / split).open("wb")) for split in paths}
+        for task, split in zip(read_tasks(path), assigned, strict=True):
+            if split is None:
+                crossing += 1
+                continue
+            record_writer(files[split]).write(task)
+            counts[split] += 1
+        for split, file in files.items():
+            file.close()
+            if not counts[split]:  # nor may one stay that was made of other tasks
+                paths[split].unlink(missing_ok=True)
+                continue
+            with atomic_file(paths[split]) as temporary:
+                (folder / split).replace(temporary)
+    return counts, crossing

@@ -1,0 +1,216 @@
+"""Is every record of a dataset fit to train on? Streaming; one finding for each record that is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from mcpagent.core.records import JsonObject, describe
+from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolSpec
+from mcpagent.errors import UserError
+from mcpagent.reward.validate import task_problems, task_warnings
+from mcpagent.storage.atomic import atomic_file
+from mcpagent.storage.datasets import DiskTable, empty_dataset, record_writer, text_digest, write_jsonl
+from mcpagent.storage.json_stream import Located, compressed_writer, locate_records, open_bytes, reading
+from mcpagent.synth.tasks.inspect import answer_in_prompt, argument_faults, limit_faults
+from mcpagent.synth.tasks.prove import examine
+from mcpagent.synth.tasks.run import CallCache, ToolShelf
+from mcpagent.synth.tasks.stages import EXECUTION_STAGES, VALIDATION_STAGES, Rejection, yield_table
+from mcpagent.synth.tasks.stages import RejectCode as RejectCode
+
+_T = TypeVar("_T")
+_AT_ONCE = 32  # tasks executed at once
+
+
+MAX_FINDINGS = 50  # a file that is wrong throughout is wrong in the same way
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordFinding:
+    """Why the record at `where` (file:line) is rejected."""
+
+    code: RejectCode
+    where: str
+    message: str
+
+
+@dataclass
+class ValidationReport:
+    """`records` seen, `rejects` by code, and the first MAX_FINDINGS of them in the order of the file.
+    `warnings` counts the records that could be passed without being done, `warned` is where the first is."""
+
+    records: int = 0
+    rejects: Counter[RejectCode] = field(default_factory=Counter)
+    findings: list[RecordFinding] = field(default_factory=list)
+    warnings: Counter[str] = field(default_factory=Counter)
+    warned: dict[str, str] = field(default_factory=dict)
+    is_executed: bool = False
+
+    def add(self, finding: RecordFinding) -> None:
+        self.rejects[finding.code] += 1
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(finding)
+
+    def warn(self, where: str, task: Task) -> None:
+        for warning in task_warnings(task):
+            self.warnings[warning] += 1
+            self.warned.setdefault(warning, where)
+
+    @property
+    def valid(self) -> int:
+        return self.records - self.rejects.total()
+
+    def as_json(self) -> JsonObject:
+        stages = {**VALIDATION_STAGES, **(EXECUTION_STAGES if self.is_executed else {})}
+        rejects = {code.value: self.rejects[code] for code in RejectCode if self.rejects[code]}
+        findings = [{"code": f.code.value, "where": f.where, "message": f.message} for f in self.findings]
+        warnings = [
+            {"message": message, "records": count, "first": self.warned[message]}
+            for message, count in self.warnings.most_common()
+        ]
+        return {
+            "records": self.records,
+            "valid": self.valid,
+            "rejects": rejects,
+            "warnings": warnings,
+            "stages": yield_table(self.records, self.rejects, stages),
+            "findings": findings,
+        }
+
+
+def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> ValidationReport:
+    """Check every record as it is written; `catalog` None does not check tools against servers.
+
+    Task ids are remembered on disk, records are not. A broken line of JSONL is a finding; a broken JSON
+    array, a file that cannot be read and one without records raise UserError.
+    """
+    report = ValidationReport()
+    for _ in sound_tasks(path, None if catalog is None else ToolShelf(catalog), report):
+        pass
+    return report
+
+
+def sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -> Iterator[tuple[str, Task]]:
+    """(file:line, task) for each record that is sound as it is written; `report` is told of every record."""
+    known = None if shelf is None else {name for t in shelf.specs for name in (t.dotted, t.name, t.server)}
+    with DiskTable() as ids, reading(path), open_bytes(path) as stream:
+        for found in locate_records(stream, path):
+            report.records += 1
+            where = f"{path}:{found.line}"
+            task = _problem(found, known, shelf, ids)
+            if isinstance(task, Task):
+                report.warn(where, task)
+                yield where, task
+            else:
+                report.add(RecordFinding(code=task[0], where=where, message=task[1]))
+    if not report.records:
+        raise empty_dataset(path)
+
+
+async def proven_tasks(
+    path: Path, cache: CallCache, report: ValidationReport
+) -> AsyncIterator[tuple[str, Task]]:
+    """As `sound_tasks`, and each has been executed, replayed, and shown to be necessary and minimal."""
+    report.is_executed = True
+    turn = asyncio.Lock()
+
+    async def prove_one(task: Task) -> JsonObject | Rejection:
+        plan = task.truth.tool_sequence
+        if not task.truth.setup and all(cache.is_read_only(s.server, s.tool) for s in plan):
+            return await examine(task, cache)
+        async with turn:
+            return await examine(task, cache)
+
+    for batch in _batches(sound_tasks(path, cache, report), _AT_ONCE):
+        outcomes = await asyncio.gather(*(prove_one(task) for _, task in batch))
+        for (where, task), outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Rejection):
+                report.add(RecordFinding(code=outcome.code, where=where, message=outcome.detail))
+            else:
+                yield where, task
+
+
+def keep_sound(path: Path, shelf: ToolShelf | None, report: ValidationReport, *, out: Path | None) -> None:
+    """Check every record as it is written, and write the good ones to `out` where it is given."""
+    tasks = (task for _, task in sound_tasks(path, shelf, report))
+    if out is not None:
+        _drop_empty(out, write_jsonl(out, tasks))
+        return
+    for _ in tasks:
+        pass
+
+
+async def keep_proven(path: Path, cache: CallCache, report: ValidationReport, *, out: Path | None) -> None:
+    """Run every record as well, and write the proven ones to `out`, as JSONL, where it is given."""
+    if out is None:
+        async for _ in proven_tasks(path, cache, report):
+            pass
+        return
+    with atomic_file(out) as temporary, compressed_writer(temporary, suffix=out.suffix) as stream:
+        lines = record_writer(stream)
+        async for _, task in proven_tasks(path, cache, report):
+            lines.write(task)
+    _drop_empty(out, report.valid)
+
+
+def _drop_empty(out: Path, count: int) -> None:
+    """A file without a task is no dataset: what reads it would fail there and not here."""
+    if not count:
+        out.unlink()
+
+
+def _problem(
+    found: Located, known: set[str] | None, shelf: ToolShelf | None, ids: DiskTable
+) -> Task | tuple[RejectCode, str]:
+    """The task, or the first thing that is wrong with it."""
+    if isinstance(found.record, UserError):
+        return RejectCode.JSON, found.record.message
+    try:
+        task = Task.model_validate(found.record)
+    except ValidationError as error:
+        details = error.errors()
+        is_prompt = all(d["loc"] == ("prompt",) and d["type"] == "value_error" for d in details)
+        code = RejectCode.NOT_COMPACT if is_prompt else RejectCode.SCHEMA
+        return code, "; ".join(describe(detail) for detail in details)
+    if problems := task_problems(task):
+        # A plan that is longer than the limits is found with the rest of what cannot be graded.
+        is_limit = all("limits.max_" in problem for problem in problems)
+        return RejectCode.LIMITS if is_limit else RejectCode.GROUND_TRUTH, "; ".join(problems)
+    unknown = sorted(_tools_named(task) - known) if known is not None else []
+    if unknown:
+        return RejectCode.UNKNOWN_TOOL, f"no server in use has {', '.join(unknown)}"
+    if shelf is not None and (faults := argument_faults(task, shelf)):
+        return RejectCode.INVALID_ARGUMENTS, "; ".join(faults)
+    if faults := limit_faults(task):
+        return RejectCode.LIMITS, faults[0]
+    if (said := answer_in_prompt(task)) is not None:
+        return RejectCode.ANSWER_IN_PROMPT, f"the question itself says {said!r}"
+    if (first := ids.add(text_digest(task.id), found.line)) is not None:
+        return RejectCode.DUPLICATE_ID, f"task_id {task.id!r} is that of line {first}"
+    return task
+
+
+def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _tools_named(task: Task) -> set[str]:
+    """Every tool that an episode of the task would call or offer, as written."""
+    truth = task.truth
+    names = {
+        f"{call.server}.{call.tool}" for step in truth.tool_sequence for call in (step, *step.alternatives)
+    }
+    names |= {f"{server}.{call.tool}" for server, calls in truth.setup.items() for call in calls}
+    names |= {f"{server}.{check.call.tool}" for server, checks in truth.state.items() for check in checks}
+    names |= set(truth.success.must_call)
+    return names | set(task.offered_in(len(truth.user_turns)) or ())

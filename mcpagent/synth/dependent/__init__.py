@@ -1,0 +1,1 @@
+"""Dependent specs: scenarios whose calls build on each other, converted into a dataset."""

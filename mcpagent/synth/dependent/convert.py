@@ -1,0 +1,268 @@
+"""From a dependent spec to dataset records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mcpagent.core.hidden_text import without_marks
+from mcpagent.core.placeholders import format_value
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
+from mcpagent.core.tools import ToolSpec, catalog_hash
+from mcpagent.reward.validate import task_problems
+from mcpagent.synth.dependent.spec import (
+    ReadTask,
+    Scenario,
+    SpecFault,
+    SpecFaultCode,
+    SpecTask,
+    conversation_faults,
+    plan_faults,
+    read_spec,
+)
+from mcpagent.synth.tasks.prove import Rejection, ground
+from mcpagent.synth.tasks.record import system_message
+from mcpagent.synth.tasks.run import CallCache
+
+DATA_SOURCE = "synthetic/dependent"
+ENV_CLASS = "MCPToolEnv"
+_GENERATOR = "dependent-spec"
+# Of a solution: the fields of a ground truth that may stand beside the plan.
+_TAKEN_OVER = ("success", "final_answer", "answer_facts", "state", "setup", "abstain", "reference_answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """One task of the spec: the record, or what is wrong with what stands at `pointer`, which is `raw`."""
+
+    pointer: str
+    raw: Any
+    task: Task | None
+    faults: tuple[SpecFault, ...] = ()
+
+
+# asyncio.run of Python 3.11 takes the repr of a result twice, in signal handling: with the tasks in it, 3,000
+# of them took 80 CPU seconds and 4 GB.
+@dataclass(repr=False)
+class Conversion:
+    """The whole spec. `notes` are decisions that the user should know of."""
+
+    items: list[Converted] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def tasks(self) -> list[Task]:
+        return [item.task for item in self.items if item.task is not None]
+
+    @property
+    def faults(self) -> list[SpecFault]:
+        return [fault for item in self.items for fault in item.faults]
+
+
+def convert_spec(
+    path: Path,
+    *,
+    catalog: Mapping[str, ToolSpec] | None,
+    env_class: str = ENV_CLASS,
+    data_source: str = DATA_SOURCE,
+) -> Conversion:
+    """Check and convert every task. `catalog` (by the name that the model sees) is what the tasks may use and
+    offer; without one, a task offers every tool that the spec names. Raises UserError for a file that is no
+    spec."""
+    conversion = Conversion()
+    # What was read of a task is not kept, so without a catalog the file is read once more.
+    offer = _named_tools(read_spec(path)) if catalog is None else dict(catalog)
+    by_place = None if catalog is None else {(t.server, t.name): t for t in catalog.values()}
+    pinned = None if catalog is None else catalog_hash(catalog.values())
+    ids: dict[str, str] = {}
+    for source in read_spec(path):
+        faults = list(source.faults)
+        task: Task | None = None
+        if source.task is not None and source.scenario is not None:
+            faults += conversation_faults(source.task, source.pointer)
+            faults += plan_faults(source.task, source.scenario, source.pointer, catalog=by_place)
+            faults += _id_faults(source.task, source.pointer, ids)
+            if not faults:
+                task = _record(
+                    source.task, source.scenario, offer, env_class=env_class, data_source=data_source
+                )
+                if pinned is not None:
+                    task = task.model_copy(update={"extra_info": {**task.extra_info, "catalog_hash": pinned}})
+                faults += _truth_faults(task, source.pointer)
+                _note(conversion, source.task, source.scenario, task)
+        conversion.items.append(
+            Converted(
+                pointer=source.pointer,
+                raw=source.raw,
+                task=None if faults else task,
+                faults=tuple(faults),
+            )
+        )
+    if catalog is None:
+        conversion.notes.append(
+            "without servers (--servers) neither tools nor arguments were checked, and each task offers the "
+            f"{len(offer)} tools that the spec names"
+        )
+    return conversion
+
+
+async def execute_plans(conversion: Conversion, cache: CallCache) -> Conversion:
+    """Run every plan that was converted: what it answers is settled in the record, and a plan that fails, or
+    whose gold episode would not score 1.0, is a fault."""
+    items: list[Converted] = []
+    for item in conversion.items:
+        outcome = await ground(item.task, cache) if item.task is not None else None
+        if isinstance(outcome, Rejection):
+            fault = SpecFault(
+                code=SpecFaultCode.EXECUTION,
+                pointer=f"{item.pointer}/solution/tool_sequence",
+                message=f"{outcome.code.value}: {outcome.detail}",
+                remedy="correct the plan, or convert without --execute",
+            )
+            items.append(replace(item, task=None, faults=(fault,)))
+        else:
+            items.append(replace(item, task=outcome))
+    return Conversion(items=items, notes=conversion.notes)
+
+
+def _record(
+    task: SpecTask,
+    scenario: Scenario,
+    offer: Mapping[str, ToolSpec],
+    *,
+    env_class: str,
+    data_source: str,
+) -> Task:
+    steps = task.solution.tool_sequence
+    said = [
+        message.model_copy(update={"content": without_marks(message.content)})
+        for message in task.conversation
+    ]
+    users = [message.content for message in said if message.role == "user"]
+    plan = [
+        {**step.model_dump(exclude_unset=True), "step": step.step or index + 1}
+        for index, step in enumerate(steps)
+    ]
+    given = task.solution.model_dump(exclude_unset=True)
+    truth: JsonObject = {
+        "task_id": task.task_id,
+        "complexity": task.complexity,
+        "max_turns": max(scenario.turns, _turns_needed(task)),
+        "success": {"must_call_tool": f"{steps[-1].server}.{steps[-1].tool}"} if steps else {},
+        "tool_sequence": plan,
+        "limits": scenario.limits.model_dump(exclude_unset=True),
+        **({"user_turns": users[1:]} if users[1:] else {}),
+        **({"abstain": True} if not _is_judged(given) else {}),
+        **_said(given),
+        **{name: given[name] for name in _TAKEN_OVER if name in given},
+    }
+    wanted = truth["success"].get("must_call_tool")
+    if wanted:
+        is_list = isinstance(wanted, list | tuple)
+        names = [_qualified(name, plan) for name in wanted] if is_list else _qualified(wanted, plan)
+        truth["success"] = {**truth["success"], "must_call_tool": names}
+    own = [message.content for message in said if message.role == "system"]
+    return Task(
+        data_source=data_source,
+        env_class=env_class,
+        prompt=(
+            Message(role="system", content="\n\n".join([*own, system_message(offer)])),
+            Message(role="user", content=users[0]),
+        ),
+        reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
+        extra_info={
+            "tools": [tool.dotted for tool in offer.values()],
+            "generator": _GENERATOR,
+            "scenario": scenario.model_dump(mode="json", exclude={"tasks"}, exclude_unset=True),
+            "task_metadata": {
+                "all_messages": [{"role": m.role, "content": m.content} for m in said],
+                **(task.model_extra or {}),
+            },
+        },
+    )
+
+
+def _said(solution: JsonObject) -> JsonObject:
+    """A right final message for an answer check that comes without one: the value itself. What a regular
+    expression accepts cannot be told from it."""
+    check = solution.get("final_answer") or {}
+    value = check.get("value")
+    if value is None or check.get("type") == "regex":
+        return {}
+    return {"reference_answer": " ".join(map(format_value, value if isinstance(value, list) else [value]))}
+
+
+def _is_judged(solution: JsonObject) -> bool:
+    """An empty plan with nothing else to judge by says that no call is right."""
+    return bool(solution["tool_sequence"]) or any(name in solution for name in ("final_answer", "state"))
+
+
+def _qualified(name: str, plan: Iterable[JsonObject]) -> str:
+    """`server.tool` for a bare tool name that the plan settles."""
+    places = {f"{step['server']}.{step['tool']}" for step in plan if step["tool"] == name}
+    return places.pop() if len(places) == 1 else name
+
+
+def _turns_needed(task: SpecTask) -> int:
+    """Model turns of an agent that makes one call a turn and answers every user message."""
+    return len(task.solution.tool_sequence) + [m.role for m in task.conversation].count("user")
+
+
+def _named_tools(read: Iterable[ReadTask]) -> dict[str, ToolSpec]:
+    """Every tool that a plan of the spec names; nothing but the name is known of it."""
+    places = {
+        (step.server, step.tool)
+        for source in read
+        if source.task is not None
+        for step in source.task.solution.tool_sequence
+    }
+    names = [tool for _, tool in places]
+    return {
+        tool if names.count(tool) == 1 else f"{server}__{tool}": ToolSpec(
+            server=server, name=tool, input_schema={}
+        )
+        for server, tool in sorted(places)
+    }
+
+
+def _id_faults(task: SpecTask, pointer: str, ids: dict[str, str]) -> list[SpecFault]:
+    first = ids.setdefault(task.task_id, pointer)
+    if first == pointer:
+        return []
+    return [
+        SpecFault(
+            code=SpecFaultCode.DUPLICATE_ID,
+            pointer=f"{pointer}/task_id",
+            message=f"is {task.task_id!r}, which {first} has already",
+            remedy="give each task an id of its own: attempts are kept apart by it",
+        )
+    ]
+
+
+def _truth_faults(task: Task, pointer: str) -> list[SpecFault]:
+    return [
+        SpecFault(
+            code=SpecFaultCode.GROUND_TRUTH,
+            pointer=f"{pointer}/solution",
+            message=problem,
+            remedy="correct the solution",
+        )
+        for problem in task_problems(task)
+    ]
+
+
+def _note(conversion: Conversion, task: SpecTask, scenario: Scenario, record: Task) -> None:
+    if record.truth.max_turns > scenario.turns:
+        conversion.notes.append(
+            f"{task.task_id}: turns is {scenario.turns}, but the plan needs {record.truth.max_turns}; "
+            f"max_turns is {record.truth.max_turns}"
+        )
+    says = any("user_turn" in step.model_fields_set for step in task.solution.tool_sequence)
+    if record.truth.user_turns and task.solution.tool_sequence and not says:
+        conversion.notes.append(
+            f"{task.task_id}: has {1 + len(record.truth.user_turns)} user messages, but no step says its "
+            "user_turn; all calls are expected after the first one"
+        )

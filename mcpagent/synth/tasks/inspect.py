@@ -1,0 +1,145 @@
+"""What can be said of a task without running it: against the catalog, over time, beside another task."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mcpagent.core.placeholders import reference_texts
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.core.values import as_number, numbers_in
+from mcpagent.synth.tasks.run import ToolShelf
+
+
+def calls_of(task: Task) -> Iterator[tuple[str, str, str, JsonObject]]:
+    """(where, server, tool, arguments) for every call that an episode or its environment may make."""
+    truth = task.truth
+    for step in truth.tool_sequence:
+        for gold in (step, *step.alternatives):
+            yield f"tool_sequence step {step.step}", gold.server, gold.tool, gold.params
+    for server, calls in truth.setup.items():
+        for call in calls:
+            yield f"setup of {server}", server, call.tool, call.arguments
+    for server, checks in truth.state.items():
+        for check in checks:
+            yield f"state of {server}", server, check.call.tool, check.call.arguments
+
+
+def unknown_tools(task: Task, shelf: ToolShelf) -> list[str]:
+    """`server.tool` of the calls that no server in use offers."""
+    named = {f"{s}.{t}" for _, s, t, _ in calls_of(task) if shelf.spec(s, t) is None}
+    return sorted(named)
+
+
+def argument_faults(task: Task, shelf: ToolShelf) -> list[str]:
+    """Gold calls that break their tool's input schema. A call with a reference is judged when it is known,
+    and a tool that does not exist not at all."""
+    return [
+        f"{where}, {server}.{tool}: {fault}"
+        for where, server, tool, arguments in calls_of(task)
+        if shelf.spec(server, tool) is not None
+        and not reference_texts(arguments)
+        and (fault := shelf.argument_fault(server, tool, arguments)) is not None
+    ]
+
+
+def limit_faults(task: Task) -> list[str]:
+    """Limits that the plan does not fit into: one call a turn, and a turn for each answer."""
+    truth = task.truth
+    needed = len(truth.tool_sequence) + len(truth.user_turns) + 1
+    return [f"the plan needs {needed} turns, max_turns is {truth.max_turns}"] * (needed > truth.max_turns)
+
+
+def answer_in_prompt(task: Task) -> str | None:
+    """The part of the answer that a question says itself; None where nothing of it does. Of an answer with
+    several facts, and of a pattern, only the whole counts."""
+    check = task.truth.final_answer
+    if check is None or check.type == "regex" or task.truth.abstain:
+        return None
+    said = "\n".join([*(m.content for m in task.prompt if m.role == "user"), *task.truth.user_turns])
+    values: list[Any] = check.value if isinstance(check.value, list) else [check.value]
+    if values and all(stands_in(value, said) for value in values):
+        return str(values[0])
+    return None
+
+
+def stands_in(value: Any, text: str) -> bool:
+    """Whether a fact is in a text: a number as a number, anything else as whole words."""
+    number = as_number(value)
+    if number is not None and not isinstance(value, str):
+        return any(abs(found - number) < 1e-9 * max(1.0, abs(number)) for found in numbers_in(text))
+    words = " ".join(str(value).split()).casefold()
+    return bool(words) and (
+        re.search(rf"(?<!\w){re.escape(words)}(?!\w)", " ".join(text.split()).casefold()) is not None
+    )
+
+
+_SHINGLE = 5  # characters
+
+
+def plan_signature(task: Task) -> str:
+    """Equal for tasks that ask for the same calls on the same things; the wording is not in it. Where nothing
+    is to be called, what is said is all there is."""
+    truth = task.truth
+    calls = [[step.server, step.tool, step.params, step.user_turn] for step in truth.tool_sequence]
+    subject = calls or [said(task), task.extra_info.get("withheld")]
+    return json.dumps(subject, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def task_entities(task: Task) -> set[str]:
+    """The things that a task is about: the texts that its gold calls name; where there are none, its slots;
+    else its own words."""
+    plan = [step.params for step in task.truth.tool_sequence]
+    would = [call.get("params", {}) for call in task.extra_info.get("would_call", ())]
+    slots = task.extra_info.get("slots") or {}
+    found = _texts([plan, would, list(slots.values())])
+    return found or {said(task)}
+
+
+def said(task: Task) -> str:
+    """What the user says, in all turns."""
+    return "\n".join([*(m.content for m in task.prompt if m.role == "user"), *task.truth.user_turns])
+
+
+def shingles(task: Task) -> set[bytes]:
+    """The question in pieces of a few characters, for a comparison of its words."""
+    text = " ".join(said(task).casefold().split())
+    pieces = {text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1))}
+    return {piece.encode(errors="surrogatepass") for piece in pieces}
+
+
+def _texts(value: object) -> set[str]:
+    if isinstance(value, str):
+        return set() if reference_texts(value) else {value}
+    if isinstance(value, dict):
+        value = list(value.values())
+    return set().union(*(_texts(item) for item in value)) if isinstance(value, list | tuple) else set()
+
+
+_NOW = re.compile(
+    r"\b(today|now|currently?|latest|newest|recent|yesterday|tomorrow|this (week|month|year)|so far)\b", re.I
+)
+_CLOCK = re.compile(r"(status|time|clock|now|latest|gainers|losers|news|quote|price)", re.I)
+
+
+def volatile_because(task: Task, shelf: ToolShelf | None) -> list[str]:
+    """Why the stored answer may go stale, one phrase each; empty where nothing says so.
+
+    Only tasks with a stored answer can. A tool that says openWorld reads what others change.
+    """
+    if task.truth.final_answer is None and not task.truth.state:
+        return []
+    reasons: list[str] = []
+    if word := _NOW.search(said(task)):
+        reasons.append(f"the question says {word[0]!r}")
+    for name in sorted({f"{step.server}.{step.tool}" for step in task.truth.tool_sequence}):
+        server, _, tool = name.partition(".")
+        spec = shelf.spec(server, tool) if shelf is not None else None
+        if spec is not None and spec.annotations.open_world and spec.annotations.read_only:
+            reasons.append(f"{name} reads what others change (openWorld)")
+        elif _CLOCK.search(tool):
+            reasons.append(f"{name} is about the present by its name")
+    return reasons

@@ -1,0 +1,382 @@
+"""Proof that a settled task is repeatable, solvable, necessary and minimal: each by running it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mcpagent.core.placeholders import PlaceholderError, format_value, reference_texts, resolve_references
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import AnswerCheck, PlanStep, Task
+from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
+from mcpagent.core.trajectory import StopReason
+from mcpagent.core.values import as_number
+from mcpagent.reward.answer import state_holds
+from mcpagent.reward.assignment import depends_on
+from mcpagent.reward.phrasing import PHRASE_WORDS, tokens
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_readings
+from mcpagent.reward.registry import grade
+from mcpagent.reward.validate import task_problems
+from mcpagent.synth.tasks.inspect import (
+    answer_in_prompt,
+    argument_faults,
+    limit_faults,
+    stands_in,
+    unknown_tools,
+)
+from mcpagent.synth.tasks.record import answer_sources, settle, with_verdicts
+from mcpagent.synth.tasks.run import CallCache, GoldRun, final_words, gold_record, replay, run_plan, score
+from mcpagent.synth.tasks.stages import RejectCode, RejectedTask, Rejection
+
+_INVENTED = 918.27  # a value that no server gives
+
+
+def right_answers(task: Task, results: Mapping[str, Any]) -> list[str]:
+    """The facts in other words than those of the reference answer; none for a check of the exact text or of a
+    pattern."""
+    facts = _facts(task, results)
+    if not facts:
+        return []
+    text = " and ".join(map(_said, facts))
+    question = task.prompt[-1].content
+    return [
+        f"{text}.",
+        f"The answer is {text}.",
+        f"**{text}**",
+        f"I looked it up for you: it is {text}. Let me know if you need anything else!",
+        f"As of 14:05 on 2025-11-22, the answer is {text}.",
+        f"You asked: {question}\nIt is {text}.",
+        "\n".join(f"- {_said(fact)}" for fact in facts),
+    ]
+
+
+def wrong_answers(
+    task: Task, contents: Sequence[str], results: Mapping[str, Any], *, phrase_words: int
+) -> list[str]:
+    """Answers that must not succeed after the right calls. Results that hold nothing but the facts and
+    `phrase_words` words are no copy."""
+    if task.truth.abstain:
+        return wrong_abstentions(task)
+    facts = _facts(task, results)
+    if not facts:
+        return []
+    text = " and ".join(map(_said, facts))
+    wrong = [
+        f"It is certainly not true that it is {text}.",
+        f"{text} is wrong.",
+    ]
+    everything = "\n".join(contents)
+    longest = max(phrase_words, len(tokens(text)) + 2)
+    if len(tokens(everything)) > longest:
+        names = " ".join(re.findall(r"[A-Z]\w*", task.prompt[-1].content))
+        wrong += [everything, f"{names} {everything}"]
+        wrong += [content for content in contents if len(tokens(content)) > longest]
+    return wrong
+
+
+def wrong_abstentions(task: Task) -> list[str]:
+    """Answers that must not succeed where no tool is right: nothing, claims and inventions."""
+    check = task.truth.final_answer
+    if check is None or check.type != "abstention":
+        return ["", "..."]
+    facts = [_said(fact) for fact in check.without] or [str(_INVENTED)]
+    return [
+        "",
+        " \n",
+        "?!",
+        task.prompt[-1].content,
+        f"The answer is {facts[0]}.",
+        f"{_INVENTED}",
+        f"It is {_INVENTED}, as far as I can not tell.",
+        f"I have no tool for that, but it is {facts[0]}.",
+        f"I cannot be wrong: ZORBLAX costs {_INVENTED} dollars.",
+        "All done, it was posted and saved.",
+        '{"answer": "I have no tool", "price": 918.27}',
+    ]
+
+
+def _facts(task: Task, results: Mapping[str, Any]) -> list[Any]:
+    check = task.truth.final_answer
+    if check is None or check.type not in ("number", "must_include"):
+        return []
+    value = resolve_references(check.value, results)
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _said(fact: Any) -> str:
+    """A fact as a person writes it: a large number has thousands separators."""
+    number = None if isinstance(fact, str) else as_number(fact)
+    return format_value(fact) if number is None or abs(number) < 10000 else f"{fact:,}"
+
+
+REPLAYS = 1  # beside the first run: everything is run twice
+
+
+async def prove(
+    task: Task,
+    run: GoldRun,
+    cache: CallCache,
+    *,
+    sources: Collection[int] | None,
+    phrase_words: int = PHRASE_WORDS,
+) -> JsonObject:
+    """The verdicts on a task that ran as `run`. `sources` are the steps that the final answer is made from;
+    None where that is not known, and is looked for in the results. Results of more than `phrase_words` words
+    must not pass for an answer. Raises Rejected."""
+    await _repeats(task, run, cache)
+    failing = await _fails_first(task, cache)
+    _gold_scores_one(task, run, failing, cache)
+    _answers_are_told_apart(task, run, cache, phrase_words)
+    untouched = await _silence_fails(task, run, cache)
+    if task.truth.abstain:
+        _calling_fails(task)
+    left_out = await _every_step_counts(task, run, cache, sources, untouched)
+    return {
+        "executed_steps": len(run.calls),
+        "gold_reward": 1.0,
+        "replays": REPLAYS,
+        "no_op": "calling fails" if task.truth.abstain else "silence fails",
+        "minimal": left_out,
+        **({"first_error": failing[1].content[:200]} if failing else {}),
+    }
+
+
+async def _repeats(task: Task, run: GoldRun, cache: CallCache) -> None:
+    first = run.answers(cache.is_read_only)
+    for generation in range(1, REPLAYS + 1):
+        again = await replay(cache, task, generation=generation)
+        for number, (one, other) in enumerate(zip(first, again.answers(cache.is_read_only), strict=True), 1):
+            if one != other:
+                detail = f"call {number}: {str(one)[:100]} and then {str(other)[:100]}"
+                raise RejectedTask(RejectCode.NOT_REPEATABLE, detail)
+        for server, check, result, was in state_readings(task.truth, again.state, again.before) or ():
+            if not state_holds(check, result, again.results, was):
+                detail = f"the end state of {server} is not reached again: {result.content[:200]}"
+                raise RejectedTask(RejectCode.NOT_REPEATABLE, detail)
+
+
+async def _fails_first(task: Task, cache: CallCache) -> tuple[ToolCall, ToolResult] | None:
+    """The call that an error-recovery task invites, which has to fail as a tool fails."""
+    invited = task.extra_info.get("fails")
+    if invited is None:
+        return None
+    async with cache.session() as session:
+        result = await session.call(
+            server=invited["server"], tool=invited["tool"], arguments=invited["params"]
+        )
+    if not result.is_error or result.failure is not FailureKind.TOOL_ERROR:
+        raise RejectedTask(RejectCode.NO_ERROR, f"{invited}: {result.content[:200]}")
+    call = ToolCall(id="invited", server=invited["server"], tool=invited["tool"], arguments=invited["params"])
+    return call, result
+
+
+def _gold_scores_one(
+    task: Task, run: GoldRun, failing: tuple[ToolCall, ToolResult] | None, cache: CallCache
+) -> None:
+    """The plan is worth exactly 1.0, and so is the plan after the failure that it recovers from."""
+    answer = final_words(task, run.results)
+    ways: list[tuple[RecordedTurn, ...]] = [()]
+    if failing is not None:
+        ways.append((RecordedTurn(user_turn=0, calls=(failing[0],), results=(failing[1],)),))
+    for extra in ways:
+        record = gold_record(task, run, answer=answer, read_only=_reading(task, cache), extra=extra)
+        terms = score(task, record)
+        if terms["reward"] is None or not math.isclose(terms["reward"], 1.0, abs_tol=1e-9):
+            raise RejectedTask(RejectCode.GOLD_FAILS, str(terms))
+
+
+def _answers_are_told_apart(task: Task, run: GoldRun, cache: CallCache, phrase_words: int) -> None:
+    """After the right calls, a right answer in other words succeeds; raw results and a denial do not."""
+
+    def succeeds(answer: str) -> bool:
+        record = gold_record(task, run, answer=answer, read_only=_reading(task, cache))
+        return score(task, record)["success"] == 1.0
+
+    for answer in right_answers(task, run.results):
+        if not succeeds(answer):
+            raise RejectedTask(
+                RejectCode.GOLD_FAILS, f"with the right answer in other words: {answer[:200]!r}"
+            )
+    contents = [result.content for _, _, result in run.calls]
+    for answer in wrong_answers(task, contents, run.results, phrase_words=phrase_words):
+        if succeeds(answer):
+            raise RejectedTask(RejectCode.WRONG_ANSWER_PASSES, repr(answer[:200]))
+
+
+def _reading(task: Task, cache: CallCache) -> frozenset[str]:
+    """The tools of the plan that only read."""
+    plan = task.truth.tool_sequence
+    return frozenset(f"{s.server}.{s.tool}" for s in plan if cache.is_read_only(s.server, s.tool))
+
+
+async def _silence_fails(task: Task, run: GoldRun, cache: CallCache) -> GoldRun:
+    """An episode without a call and without an answer. Returns a session in which nothing was done, with its
+    state where that is checked."""
+    untouched = GoldRun(results={}, calls=(), state=())
+    if task.truth.state:
+        everything = [step.step for step in task.truth.tool_sequence]
+        untouched = await replay(cache, task, without=everything)
+        readings = state_readings(task.truth, untouched.state, untouched.before) or ()
+        if all(state_holds(check, result, run.results, was) for _, check, result, was in readings):
+            raise RejectedTask(RejectCode.STATE_ALREADY_HOLDS, str(task.truth.state))
+    terms = score(task, gold_record(task, untouched, answer="", read_only=_reading(task, cache)))
+    if terms["success"] != 0.0 or (task.truth.abstain and terms["answer"] == 1.0):
+        raise RejectedTask(RejectCode.NO_OP_PASSES, f"an empty episode scores {terms}")
+    return untouched
+
+
+def _calling_fails(task: Task) -> None:
+    offered = task.offered_tools or ("any.tool",)
+    server, _, tool = offered[0].partition(".")
+    call = ToolCall(id="no_op", server=server, tool=tool, arguments={})
+    result = ToolResult(call_id="no_op", server=server, tool=tool, content="{}", structured={})
+    turns = (
+        RecordedTurn(user_turn=0, calls=(call,), results=(result,)),
+        RecordedTurn(user_turn=0),
+    )
+    record = EpisodeRecord(
+        turns=turns, final_answer=task.truth.reference_answer, stop_reason=StopReason.ANSWERED
+    )
+    success = {term.name: term.value for term in grade(task, record)}["success"]
+    if success != 0.0:
+        raise RejectedTask(RejectCode.NO_OP_PASSES, f"an episode with a call has success {success}")
+
+
+async def _every_step_counts(
+    task: Task,
+    run: GoldRun,
+    cache: CallCache,
+    sources: Collection[int] | None,
+    untouched: GoldRun,
+) -> str:
+    """Leave each step out, with the steps that need its result: the rest must not succeed."""
+    plan = task.truth.tool_sequence
+    for step in plan:
+        if (step.model_extra or {}).get("optional"):
+            continue
+        without = _with_dependants(step.step, plan)
+        rest = await _run_without(task, run, cache, without, untouched)
+        answer = final_words(task, run.results) if _is_known(task, run, without, sources) else None
+        terms = score(task, gold_record(task, rest, answer=answer, read_only=_reading(task, cache)))
+        if terms["success"] != 0.0:
+            raise RejectedTask(
+                RejectCode.NOT_MINIMAL,
+                f"without step {step.step} ({step.server}.{step.tool}) the episode still succeeds",
+            )
+    return "every step is needed" if plan else "no steps"
+
+
+async def _run_without(
+    task: Task,
+    run: GoldRun,
+    cache: CallCache,
+    without: Collection[int],
+    untouched: GoldRun,
+) -> GoldRun:
+    """What is left of a run. Where nothing that is left or left out changes anything, it is not run again:
+    the calls answer as they did, and the state is as it was."""
+    calls = tuple(made for made in run.calls if made[0].step not in without)
+    is_quiet = all(cache.is_read_only(call.server, call.tool) for _, call, _ in calls)
+    was_quiet = all(cache.is_read_only(call.server, call.tool) for _, call, _ in run.calls)
+    if is_quiet and (was_quiet or task.truth.state):
+        return replace(untouched, results=run.results, calls=calls)
+    try:
+        return await replay(cache, task, without=without)
+    except (RejectedTask, PlaceholderError):
+        return GoldRun(results={}, calls=(), state=())  # the rest cannot even be made
+
+
+def _with_dependants(number: int, plan: tuple[PlanStep, ...]) -> set[int]:
+    """The step, and every later one that uses what it gives."""
+    gone = {number}
+    for step in sorted(plan, key=lambda step: (step.user_turn, step.step)):
+        if gone & depends_on(step):
+            gone.add(step.step)
+    return gone
+
+
+def _is_known(task: Task, run: GoldRun, without: Collection[int], sources: Collection[int] | None) -> bool:
+    """Whether an episode without these steps can know the final answer."""
+    check = task.truth.final_answer
+    if check is None:
+        return True
+    if sources is not None:
+        return not set(sources) & set(without)
+    values = check.value if isinstance(check.value, list) else [check.value]
+    left = [result.content for step, _, result in run.calls if step.step not in without]
+    known = "\n".join([*left, *(m.content for m in task.prompt), *task.truth.user_turns])
+    return check.type != "regex" and all(stands_in(value, known) for value in map(_plain, values))
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, int | float) else format_value(value)
+
+
+async def examine(task: Task, cache: CallCache) -> JsonObject | Rejection:
+    """The verdicts on a task of a dataset, or the first thing that is wrong with it."""
+    try:
+        return await prove(task, await replay(cache, task), cache, sources=task.extra_info.get("answer_from"))
+    except RejectedTask as rejected:
+        return rejected.rejection
+    except PlaceholderError as error:
+        return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
+
+
+async def ground(draft: Task, cache: CallCache, *, phrase_words: int = PHRASE_WORDS) -> Task | Rejection:
+    """The settled task, or why there is none; `phrase_words` as in `prove`.
+
+    The plan runs in a session of its own; what it found settles the checks, and then `prove` shows that the
+    task is repeatable, solvable, necessary and minimal.
+    """
+    try:
+        return await _ground(draft, cache, phrase_words)
+    except RejectedTask as rejected:
+        return rejected.rejection
+    except PlaceholderError as error:
+        return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
+
+
+async def _ground(draft: Task, cache: CallCache, phrase_words: int) -> Task:
+    _check_as_written(draft, cache)
+    sources = answer_sources(draft)
+    async with cache.session() as session:
+        run = await run_plan(session, draft)
+    task = settle(draft, run.results)
+    _check_answer(task.truth.final_answer, task)
+    _check_calls(run, cache)
+    verdicts = await prove(task, run, cache, sources=sources, phrase_words=phrase_words)
+    return with_verdicts(task, verdicts, sources=sources)
+
+
+def _check_as_written(draft: Task, cache: CallCache) -> None:
+    if unknown := unknown_tools(draft, cache):
+        raise RejectedTask(RejectCode.UNKNOWN_TOOL, ", ".join(unknown))
+    if problems := task_problems(draft):
+        raise RejectedTask(RejectCode.GROUND_TRUTH, "; ".join(problems))
+    if faults := argument_faults(draft, cache):
+        raise RejectedTask(RejectCode.INVALID_ARGUMENTS, faults[0])
+    if faults := limit_faults(draft):
+        raise RejectedTask(RejectCode.LIMITS, faults[0])
+
+
+def _check_calls(run: GoldRun, cache: CallCache) -> None:
+    """Arguments that came out of earlier results are known only now."""
+    for step, call, _ in run.calls:
+        if not reference_texts(step.params):
+            continue
+        if fault := cache.argument_fault(call.server, call.tool, call.arguments):
+            raise RejectedTask(RejectCode.INVALID_ARGUMENTS, f"step {step.step}: {fault}")
+
+
+def _check_answer(check: AnswerCheck | None, task: Task) -> None:
+    if check is None:
+        return
+    values: list[Any] = check.value if isinstance(check.value, list) else [check.value]
+    is_empty = not values or any(value is None or value == "" for value in values)
+    if is_empty or (check.type == "number" and as_number(check.value) is None):
+        raise RejectedTask(RejectCode.ANSWER_INVALID, f"{check.type}: {check.value!r}")
+    if (found := answer_in_prompt(task)) is not None:
+        raise RejectedTask(RejectCode.ANSWER_IN_PROMPT, f"{found!r} stands in {task.prompt[-1].content!r}")

@@ -1,0 +1,206 @@
+"""A candidate as a dataset record; its references are settled once its plan has run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+from mcpagent.core.hidden_text import without_marks
+from mcpagent.core.placeholders import format_value, references, resolve_references
+from mcpagent.core.records import JsonObject
+from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
+from mcpagent.core.tools import ToolSpec, catalog_hash
+from mcpagent.synth.templates.template import Template, fill
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A task that is not yet executed. `variant` indexes the template's prompts."""
+
+    template: Template
+    slots: Mapping[str, Any]
+    variant: int
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for tasks that ask for the same calls; the wording does not make a task distinct. That a
+        template states a class does: the same calls after a failure, or withheld, are another task."""
+        calls = fill(self.template.plan_json, self.slots)
+        subject: JsonObject = (
+            {"calls": calls} if calls else {"template": self.template.name, "slots": self.slots}
+        )
+        if self.template.kind in ("missing_function", "error_recovery"):
+            subject["class"] = self.template.kind
+        return json.dumps(subject, sort_keys=True, ensure_ascii=False, default=str)
+
+
+class Draw:
+    """Candidates of one split: `draw(index)` depends on the seed, the split and the index alone. `templates`
+    are those that the entities of the split are enough for; without one there is nothing to draw."""
+
+    def __init__(
+        self, templates: Sequence[Template], entities: Mapping[str, Sequence[Any]], *, split: str, seed: int
+    ) -> None:
+        fitting = [
+            template
+            for template in templates
+            if all(len(entities[pool]) >= needed for pool, needed in template.needed.items())
+        ]
+        # Those in which nothing is to be called go with the others: alone they ask nothing.
+        asks_nothing = any(t.plan for t in templates) and not any(t.plan for t in fitting)
+        self.templates = [] if asks_nothing else fitting
+        self._weights = [t.weight for t in self.templates]
+        self._entities = entities
+        self._split = split
+        self._seed = seed
+
+    def __call__(self, index: int) -> Candidate:
+        rng = Random(derive_seed(self._seed, self._split, index))
+        template = rng.choices(self.templates, weights=self._weights)[0]
+        slots: dict[str, Any] = {}
+        for pool in sorted(set(template.slots.values())):
+            names = [slot for slot, source in template.slots.items() if source == pool]
+            # Two slots of one pool never get the same entity: a channel is not posted to itself.
+            slots.update(zip(names, rng.sample(self._entities[pool], len(names)), strict=True))
+        ordered = {slot: slots[slot] for slot in template.slots}
+        ordered |= {name: rule.value(str(slots[rule.of])) for name, rule in template.derived.items()}
+        return Candidate(template, ordered, rng.randrange(len(template.prompts)))
+
+
+DATA_SOURCE = "synthetic/rules"
+GENERATOR = "rules"
+_SPARE_TURNS = 3  # room for an exploratory call, a mistake and its repair
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolSelection:
+    """Which tools a task offers, distractors included: the gold tools alone would give the answer away.
+
+    `distractors` None offers the whole catalog, which keeps the system message the same for every task.
+    """
+
+    catalog: Mapping[str, ToolSpec]
+    distractors: int | None = None
+
+    @cached_property
+    def catalog_hash(self) -> str:
+        return catalog_hash(self.catalog.values())
+
+    def tools_for(
+        self, plan_tools: set[str], *, seed: int, withheld: Collection[str] = ()
+    ) -> dict[str, ToolSpec]:
+        """By the name that the model sees, in catalog order. `plan_tools` and `withheld`, which are never
+        offered, are `server.tool` names."""
+        catalog = {name: tool for name, tool in self.catalog.items() if tool.dotted not in withheld}
+        if self.distractors is None:
+            return catalog
+        others = [name for name, tool in catalog.items() if tool.dotted not in plan_tools]
+        chosen = set(Random(seed).sample(others, min(self.distractors, len(others))))
+        return {n: t for n, t in catalog.items() if n in chosen or t.dotted in plan_tools}
+
+
+def system_message(tools: Mapping[str, ToolSpec]) -> str:
+    """The offered tools, one line each; their schemas come from the live catalog at run time."""
+    lines = [f"{name}: {tool.description.strip().partition(chr(10))[0]}" for name, tool in tools.items()]
+    # A dataset may be rendered by others, whose tokenizer would read a mark in a description as one.
+    return "\n".join(["Answer with the help of these tools.", *map(without_marks, lines)])
+
+
+def draft_task(candidate: Candidate, *, offer: ToolSelection, split: str, seed: int) -> Task:
+    """The record of a candidate, its checks still holding references to the results of the plan."""
+    template, slots = candidate.template, candidate.slots
+    digest = blake2b(candidate.key.encode(), digest_size=6).hexdigest()
+    # Only what the template sets goes into the record: defaults are the reader's business.
+    stated = fill(template.stated, slots)
+    plan = [{"step": n, **step} for n, step in enumerate(stated.get("plan", ()), start=1)]
+    prompt = str(fill(template.prompts[candidate.variant], slots))
+    tools = offer.tools_for(_tools_of(plan), seed=derive_seed(seed, "offer", candidate.key))
+    truth: JsonObject = {
+        "task_id": f"{template.name}-{digest}",
+        "complexity": template.complexity,
+        "max_turns": template.max_turns or len(plan) + len(template.user_turns) + _SPARE_TURNS,
+        "success": stated.get("success") or _last_tool(plan),
+        "tool_sequence": plan,
+        "reference_answer": stated["reference_answer"],
+    }
+    kept = ("limits", "state", "setup", "user_turns", "abstain", "quiet_turns")
+    truth |= {name: stated[name] for name in kept if name in stated}
+    if "user_turns" in truth:
+        truth["user_turns"] = [without_marks(str(text)) for text in truth["user_turns"]]
+    if template.answer is not None:
+        truth["final_answer"] = stated["answer"]
+    return Task(
+        data_source=DATA_SOURCE,
+        prompt=(
+            Message(role="system", content=system_message(tools)),
+            Message(role="user", content=without_marks(prompt)),
+        ),
+        reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
+        extra_info={
+            "tools": [tool.dotted for tool in tools.values()],
+            "generator": GENERATOR,
+            "template": template.name,
+            "slots": dict(slots),
+            "split": split,
+            "seed": seed,
+            "catalog_hash": offer.catalog_hash,
+            **_class_info(template, slots),
+        },
+    )
+
+
+def answer_sources(draft: Task) -> tuple[int, ...]:
+    """The steps whose results the final answer of an unsettled record is made from."""
+    check = draft.truth.final_answer
+    return tuple(sorted(references(check.value))) if check is not None else ()
+
+
+def settle(task: Task, results: Mapping[str, Any]) -> Task:
+    """The record with every reference in its checks replaced by what the plan really found. The plan keeps
+    its references: they are how one call depends on another. Raises PlaceholderError."""
+    truth = task.truth.model_dump(exclude_unset=True)
+    for name in {"final_answer", "reference_answer", "state"} & truth.keys():
+        truth[name] = resolve_references(truth[name], results)
+    if "reference_answer" in truth:
+        truth["reference_answer"] = format_value(truth["reference_answer"])  # one reference keeps its type
+    for step in truth.get("tool_sequence", ()):
+        if "match" in step:
+            step["match"] = resolve_references(step["match"], results)
+    reward_spec = RewardSpec(ground_truth=GroundTruth.model_validate(truth))
+    return task.model_copy(update={"reward_spec": reward_spec})
+
+
+def with_verdicts(task: Task, verdicts: JsonObject, *, sources: Sequence[int]) -> Task:
+    """The record with what was shown of it. One of a template without a class says only what it always said:
+    the documented results of the embedded model were trained on those very bytes."""
+    if "class" in task.extra_info:
+        shown: JsonObject = {"answer_from": list(sources), "verdicts": verdicts}
+    else:
+        shown = {"verdicts": {name: verdicts[name] for name in ("executed_steps", "gold_reward")}}
+    return task.model_copy(update={"extra_info": {**task.extra_info, **shown}})
+
+
+def _class_info(template: Template, slots: Mapping[str, Any]) -> JsonObject:
+    """Only for templates that state a class."""
+    if template.kind is None:
+        return {}
+    info: JsonObject = {"class": template.kind}
+    if template.fails is not None:
+        info["fails"] = fill(template.fails.model_dump(mode="json"), slots)
+    return info
+
+
+def _last_tool(plan: list[JsonObject]) -> JsonObject:
+    """The call that completes the plan is the one that a right episode cannot do without."""
+    return {"must_call_tool": f"{plan[-1]['server']}.{plan[-1]['tool']}"} if plan else {}
+
+
+def _tools_of(plan: list[JsonObject]) -> set[str]:
+    calls = [call for step in plan for call in (step, *step.get("alternatives", ()))]
+    return {f"{call['server']}.{call['tool']}" for call in calls}

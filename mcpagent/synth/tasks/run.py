@@ -1,0 +1,223 @@
+"""The gold plan of a task, run for real: in a session of its own, whole or with steps left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mcpagent.core.placeholders import format_value, resolve_references, result_value
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import PlanStep, StateCall, Task
+from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
+from mcpagent.core.trajectory import RewardTerm, StopReason
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
+from mcpagent.reward.registry import grade
+from mcpagent.reward.rule import total_reward
+from mcpagent.synth.tasks.stages import RejectCode, RejectedTask
+from mcpagent.tools.catalog import SchemaCheck
+from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
+
+
+class ToolShelf:
+    """The tools of the servers in use, by server and name."""
+
+    def __init__(self, specs: Iterable[ToolSpec]) -> None:
+        self._specs: dict[tuple[str, str], ToolSpec] = {(t.server, t.name): t for t in specs}
+        self._checks: dict[tuple[str, str], SchemaCheck] = {}
+
+    @property
+    def specs(self) -> Collection[ToolSpec]:
+        """The catalog, in its order."""
+        return self._specs.values()
+
+    def argument_fault(self, server: str, tool: str, arguments: JsonObject) -> str | None:
+        """Where and why `arguments` break the input schema of a tool of the catalog; None when they hold."""
+        place = (server, tool)
+        if place not in self._checks:
+            self._checks[place] = SchemaCheck(self._specs[place].input_schema)
+        return self._checks[place].fault(arguments)
+
+    def spec(self, server: str, tool: str) -> ToolSpec | None:
+        """The tool in the catalog, None when there is none."""
+        return self._specs.get((server, tool))
+
+    def is_read_only(self, server: str, tool: str) -> bool:
+        """What the server says of the tool; False for one that it does not have."""
+        spec = self.spec(server, tool)
+        return spec is not None and spec.annotations.read_only
+
+
+class CallCache(ToolShelf):
+    """Answers of the read-only tools, for the length of one generation run.
+
+    The same quote occurs in many plans, and one execution of it is evidence for all of them. A call is
+    answered from the cache only while its server has seen nothing but read-only calls in that session;
+    everything after a change is executed. Each `generation` of sessions has a cache of its own: a replay
+    in another generation is not answered by what it is to be compared with.
+    """
+
+    def __init__(self, provider: ToolProvider) -> None:
+        super().__init__(provider.tools.values())
+        self._provider = provider
+        self._answers: dict[str, ToolResult] = {}
+        self.executed = 0  # calls that reached a server
+
+    @asynccontextmanager
+    async def session(self, *, generation: int = 0) -> AsyncIterator[SynthSession]:
+        """A session of its own: stateful servers are as they were at the start."""
+        inner = self._provider.session()
+        try:
+            yield SynthSession(self, inner, generation)
+        finally:
+            await inner.close()
+
+
+class SynthSession:
+    """The calls of one plan."""
+
+    def __init__(self, cache: CallCache, inner: ToolSession, generation: int) -> None:
+        self._cache = cache
+        self._inner = inner
+        self._generation = generation
+        self._changed: set[str] = set()
+        self._count = 0
+
+    async def call(self, *, server: str, tool: str, arguments: JsonObject) -> ToolResult:
+        """Like `ToolSession.call`: a failing tool is a result."""
+        self._count += 1
+        call = ToolCall(id=f"call_{self._count}", server=server, tool=tool, arguments=arguments)
+        is_read = self._cache.is_read_only(server, tool)
+        if not is_read:
+            self._changed.add(server)
+        key = json.dumps([self._generation, server, tool, arguments], sort_keys=True)
+        is_cacheable = is_read and server not in self._changed
+        known = self._cache._answers.get(key) if is_cacheable else None
+        if known is not None:
+            return known.model_copy(update={"call_id": call.id})
+        result = await self._inner.call(call, purpose=Purpose.SYNTH)
+        self._cache.executed += 1
+        if is_cacheable and result.failure is None:
+            self._cache._answers[key] = result
+        return result
+
+
+GoldCalls = tuple[tuple[PlanStep, ToolCall, ToolResult], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldRun:
+    """`results["step1"]` is what references to step 1 see; `state` are the results of the state checks, in
+    the order of `state_checks`."""
+
+    results: dict[str, Any]
+    calls: GoldCalls
+    state: tuple[ToolResult, ...]
+    before: tuple[ToolResult, ...] = ()  # the state before the first call, where a check compares with it
+
+    def answers(self, is_read_only: Callable[[str, str], bool]) -> list[Any]:
+        """What a repetition has to give again: everything that references see of what was read. The receipt
+        of a change (an id, a time) may differ."""
+        return [
+            result_value(result) if is_read_only(call.server, call.tool) else "done"
+            for _, call, result in self.calls
+        ]
+
+
+async def run_plan(session: SynthSession, task: Task, *, without: Collection[int] = ()) -> GoldRun:
+    """Set the state up, and for each user turn make its gold calls, those of the steps in `without` apart,
+    and read the state. Raises Rejected, and PlaceholderError for a reference that does not resolve."""
+    truth = task.truth
+    for server, calls in truth.setup.items():
+        for call in calls:
+            await ask(session, server, call, RejectCode.SETUP_FAILED)
+    before = [
+        await ask(session, server, check.call, RejectCode.STATE_UNREADABLE)
+        for server, check in checks_with_before(truth)
+    ]
+    results: dict[str, Any] = {}
+    made: list[tuple[PlanStep, ToolCall, ToolResult]] = []
+    state: list[ToolResult] = []
+    for user_turn in (*range(len(truth.user_turns) + 1), None):
+        for step in truth.tool_sequence:
+            if step.user_turn == user_turn and step.step not in without:
+                made.append(await _carry_out(session, step, results))
+        for server, check in state_checks(truth):
+            if check.user_turn == user_turn:
+                state.append(await ask(session, server, check.call, RejectCode.STATE_UNREADABLE))
+    return GoldRun(results=results, calls=tuple(made), state=tuple(state), before=tuple(before))
+
+
+async def replay(
+    cache: CallCache, task: Task, *, generation: int = 0, without: Collection[int] = ()
+) -> GoldRun:
+    """The plan in a new session."""
+    async with cache.session(generation=generation) as session:
+        return await run_plan(session, task, without=without)
+
+
+async def _carry_out(
+    session: SynthSession, step: PlanStep, results: dict[str, Any]
+) -> tuple[PlanStep, ToolCall, ToolResult]:
+    """Make the call of a step; what it finds joins `results`."""
+    arguments = resolve_references(step.params, results)
+    result = await session.call(server=step.server, tool=step.tool, arguments=arguments)
+    if result.is_error or result.failure is not None:
+        detail = f"step {step.step}: {step.server}.{step.tool}({arguments}): {result.content[:200]}"
+        raise RejectedTask(RejectCode.STEP_FAILED, detail)
+    results[f"step{step.step}"] = result_value(result)
+    return step, ToolCall(id=result.call_id, server=step.server, tool=step.tool, arguments=arguments), result
+
+
+async def ask(session: SynthSession, server: str, call: StateCall, code: RejectCode) -> ToolResult:
+    result = await session.call(server=server, tool=call.tool, arguments=call.arguments)
+    if result.is_error or result.failure is not None:
+        raise RejectedTask(code, f"{server}.{call.tool}({call.arguments}): {result.content[:200]}")
+    return result
+
+
+def gold_record(
+    task: Task,
+    run: GoldRun,
+    *,
+    answer: str | None,
+    read_only: frozenset[str],
+    extra: tuple[RecordedTurn, ...] = (),
+) -> EpisodeRecord:
+    """The episode of a policy that makes the calls of `run` one a turn and says `answer` at the end; `extra`
+    are turns before those of the plan, `read_only` the tools (`server.tool`) that only read."""
+    turns: list[RecordedTurn] = list(extra)
+    for user_turn in range(len(task.truth.user_turns) + 1):
+        for step, call, result in run.calls:
+            if step.user_turn == user_turn:
+                turns.append(RecordedTurn(user_turn=user_turn, calls=(call,), results=(result,)))
+        turns.append(RecordedTurn(user_turn=user_turn, calls=(), results=()))
+    return EpisodeRecord(
+        turns=tuple(turns),
+        final_answer=answer,
+        stop_reason=StopReason.ANSWERED,
+        state_results=run.state,
+        state_before=run.before,
+        read_only=read_only,
+    )
+
+
+def score(task: Task, record: EpisodeRecord) -> dict[str, float | None]:
+    """The terms of an episode by name, and its `reward`."""
+    terms: tuple[RewardTerm, ...] = grade(task, record)
+    return {**{term.name: term.value for term in terms}, "reward": total_reward(terms)}
+
+
+def final_words(task: Task, results: Mapping[str, Any]) -> str | None:
+    """What a right episode says at the end: the reference answer, else what the check asks for. None for a
+    task that asks for nothing in particular, or by a pattern only. Raises PlaceholderError."""
+    truth = task.truth
+    if truth.reference_answer is not None:
+        return format_value(resolve_references(truth.reference_answer, results))
+    check = truth.final_answer
+    if check is None or check.type == "regex":
+        return None
+    value = resolve_references(check.value, results)
+    return " ".join(map(format_value, value)) if isinstance(value, list) else format_value(value)

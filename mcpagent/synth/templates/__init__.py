@@ -1,0 +1,1 @@
+"""Tasks from templates: sampled state first, question second."""

@@ -1,0 +1,1 @@
+"""Cassettes: answers of tools, recorded once and played again."""

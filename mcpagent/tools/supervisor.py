@@ -1,0 +1,405 @@
+"""Keeps one server up: opened by an owner task, replaced when dead or silent, with a backoff.
+
+anyio ties cancel scopes to the task that entered them, and a transport failure cancels that task. So the
+owner task enters and leaves the client and does nothing else; calls are made in the callers' own tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from mcp import Client, MCPError
+from mcp.types import EmptyResult, PingRequest
+
+from mcpagent.core.hidden_text import printable
+from mcpagent.core.tools import FailureKind
+from mcpagent.tools.catalog import ToolListing, read_listing
+from mcpagent.tools.faults import (
+    CallFailed,
+    CallLost,
+    CallThrottled,
+    OpenFailed,
+    ServerEnded,
+    classify,
+    flat,
+    innermost,
+)
+from mcpagent.tools.limits import START_TIMEOUT_S, CircuitBreaker, settled
+from mcpagent.tools.transports.open import Launcher
+from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST
+
+PING_TIMEOUT_S = 10.0  # less where the deadline of the call that made us doubt was shorter
+
+
+@dataclass(eq=False)
+class Live:
+    """One generation of a server; `leave` is set when its owner must leave or the peer is gone."""
+
+    client: Client
+    leave: asyncio.Event
+    listing: ToolListing
+    number: int  # 1 for the first
+    vigil: asyncio.Task[None] | None = None  # while a sign of life is awaited, calls wait for it
+    is_shaky: bool = False  # its last call was lost, though not the connection: calls wait out the backoff
+    fault: str = "it ended by itself"
+
+
+class HealthCheck:
+    """Asks a server whether it is there, until that is decided or, after `patience_s`, the breaker opens.
+
+    Over HTTP nobody may be there for a while, because somebody else restarts the service. It may come back
+    as another version, so its tools are listed anew and shown to `on_listing`, which may raise OpenFailed.
+    `keep` holds questions that outlast the wait for their answer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        breaker: CircuitBreaker,
+        patience_s: float,
+        on_listing: Callable[[ToolListing], None] | None,
+        keep: Callable[[asyncio.Task[Any]], asyncio.Task[Any]],
+    ) -> None:
+        self._name = name
+        self._breaker = breaker
+        self._patience_s = patience_s
+        self._on_listing = on_listing
+        self._keep = keep
+
+    def keep_over(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
+        """Set `live.vigil`, unless there is one. A server that takes a question and does not answer it within
+        `timeout_s` is to be left where it `is_doubted` already."""
+        if live.vigil is None and not live.leave.is_set():
+            watching = self._watch(live, timeout_s, is_doubted=is_doubted)
+            live.vigil = self._keep(asyncio.create_task(watching, name=f"vigil {self._name}"))
+
+    async def _watch(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._patience_s
+        ask: Callable[[Client], Any] = _ping
+        try:
+            while not live.leave.is_set():
+                asked = self._keep(asyncio.create_task(ask(live.client)))
+                sign, reason = await _sign(asked, timeout_s)
+                if sign is not _Sign.AWAY or live.leave.is_set():  # the latter: it does not know our session
+                    if ask is read_listing and sign is not _Sign.SILENT:
+                        self._breaker.answered()
+                    self._conclude(live, sign, reason, asked, is_doubted=is_doubted)
+                    return
+                live.is_shaky = True
+                self._breaker.failed(reason, may_return=loop.time() < give_up_s)
+                if self._breaker.refusal is not None:
+                    return
+                ask = read_listing
+                await asyncio.sleep(self._breaker.delay_s)
+        finally:
+            live.vigil = None
+
+    def _conclude(
+        self, live: Live, sign: _Sign, reason: str, asked: asyncio.Task[Any], *, is_doubted: bool
+    ) -> None:
+        if sign is _Sign.GONE:
+            live.leave.set()
+        elif sign is _Sign.SILENT and is_doubted:
+            live.fault = (
+                f"a call timed out, and then {reason}; if it takes one call at a time, "
+                f"lower tools.per_server.{self._name}.max_in_flight"
+            )
+            live.leave.set()
+        elif sign is _Sign.ALIVE and asked.exception() is None and isinstance(asked.result(), ToolListing):
+            try:
+                if self._on_listing is not None:
+                    self._on_listing(asked.result())
+            except OpenFailed as refused:  # the next start says so again, to the calls that wait for it
+                live.fault = refused.text
+                live.leave.set()
+
+
+class _Sign(Enum):
+    """What comes of a question."""
+
+    ALIVE = auto()  # an answer, if only a refusal: revision 2026-07-28 has no ping any more
+    AWAY = auto()  # over HTTP: nobody there, or the exchange was lost; it may come back by itself
+    SILENT = auto()  # no answer in time
+    GONE = auto()  # the connection has ended
+
+
+async def _sign(asked: asyncio.Task[Any], timeout_s: float) -> tuple[_Sign, str]:
+    """What comes of a question within `timeout_s`, and why. One that is late is cancelled, not awaited."""
+    try:
+        if not await settled(asked, timeout_s):
+            return _Sign.SILENT, f"it did not answer a ping within {timeout_s:g} s"
+    finally:
+        asked.cancel()
+    if asked.cancelled():
+        return _Sign.GONE, ""
+    match None if (error := asked.exception()) is None else classify(error):
+        case CallThrottled():
+            return _Sign.ALIVE, ""
+        case CallLost(is_doubtful=True):
+            return _Sign.GONE, ""
+        case CallLost(text=text):
+            return _Sign.AWAY, text
+        case _:
+            return _Sign.ALIVE, ""
+
+
+async def _ping(client: Client) -> EmptyResult:
+    return await client.session.send_request(PingRequest(), EmptyResult)
+
+
+log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 10.0  # the SDK's own escalation (EOF, SIGTERM, SIGKILL) takes up to 6.5 s
+
+
+class ServerSupervisor:
+    """The generations of one server. Bound to the running loop; the first `up` opens it.
+
+    `breaker` belongs to the server, so several lifelines may share it. `on_listing` sees the tool list of
+    every generation and may raise OpenFailed; None where the list need not be read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launcher: Launcher,
+        *,
+        breaker: CircuitBreaker,
+        start_timeout_s: float = START_TIMEOUT_S,
+        on_listing: Callable[[ToolListing], None] | None = None,
+        on_restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.start_timeout_s = start_timeout_s
+        self._launcher = launcher
+        self._breaker = breaker
+        self._on_listing = on_listing
+        self._on_restart = on_restart
+        self._generations = 0
+        self._live: Live | None = None
+        self._opening: asyncio.Task[Live] | None = None
+        self._owners: set[asyncio.Task[None]] = set()
+        self._loose: set[asyncio.Task[Any]] = set()
+        self._vigil = HealthCheck(
+            name, breaker=breaker, patience_s=start_timeout_s, on_listing=on_listing, keep=self.keep
+        )
+        self._closed = False
+
+    async def open(self) -> ToolListing:
+        """Start the server once, without a second attempt.
+
+        Raises OpenFailed with the reason and the last lines of the server's stderr.
+        """
+        opening = self._begin(self._open_once())
+        await asyncio.wait({opening})
+        return _opened_by(opening).listing
+
+    async def up(self, patience_s: float) -> Live:
+        """The living generation; opened or waited for, at most `patience_s`.
+
+        Raises CallFailed; at once where the breaker is open.
+        """
+        live = self._live
+        if live is not None and self.is_fit(live):
+            return live
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + patience_s
+        while True:
+            awaited = self._what_to_wait_for()
+            if isinstance(awaited, Live):
+                return awaited
+            if not await settled(awaited, max(0.0, give_up_s - loop.time())):
+                text = f"the server was not up within {self.start_timeout_s:g} s"
+                last = f" (last: {self._breaker.reason})" if self._breaker.reason else ""
+                raise CallFailed(FailureKind.CRASHED, text + last)
+            if not awaited.cancelled() and (error := awaited.exception()) is not None:
+                raise CallFailed(FailureKind.CRASHED, str(error)) from error
+
+    def is_fit(self, live: Live) -> bool:
+        """True where nothing speaks against sending a call now."""
+        if live.leave.is_set() or live.vigil is not None:
+            return False
+        return not (live.is_shaky and self._breaker.delay_s)
+
+    def doubt(self, live: Live, patience_s: float) -> None:
+        """Ask for a sign of life, and replace the server where none comes within `patience_s` (at most 10).
+
+        New calls wait for the verdict instead of being sent to a server that may be stopped."""
+        if not self._closed:
+            self._vigil.keep_over(live, min(patience_s, PING_TIMEOUT_S), is_doubted=True)
+
+    def lost(self, live: Live, reason: str) -> None:
+        """Note that a call or its answer was lost on the way, though not the connection.
+
+        It may be a service that somebody else restarts. While nobody answers there, new calls wait as they do
+        for a server that starts: at most `start_timeout_s`."""
+        live.is_shaky = True
+        self._breaker.failed(reason)
+        if self._breaker.refusal is None and not self._closed:
+            self._vigil.keep_over(live, PING_TIMEOUT_S, is_doubted=False)
+
+    def keep(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
+        """Hold a task that nobody may wait for until it is done, and take its exception."""
+        self._loose.add(task)
+        task.add_done_callback(self._loose.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def close(self) -> None:
+        """End the server. Never raises; waits at most 10 s."""
+        self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._live is not None:
+            self._live.leave.set()
+        for task in self._loose:
+            task.cancel()
+        if unfinished := self._owners | self._loose:
+            _, late = await asyncio.wait(unfinished, timeout=_CLOSE_TIMEOUT_S)
+            for task in late:
+                task.cancel()
+
+    def _what_to_wait_for(self) -> Live | asyncio.Task[Any]:
+        live = self._live
+        if live is not None and live.leave.is_set():
+            self._bury(live)
+            live = None
+        if live is not None and live.vigil is not None:
+            return live.vigil
+        if self._opening is not None:
+            return self._opening
+        if self._closed:
+            raise CallFailed(FailureKind.CRASHED, f"the connection to {self.name!r} is closed")
+        if live is not None and self.is_fit(live):
+            return live
+        if (refusal := self._breaker.refusal) is not None:
+            raise CallFailed(FailureKind.CRASHED, refusal)
+        if live is not None:
+            return self.keep(asyncio.create_task(asyncio.sleep(self._breaker.delay_s)))
+        return self._begin(self._open())
+
+    def _begin(self, opening: Coroutine[Any, Any, Live]) -> asyncio.Task[Live]:
+        """Start in a task of its own: a caller that is cancelled must not end it for its neighbours."""
+        self._opening = asyncio.create_task(opening, name=f"open {self.name}")
+        self._opening.add_done_callback(self._opened)
+        return self._opening
+
+    def _opened(self, opening: asyncio.Task[Live]) -> None:
+        self._opening = None
+        if not opening.cancelled() and opening.exception() is None:
+            self._live = opening.result()
+            if self._closed:
+                self._live.leave.set()
+
+    async def _open(self) -> Live:
+        """Start attempts, each after the breaker's backoff, until one succeeds or the breaker opens. One that
+        is away is tried for as long as it may take to start; by the one try of a half-open breaker, once."""
+        await asyncio.sleep(self._breaker.delay_s)
+        if (refusal := self._breaker.refusal) is not None:  # another connection of the server is the one try
+            raise OpenFailed(refusal)
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self.start_timeout_s
+        while True:
+            try:
+                return await self._open_once()
+            except OpenFailed as error:
+                may_return = error.is_away and loop.time() < give_up_s
+                self._breaker.failed(error.text, is_lasting=error.permanent, may_return=may_return)
+                if self._breaker.refusal is not None:
+                    raise
+            await asyncio.sleep(self._breaker.delay_s)
+
+    async def _open_once(self) -> Live:
+        ready: asyncio.Future[Live] = asyncio.get_running_loop().create_future()
+        self._breaker.begin()
+        owner = asyncio.create_task(self._own(ready), name=f"own {self.name}")
+        self._owners.add(owner)
+        owner.add_done_callback(self._owners.discard)
+        try:
+            if not await settled(ready, self.start_timeout_s):
+                owner.cancel()
+                ready.cancel()
+                # Lasting: with another attempt every waiting call would hang as long again.
+                text = f"no answer within {self.start_timeout_s:g} s of its start"
+                raise OpenFailed(self._with_log(text), permanent=True)
+            live = ready.result()
+        except asyncio.CancelledError:
+            owner.cancel()  # also where it is just ready: nobody will learn of it
+            raise
+        if live.number > 1:
+            self._on_restart()
+        return live
+
+    async def _own(self, ready: asyncio.Future[Live]) -> None:
+        """Enter the client, publish it, leave it when told to or when the server is gone."""
+        leave = asyncio.Event()
+        live: Live | None = None
+
+        def on_end(ended: ServerEnded) -> None:
+            if ended.is_lasting:  # another process of the server would do so again, between two answers
+                self._breaker.failed(str(ended), is_lasting=True)
+            elif live is not None:
+                live.fault = str(ended)
+
+        try:
+            async with self._launcher.client(on_eof=leave.set, on_end=on_end) as client:
+                listing = ToolListing()
+                if self._on_listing is not None:
+                    listing = await read_listing(client)
+                    self._on_listing(listing)
+                if not ready.done():
+                    self._generations += 1
+                    live = Live(client=client, leave=leave, listing=listing, number=self._generations)
+                    ready.set_result(live)
+                    await leave.wait()
+                    self._bury(live)
+        except Exception as error:  # noqa: BLE001 - boundary: anything that a transport raises at start or end
+            if not ready.done():
+                ready.set_exception(self._open_error(error))
+            else:
+                log.debug("connection to %s ended: %s", self.name, flat(error))
+        finally:
+            leave.set()
+            if not ready.done() and not self._closed:
+                ready.set_exception(OpenFailed(self._with_log("its start was cancelled by the transport")))
+
+    def _bury(self, live: Live) -> None:
+        """Count the end of a generation, once, unless it was ours to end."""
+        if self._live is live:
+            self._live = None
+            if not self._closed:
+                self._breaker.failed(live.fault)
+
+    def _open_error(self, error: Exception) -> OpenFailed:
+        match innermost(error):
+            case OpenFailed() as known:
+                return known
+            case ServerEnded(is_lasting=is_lasting) as ended:
+                return OpenFailed(self._with_log(str(ended)), permanent=is_lasting)
+            case FileNotFoundError(filename=missing):
+                return OpenFailed(f"no such command or folder: {missing}", permanent=True)
+            case PermissionError(filename=forbidden):
+                return OpenFailed(f"not allowed to run: {forbidden}", permanent=True)
+            case MCPError(code=code, message=refused) if code == FORBIDDEN:
+                return OpenFailed(refused, permanent=True)
+            case MCPError(code=code, message=lost) if code in (NOT_SENT, RESPONSE_LOST):
+                return OpenFailed(self._with_log(lost), is_away=True)
+            case inner:
+                return OpenFailed(self._with_log(flat(inner)))
+
+    def _with_log(self, text: str) -> str:
+        tail = self._launcher.log_tail()
+        return f"{text}; its last words:\n{printable(tail)}" if tail else text
+
+
+def _opened_by(opening: asyncio.Task[Live]) -> Live:
+    if opening.cancelled():
+        raise OpenFailed("it was closed while it started", permanent=True)
+    return opening.result()

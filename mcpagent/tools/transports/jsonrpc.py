@@ -1,0 +1,295 @@
+"""JSON-RPC messages from bytes that a server wrote, and the stream on which a session reads them.
+
+The bytes are not trusted: one bad message costs the call that it answers, never the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, BinaryIO, NoReturn, Self
+
+import anyio
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCResponse,
+    RequestId,
+    jsonrpc_message_adapter,
+)
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from mcpagent.tools.wire import wire_fault
+
+# As much of the two ends of a message as `response_id` looks at.
+HEAD_BYTES, TAIL_BYTES = 1024, 512
+
+_ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\]{1,200}")'
+_VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
+_OUTCOME = rb'"(?:result|error)"\s*:'
+_REST = (_VERSION, _OUTCOME)
+_ID_IN_HEAD = re.compile(
+    rb"\s*\{\s*(?:%b\s*,\s*)?%b\s*,\s*(?:%b\s*,\s*)?%b" % (_VERSION, _ID, _VERSION, _OUTCOME)
+)
+_OUTCOME_FIRST = re.compile(rb"\s*\{\s*(?:%b\s*,\s*)?%b" % (_VERSION, _OUTCOME))
+_ID_IN_TAIL = re.compile(rb",\s*%b\s*(?:,\s*%b\s*)?\}\s*$" % (_ID, _VERSION))
+
+
+class Malformed(Exception):
+    """A message that cannot be taken. `request_id` is set where it is the response to that request."""
+
+    def __init__(self, reason: str, request_id: RequestId | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.request_id = request_id
+
+
+def parse(data: bytes) -> JSONRPCMessage:
+    """The message in `data`. What comes back is text that can be encoded and numbers that can be printed.
+
+    Invalid UTF-8 and lone surrogates become U+FFFD; everything else that is wrong raises Malformed. The
+    structured content of a result may still hold an infinity, as which JSON's 1e999 is read: whoever takes
+    it must look at it anyhow.
+    """
+    try:
+        # Refuses lone surrogates, integers of more than 4300 digits, NaN and 200 levels, in a third of the
+        # time of json.loads.
+        message = from_json(data, allow_inf_nan=False)
+    except ValueError:
+        message = _repaired(data)
+    if type(message) is not dict:
+        raise Malformed("it is not a JSON object")
+    request_id = None if "method" in message else message.get("id")
+    result = message.get("result")
+    if type(result) is dict and (fault := wire_fault(result.get("_meta"))):
+        raise Malformed(f"its _meta holds {fault}", _as_id(request_id))
+    if type(result) is dict and type(request_id) is int and message.get("jsonrpc") == "2.0":
+        return JSONRPCResponse(jsonrpc="2.0", id=request_id, result=result)
+    if "error" in message and "method" not in message:
+        message.setdefault("id", None)  # some leave it out where the standard wants null
+    try:
+        return jsonrpc_message_adapter.validate_python(message, by_name=False)
+    except ValidationError as error:
+        raise Malformed("it is not a JSON-RPC message", _as_id(request_id)) from error
+
+
+def response_id(head: bytes, tail: bytes) -> RequestId | None:
+    """The id of a response of which only the two ends are readable; None if it is not certain.
+
+    Only the outermost object counts: a result may hold `"id": 3` too, and the id of a request that the
+    server makes is not one of ours.
+    """
+    found = _ID_IN_HEAD.match(head)
+    if found is None and _OUTCOME_FIRST.match(head):
+        found = _ID_IN_TAIL.search(tail)
+    return None if found is None else json.loads(found[1].decode("utf-8", "replace"))
+
+
+def error_reply(
+    request_id: RequestId, code: int, text: str, data: dict[str, Any] | None = None
+) -> JSONRPCError:
+    """What the transport answers in place of the server."""
+    return JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=code, message=text, data=data))
+
+
+def _repaired(data: bytes) -> Any:
+    """What a stricter sender would have sent. Raises Malformed where that cannot be known."""
+    try:
+        lenient = json.loads(data.decode("utf-8", "replace"), parse_constant=_refuse_constant)
+        text = json.dumps(lenient, ensure_ascii=False)
+        clean = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return from_json(clean, allow_inf_nan=False)
+    except (ValueError, RecursionError) as error:
+        request_id = response_id(data[:HEAD_BYTES], data[-TAIL_BYTES:])
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise Malformed(reason, request_id) from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"it holds the number {name}, which JSON does not have")
+
+
+def _as_id(value: object) -> RequestId | None:
+    return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
+
+
+class Inbox:
+    """The read stream of a session: messages in order, then the end, which `on_end` reports.
+
+    The SDK tells nobody that a server is gone until the next call, and then a request that was never sent
+    looks like one that was lost on the way.
+    """
+
+    def __init__(self, *, on_end: Callable[[], None], on_empty: Callable[[], None] | None = None) -> None:
+        self._items: deque[SessionMessage | Exception] = deque()
+        self._on_end = on_end
+        self._on_empty = on_empty
+        self._ended = False
+        self._reader: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, message: JSONRPCMessage) -> None:
+        """Hand a message to the session; dropped once the stream has ended."""
+        if not self._ended:
+            self._items.append(SessionMessage(message))
+            self._wake()
+
+    def end(self) -> None:
+        """No message follows. Idempotent."""
+        self._ended = True
+        self._wake()
+
+    async def receive(self) -> SessionMessage | Exception:
+        while not self._items:
+            if self._ended:
+                self._on_end()
+                raise anyio.EndOfStream
+            if self._on_empty is not None:
+                self._on_empty()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._items.popleft()
+
+    async def aclose(self) -> None:
+        self._items.clear()
+        self.end()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+# Nothing here uses a notification: no progress, no logs, and tools are listed anew with each connection.
+_NOTIFICATION = re.compile(
+    rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"method"\s*:\s*"notifications/[^"\\]*"\s*[,}]'
+)
+
+_PER_S = 2_000  # of units, below
+_AT_ONCE = 20_000
+NOTIFICATION, OTHER = 1, 20  # units for a message: dropped unread, or to be parsed and answered
+_UNIT_BYTES = 1024  # and one for each KiB
+
+LOG_BYTES = 4 * 2**20  # of one log; then its middle is cut
+_LOG_HEAD_BYTES = _LOG_TAIL_BYTES = 2**20
+_LOG_MARK = re.compile(rb"\n\[\.\.\. (\d+) bytes cut \.\.\.\]\n")
+_LOG_MARK_BYTES = 64
+
+
+class Flood(Exception):
+    """The server sends more than it may."""
+
+
+class UnaskedTraffic:
+    """What one connection sends beside the answers to its requests. `clock` gives seconds."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left = float(_AT_ONCE)
+        self._seen_s = clock()
+
+    def note(self, size: int, units: int = OTHER) -> None:
+        """Count a message of `size` bytes. Raises Flood past the rate."""
+        now_s = self._clock()
+        self._left = min(_AT_ONCE, self._left + (now_s - self._seen_s) * _PER_S)
+        self._seen_s = now_s
+        self._left -= units + size // _UNIT_BYTES
+        if self._left < 0:
+            asked = f"{_PER_S:,} messages or {_PER_S * _UNIT_BYTES / 1e6:.0f} MB a second"
+            raise Flood(f"it was cut off: it sends more than {asked} that nobody asked for")
+
+
+def is_notification(data: bytes) -> bool:
+    """True for what may be dropped before it is parsed; some notifications are only known afterwards."""
+    return _NOTIFICATION.match(data) is not None
+
+
+def append_to_log(log: BinaryIO, data: bytes) -> None:
+    """Write to the end of a log that is open for appending, and keep it below `LOG_BYTES`: its beginning and
+    its end stay, with a mark between them that says how much was cut."""
+    size = os.fstat(log.fileno()).st_size
+    if size + len(data) <= LOG_BYTES:
+        os.write(log.fileno(), data)
+        return
+    with open(log.name, "r+b") as file:  # noqa: PTH123 - a name that is open already
+        head = file.read(_LOG_HEAD_BYTES)
+        known = _LOG_MARK.match(file.read(_LOG_MARK_BYTES))
+        cut_before, mark_bytes = (int(known[1]), known.end()) if known else (0, 0)
+        file.seek(max(_LOG_HEAD_BYTES + mark_bytes, size - _LOG_TAIL_BYTES))
+        rest = file.read() + data
+        tail = rest[-_LOG_TAIL_BYTES:]
+        cut = cut_before + size + len(data) - len(head) - mark_bytes - len(tail)
+        file.seek(0)
+        file.write(head + b"\n[... %d bytes cut ...]\n" % cut + tail)
+        file.truncate()
+
+
+@dataclass(frozen=True)
+class OversizeLine:
+    """The two ends of a line that was dropped while it streamed by."""
+
+    head: bytes
+    tail: bytes
+    size: int  # bytes
+
+
+class LineSplitter:
+    """Cuts what is fed at newlines; a line longer than `max_bytes` keeps its two ends only."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._head: bytes | None = None  # set while an oversize line streams by
+
+    def feed(self, data: bytes) -> Iterator[bytes | OversizeLine]:
+        """The lines that `data` completes, without their newlines."""
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            self._add(data[start:end])
+            yield self._take()
+            start = end + 1
+        if start < len(data):
+            self._add(data[start:])
+
+    def _add(self, part: bytes) -> None:
+        self._size += len(part)
+        self._parts.append(part)
+        if self._size > self._max_bytes:
+            joined = b"".join(self._parts)
+            if self._head is None:
+                self._head = joined[:HEAD_BYTES]
+            self._parts = [joined[-TAIL_BYTES:]]
+
+    def _take(self) -> bytes | OversizeLine:
+        text, size, head = b"".join(self._parts), self._size, self._head
+        self._parts, self._size, self._head = [], 0, None
+        return text if head is None else OversizeLine(head=head, tail=text, size=size)

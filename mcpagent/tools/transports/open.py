@@ -1,0 +1,133 @@
+"""How a client of one server is made: over stdio, over HTTP, or of an object in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from mcp import Client
+from mcp.client import Transport
+from mcp.server import MCPServer, Server
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
+
+from mcpagent.core.redact import SECRETS
+from mcpagent.storage.atomic import without_secrets
+from mcpagent.tools.faults import ServerEnded, untold
+from mcpagent.tools.servers_config import HttpServer, StdioServer
+from mcpagent.tools.transports.http import ParamHeaders, http_streams
+from mcpagent.tools.transports.stdio import stdio_streams
+
+_LOG_TAIL_BYTES = 1500
+
+
+class Launcher(Protocol):
+    """Makes a fresh client for each opening of a connection."""
+
+    def client(
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+    ) -> AbstractAsyncContextManager[Client]:
+        """A new client; `on_eof` is called as soon as the server has closed its end, `on_end` before it
+        with the reason, where that is known."""
+        ...
+
+    def log_tail(self) -> str:
+        """The last lines that the server wrote to stderr; empty if none."""
+        ...
+
+
+@dataclass(frozen=True)
+class MemoryLauncher:
+    """A server object in this process. No handshake is needed: both ends are this very SDK. `keeps_schemas`
+    where its results are made of the very models that its output schemas describe."""
+
+    server: MCPServer[Any] | Server[Any]
+    keeps_schemas: bool = False
+
+    def client(
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+    ) -> AbstractAsyncContextManager[Client]:
+        return Client(self.server, mode=LATEST_MODERN_VERSION)
+
+    def log_tail(self) -> str:
+        return ""
+
+
+class _Negotiation:
+    """Makes clients of one server, and remembers that it speaks an older protocol.
+
+    Whether it does is found out by a request of the newest protocol, to which some servers do not answer at
+    all. That costs 10 s, once.
+    """
+
+    def __init__(self) -> None:
+        self._mode = "auto"
+
+    @asynccontextmanager
+    async def client(self, streams: Transport) -> AsyncGenerator[Client]:
+        async with AsyncExitStack() as stack:
+            try:
+                client = await stack.enter_async_context(Client(streams, mode=self._mode))
+            except BaseException:
+                self._mode = "auto"
+                raise
+            if client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
+                self._mode = "legacy"
+            yield client
+
+
+@dataclass(frozen=True)
+class StdioLauncher:
+    """A child process whose stderr goes to `log_path`: an unread stderr pipe would block the server.
+    `on_left` is told the command of each process that outlived it, and was ended."""
+
+    config: StdioServer
+    log_path: Path
+    on_left: Callable[[str], None] = lambda _: None
+    _negotiation: _Negotiation = field(default_factory=_Negotiation)
+
+    @asynccontextmanager
+    async def client(
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+    ) -> AsyncGenerator[Client]:
+        with self.log_path.open("ab") as log:
+            streams = stdio_streams(
+                self.config, log_file=log, on_eof=on_eof, on_end=on_end, on_left=self.on_left
+            )
+            try:
+                async with self._negotiation.client(streams) as client:
+                    yield client
+            finally:
+                without_secrets(self.log_path)
+
+    def log_tail(self) -> str:
+        if not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as log:
+            # More than is shown: a secret is found only where it is whole.
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 4 * _LOG_TAIL_BYTES))
+            tail = SECRETS.data(log.read())
+        return tail[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
+
+
+@dataclass(frozen=True)
+class HttpLauncher:
+    """A server elsewhere. Each call has its own exchange, so one that is stuck holds up no other."""
+
+    config: HttpServer
+    _negotiation: _Negotiation = field(default_factory=_Negotiation)
+    _param_headers: ParamHeaders = field(default_factory=ParamHeaders)
+
+    @asynccontextmanager
+    async def client(
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+    ) -> AsyncGenerator[Client]:
+        streams = http_streams(self.config, on_eof=on_eof, on_end=on_end, param_headers=self._param_headers)
+        async with self._negotiation.client(streams) as client:
+            yield client
+
+    def log_tail(self) -> str:
+        return ""

@@ -1,0 +1,1 @@
+"""From trajectories to tensors: samples, packed rows, logprobs."""

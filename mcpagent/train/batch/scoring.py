@@ -1,0 +1,201 @@
+"""Logprobs of chosen tokens under the model, without ever holding the logits of a whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mcpagent.models.attention import NAME, use_own_attention
+from mcpagent.models.load import causal_lm
+from mcpagent.models.logits import output_head
+from mcpagent.train.batch.packing import PackedBatch, PaddedBatch, pack, padded_batches
+from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.learner.optim import Precision
+from mcpagent.train.objective.value import ValueHead
+
+_CPU_BLOCK = 1 << 16  # elements that stay in a core's cache while a block is worked on
+
+
+def selected_logprobs(
+    logits: torch.Tensor, targets: torch.Tensor, *, temperature: float = 1.0, entropy_gradient: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs of `targets` [N] and entropies [N] (nats) under softmax(logits / temperature), logits [N, V].
+
+    `logits` is used up: its memory holds the probabilities afterwards, which are all that the backward pass
+    needs. Entropies carry a gradient only if `entropy_gradient`.
+    """
+    return _Selected.apply(logits, targets, 1.0 / temperature, entropy_gradient)[:2]  # type: ignore[return-value]
+
+
+class _Selected(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, scale: float, entropy_gradient: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        chosen, entropy = logits.new_empty(2, logits.shape[0])
+        for rows in _blocks(logits):
+            block = logits[rows]
+            if scale != 1.0:
+                block.mul_(scale)
+            block.sub_(block.amax(-1, keepdim=True))
+            weights = block.exp()
+            total = weights.sum(-1)
+            log_total = total.log()
+            chosen[rows] = block.gather(1, targets[rows, None])[:, 0] - log_total
+            entropy[rows] = log_total - torch.linalg.vecdot(weights, block) / total
+            torch.div(weights, total[:, None], out=block)
+        ctx.mark_dirty(logits)
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(logits, targets, entropy if entropy_gradient else None)
+        ctx.scale = scale
+        return chosen, entropy, logits
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, None, None, None]:
+        probabilities, targets, entropy = ctx.saved_tensors
+        chosen, of_entropy, _ = gradients
+        assert chosen is not None
+        out = torch.empty_like(probabilities)
+        for rows in _blocks(probabilities):
+            torch.mul(probabilities[rows], -chosen[rows, None], out=out[rows])
+        out.scatter_add_(1, targets[:, None], chosen[:, None])
+        if entropy is not None and of_entropy is not None:
+            # d entropy / d logit = -p (log p + entropy), with 0 log 0 = 0.
+            surprise = torch.special.xlogy(probabilities, probabilities)
+            out -= of_entropy[:, None] * (surprise + probabilities * entropy[:, None])
+        return out.mul_(ctx.scale) if ctx.scale != 1.0 else out, None, None, None
+
+
+def _blocks(matrix: torch.Tensor) -> list[slice]:
+    """Slices of rows: small enough for the cache on a CPU, everything at once elsewhere."""
+    rows, width = matrix.shape
+    step = max(1, _CPU_BLOCK // width) if matrix.device.type == "cpu" else max(1, rows)
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+Batch = PackedBatch | PaddedBatch
+
+_MAX_LOGITS = 1 << 25  # elements of one chunk of logits: 128 MB in float32
+
+
+class TokenScorer(nn.Module):
+    """A causal LM as a function from sequences to the logprobs of their chosen tokens."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        value_head: ValueHead | None = None,
+        precision: Precision | None = None,
+        max_logits: int = _MAX_LOGITS,
+    ) -> None:
+        super().__init__()
+        self.model, self.value_head = model, value_head
+        self._precision, self._max_logits = precision or Precision(), max_logits
+
+    def forward(
+        self,
+        batch: Batch,
+        temperature: float = 1.0,
+        *,
+        entropy_gradient: bool = False,
+        value_at: Sequence[int] | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Logprobs and entropies [N] (nats, at `temperature`) of the batch's N loss-bearing tokens. The
+        entropies carry a gradient only if `entropy_gradient`: it costs another pass over the logits. With
+        `value_at`, also the values [K] of the states that those of the N tokens were sampled in."""
+        inner = causal_lm(self.model)
+        with self._precision.autocast():
+            hidden_N = _hidden(inner.get_decoder(), batch)
+            scores = self._scores(inner, hidden_N, batch, temperature, entropy_gradient)
+        if value_at is None:
+            return scores
+        assert self.value_head is not None
+        states = hidden_N[torch.tensor(value_at, dtype=torch.long, device=hidden_N.device)]
+        return *scores, self.value_head(states)
+
+    def _scores(
+        self,
+        inner: Any,
+        hidden_N: torch.Tensor,
+        batch: Batch,
+        temperature: float,
+        entropy_gradient: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        targets_N = batch.targets_N
+        head = output_head(inner)
+        step = max(1, self._max_logits // inner.get_output_embeddings().weight.shape[0])
+        if len(targets_N) <= step:
+            return _score(head, hidden_N, targets_N, temperature, entropy_gradient)
+        parts = [
+            checkpoint(_score, head, h, t, temperature, entropy_gradient, use_reentrant=False)
+            for h, t in zip(hidden_N.split(step), targets_N.split(step), strict=True)
+        ]
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def why_not_packed(model: Any) -> str | None:
+    """Why samples of `model` cannot be packed into trees; None where they can, and then its attention is
+    ready for it. Layers that mix positions by anything but full attention would mix neighbours."""
+    inner = causal_lm(model)
+    config = inner.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
+    if kinds != {"full_attention"}:
+        return f"it has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}"
+    use_own_attention(inner)
+    if config._attn_implementation != NAME:
+        return f"attn_implementation {config._attn_implementation} knows no packed trees (sdpa does)"
+    return None if _packs_right(model) else "its layers do not follow the tree (checked on a small one)"
+
+
+@torch.no_grad()
+def _packs_right(model: Any) -> bool:
+    """A small tree scored both ways: what is said of an architecture is less than what it computes."""
+    prompt, forks = tuple(range(3, 23)), ((5, 9, 7), (8, 4))
+    samples = [
+        TrainSample(token_ids_T=prompt + fork, loss_mask_T=(False,) * len(prompt) + (True,) * len(fork))
+        for fork in forks
+    ]
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    (padded,) = padded_batches(samples, max_tokens=1 << 10, device=device)
+    scorer = TokenScorer(model)
+    plain, _ = scorer(padded)
+    packed, _ = scorer(pack(samples, padded.rows, device=device))
+    model.train(was_training)
+    tolerance = 1e-3 if plain.dtype == torch.float64 or model.dtype == torch.float32 else 0.15
+    return bool(torch.allclose(plain, packed, atol=tolerance))
+
+
+def _hidden(decoder: nn.Module, batch: Batch) -> torch.Tensor:
+    """The hidden states [N, hidden] that predict the loss-bearing tokens."""
+    if isinstance(batch, PaddedBatch):
+        states = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        return states[:, :-1][batch.loss_mask[:, 1:]]
+    states = decoder(
+        input_ids=batch.input_ids[None],
+        position_ids=batch.position_ids[None],
+        # Transformers takes a mask of four dimensions as it is; the tree says what it would say.
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch.input_ids.device),
+        use_cache=False,
+        tree=batch.tree,
+    ).last_hidden_state
+    return states[0][batch.predictors_N]
+
+
+def _score(
+    head: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    entropy_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = head(hidden)
+    # At least float32: in bfloat16 a sum over the vocabulary loses what the ratio needs.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return selected_logprobs(logits, targets, temperature=temperature, entropy_gradient=entropy_gradient)

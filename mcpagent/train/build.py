@@ -1,0 +1,346 @@
+"""From a configuration to the parts of a run: the one place where config and classes meet."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import Task
+from mcpagent.core.threads import limit_threads
+from mcpagent.core.tools import ToolSpec
+from mcpagent.env.episode import prompt_messages
+from mcpagent.env.offer import offer
+from mcpagent.env.parsing import open_renderer
+from mcpagent.errors import UserError
+from mcpagent.models.load import (
+    LoraShape,
+    attach_lora,
+    is_quantised,
+    load_model,
+    load_tokenizer,
+    resolve_device,
+    resolve_dtype,
+    use_checkpointing,
+)
+from mcpagent.models.logits import refuse_other_logits
+from mcpagent.models.tokens import Renderer
+from mcpagent.policy.backend import choose_backend
+from mcpagent.policy.canary import CANARY_PROMPTS, MAX_TEMPERATURE, Canary
+from mcpagent.policy.vllm.engine import VllmSettings, cpu_cache_bytes
+from mcpagent.policy.vllm.policy import VllmPolicy
+from mcpagent.policy.vllm.servers import VllmServers
+from mcpagent.train.learner.learner import EmaReference, Learner
+from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.objective.advantages import CreditSettings
+from mcpagent.train.objective.loss import Objective
+from mcpagent.train.objective.value import named_parameters, new_value_head
+from mcpagent.train.rewards import GradeSettings, Overlong
+from mcpagent.train.sampler import RolloutEngine, hf_sampler, score_completions, vllm_sampler
+from mcpagent.train.update import SamplerCorrection, UpdateSettings
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with its tokenizer, on its device, before anything is attached to it."""
+
+    model: Any
+    tokenizer: Any
+    renderer: Renderer
+    device: torch.device
+    max_context: int
+
+
+def refuse_untrained(name: str) -> None:
+    """Raises UserError for a model that is not there before a warm start made it."""
+    if name == "embedded":
+        raise UserError(
+            "the embedded model starts from random weights, which GRPO cannot learn from",
+            where="model.name",
+            remedy="warm it up first: mcpagent train --algo sft --config configs/warm_start.yaml --data DATA "
+            "--out outputs/warm; then --model outputs/warm; or run `mcpagent quickstart`, which does both",
+        )
+
+
+def load(config: TrainConfig) -> Loaded:
+    """The model that the configuration names. Raises UserError where it cannot be had."""
+    refuse_untrained(config.model.name)
+    device = resolve_device(config.device)
+    limit_threads(config.threads)
+    tokenizer = load_tokenizer(
+        config.model.tokenizer or config.model.name, trust_remote_code=config.model.trust_remote_code
+    )
+    if config.model.pad_token_id is not None:
+        tokenizer.pad_token_id = config.model.pad_token_id
+    model = load_model(
+        config.model.name,
+        dtype=resolve_dtype(config.model.dtype, device),
+        device=device,
+        attn_implementation=config.model.attn_implementation,
+        trust_remote_code=config.model.trust_remote_code,
+        in_4bit=config.finetune.mode == "qlora",
+    )
+    return as_loaded(model, tokenizer, config=config)
+
+
+def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig) -> Loaded:
+    """A model that is already in memory (the embedded one), as `load` gives it."""
+    refuse_other_logits(model, name=config.model.name)
+    limits = [model.config.get_text_config().max_position_embeddings]
+    if config.rollout.max_context_tokens is not None:
+        limits.append(config.rollout.max_context_tokens)
+    if config.rollout.backend == "vllm":
+        limits.append(config.vllm.max_model_len)
+    return Loaded(
+        model=model,
+        tokenizer=tokenizer,
+        renderer=open_renderer(tokenizer, name=config.model.name, tool_format=config.rollout.tool_format),
+        device=next(model.parameters()).device,
+        max_context=min(limits),
+    )
+
+
+def build_learner(
+    loaded: Loaded,
+    config: TrainConfig,
+    *,
+    total_optimizer_steps: int,
+    decay_share: float = 0.0,
+    processes: Processes | None = None,
+) -> Learner:
+    """Adapters or full weights, optimisers, schedule, reference. Seeds torch, whose own random numbers
+    dropout draws; a resumed run then takes over the state of its checkpoint."""
+    torch.manual_seed(derive_seed(config.seed, "torch"))
+    model, reference, ema = loaded.model, None, None
+    is_grpo = config.algorithm == "grpo"
+    if config.finetune.mode != "full":
+        model = attach_lora(
+            model, LoraShape(**config.lora.model_dump()), seed=derive_seed(config.seed, "lora")
+        )
+    elif is_grpo and config.grpo.reference == "frozen":
+        reference = copy.deepcopy(model).requires_grad_(False).eval()
+    if is_grpo and config.grpo.reference == "ema":
+        every, decay = config.grpo.reference_update_every, config.grpo.reference_decay
+        ema = EmaReference(model.named_parameters(), every=every, decay=decay)
+    if config.model.gradient_checkpointing:
+        use_checkpointing(model)
+    value_head = new_value_head(model) if is_grpo and config.grpo.advantage == "gae" else None
+    optimization = config.optimization
+    optimizers = build_optimizers(
+        [*model.named_parameters(), *named_parameters(value_head)],
+        kind=optimization.optimizer,
+        learning_rate=optimization.learning_rate,
+        muon_learning_rate=optimization.muon_learning_rate,
+        betas=optimization.betas,
+        weight_decay=optimization.weight_decay,
+        value_learning_rate=config.grpo.value_learning_rate,
+    )
+    factor = linear_schedule(
+        total=total_optimizer_steps, warmup=config.training.warmup_steps, decay_share=decay_share
+    )
+    return Learner(
+        model,
+        loaded.tokenizer,
+        optimizers=optimizers,
+        schedule=Schedule(optimizers, factor),
+        gradient_clip=optimization.gradient_clip,
+        processes=processes,
+        reference=reference,
+        ema=ema,
+        value_head=value_head,
+        precision=Precision(config.training.mixed_precision, device=loaded.device),
+    )
+
+
+@contextmanager
+def open_sampler(
+    loaded: Loaded,
+    config: TrainConfig,
+    *,
+    model: Any,
+    slots: int,
+    weights: Path | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> Iterator[RolloutEngine]:
+    """What samples with `model`'s weights, on the backend that `rollout.backend` names. `weights` is where a
+    training run hands them to servers; None where they never change. Raises UserError."""
+    is_trained = weights is not None
+    choice = choose_backend(
+        config.rollout.backend,
+        is_lora=hasattr(model, "peft_config") and not is_quantised(model),
+        has_gpu=loaded.device.type == "cuda",
+        has_servers=is_trained and bool(config.vllm.servers),
+    )
+    if config.rollout.backend == "auto":
+        on_note(f"sampling with {choice.backend}: {choice.why}")
+    if choice.backend == "vllm" and config.rollout.temperature > MAX_TEMPERATURE:
+        raise UserError(
+            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes {MAX_TEMPERATURE} at most",
+            where="rollout.temperature",
+            remedy="lower it, or use --backend hf",
+        )
+    renderer = loaded.renderer
+    common: dict[str, Any] = {
+        "decode": renderer.decode,
+        "stop_ids": renderer.stop_ids,
+        "max_context": loaded.max_context,
+    }
+    threads = torch.get_num_threads()
+    with ExitStack() as stack:
+        if choice.backend == "hf":
+            sampler = hf_sampler(model, slots=slots, threads=threads, **common)
+        elif is_trained and config.vllm.servers:
+            stack.callback(shutil.rmtree, weights, ignore_errors=True)
+            servers = VllmServers(config.vllm.servers, version=-1, **common)
+            sampler = vllm_sampler(servers, model, folder=weights)
+        else:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="mcpagent-vllm-")))
+            settings = _vllm_settings(loaded, config, model=model, contexts=slots, folder=folder)
+            del common["max_context"]
+            if not is_trained:
+                model.to("cpu")  # vLLM has a copy of its own
+            engine = VllmPolicy(settings, threads=threads, version=-1 if is_trained else 0, **common)
+            sampler = (
+                vllm_sampler(engine, model, folder=folder)
+                if is_trained
+                else RolloutEngine(policy=engine, push=lambda: None, close=engine.close)
+            )
+        stack.callback(sampler.close)
+        yield sampler
+
+
+def _vllm_settings(
+    loaded: Loaded, config: TrainConfig, *, model: Any, contexts: int, folder: Path
+) -> VllmSettings:
+    is_lora = hasattr(model, "peft_config")
+    name = config.model.name
+    if (Path(name) / "adapter_config.json").is_file():
+        # The base with this adapter merged is in memory alone; vLLM reads a folder.
+        name = str(folder / "model")
+        (copy.deepcopy(model).unload() if is_lora else model).save_pretrained(name)
+    has_gpu, vllm = loaded.device.type == "cuda", config.vllm
+    dtype = compute_dtype(loaded, config)
+    return VllmSettings(
+        model=name,
+        dtype=str(dtype).removeprefix("torch."),
+        max_context=loaded.max_context,
+        contexts=contexts,
+        lora_rank=config.lora.r if is_lora else None,
+        cache_bytes=None
+        if has_gpu
+        else cpu_cache_bytes(
+            loaded.model.config, contexts=contexts, max_context=loaded.max_context, itemsize=dtype.itemsize
+        ),
+        gpu_memory_utilization=vllm.gpu_memory_utilization,
+        enforce_eager=vllm.enforce_eager,
+        trust_remote_code=config.model.trust_remote_code,
+        can_sleep=has_gpu if vllm.sleep is None else vllm.sleep,
+    )
+
+
+def build_canary(
+    loaded: Loaded,
+    config: TrainConfig,
+    *,
+    learner: Learner,
+    tasks: Iterable[Task],
+    catalog: Mapping[str, ToolSpec],
+) -> Canary:
+    """The proof over the prompts of the first tasks."""
+    prompts = [
+        loaded.renderer.prompt_ids(
+            prompt_messages(task, config.data.message_limit_chars),
+            offer(catalog, task.offered_tools, task_id=task.id).schemas,
+        )
+        for task in islice(tasks, CANARY_PROMPTS)
+    ]
+    return Canary(
+        prompts,
+        score=partial(score_completions, learner),
+        dtype=str(compute_dtype(loaded, config)).removeprefix("torch."),
+        max_context=loaded.max_context,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        every=config.rollout.canary_every,
+    )
+
+
+def grade_settings(config: TrainConfig) -> GradeSettings:
+    """How rewards become credit, from the `grpo` section."""
+    grpo = config.grpo
+    longest = _max_response_tokens(config)
+    return GradeSettings(
+        credit=CreditSettings(
+            advantage=grpo.advantage,
+            scale=grpo.advantage_scale,
+            gamma=grpo.gae_gamma,
+            lambda_=grpo.gae_lambda,
+            turn_coef=grpo.turn_coef,
+        ),
+        overlong=Overlong(
+            penalty=grpo.overlong_penalty,
+            max_tokens=longest,
+            buffer_tokens=grpo.overlong_buffer_tokens or max(1, longest // 5),
+            mask_truncated=grpo.mask_truncated,
+        ),
+        control=config.reward.control,
+    )
+
+
+def update_settings(config: TrainConfig) -> UpdateSettings:
+    """The objective, from the `grpo` and `training` sections."""
+    grpo = config.grpo
+    in_reward = grpo.kl_placement == "reward"
+    correction = None
+    if grpo.tis_cap is not None:
+        correction = SamplerCorrection(cap=grpo.tis_cap, level=grpo.tis_level, beyond=grpo.tis_beyond)
+    return UpdateSettings(
+        objective=Objective(
+            loss=grpo.loss,
+            clip_low=grpo.clip_ratio,
+            clip_high=grpo.clip_high,
+            kl_coef=grpo.kl_coef,
+            kl_times_ratio=grpo.kl_times_ratio,
+            kl_estimator=None if grpo.kl_estimator == "k1" else grpo.kl_estimator,
+        ),
+        max_response_tokens=_max_response_tokens(config),
+        kl_in_reward=in_reward,
+        entropy_coef=grpo.entropy_coef,
+        use_reference=grpo.reference != "none",
+        value_coef=grpo.value_loss_coef,
+        value_clip=grpo.value_clip,
+        correction=correction,
+        epochs=grpo.epochs_per_batch,
+        minibatches=grpo.minibatches,
+        micro_batch_tokens=config.training.micro_batch_tokens,
+        temperature=config.rollout.temperature,
+        stop_kl=config.health.stop_epochs_kl,
+    )
+
+
+def _max_response_tokens(config: TrainConfig) -> int:
+    rollout = config.rollout
+    return config.grpo.max_response_tokens or rollout.max_new_tokens * rollout.max_steps_per_episode
+
+
+def compute_dtype(loaded: Loaded, config: TrainConfig) -> torch.dtype:
+    """What the trainer's matrix products are computed in; vLLM samples in it too."""
+    return Precision(config.training.mixed_precision).dtype or loaded.model.dtype
+
+
+def is_deterministic(config: TrainConfig, device: torch.device) -> bool:
+    """`rollout.deterministic`, by default on CPU only."""
+    wanted = config.rollout.deterministic
+    return device.type == "cpu" if wanted is None else wanted

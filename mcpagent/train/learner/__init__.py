@@ -1,0 +1,1 @@
+"""What learns: weights, optimisers, precision, processes, checkpoints."""

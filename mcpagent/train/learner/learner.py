@@ -1,0 +1,212 @@
+"""What learns: the model with its optimisers, in one or many processes, saved and restored exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from mcpagent.core.records import JsonObject
+from mcpagent.errors import RunError
+from mcpagent.models.load import save_model
+from mcpagent.storage.checkpoints import STATE_FOLDER, sealed_dir
+from mcpagent.train.batch.packing import packed_batches, padded_batches
+from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.batch.scoring import Batch, TokenScorer, why_not_packed
+from mcpagent.train.learner.checkpoint import load_trainer_state, load_weights, save_trainer_state
+from mcpagent.train.learner.optim import Precision, Schedule
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.objective.value import ValueHead, load_value_head, named_parameters, save_value_head
+
+_FILE = "reference.safetensors"
+
+
+class EmaReference:
+    """Shadows of trained parameters (adapters, or weights), which are swapped in while the reference is
+    asked. Every `every` steps: shadow = `decay` * shadow + (1 - `decay`) * parameter (TR-DPO,
+    arXiv 2404.09656, section 3, with alpha = 1 - decay)."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], *, every: int, decay: float) -> None:
+        self._parameters = {n: p for n, p in named if p.requires_grad}
+        self._shadows = {n: p.detach().clone() for n, p in self._parameters.items()}
+        self._every, self._decay = every, decay
+
+    @torch.no_grad()
+    def follow(self, step: int) -> None:
+        """Step `step` (1-based) is over."""
+        if step % self._every == 0:
+            for name, parameter in self._parameters.items():
+                self._shadows[name].lerp_(parameter, 1.0 - self._decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model is the reference inside; nothing is copied."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def save(self, folder: Path) -> None:
+        """Into a folder of trainer state."""
+        save_file({n: s.cpu().contiguous() for n, s in self._shadows.items()}, folder / _FILE)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Put back what `save` wrote. Raises RunError if it does not fit."""
+        saved = load_file(folder / _FILE)
+        if saved.keys() != self._shadows.keys():
+            raise RunError(
+                "the checkpoint's reference does not have the parameters that this run trains",
+                where=str(folder),
+                remedy="resume with the configuration that the run was started with",
+            )
+        for name, shadow in self._shadows.items():
+            shadow.copy_(saved[name])
+
+    def _swap(self) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.data, self._shadows[name] = self._shadows[name], parameter.data
+
+
+class Learner:
+    """One process of the training run, with a whole copy of what is trained.
+
+    The reference is a model of its own, or a moving average (`ema`), or the base with the adapters off.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        optimizers: list[torch.optim.Optimizer],
+        schedule: Schedule,
+        gradient_clip: float | None,
+        processes: Processes | None = None,
+        reference: Any = None,
+        ema: EmaReference | None = None,
+        value_head: ValueHead | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.processes = model, tokenizer, processes or Processes()
+        self._optimizers, self._schedule, self._gradient_clip = optimizers, schedule, gradient_clip
+        self._precision = precision or Precision()
+        self._reference = TokenScorer(reference, precision=self._precision) if reference is not None else None
+        self._ema, self._value_head = ema, value_head
+        self.why_not_packed = why_not_packed(model)
+        if reference is not None and self.why_not_packed is None:
+            self.why_not_packed = why_not_packed(reference)
+        self.scorer = TokenScorer(model, value_head=value_head, precision=self._precision)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def loss_dtype(self) -> torch.dtype:
+        """What logprobs and losses are computed in: at least float32."""
+        return torch.promote_types(self.model.dtype, torch.float32)
+
+    def batches(self, samples: Sequence[TrainSample], *, max_tokens: int) -> Iterator[Batch]:
+        """Micro-batches that cover every sample once: packed where the model allows it, else padded."""
+        make = packed_batches if self.why_not_packed is None else padded_batches
+        return iter(make(samples, max_tokens=max_tokens, device=self.device))
+
+    def score(
+        self, batch: Batch, *, temperature: float = 1.0, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logprobs and entropies [N] of the batch's loss-bearing tokens, with gradient."""
+        return self.scorer(batch, temperature, entropy_gradient=entropy_gradient)
+
+    def score_with_values(
+        self,
+        batch: Batch,
+        value_at: Sequence[int],
+        *,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """As `score`, and the values [K] of the states before those of the N tokens; None without a value
+        head."""
+        if self._value_head is None:
+            return *self.score(batch, temperature=temperature, entropy_gradient=entropy_gradient), None
+        return self.scorer(batch, temperature, entropy_gradient=entropy_gradient, value_at=value_at)
+
+    def measuring_states(self) -> AbstractContextManager[None]:
+        """What is scored in here, by all processes, tells a new value head how states are distributed."""
+        if self._value_head is None:
+            return nullcontext()
+        return self._value_head.measuring(self.processes.sum)
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: Batch, *, temperature: float = 1.0) -> torch.Tensor:
+        """Logprobs [N] under the reference."""
+        if self._reference is not None:
+            return self._reference(batch, temperature)[0]
+        if self._ema is not None:
+            as_reference = self._ema.in_place()
+        elif hasattr(self.model, "disable_adapter"):
+            as_reference = self.model.disable_adapter()
+        else:
+            as_reference = nullcontext()
+        was_training = self.model.training
+        self.model.eval()
+        with as_reference:
+            logprobs, _ = TokenScorer(self.model, precision=self._precision)(batch, temperature)
+        self.model.train(was_training)
+        return logprobs
+
+    def end_step(self, step: int) -> None:
+        """The training step `step` (1-based) is over: a reference that follows does so now."""
+        if self._ema is not None:
+            self._ema.follow(step)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of one micro-batch."""
+        self._precision.scaled(loss).backward()
+
+    def step(self, number: int) -> tuple[float | None, float]:
+        """Clip, step, clear, with the gradients of all processes. Returns the gradient norm before clipping
+        and the learning-rate factor; the norm is None where a gradient overflowed in float16, and then no
+        weight has moved and the scale of the loss is lower."""
+        parameters = [p for _, p in self._named() if p.requires_grad]
+        self.processes.add_gradients(parameters)
+        self._precision.unscale(self._optimizers)
+        limit = self._gradient_clip if self._gradient_clip is not None else float("inf")
+        norm = nn.utils.clip_grad_norm_(parameters, limit)
+        factor = self._schedule.set(number)
+        has_moved = self._precision.step(self._optimizers)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        return float(norm) if has_moved else None, factor
+
+    def save(self, folder: Path, *, state: JsonObject) -> None:
+        """A complete checkpoint, or none: it gets its name only when everything is written."""
+        with sealed_dir(folder) as draft:
+            save_model(self.model, self.tokenizer, draft)
+            save_trainer_state(draft, named=self._named(), optimizers=self._optimizers, state=state)
+            self._precision.save(draft / STATE_FOLDER)
+            if self._value_head is not None:
+                save_value_head(self._value_head, draft / STATE_FOLDER)
+            if self._ema is not None:
+                self._ema.save(draft / STATE_FOLDER)
+
+    def restore(self, folder: Path) -> JsonObject:
+        """Back to the moment of `save`; returns its state."""
+        load_weights(self.model, folder)
+        self._precision.load(folder / STATE_FOLDER)
+        if self._value_head is not None:
+            load_value_head(self._value_head, folder / STATE_FOLDER)
+        if self._ema is not None:
+            self._ema.load(folder / STATE_FOLDER)
+        return load_trainer_state(folder, named=self._named(), optimizers=self._optimizers)
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        """All parameters by name, those of the value head with them."""
+        return [*self.model.named_parameters(), *named_parameters(self._value_head)]

@@ -1,0 +1,1 @@
+"""The objective: losses, advantages and values, as pure functions."""

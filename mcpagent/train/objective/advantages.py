@@ -1,0 +1,295 @@
+"""Advantages: how much better than expected. Pure functions; an unscored attempt is None and stays None."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal
+
+from mcpagent.train.batch.samples import TrainSample
+
+_UNIFORM = 1e-6  # a standard deviation below it is rounding
+_STD_EPSILON = 1e-4  # keeps a group of nearly equal rewards from being blown up
+
+
+def group_advantages(
+    rewards_G: Sequence[float | None], *, normalize: bool = True, batch_std: float | None = None
+) -> list[float | None]:
+    """Reward minus the mean of the group, divided by its standard deviation if `normalize`, or by that of the
+    whole batch where `batch_std` gives it.
+
+    DeepSeekMath (arXiv 2402.03300), section 4.1.2, with the sample standard deviation plus 1e-4, as TRL has
+    it; without the division it is that of Dr. GRPO (arXiv 2503.20783). A uniform group gives exact zeros.
+    """
+    scored = [r for r in rewards_G if r is not None]
+    std = spread(scored)
+    if std < _UNIFORM:
+        return [None if r is None else 0.0 for r in rewards_G]
+    mean = fmean(scored)
+    scale = (std if batch_std is None else batch_std) + _STD_EPSILON if normalize else 1.0
+    return [None if r is None else (r - mean) / scale for r in rewards_G]
+
+
+def rloo_advantages(rewards_G: Sequence[float | None]) -> list[float | None]:
+    """Reward minus the mean of the other attempts (RLOO, arXiv 2402.14740). A uniform group gives exact
+    zeros, and so does an attempt that is alone."""
+    scored = [r for r in rewards_G if r is not None]
+    if spread(scored) < _UNIFORM:
+        return [None if r is None else 0.0 for r in rewards_G]
+    total, others = math.fsum(scored), len(scored) - 1
+    return [None if r is None else r - (total - r) / others for r in rewards_G]
+
+
+def turn_advantages(rewards_GK: Sequence[Sequence[float] | None]) -> list[list[float] | None]:
+    """Each turn's reward against that of the other attempts at the same turn, in standard deviations.
+
+    The turn-level part of MT-GRPO (arXiv 2505.11821), for any number of turns. Attempts that ended before
+    turn k are not compared there; a turn that all of them did equally well gets exact zeros.
+    """
+    advantages: list[list[float] | None] = [None if r is None else [] for r in rewards_GK]
+    for k in range(max((len(r) for r in rewards_GK if r is not None), default=0)):
+        at_turn = group_advantages([r[k] if r is not None and k < len(r) else None for r in rewards_GK])
+        for own, advantage in zip(advantages, at_turn, strict=True):
+            if own is not None and advantage is not None:
+                own.append(advantage)
+    return advantages
+
+
+def gae(
+    rewards_K: Sequence[float], values_K: Sequence[float], *, gamma: float, lambda_: float
+) -> tuple[list[float], list[float]]:
+    """Generalised advantage estimation (arXiv 1506.02438, eq. 16) and the returns that values are fitted to.
+
+    One time step is one model turn; the state after the last one is worth nothing.
+    """
+    advantages: list[float] = []
+    running, after = 0.0, 0.0
+    for reward, value in zip(reversed(rewards_K), reversed(values_K), strict=True):
+        running = reward + gamma * after - value + gamma * lambda_ * running
+        advantages.append(running)
+        after = value
+    advantages.reverse()
+    return advantages, [a + v for a, v in zip(advantages, values_K, strict=True)]
+
+
+def rewards_to_go(rewards_K: Sequence[float]) -> list[float]:
+    """What each turn and those after it were worth, undiscounted."""
+    sums: list[float] = []
+    for reward in reversed(rewards_K):
+        sums.append(reward + (sums[-1] if sums else 0.0))
+    return sums[::-1]
+
+
+def spread(rewards: Sequence[float]) -> float:
+    """The sample standard deviation; 0 for fewer than two."""
+    return stdev(rewards) if len(rewards) > 1 else 0.0
+
+
+Advantage = Literal["group", "rloo", "reinforce++", "reinforce++_baseline", "gae", "turn", "given"]
+Reduce = Callable[[Sequence[float]], Sequence[float]]  # sums of this process -> sums over all of them
+
+_VARIANCE_EPSILON = 1e-8
+_UNIFORM_VARIANCE = 1e-12  # below it lies rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditSettings:
+    """`advantage` `given` takes rewards as they are for advantages. `scale` is what group-relative ones are
+    divided by (`group`, `batch`) or `none`; for `reinforce++` and `gae` anything but `none` whitens over the
+    batch. `gamma` and `lambda_` discount by turns and belong to `gae`; `turn_coef` weighs the turns' own
+    credit beside the outcome in `turn`."""
+
+    advantage: Advantage = "group"
+    scale: Literal["group", "batch", "none"] = "group"
+    gamma: float = 0.99
+    lambda_: float = 0.95
+    turn_coef: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradedAttempt:
+    """`reward` is None where the attempt is unscored. `sample` is None where there is nothing to train on
+    although the reward counts for the group. `turn_rewards_K` is the turns' own credit."""
+
+    reward: float | None
+    sample: TrainSample | None
+    turn_rewards_K: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradedGroup:
+    """Attempts at one task. Without `has_signal` nothing sets them apart and none is trained on."""
+
+    group_id: str
+    attempts: tuple[GradedAttempt, ...]
+    has_signal: bool = True
+
+    @property
+    def trained(self) -> list[GradedAttempt]:
+        """The attempts that carry a gradient."""
+        if not self.has_signal:
+            return []
+        return [a for a in self.attempts if a.sample is not None and a.reward is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradedBatch:
+    """What an update takes: the groups of a step, in their order. `batch_std` is the standard deviation of
+    the rewards of all of them, where `settings.scale` asks for it."""
+
+    groups: tuple[GradedGroup, ...]
+    settings: CreditSettings
+    batch_std: float | None = None
+
+    @property
+    def uniform_groups(self) -> int:
+        """Groups that carry no signal."""
+        return sum(not group.has_signal for group in self.groups)
+
+    @property
+    def samples(self) -> list[TrainSample]:
+        """Those that are trained on, group by group."""
+        return [a.sample for group in self.groups for a in group.trained if a.sample is not None]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of each of `samples`."""
+        return [a.reward for group in self.groups for a in group.trained if a.reward is not None]
+
+    @property
+    def sample_groups(self) -> list[int]:
+        """The group that each of `samples` belongs to, by its place in `groups`."""
+        return [place for place, group in enumerate(self.groups) for _ in group.trained]
+
+
+@dataclass(frozen=True)
+class Credit:
+    """For each trained sample, by turn. `returns` is what values are fitted to; empty without them."""
+
+    advantages: list[list[float]]
+    returns: list[list[float]]
+
+
+def has_signal(attempts: Sequence[GradedAttempt], settings: CreditSettings) -> bool:
+    """Whether a group sets its attempts apart. Under `gae` and `reinforce++` the baseline lies outside of
+    the group, so that any scored attempt does."""
+    if settings.advantage in ("gae", "reinforce++"):
+        return any(a.reward is not None for a in attempts)
+    relative = _relative(attempts, settings, penalties=None, batch_std=None)
+    return any(any(turns) for turns in relative if turns is not None)
+
+
+def spread_of_batch(groups: Sequence[Sequence[GradedAttempt]], settings: CreditSettings) -> float | None:
+    """`GradedBatch.batch_std` of these groups."""
+    if settings.scale != "batch":
+        return None
+    return spread([a.reward for attempts in groups for a in attempts if a.reward is not None])
+
+
+def assign_credit(
+    graded: GradedBatch,
+    *,
+    penalties: Sequence[Sequence[float]] | None = None,
+    values: Sequence[Sequence[float]] | None = None,
+    reduce: Reduce = lambda sums: sums,
+) -> Credit:
+    """Advantages of `graded.samples`, turn by turn. `penalties` (nats times their coefficient) are taken off
+    the rewards of the turns; `values` are those of the states before each turn, for `gae`. Statistics of the
+    batch span all processes by `reduce`."""
+    settings, samples = graded.settings, graded.samples
+    off = penalties or [(0.0,) * len(s.turn_tokens_K) for s in samples]
+    if settings.advantage in ("gae", "reinforce++"):
+        steps = [_step_rewards(outcome, own) for outcome, own in zip(graded.rewards, off, strict=True)]
+        returns: list[list[float]] = []
+        if settings.advantage == "gae":
+            assert values is not None
+            both = [
+                gae(r, v, gamma=settings.gamma, lambda_=settings.lambda_)
+                for r, v in zip(steps, values, strict=True)
+            ]
+            advantages, returns = [a for a, _ in both], [r for _, r in both]
+        else:
+            advantages = [rewards_to_go(r) for r in steps]
+        if settings.scale != "none":
+            advantages = _whitened(advantages, samples, shift=True, reduce=reduce)
+        return Credit(advantages, returns)
+    advantages = list(_group_relative(graded, off))
+    if settings.advantage == "reinforce++_baseline" and settings.scale != "none":
+        # The mean of each group is off already; another shift would move groups that are uniform.
+        advantages = _whitened(advantages, samples, shift=False, reduce=reduce)
+    return Credit(advantages, [])
+
+
+def _group_relative(graded: GradedBatch, penalties: Sequence[Sequence[float]]) -> Iterator[list[float]]:
+    own = iter(penalties)
+    for group in graded.groups:
+        if not group.has_signal:
+            continue
+        trained = {id(a) for a in group.trained}
+        off = [sum(next(own)) if id(a) in trained else 0.0 for a in group.attempts]
+        relative = _relative(group.attempts, graded.settings, penalties=off, batch_std=graded.batch_std)
+        for attempt, turns in zip(group.attempts, relative, strict=True):
+            if id(attempt) in trained:
+                assert turns is not None
+                yield turns
+
+
+def _relative(
+    attempts: Sequence[GradedAttempt],
+    settings: CreditSettings,
+    *,
+    penalties: Sequence[float] | None,
+    batch_std: float | None,
+) -> list[list[float] | None]:
+    """By attempt and turn, from this group alone; None where unscored."""
+    off = penalties or [0.0] * len(attempts)
+    rewards = [None if a.reward is None else a.reward - p for a, p in zip(attempts, off, strict=True)]
+    if settings.advantage == "given":
+        outcome = rewards
+    elif settings.advantage == "rloo":
+        outcome = rloo_advantages(rewards)
+    else:
+        normalize = settings.scale != "none" and settings.advantage != "reinforce++_baseline"
+        outcome = group_advantages(rewards, normalize=normalize, batch_std=batch_std)
+    lengths = [len(a.sample.turn_tokens_K) if a.sample is not None else 1 for a in attempts]
+    spread_out = [None if o is None else [o] * n for o, n in zip(outcome, lengths, strict=True)]
+    if settings.advantage != "turn":
+        return spread_out
+    by_turn = turn_advantages([None if a.reward is None else a.turn_rewards_K for a in attempts])
+    return [
+        None
+        if whole is None or own is None
+        else [o + settings.turn_coef * t for o, t in zip(whole, own, strict=False)]
+        for whole, own in zip(spread_out, by_turn, strict=True)
+    ]
+
+
+def _step_rewards(outcome: float, penalties_K: Sequence[float]) -> list[float]:
+    """The outcome comes with the last turn; penalties come with their own."""
+    steps = [-p for p in penalties_K]
+    if steps:
+        steps[-1] += outcome
+    return steps
+
+
+def _whitened(
+    advantages: Sequence[Sequence[float]], samples: Sequence[TrainSample], *, shift: bool, reduce: Reduce
+) -> list[list[float]]:
+    """Over all tokens of the batch: divided by the standard deviation, and centred if `shift`
+    (REINFORCE++, arXiv 2501.03262, section 3.1)."""
+    weighted = [
+        (a, n)
+        for turns, sample in zip(advantages, samples, strict=True)
+        for a, n in zip(turns, sample.turn_tokens_K, strict=True)
+    ]
+    count, total = reduce((float(sum(n for _, n in weighted)), math.fsum(a * n for a, n in weighted)))
+    mean = total / max(count, 1.0)
+    (squares,) = reduce((math.fsum(n * (a - mean) ** 2 for a, n in weighted),))
+    variance = squares / max(count - 1.0, 1.0)
+    if variance < _UNIFORM_VARIANCE:
+        return [[0.0] * len(turns) for turns in advantages]
+    scale = 1.0 / math.sqrt(variance + _VARIANCE_EPSILON)
+    centre = mean if shift else 0.0
+    return [[(a - centre) * scale for a in turns] for turns in advantages]

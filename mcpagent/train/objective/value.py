@@ -1,0 +1,123 @@
+"""A value for the state before each turn: a small head on the policy's own hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import pvariance
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from mcpagent.models.load import causal_lm
+from mcpagent.train.batch.samples import TrainSample
+
+VALUE_HEAD = "value_head"  # prefix of its parameters' names
+_FILE = "value_head.safetensors"
+_UNITS = 128
+_LEAST_VARIANCE = (
+    1e-4  # of a component, as a share of the mean variance: an almost constant one is not blown up
+)
+
+
+class ValueHead(nn.Module):
+    """Hidden states [K, width] -> values [K], in float32 whatever the model is.
+
+    Two layers on standardised states. Last hidden states share a large mean and vary along a few directions
+    that say what the next token is: gradient descent on them as they are does not find the rest.
+    Everything is worth 0 at first.
+    """
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, width: int, *, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, _UNITS, device=device, dtype=torch.float32)
+        self.outer = nn.Linear(_UNITS, 1, device=device, dtype=torch.float32)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.zeros_(self.outer.bias)
+        # Buffers, so that a checkpoint has them. A scale of 0 says that no state was measured yet.
+        self.register_buffer("mean", torch.zeros(width, device=device))
+        self.register_buffer("scale", torch.zeros(width, device=device))
+
+    def forward(self, states_K: torch.Tensor) -> torch.Tensor:
+        standard = (states_K.to(self.mean.dtype) - self.mean) * self.scale
+        return self.outer(nn.functional.gelu(self.inner(standard)))[:, 0]
+
+    @contextmanager
+    def measuring(self, add_up: Callable[[Sequence[float]], Sequence[float]]) -> Iterator[None]:
+        """The first states that are seen, in here, are those by whose mean and spread all are standardised:
+        later ones would move the values that were learned. `add_up` adds the sums of all processes."""
+        if self.scale.any():
+            yield
+            return
+        seen = [torch.zeros(0, len(self.mean), device=self.mean.device)]
+        hook = self.register_forward_pre_hook(lambda _, states: seen.append(states[0].detach()))
+        try:
+            yield
+        finally:
+            hook.remove()
+        states_K = torch.cat([states.cpu().double() for states in seen])
+        sums = torch.stack([states_K.sum(0), states_K.square().sum(0)]).flatten().tolist()
+        count, *added = add_up([float(len(states_K)), *sums])
+        first, second = torch.tensor(added, dtype=torch.float64).view(2, -1) / max(count, 1.0)
+        variance = (second - first.square()).clamp(min=0.0)
+        if variance.any():
+            self.mean.copy_(first)
+            self.scale.copy_((variance + _LEAST_VARIANCE * variance.mean()).rsqrt())
+
+
+def new_value_head(model: Any) -> ValueHead:
+    """For the hidden states of `model`, on its device."""
+    width = causal_lm(model).config.get_text_config().hidden_size
+    return ValueHead(width, device=next(model.parameters()).device)
+
+
+def named_parameters(head: ValueHead | None) -> list[tuple[str, nn.Parameter]]:
+    """By the names that they have in a checkpoint."""
+    return [(f"{VALUE_HEAD}.{n}", p) for n, p in head.named_parameters()] if head is not None else []
+
+
+def save_value_head(head: ValueHead, folder: Path) -> None:
+    """Into a folder of trainer state: the head is no part of the model that is exported."""
+    save_file({n: t.cpu().contiguous() for n, t in head.state_dict().items()}, folder / _FILE)
+
+
+def load_value_head(head: ValueHead, folder: Path) -> None:
+    """Put back what `save_value_head` wrote."""
+    head.load_state_dict(load_file(folder / _FILE))
+
+
+def turn_starts(samples: Sequence[TrainSample]) -> list[int]:
+    """Where each turn's first token is among the N loss-bearing tokens of the samples, in their order."""
+    starts: list[int] = []
+    before = 0
+    for sample in samples:
+        for length in sample.turn_tokens_K:
+            starts.append(before)
+            before += length
+    return starts
+
+
+def value_loss(
+    values_K: torch.Tensor, *, old_values_K: torch.Tensor, returns_K: torch.Tensor, clip: float | None
+) -> torch.Tensor:
+    """Half the squared error [K]; with `clip`, the larger one of the value and of the value held within
+    `clip` of the old one (Schulman's PPO code; Engstrom et al., arXiv 2005.12729)."""
+    error = (values_K - returns_K).square()
+    if clip is not None:
+        held = old_values_K + (values_K - old_values_K).clamp(-clip, clip)
+        error = torch.maximum(error, (held - returns_K).square())
+    return 0.5 * error
+
+
+def explained_variance(values: Sequence[float], targets: Sequence[float]) -> float | None:
+    """The share of the targets' variance that the values account for: 1 is all of it, 0 no more than their
+    mean does. None where the targets do not vary."""
+    if len(targets) < 2 or not (total := pvariance(targets)):
+        return None
+    return 1.0 - pvariance([t - v for v, t in zip(values, targets, strict=True)]) / total

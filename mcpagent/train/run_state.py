@@ -1,0 +1,191 @@
+"""What a GRPO run is made of: its actor, its settings, its state."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.evaluate.compare import MAX_UNSCORED
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.train.budget import Meter, RunBudget, Spent
+from mcpagent.train.health import Callback, HealthMonitor, StepReport
+from mcpagent.train.learner.learner import Learner
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.rewards import GradeSettings
+from mcpagent.train.update import UpdateSettings
+
+
+class TaskOrder:
+    """`batch(step)` for steps 1, 2, ...: every task once an epoch, in an order that depends on the seed, the
+    epoch and the batch size alone. Nothing to save: a resumed run asks for the step it is at."""
+
+    def __init__(self, n_tasks: int, *, batch_size: int, seed: int) -> None:
+        self._n = n_tasks
+        self._batch = min(batch_size, n_tasks)
+        self._seed = seed
+        self._epochs: list[array[int]] = []
+
+    def batch(self, step: int) -> list[int]:
+        """Indices of the distinct tasks of a step."""
+        first = (step - 1) * self._batch
+        places = (divmod(position, self._n) for position in range(first, first + self._batch))
+        return [self._epoch(epoch)[place] for epoch, place in places]
+
+    def fresh(self, step: int, *, round_: int, count: int, taken: Collection[int]) -> list[int]:
+        """Up to `count` further tasks for a step that has `taken` some: drawn anew for each step and round,
+        so that nothing is to be saved here either."""
+        rng = random.Random(derive_seed(self._seed, "fresh", step, round_))
+        left = [i for i in range(self._n) if i not in taken]
+        return rng.sample(left, min(count, len(left)))
+
+    def _epoch(self, number: int) -> array[int]:
+        while len(self._epochs) <= number:
+            self._epochs.append(self._shuffled(len(self._epochs)))
+        return self._epochs[number]
+
+    def _shuffled(self, epoch: int) -> array[int]:
+        order = array("Q", range(self._n))  # a fifth of a list's memory
+        random.Random(derive_seed(self._seed, "order", epoch)).shuffle(order)
+        begun = epoch * self._n % self._batch
+        if not begun:
+            return order
+        # The first batch has `begun` tasks from the epoch before: those come later in this one.
+        taken = set(self._epochs[epoch - 1][-begun:])
+        head = list(islice((i for i in order if i not in taken), self._batch - begun))
+        chosen = set(head)
+        return array("Q", (*head, *(i for i in order if i not in chosen)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """One evaluation while training. `success` counts unscored episodes as failed: what the best checkpoint
+    is chosen by, since episodes that drop out cannot raise it. `scored_success` is that of the others alone,
+    None where there are none."""
+
+    success: float
+    scored_success: float | None
+    episodes: int
+    unscored: int
+
+    @property
+    def is_doubtful(self) -> bool:
+        """So many episodes are unscored that a lower success says little about the weights."""
+        return self.unscored > MAX_UNSCORED * self.episodes
+
+
+class Actor(Protocol):
+    """Where episodes come from."""
+
+    @property
+    def ledger_bytes(self) -> int:
+        """Size of the servers' call ledger, where one is kept."""
+        ...
+
+    def collect(
+        self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
+    ) -> list[Trajectory]:
+        """`group_size` attempts at each task with the current weights; `round_` 1, 2, ... are further tasks
+        of the same step. What `on_episode` raises ends the other episodes and is raised here."""
+        ...
+
+    def roll_back(self, ledger_bytes: int) -> None:
+        """Forget what the servers counted since their ledger had that size: the step was cut."""
+        ...
+
+    def tool_metrics(self) -> JsonObject:
+        """What a step's record says of the tool calls, besides what its trajectories say."""
+        ...
+
+    def sync(self) -> JsonObject:
+        """The weights have changed. Returns what it measured, for the step's record."""
+        ...
+
+    def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
+        """How the current weights do on `tasks`, greedily; recorded with the run."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpoSettings:
+    """What the loop itself needs to know. `eval_every` 0 never evaluates; `patience` is how many evaluations
+    without a better one end the run; `resample_rounds` how often uniform groups are replaced in a step."""
+
+    total_steps: int
+    save_every: int
+    keep_checkpoints: int | None = None  # None keeps all
+    eval_every: int
+    patience: int | None = None
+    resample_rounds: int = 0
+    seed: int
+    penalty_after_success: float
+    grading: GradeSettings
+    update: UpdateSettings
+    target_kl: float | None = None  # with a value, kl_coef adapts to it
+    budget: RunBudget = field(default_factory=RunBudget)
+
+
+@dataclass
+class GrpoState:
+    """What a resumed run must know besides weights, moments and random state."""
+
+    step: int = 0
+    optimizer_steps: int = 0
+    penalty_active: bool = False
+    kl_coef: float = 0.0
+    best_success: float | None = None
+    best_step: int | None = None
+    evaluations_since_best: int = 0
+    is_ill: bool = False  # a limit of health ends the run at this step
+    good_step: int | None = None  # the last checkpoint whose weights were seen healthy, in the step after it
+    ledger_bytes: int = 0  # of the servers' call ledger, where one is kept
+    spent: Spent = field(default_factory=Spent)
+
+    @classmethod
+    def from_json(cls, saved: JsonObject) -> GrpoState:
+        """What `as_json` gave."""
+        return cls(**{**saved, "spent": Spent(**saved["spent"])})
+
+    def as_json(self) -> JsonObject:
+        return {**vars(self), "spent": dict(vars(self.spent))}
+
+    def agree(self, saved: JsonObject) -> None:
+        """Become what `as_json` gave in another process; `spent` stays the object that it is."""
+        vars(self.spent).update(saved["spent"])
+        vars(self).update({**saved, "spent": self.spent})
+
+
+@dataclass(kw_only=True)
+class GrpoRun:
+    """A run in progress: its parts, and how far it is."""
+
+    learner: Learner
+    actor: Actor
+    tasks: Sequence[Task]
+    validation: Sequence[Task]
+    order: TaskOrder
+    folder: RunFolder
+    settings: GrpoSettings
+    state: GrpoState
+    health: HealthMonitor | None = None
+    callbacks: Sequence[Callback] = ()
+    on_step: Callable[[StepReport], None] = lambda _: None
+    note: Callable[[str], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self.meter = Meter(self.settings.budget, self.state.spent)
+
+    @property
+    def watchers(self) -> Sequence[Callback]:
+        return self.callbacks if self.health is None else (self.health, *self.callbacks)
+
+    @property
+    def processes(self) -> Processes:
+        return self.learner.processes

@@ -1,1 +1,0 @@
-"""Whole jobs, made of the layers below."""

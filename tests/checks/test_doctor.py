@@ -1,0 +1,181 @@
+"""What `mcpagent doctor` says of this machine, and of machines with something wrong."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from mcpagent.checks.doctor import check_hub, check_keys, check_outputs, check_packages, doctor
+from mcpagent.core.records import CheckResult, CheckStatus
+from tests.running import mcpagent
+from tests.tools.support import ECHO_SCRIPT
+
+SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "train.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def _by_name(checks: list[CheckResult]) -> dict[str, CheckResult]:
+    return {check.name: check for check in checks}
+
+
+def _mcp_json(folder: Path, servers: dict[str, object]) -> Path:
+    path = folder / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": servers}))
+    return path
+
+
+def _echo(*arguments: str) -> dict[str, object]:
+    return {"command": sys.executable, "args": [str(ECHO_SCRIPT), *arguments]}
+
+
+def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return mcpagent("doctor", *arguments, env=environment)
+
+
+def test_a_working_installation_passes_and_no_key_is_ever_shown() -> None:
+    done = _run("--data", str(SAMPLES.parent), "--json", FMP_API_KEY="sekret-value")
+    assert done.returncode == 0, done.stderr
+    checks = _by_name([CheckResult.model_validate(item) for item in json.loads(done.stdout)])
+    for name in ("python", "packages", "extra hf", "server polygon", "server slack", "data", "key fmp"):
+        assert checks[name].status is CheckStatus.PASS, checks[name]
+    assert checks["key tavily"].status is CheckStatus.SKIP
+    assert checks["data"].detail.endswith("12 valid tasks")
+    assert "sekret" not in done.stdout + done.stderr
+
+
+def test_a_server_that_does_not_start_fails_alone_and_its_command_is_the_remedy(tmp_path: Path) -> None:
+    path = _mcp_json(tmp_path, {"echo": _echo(), "gone": {"command": "no-such-command", "args": ["-x"]}})
+    done = _run("--servers", str(path), COLUMNS="200")
+    assert done.returncode == 1
+    assert "gone: no-such-command -x" in done.stdout
+    checks = _by_name(doctor(servers=path))
+    assert checks["server echo"].status is CheckStatus.PASS
+    assert "tools in" in checks["server echo"].detail
+    assert checks["server gone"].status is CheckStatus.FAIL
+    assert checks["server gone"].remedy == "no-such-command -x"
+
+
+def test_a_broken_mcp_json_is_a_failed_check_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text('{"mcpServers": {\n"one": {"command" 3}}}')
+    check = _by_name(doctor(servers=path))["servers"]
+    assert check.status is CheckStatus.FAIL
+    assert "mcp.json:2" in check.detail
+    assert check.remedy == f"vi {path}"
+
+
+def test_what_was_skipped_in_an_mcp_json_is_said(tmp_path: Path) -> None:
+    path = _mcp_json(tmp_path, {"echo": _echo(), "off": {"command": "x", "disabled": True}})
+    assert "server 'off' is disabled" in _by_name(doctor(servers=path))["servers"].detail
+
+
+def test_a_file_that_is_not_there_is_the_users_to_mend() -> None:
+    done = _run("--servers", "absent.json", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["where"] == "absent.json"
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_record_fails_with_its_line_and_the_command_that_lists_all(tmp_path: Path) -> None:
+    servers = _mcp_json(tmp_path, {"echo": _echo()})
+    data = tmp_path / "tasks.jsonl"
+    data.write_text(SAMPLES.read_text().splitlines()[0] + '\n{"prompt": []\n')
+    check = _by_name(doctor(servers=servers, data=data))["data"]
+    assert check.status is CheckStatus.FAIL
+    assert f"{data}:" in check.detail
+    assert check.remedy == f"mcpagent data validate {data} --servers {servers}"
+
+
+def test_tasks_for_servers_that_are_not_in_use_fail(tmp_path: Path) -> None:
+    check = _by_name(doctor(servers=_mcp_json(tmp_path, {"echo": _echo()}), data=SAMPLES))["data"]
+    assert check.status is CheckStatus.FAIL
+    assert "no server in use has" in check.detail
+
+
+def test_without_datasets_the_remedy_makes_them(tmp_path: Path) -> None:
+    check = _by_name(doctor(servers=_mcp_json(tmp_path, {"echo": _echo()})))["data train"]
+    assert (check.status, check.remedy) == (CheckStatus.WARN, "mcpagent gen-data")
+
+
+def test_a_version_out_of_range_fails_with_the_install_command_of_this_python() -> None:
+    base = _by_name(check_packages(["pydantic>=99", "rich"]))["packages"]
+    assert base.status is CheckStatus.FAIL
+    assert "pydantic" in base.detail and "is not >=99" in base.detail
+    assert base.remedy is not None
+    assert base.remedy.startswith(f"{sys.executable} -m pip install")
+    assert base.remedy.endswith("'pydantic>=99'")
+
+
+def test_a_missing_package_weighs_what_its_extra_weighs() -> None:
+    absent = [f"no-such-package; extra == '{extra}'" for extra in ("hf", "gym", "vllm")]
+    checks = _by_name(check_packages([*absent, "plotly; extra == 'report'"]))
+    assert checks["extra hf"].status is CheckStatus.FAIL
+    assert checks["extra gym"].status is CheckStatus.WARN
+    assert checks["extra vllm"].status is CheckStatus.SKIP
+    assert checks["extra report"].status is CheckStatus.PASS
+
+
+def test_an_extra_of_another_platform_is_skipped() -> None:
+    checks = _by_name(check_packages(["vllm; sys_platform == 'none' and extra == 'vllm'"]))
+    assert checks["extra vllm"].status is CheckStatus.SKIP
+    assert checks["extra vllm"].remedy is None
+
+
+def test_keys_in_a_dotenv_file_count_and_an_empty_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_text("MASSIVE_API_KEY=abc\n")
+    monkeypatch.delenv("POLYGON_API_KEY", raising=False)
+    monkeypatch.setenv("TAVILY_API_KEY", "")
+    checks = _by_name(check_keys())
+    assert checks["key polygon"].detail == "MASSIVE_API_KEY is set"
+    assert checks["key tavily"].status is CheckStatus.SKIP
+
+
+def test_a_hub_that_answers_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        check = check_hub()
+        thread.join()
+    assert check.status is CheckStatus.PASS
+
+
+def test_a_hub_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        check = check_hub()
+    assert (check.status, check.remedy) == (CheckStatus.WARN, "export HF_HUB_OFFLINE=1")
+
+
+def test_a_hub_that_is_switched_off_is_not_asked() -> None:
+    assert check_hub().status is CheckStatus.SKIP
+
+
+def test_a_file_in_the_place_of_the_outputs_fails(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("")
+    check = check_outputs(Path("outputs"))
+    assert check.status is CheckStatus.FAIL
+    assert check.remedy == f"mv {tmp_path / 'outputs'} {tmp_path / 'outputs'}.old"
+
+
+def test_outputs_need_not_exist_yet(tmp_path: Path) -> None:
+    assert check_outputs(tmp_path / "a" / "b").status is CheckStatus.PASS
+    assert not (tmp_path / "a").exists()

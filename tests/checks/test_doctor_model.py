@@ -1,0 +1,83 @@
+"""`mcpagent doctor --model`: is it safe to train on this model's tokens?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from mcpagent.checks.doctor import check_model
+from mcpagent.core.records import CheckResult, CheckStatus
+from mcpagent.core.tools import ToolSpec
+from tests.models.templates import AS_PYTHON, REFUSES_TOOLS, STRIPS_THINKING
+
+TOOLS = [ToolSpec(server="s", name="look", description="Look.", input_schema={"type": "object"})]
+
+
+def check(folder: Path, *, tool_format: str = "auto") -> dict[str, CheckResult]:
+    return {c.name: c for c in check_model(str(folder), tool_format=tool_format, catalog=TOOLS)}
+
+
+def with_template(checkpoint: Path, folder: Path, template: str) -> Path:
+    shutil.copytree(checkpoint, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_the_embedded_model_passes_without_drift(tiny_checkpoint: Path) -> None:
+    checks = check(tiny_checkpoint)
+    assert list(checks) == [
+        *("model tokenizer", "model template", "model tool calls"),
+        *("model injection", "model drift", "model logits"),
+    ]
+    assert {c.status for c in checks.values()} == {CheckStatus.PASS}
+    assert checks["model drift"].detail.startswith("0 of ")
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [(REFUSES_TOOLS, "cannot render a tool message"), (AS_PYTHON, "in a form that no parser here reads")],
+)
+def test_a_template_that_cannot_be_trained_on_fails_with_reason_and_remedy(
+    tiny_checkpoint: Path, tmp_path: Path, template: str, says: str
+) -> None:
+    checks = check(with_template(tiny_checkpoint, tmp_path / "odd", template))
+    assert list(checks) == ["model tokenizer", "model"]
+    assert checks["model"].status is CheckStatus.FAIL
+    assert says in checks["model"].detail and checks["model"].remedy
+
+
+def test_another_form_is_taught_in_the_place_of_one_that_nobody_reads(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    checks = check(with_template(tiny_checkpoint, tmp_path / "odd", AS_PYTHON), tool_format="json")
+    assert checks["model tool calls"].detail.startswith("json, taught in the system message")
+
+
+def test_drift_is_measured_and_no_failure(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    checks = check(with_template(tiny_checkpoint, tmp_path / "thinker", STRIPS_THINKING))
+    assert checks["model drift"].status is CheckStatus.WARN
+    assert not checks["model drift"].detail.startswith("0 of")
+
+
+def test_what_comes_after_the_head_is_told(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "capped"
+    shutil.copytree(tiny_checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 30.0}))
+    assert check(folder)["model logits"].detail == "the output head's, softly capped at 30"
+
+
+def test_a_model_that_is_not_there_is_a_failed_check(tmp_path: Path) -> None:
+    [failure] = check(tmp_path / "nothing").values()
+    assert failure.status is CheckStatus.FAIL and failure.remedy
+
+
+def test_an_unknown_tool_format_is_a_failed_check_that_lists_them(tiny_checkpoint: Path) -> None:
+    failure = check(tiny_checkpoint, tool_format="yaml")["model"]
+    assert "yaml" in failure.detail and "qwen3_coder" in str(failure.remedy)

@@ -1,0 +1,139 @@
+"""The verdicts on sound and on broken datasets, and where the tasks come from when none are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mcpagent
+from mcpagent.checks.environment import env_check
+from mcpagent.core.records import CheckStatus
+from mcpagent.errors import UserError
+from tests.env.world import make_task
+from tests.run.world import TRAIN, config, dataset, samples, with_id
+from tests.tools.servers.files import servers_file
+
+GOLD, EMPTY, ABSTAIN = (
+    "the gold plan scores 1.0",
+    "an empty policy fails",
+    "an over-eager policy fails where no call is right",
+)
+
+
+def test_the_samples_of_the_repository_pass_every_check() -> None:
+    outcome = env_check(config())
+    assert outcome.passed
+    assert (outcome.n_tasks, outcome.source, outcome.failing) == (24, "data/samples", {})
+    assert {check.status for check in outcome.checks} == {CheckStatus.PASS}
+
+
+def test_each_broken_task_is_named_with_the_claims_that_it_breaks(tmp_path: Path) -> None:
+    sound = samples(count=2)
+    quote = {"step": 1, "server": "fmp", "tool": "fmp_get_quote", "params": {"symbol": "NO-SUCH"}}
+    price = {"type": "number", "value": "${step1.price}"}
+    tasks = [
+        *sound,
+        with_id(make_task(tool_sequence=[quote], final_answer=price), "the-gold-call-fails"),
+        with_id(make_task(final_answer={"type": "regex", "value": "^"}), "silence-will-do"),
+    ]
+    outcome = env_check(config(), data=dataset(tmp_path / "tasks.jsonl", tasks))
+    assert not outcome.passed
+    assert outcome.failing == {"silence-will-do": (EMPTY,), "the-gold-call-fails": (GOLD,)}
+    failed = {check.name for check in outcome.checks if check.status is CheckStatus.FAIL}
+    assert failed == {GOLD, EMPTY}
+    assert outcome.as_json()["failing_tasks"]["silence-will-do"] == [EMPTY]
+
+
+def test_a_dataset_without_tasks_for_a_check_skips_it(tmp_path: Path) -> None:
+    acting = [task for task in samples(count=12) if not task.truth.abstain][:1]
+    outcome = env_check(config(), data=dataset(tmp_path / "tasks.jsonl", acting))
+    assert outcome.passed
+    skipped = {check.name for check in outcome.checks if check.status is CheckStatus.SKIP}
+    assert ABSTAIN in skipped and GOLD not in skipped
+
+
+def test_the_number_of_tasks_can_be_limited() -> None:
+    assert env_check(config("data.max_tasks=3")).n_tasks == 3
+    assert env_check(config("data.max_tasks=2"), data=TRAIN).n_tasks == 2
+
+
+def test_tasks_for_servers_that_do_not_run_are_refused(tmp_path: Path) -> None:
+    servers = servers_file(tmp_path, notes=("notes", "nowhere"))
+    with pytest.raises(UserError, match="which no running server has"):
+        env_check(config(f"tools.servers={servers}"), data=TRAIN)
+
+
+def test_servers_without_tasks_are_checked_for_isolation_alone(tmp_path: Path) -> None:
+    servers = servers_file(
+        tmp_path,
+        forgetful=("notes", "nowhere"),
+        private=("notes", "kept"),
+        common=("notes", "kept", str(tmp_path / "notes.txt")),
+        broken=("no_such_module",),
+    )
+    outcome = env_check(config(f"tools.servers={servers}", "rollout.num_envs=10"))
+    assert (outcome.n_tasks, outcome.source, outcome.passed) == (0, None, False)
+    assert outcome.checks[-1].status is CheckStatus.SKIP
+    checks = {server.check.name.removeprefix("isolation of "): server.check for server in outcome.isolation}
+    assert {name: check.status for name, check in checks.items()} == {
+        "forgetful": CheckStatus.PASS,
+        "private": CheckStatus.WARN,
+        "common": CheckStatus.WARN,
+        "broken": CheckStatus.FAIL,
+    }
+    assert checks["private"].remedy == "--set tools.isolation.private=episode"
+    assert checks["common"].detail.startswith(
+        "no isolation helps: after add_note, list_notes in another inst"
+    )
+    assert "No module named" in checks["broken"].detail
+    document = outcome.as_json()["isolation"][1]
+    # Ten times what one instance holds, in GB with one digit.
+    total_gb = 10 * document["cost"]["rss_bytes"] / 1e9
+    assert document["forecast"].startswith("10 x ") and f"= {total_gb:.1f} GB" in document["forecast"]
+
+
+def test_the_recommended_isolation_is_what_the_remedy_sets(tmp_path: Path) -> None:
+    servers = servers_file(tmp_path, private=("notes", "kept"))
+    outcome = env_check(config(f"tools.servers={servers}", "tools.isolation.private=episode"))
+    (server,) = outcome.isolation
+    assert (server.configured, server.check.status, outcome.passed) == ("episode", CheckStatus.PASS, True)
+
+
+def test_instances_that_do_not_fit_into_the_memory_are_a_warning(tmp_path: Path) -> None:
+    servers = servers_file(tmp_path, private=("notes", "kept"))
+    settings = (f"tools.servers={servers}", "tools.isolation.private=episode", "rollout.num_envs=1000000")
+    (server,) = env_check(config(*settings)).isolation
+    assert server.check.status is CheckStatus.WARN
+    assert "1000000 instances need " in server.check.detail
+    assert server.check.remedy == "--set rollout.num_envs=N"
+
+
+def test_the_built_in_servers_are_isolated_as_recommended() -> None:
+    isolation = env_check(config("data.max_tasks=1")).isolation
+    assert {server.check.status for server in isolation} == {CheckStatus.PASS}
+    assert all(server.forecast.endswith(" ms an episode") for server in isolation)
+
+
+def test_an_installation_without_the_repository_generates_its_tasks(tmp_path: Path) -> None:
+    package = Path(mcpagent.__file__).parent
+    installed = tmp_path / "site" / "mcpagent"
+    shutil.copytree(package, installed, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("configs", "templates"):
+        shutil.copytree(package.parent / name, installed / "_resources" / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "mcpagent.cli.main", "env", "check", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed.parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["passed"], document["n_tasks"], document["tasks_from"]) == (True, 24, "generated")

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.evaluate.report.page import script_json, write_report
+from mcpagent.evaluate.report.run_data import read_run
+from tests.evaluate.records import call, result, trajectory, turn
+from tests.evaluate.run_folder import step_row, write_evaluation, write_run
+from tests.running import mcpagent
+
+ATTACK = '</pre></script><script>document.title="owned"</script><img src=x onerror=alert(1)>'
+
+
+class _Page(HTMLParser):
+    """Elements with their attributes, and the text outside scripts and styles."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._inside: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._inside and self._inside[-1] == tag:
+            self._inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self._inside:
+            self.text += data
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> _Page:
+    run = write_run(tmp_path_factory.mktemp("runs") / "learned")
+    return _Page(write_report(run).read_text())
+
+
+def _attacked(entry: Trajectory) -> Trajectory:
+    evil = call(0, tool=ATTACK, **{ATTACK: ATTACK})
+    turns = [
+        turn(0, ATTACK, calls=[evil], results=[result(0, ATTACK, nonce=ATTACK)], broken=[ATTACK]),
+        turn(1, ATTACK),
+    ]
+    hostile = trajectory(entry.task_id, question=ATTACK, final_answer=ATTACK, turns=turns, success=1.0)
+    return hostile.model_copy(update={"errors": (ATTACK,)})
+
+
+def test_the_report_is_one_file_that_loads_nothing(page: _Page) -> None:
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "iframe", "img", "object", "embed", "base", "form")
+        assert not {"src", "href", "srcset", "action"} & attributes.keys(), tag
+    policies = [a["content"] for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert len(policies) == 1 and str(policies[0]).startswith("default-src 'none';")
+
+
+def test_the_verdicts_and_the_numbers_are_on_the_page(page: _Page) -> None:
+    # 48 tasks: a third succeed before; afterwards all but those with index % 8 == 5, which are 6.
+    for text in ("33.3% →", "87.5%", "+54.2 points", "random rewards", "Verdicts", "KL bounded"):
+        assert text in page.text, text
+    assert page.text.count("✓ pass") == 7
+    assert "Sampled, temperature 1" in page.text
+    assert "quickstart --seed 3" in page.text and "9f2c1e" in page.text
+
+
+def test_trajectories_show_calls_results_terms_and_nonces_before_and_after(page: _Page) -> None:
+    assert "Before training" in page.text and "After training" in page.text
+    for text in ("polygon.get_aggs(ticker=", '{"close": 179.66}', "nonce n-4f1c", "sequence_exact"):
+        assert text in page.text, text
+    # Learned (3), still failing, got worse: a reader sees failures too.
+    assert page.text.count("✗ failure") > 3
+
+
+def test_what_the_calls_of_each_tool_came_to_is_on_the_page(page: _Page) -> None:
+    # Percentiles are within 2.5 %: 10 ms of 1,200 calls of which one took 3 s, 20 ms of 3.
+    for tool, calls, p50_ms, errors in (
+        ("get_aggs", "1,200", 10.0, "1 timeout"),
+        ("get_news", "4", 20.0, "3 tool_error, 1 crashed"),
+    ):
+        row = re.search(rf"polygon\.{tool}{calls}(\d+\.\d)(\d+\.\d){errors}0002", page.text)
+        assert row is not None, tool
+        assert all(float(shown) == pytest.approx(p50_ms, rel=0.03) for shown in row.groups())
+
+
+def test_text_of_a_trajectory_cannot_become_markup(tmp_path: Path) -> None:
+    quiet = _Page(write_report(write_run(tmp_path / "quiet", tasks=6)).read_text())
+    hostile = write_run(tmp_path / "attacked", tasks=6, hook=_attacked)
+    attacked = _Page(write_report(hostile).read_text())
+    assert ATTACK in attacked.text  # shown to the reader as text
+    assert attacked.count("script") == quiet.count("script") == 3
+    assert attacked.count("img") == 0
+
+
+def test_a_manifest_or_control_cannot_become_markup(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", tasks=6)
+    (run / "manifest.json").write_text(
+        json.dumps({"title": ATTACK, "about": ATTACK, "deep": {ATTACK: ATTACK}})
+    )
+    (run / "eval" / "controls.json").write_text(json.dumps([{"name": ATTACK, "what": ATTACK}]))
+    (run / "config.yaml").write_text(f"# {ATTACK}\nseed: 1\n")
+    attacked = _Page(write_report(run).read_text())
+    assert (attacked.count("script"), attacked.count("img")) == (3, 0)
+
+
+def test_a_figure_cannot_end_its_script_element() -> None:
+    text = script_json({"title": ATTACK})
+    assert "<" not in text
+    assert json.loads(text) == {"title": ATTACK}
+
+
+def test_plotly_is_packed_once_and_whole(tmp_path: Path) -> None:
+    from plotly.offline import get_plotlyjs
+
+    html = write_report(write_run(tmp_path / "run", tasks=3)).read_text()
+    packed = re.findall(r'data-encoding="gzip\+base64">([^<]+)</script>', html)
+    assert len(packed) == 1
+    assert gzip.decompress(base64.b64decode(packed[0])).decode() == get_plotlyjs()
+    assert len(html) < 2_500_000
+
+
+def test_a_run_with_nothing_but_steps_still_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward_mean": 0.1}\n')
+    page = _Page(write_report(tmp_path).read_text())
+    assert page.text.count("– not measured") == 7
+    assert "Trajectories" not in page.text and "Controls" not in page.text
+
+
+def test_an_evaluation_without_its_before_side_stands_alone(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    episodes = [trajectory(f"t{i}", success=float(i < 9)) for i in range(10)]
+    write_evaluation(tmp_path, "trained", episodes, temperature=0.0)
+    write_evaluation(tmp_path, "other_model", episodes, temperature=0.0)
+    page = _Page(write_report(tmp_path).read_text())
+    assert "90.0%" in page.text and "other_model" in page.text
+    assert "Before training" not in page.text and "After training" in page.text
+
+
+def test_the_torn_last_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
+    rows = [json.dumps(step_row(i)) for i in range(1, 4)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n" + rows[0][:40])
+    assert [row["step"] for row in read_run(tmp_path).steps] == [1, 2, 3]
+
+
+def test_a_broken_line_in_the_middle_is_an_error_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnot json\n{"step": 3}\n')
+    with pytest.raises(UserError) as error:
+        write_report(tmp_path)
+    assert (error.value.where or "").endswith("metrics.jsonl:2")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_line_without_a_step_is_named_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"reward_mean": 0.4}\n')
+    with pytest.raises(UserError, match="step") as error:
+        write_report(tmp_path)
+    assert (error.value.where or "").endswith("metrics.jsonl")
+
+
+def test_a_step_that_was_trained_again_after_a_resume_counts_once(tmp_path: Path) -> None:
+    lines = ['{"step": 1, "kl": 0.1}', '{"step": 2, "kl": 0.9}', '{"step": 2, "kl": 0.2}', ""]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert read_run(tmp_path).series("kl") == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "eval/trained.json", "eval/controls.json", "config.yaml"])
+def test_a_broken_file_of_the_run_is_named_and_nothing_is_written(tmp_path: Path, name: str) -> None:
+    run = write_run(tmp_path / "run", tasks=3)
+    (run / name).write_text('{"metrics": [')
+    with pytest.raises(UserError) as error:
+        write_report(run)
+    assert (error.value.where or "").endswith(name)
+    assert not (run / "report.html").exists()
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", tasks=6)
+    first = write_report(run).read_bytes()
+    assert write_report(run).read_bytes() == first
+
+
+def test_the_command_prints_the_path_and_with_json_the_verdicts(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", tasks=24)
+    plain = mcpagent("report", str(run))
+    assert (plain.returncode, plain.stdout.strip()) == (0, str(run / "report.html"))
+    document = json.loads(mcpagent("report", str(run), "--json").stdout)
+    assert document["report"] == str(run / "report.html")
+    assert {v["outcome"] for v in document["verdicts"]} == {"pass"}
+
+
+def test_a_missing_run_or_one_without_steps_is_a_user_error_with_a_remedy(tmp_path: Path) -> None:
+    for folder, message in (
+        (tmp_path / "absent", "there is no run folder"),
+        (tmp_path, "holds no metrics.jsonl with a step"),
+    ):
+        found = mcpagent("report", str(folder))
+        assert found.returncode == 2
+        assert message in found.stderr and "mcpagent train" in found.stderr
+        assert "Traceback" not in found.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_plotly_the_error_names_the_install_command(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", tasks=3)
+    # None in sys.modules is how Python itself marks a module that cannot be imported.
+    program = (
+        "import sys; sys.modules['plotly'] = None; from mcpagent.cli.main import run; "
+        f"sys.argv = ['mcpagent', 'report', {str(run)!r}]; run()"
+    )
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 2
+    assert "pip install 'mcpagent[report]'" in found.stderr
+    assert not (run / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_a_browser_draws_every_curve_without_an_error(tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium on this machine")
+    path = write_report(write_run(tmp_path / "run", hook=_attacked))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    flags += [
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=20000",
+    ]
+    found = subprocess.run(
+        [browser, *flags, "--dump-dom", path.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert len(re.findall(r'class="plot js-plotly-plot"', found.stdout)) == 10
+    assert "CONSOLE" not in found.stderr, found.stderr  # a violated policy or a script error would be here
+    assert "<title>owned" not in found.stdout

@@ -1,0 +1,395 @@
+"""`mcpagent train` as a user runs it: the plan, refusals, how a run ends, and Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+from typer.testing import CliRunner, Result
+
+from mcpagent.cli.runs import runs_app as runs_app
+from mcpagent.cli.train import app
+from mcpagent.config.environment import resource_path
+from mcpagent.errors import InUseError, UserError
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.runs import list_runs
+from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.tools.metrics import PoolMetrics
+from tests.running import Command
+
+BOUND_S = 120.0
+
+
+def mcpagent_train(*options: str) -> Result:
+    """The command in this process, which has torch in memory already."""
+    return CliRunner().invoke(app, list(options))
+
+
+def refused(done: Result) -> str:
+    """The one message that `mcpagent.cli.main` would print."""
+    assert isinstance(done.exception, UserError), done.output
+    return str(done.exception)
+
+
+@pytest.fixture
+def settings(tiny_checkpoint: Path, tmp_path: Path) -> list[str]:
+    """A run of two short steps in `tmp_path`/train."""
+    chosen = {
+        "model.name": tiny_checkpoint,
+        "data.train": resource_path("data/samples/train.jsonl"),
+        "training.max_steps": 2,
+        "training.batch_size": 2,
+        "rollout.group_size": 2,
+        "rollout.max_new_tokens": 4,
+        "reward.control": "random",
+        "output_dir": tmp_path,
+        "name": "train",
+    }
+    options = [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
+    return ["--config", str(resource_path("configs/quickstart.yaml")), *options]
+
+
+def test_the_plan_counts_what_the_model_has_and_writes_nothing(
+    settings: list[str], tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    plans: dict[str, dict[str, Any]] = {}
+    for mode in ("lora", "full"):
+        done = mcpagent_train(*settings, "--mode", mode, "--dry-run", "--json")
+        assert done.exit_code == 0, done.output
+        plans[mode] = json.loads(done.stdout)
+    weights = load_file(tiny_checkpoint / "model.safetensors")
+    parameters = sum(tensor.size for tensor in weights.values())
+    # LoRA of rank 16 on each linear layer inside the network: (in + out) x 16.
+    linear = [t.shape for name, t in weights.items() if name.endswith("_proj.weight")]
+    adapters = sum(16 * (rows + columns) for rows, columns in linear)
+    assert plans["full"]["parameters"] == plans["full"]["trained_parameters"] == parameters
+    assert plans["lora"]["trained_parameters"] == adapters
+    for plan in plans.values():
+        assert (plan["steps"], plan["optimizer_steps"], plan["episodes_per_step"]) == (2, 2, 4)
+        assert (plan["backend"], plan["backend_reason"]) == ("hf", "rollout.backend is hf")
+        assert plan["memory_gib"] > plan["checkpoint_gib"] > 0
+    # Weights and two moments in float32.
+    assert plans["full"]["checkpoint_gib"] == pytest.approx(parameters * 12 / 2**30)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_algorithm_of_the_option_has_a_plan(settings: list[str]) -> None:
+    for algo, updates in (("grpo", 2), ("ppo", 8), ("sft", 2)):
+        # Two steps; the preset of ppo takes two epochs of two minibatches, on its own value head.
+        done = mcpagent_train(*settings, "--algo", algo, "--dry-run", "--json")
+        assert done.exit_code == 0, done.output
+        plan = json.loads(done.stdout)
+        assert (plan["algorithm"], plan["optimizer_steps"]) == (algo, updates)
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_a_run_that_evaluates_needs_tasks_for_it_beside_its_own_or_by_name(
+    settings: list[str], dry_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = resource_path("data/samples").absolute()
+    alone = tmp_path / "alone" / "train.jsonl"
+    alone.parent.mkdir()
+    shutil.copy(samples / "train.jsonl", alone)
+    monkeypatch.chdir(tmp_path)  # without data/processed
+    evaluating = [*settings, "--set", "training.eval_every=1", "--set", f"data.train={alone}"]
+    assert "there is no validation dataset" in refused(mcpagent_train(*evaluating, *dry_run))
+    beside = alone.with_name("validation.jsonl")
+    shutil.copy(samples / "validation.jsonl", beside)
+    plan = json.loads(mcpagent_train(*evaluating, "--dry-run", "--json").stdout)
+    assert plan["validation"] == str(beside)
+    never = mcpagent_train(*evaluating, "--set", "training.eval_every=0", "--dry-run", "--json")
+    assert json.loads(never.stdout)["validation"] == "none"
+
+
+def test_the_plan_is_a_table_that_says_why_this_backend(settings: list[str]) -> None:
+    done = mcpagent_train(*settings, "--backend", "auto", "--dry-run")
+    assert done.exit_code == 0, done.output
+    for word in ("backend reason", "optimizer steps", "memory gib", "kept checkpoints"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_four_bits_without_a_gpu_are_refused_in_one_message(settings: list[str], dry_run: list[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    message = refused(mcpagent_train(*settings, "--mode", "qlora", *dry_run))
+    assert "qlora needs a CUDA GPU" in message
+    assert "--mode lora" in message
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+@pytest.mark.parametrize("setting", ["model.dtype=float16", "training.mixed_precision=fp16"])
+def test_half_precision_is_refused_where_the_device_turns_out_to_be_a_cpu(
+    setting: str, settings: list[str], dry_run: list[str]
+) -> None:
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        pytest.skip("auto is no CPU here")
+    scaled = ["--set", "training.mixed_precision=fp16", "--device", "auto", *dry_run]
+    for algo in ("grpo", "sft"):
+        message = refused(mcpagent_train(*settings, "--algo", algo, *scaled, "--set", setting))
+        assert message.startswith(setting.partition("=")[0])
+        assert "device cpu computes float16 slower" in message
+        assert "use float32 or bfloat16" in message
+
+
+def test_a_missing_engine_and_a_missing_run_are_one_message_each(settings: list[str]) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        for dry_run in ([], ["--dry-run"]):
+            assert "vllm is not installed" in refused(
+                mcpagent_train(*settings, "--backend", "vllm", *dry_run)
+            )
+    assert "no run folder" in refused(mcpagent_train(*settings, "--resume"))
+    assert "mode" in refused(mcpagent_train(*settings, "--mode", "half"))
+
+
+def test_a_run_says_how_it_ended_and_a_resume_goes_on(settings: list[str], tmp_path: Path) -> None:
+    done = mcpagent_train(*settings, "--set", "budget.steps=1")
+    assert done.exit_code == 0, done.output
+    assert "ended       after step 1: budget.steps 1 is spent" in done.stdout
+    rows = [line.split() for line in done.stderr.splitlines()]
+    head = next(i for i, row in enumerate(rows) if row[:2] == ["step", "reward"])
+    assert rows[head] == ["step", "reward", "success", "KL", "length", "tokens/s", "left"]
+    step = next(row for row in rows[head + 1 :] if row[:1] == ["1"])
+    record = RunFolder.open(tmp_path / "train").metrics()[0]
+    shown = [f"{record['reward_mean']:.3f}", "0%", f"{record['tokens'] / record['episodes']:.0f}"]
+    assert [step[1], step[2], step[4]] == shown
+    log = (tmp_path / "train" / "logs" / "run.log").read_text()
+    assert "step 0: begins after step 0 of 2" in log
+    held_out = resource_path("data/samples/heldout.jsonl")
+    assert f"checkpoints/step-000001 --data {held_out}\n" in done.stdout.replace(f"{tmp_path}/train/", "")
+    again = mcpagent_train(*settings, "--resume", "--json")
+    assert again.exit_code == 0, again.output
+    document = json.loads(again.stdout)
+    assert (document["steps"], document["stop_reason"]) == (2, "completed")
+    other = refused(mcpagent_train(*settings, "--set", "optimization.learning_rate=0.5", "--resume"))
+    assert "other settings of optimization.learning_rate" in other
+    faster = ("--set", "optimization.learning_rate=0.5")
+    assert refused(mcpagent_train("--resume", "--out", str(tmp_path / "train"), *faster)) == other
+
+    weights = RunFolder.open(tmp_path / "train").checkpoint_dir(2) / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    damaged = refused(mcpagent_train(*settings, "--set", "training.max_steps=3", "--resume"))
+    assert "adapter_model.safetensors is not what was written" in damaged
+    assert "the last good one is step-000001" in damaged
+
+
+def test_a_supervised_run_tells_what_its_demonstrations_asked_of_the_servers(
+    settings: list[str], tmp_path: Path
+) -> None:
+    options = [*settings, "--algo", "sft", "--set", "data.max_tasks=4"]
+    for more in (["--set", "budget.steps=1"], ["--resume"]):
+        done = mcpagent_train(*options, *more)
+        assert done.exit_code == 0, done.output
+    run = RunFolder.open(tmp_path / "train")
+    played = read_trajectories(run.trajectories / "demonstrations.jsonl.zst", with_tokens=False)
+    calls = sum(len(t.tool_results) + len(t.state_results) for t in played)
+    told = [PoolMetrics.model_validate(record["tool_metrics"]).calls for record in run.metrics()]
+    assert told == [calls, calls] != [0, 0], "each part made them anew"
+
+
+def test_ctrl_c_leaves_a_checkpoint_says_how_to_go_on_and_exits_with_130(
+    settings: list[str], tmp_path: Path
+) -> None:
+    process = Command(
+        *(
+            "train",
+            *settings,
+            "--set",
+            "training.max_steps=100000",
+            "--set",
+            "training.save_frequency=100000",
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "train" / "metrics.jsonl"
+    wait_for(lambda: metrics.is_file() and metrics.stat().st_size > 0, process)
+    for more in ([], ["--resume"]):
+        with_other = mcpagent_train(*settings, *more)
+        assert isinstance(with_other.exception, InUseError), with_other.output
+        assert with_other.exception.process["pid"] == process.pid
+        assert with_other.exception.process["command"] == "mcpagent train"
+    listed = CliRunner().invoke(runs_app, [str(tmp_path), "--json"])
+    assert [(r["name"], r["state"]) for r in json.loads(listed.stdout)] == [("train", "running")]
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=BOUND_S)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    run = RunFolder.open(tmp_path / "train")
+    steps = [record["step"] for record in run.metrics()]
+    assert run.latest_checkpoint() == run.checkpoint_dir(steps[-1])
+    assert f"stopped after step {steps[-1]}, which is kept" in err
+    assert f"mcpagent train --config {run.config_path} --resume" in err
+    end = f"training.max_steps={steps[-1] + 1}"
+    more = mcpagent_train("--config", str(run.config_path), "--set", end, "--resume")
+    assert more.exit_code == 0, more.output
+    assert [record["step"] for record in run.metrics()] == [*steps, steps[-1] + 1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--set", "model.name=nowhere/at-all/really"],
+        ["--set", "tools.servers=nowhere.json"],
+        ["--set", "data.train=nowhere.jsonl"],
+        ["--set", "training.eval_every=1", "--set", "data.validation=nowhere.jsonl"],
+        ["--mode", "lora", "--set", "lora.target_modules=[nothing]"],
+        ["--resume"],
+    ],
+)
+@pytest.mark.parametrize("algo", ["grpo", "sft"])
+def test_a_start_that_is_refused_leaves_no_folder(
+    wrong: list[str], algo: str, settings: list[str], tmp_path: Path
+) -> None:
+    if algo == "sft" and "training.eval_every=1" in wrong:
+        pytest.skip("a supervised run does not evaluate")
+    refused(mcpagent_train(*settings, *wrong, "--set", f"output_dir={tmp_path / 'out'}", "--algo", algo))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_a_name_gets_its_own_and_resume_takes_the_last_of_its_algorithm(
+    settings: list[str], tmp_path: Path
+) -> None:
+    unnamed = [*settings[:-2], "--set", "budget.steps=1"]
+    assert settings[-1] == "name=train"
+    folders = []
+    for algo in ("grpo", "grpo", "sft"):
+        done = mcpagent_train(*unnamed, "--algo", algo, "--set", "data.max_tasks=4", "--json")
+        assert done.exit_code == 0, done.output
+        folders.append(Path(json.loads(done.stdout)["run_dir"]))
+    assert all(folder.parent == tmp_path and folder.name.startswith("train-2") for folder in folders)
+    assert len(set(folders)) == 3
+    resumed = mcpagent_train(*unnamed[:-2], "--set", "data.max_tasks=4", "--resume", "--json")
+    assert resumed.exit_code == 0, resumed.output
+    document = json.loads(resumed.stdout)
+    assert (Path(document["run_dir"]), document["steps"]) == (folders[1], 2)
+    table = CliRunner().invoke(runs_app, [str(tmp_path)])
+    states = {run.name: (run.kind, run.state, run.steps) for run in list_runs(tmp_path)}
+    assert states == {
+        folders[0].name: ("grpo", "finished", 1),
+        folders[1].name: ("grpo", "finished", 2),
+        folders[2].name: ("sft", "finished", 1),
+    }
+    assert all(name in table.output for name in states)
+
+
+def wait_for(is_there: Any, process: subprocess.Popen[str]) -> None:
+    """Until it is; fails where the process ends first or the bound passes."""
+    pause, end = threading.Event(), time.monotonic() + BOUND_S
+    while not is_there():
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < end
+        pause.wait(0.05)
+
+
+def test_the_optimiser_steps_after_batch_size_times_accumulation_prompts(
+    settings: list[str], tmp_path: Path
+) -> None:
+    """Two batches of two accumulated are one batch of four: the same episodes, the same step, the same
+    weights; the loss is normalised over all four prompts."""
+    accumulated = ("training.batch_size=2", "training.gradient_accumulation_steps=2")
+    at_once = ("training.batch_size=4", "optimization.gradient_accumulation_steps=1")
+    weights, lines = [], []
+    for name, chosen in (("accumulated", accumulated), ("at-once", at_once)):
+        own = [*chosen, "training.max_steps=1", "training.eval_every=0", f"name={name}"]
+        done = mcpagent_train(*settings, *(word for text in own for word in ("--set", text)), "--json")
+        assert done.exit_code == 0, done.output
+        run = RunFolder(tmp_path / name)
+        lines.append(run.metrics())
+        weights.append(load_file(run.latest_checkpoint() / "adapter_model.safetensors"))
+    assert [line["trained_samples"] for line in lines[0]] == [line["trained_samples"] for line in lines[1]]
+    assert len(list(read_trajectories(RunFolder(tmp_path / "accumulated").trajectory_stem(1)))) == 8
+    assert [len(metrics) for metrics in lines] == [1, 1]
+    assert weights[0].keys() == weights[1].keys()
+    assert all((weights[0][key] == weights[1][key]).all() for key in weights[0])
+
+
+def test_an_epoch_has_as_many_steps_as_optimiser_batches(settings: list[str]) -> None:
+    whole = ["training.max_steps=null", "training.gradient_accumulation_steps=2", "data.max_tasks=10"]
+    for algo in ("grpo", "sft"):
+        options = [word for text in whole for word in ("--set", text)]
+        done = mcpagent_train(*settings, *options, "--algo", algo, "--dry-run", "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["steps"] == 3  # 10 tasks in batches of 2 x 2
+
+
+REFUSED = {
+    "a device that is a CPU after all": [
+        "--set",
+        "model.dtype=float16",
+        "--set",
+        "training.mixed_precision=fp16",
+    ],
+    "weights in 4 bits on a CPU": ["--mode", "qlora"],
+    "vllm where there is none": ["--backend", "vllm"],
+    "an attention of GPUs": ["--set", "model.attn_implementation=flash_attention_2"],
+    "adapters on no layer": ["--set", "lora.target_modules=[query]"],
+    "a model that is not trained yet": ["--set", "model.name=embedded"],
+    "a folder that is none": ["--set", "model.name=./nowhere"],
+    "overlapping in the deterministic mode": [
+        *("--set", "rollout.max_staleness=1", "--set", "grpo.tis_cap=2.0"),
+    ],
+    "a tracker that is not installed": ["--set", "tracking.backends=[weave]"],
+    "no such dataset": ["--set", "data.train=nowhere.jsonl"],
+    "no such servers": ["--set", "tools.servers=nowhere.json"],
+    "an empty validation set": ["--set", "data.validation=empty.jsonl", "--set", "training.eval_every=1"],
+    "a broken validation set": ["--set", "data.validation=broken.jsonl", "--set", "training.eval_every=1"],
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_the_dry_run_refuses_what_the_run_refuses_in_the_same_words(
+    what: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").write_text("")
+    Path("broken.jsonl").write_text('{"prompt": []}\n')
+    before = sorted(path.name for path in tmp_path.iterdir())
+    run = refused(mcpagent_train(*settings, *REFUSED[what]))
+    dry = refused(mcpagent_train(*settings, *REFUSED[what], "--dry-run"))
+    assert dry == run
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_gpu_run_is_planned_on_a_machine_without_one(settings: list[str], tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    gpu = ["--device", "cuda", "--set", "model.dtype=auto"]
+    for options in (["--gpu-memory", "80"], []):
+        done = mcpagent_train(*settings, *gpu, *options, "--dry-run", "--json")
+        assert done.exit_code == 0, done.output
+        plan = json.loads(done.stdout)
+        assert (plan["device"], plan["dtype"]) == ("cuda", "bfloat16")
+        assert plan["device_memory_gib"] == (80 if options else None)
+        assert plan["fits"] is (True if options else None)
+    assert "a run trains on what this machine has" in refused(mcpagent_train(*settings, "--gpu-memory", "80"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_does_not_fit_is_told_what_to_lower(
+    settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    large = ["--set", "model.name=Qwen/Qwen3-0.6B", "--set", "rollout.num_envs=4000"]
+    large += ["--set", "training.batch_size=4000"]
+    done = mcpagent_train(*settings, *large, "--dry-run", "--json")
+    assert done.exit_code == 0, done.output
+    plan = json.loads(done.stdout)
+    assert plan["fits"] is False
+    assert any("lower it to" in note and "rollout.num_envs=" in note for note in plan["notes"])
+    assert "lower it to" in done.stderr

@@ -1,0 +1,53 @@
+"""Configurations, datasets and records for the tests of whole jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mcpagent.config.loader import load_train_config
+from mcpagent.config.schema import TrainConfig
+from mcpagent.core.tasks import Task
+from mcpagent.core.tools import NONCE_META_KEY, ToolResult
+from mcpagent.storage.datasets import read_tasks, write_jsonl
+from tests.env.world import make_task
+
+SAMPLES = Path(__file__).parents[2] / "data" / "samples"
+TRAIN = SAMPLES / "train.jsonl"
+# No question of the samples is answered in four tokens, and few are wanted.
+SHORT = "rollout.max_new_tokens=4"
+
+
+def config(*overrides: str) -> TrainConfig:
+    return load_train_config([], overrides, for_training=False).config
+
+
+def with_id(task: Task, name: str) -> Task:
+    spec = task.reward_spec
+    truth = spec.ground_truth.model_copy(update={"task_id": name})
+    return task.model_copy(update={"reward_spec": spec.model_copy(update={"ground_truth": truth})})
+
+
+def task_calling(name: str, server: str, tool: str, **params: Any) -> Task:
+    """A task whose gold plan is one call of whatever it is told."""
+    step = {"step": 1, "server": server, "tool": tool, "params": params}
+    return with_id(make_task(tool_sequence=[step], tools=["fmp.fmp_get_quote"]), name)
+
+
+def dataset(path: Path, tasks: Iterable[Task]) -> Path:
+    write_jsonl(path, tasks)
+    return path
+
+
+def samples(*, count: int) -> list[Task]:
+    return list(read_tasks(TRAIN))[:count]
+
+
+def nonces(results: Iterable[ToolResult]) -> list[str]:
+    return [result.meta[NONCE_META_KEY] for result in results if NONCE_META_KEY in result.meta]
+
+
+def ledger_nonces(path: Path) -> list[str]:
+    return [json.loads(line)["nonce"] for line in path.read_text().splitlines()]

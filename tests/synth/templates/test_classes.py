@@ -1,0 +1,149 @@
+"""Every class of task from the built-in servers, and what must not become a task."""
+
+import asyncio
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mcpagent.config.environment import resource_path
+from mcpagent.core.tasks import Task
+from mcpagent.errors import UserError
+from mcpagent.synth.explore.graph import learn
+from mcpagent.synth.explore.walks import explore_dataset
+from mcpagent.synth.tasks.run import CallCache
+from mcpagent.synth.templates.rules import GeneratedData, generate_dataset
+from mcpagent.synth.templates.template import TemplateSet, load_templates
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import builtin_servers
+
+DATA_SERVERS = ["polygon", "fmp", "tavily", "slack"]
+
+
+def generate(templates: TemplateSet, count: int) -> GeneratedData:
+    async def run() -> GeneratedData:
+        async with ToolPool(builtin_servers(DATA_SERVERS, limited=False)) as pool:
+            return await generate_dataset(pool, templates, counts={"train": count}, seed=5)
+
+    return asyncio.run(run())
+
+
+def template_set(folder: Path, text: str) -> TemplateSet:
+    (folder / "pools.yaml").write_text(resource_path("templates/full/pools.yaml").read_text())
+    (folder / "one.yaml").write_text(text)
+    return load_templates(folder)
+
+
+@pytest.fixture(scope="module")
+def full() -> GeneratedData:
+    return generate(load_templates(resource_path("templates/full")).for_servers(DATA_SERVERS), 300)
+
+
+def test_every_class_is_there_and_the_yield_accounts_for_every_candidate(full: GeneratedData) -> None:
+    tasks = full.tasks["train"]
+    assert set(Counter(task.extra_info["class"] for task in tasks)) == {
+        "single", "sequential", "parallel", "missing_parameter", "missing_function", "irrelevance",
+        "error_recovery", "multi_turn",
+    }  # fmt: skip
+    stages = full.stages
+    assert stages[0]["in"] == full.candidates
+    assert all(a["out"] == b["in"] for a, b in itertools.pairwise(stages))
+    assert all(row["in"] - row["out"] == sum(row["rejects"].values()) for row in stages)
+    assert stages[-1]["out"] == len(tasks) == 300
+
+
+def test_a_missing_function_is_not_offered_and_was_shown_to_be_what_it_takes(full: GeneratedData) -> None:
+    missing = of_class(full, "missing_function")
+    for task in missing:
+        assert task.truth.abstain and not task.truth.tool_sequence and task.offered_tools
+        would = {f"{call['server']}.{call['tool']}" for call in task.extra_info["would_call"]}
+        assert would & set(task.extra_info["withheld"])
+        assert not set(task.offered_tools) & set(task.extra_info["withheld"])
+        for tool in task.extra_info["withheld"]:
+            assert tool.partition(".")[2] not in task.prompt[0].content
+    assert missing
+
+
+def test_an_error_that_is_to_be_recovered_from_really_happened(full: GeneratedData) -> None:
+    recoveries = of_class(full, "error_recovery")
+    assert recoveries
+    for task in recoveries:
+        guess = next(iter(task.extra_info["fails"]["params"].values()))
+        assert guess in task.prompt[-1].content
+        assert "Unknown" in task.extra_info["verdicts"]["first_error"]
+
+
+CASES = {
+    "not_minimal": """
+        plan:
+          - {server: fmp, tool: fmp_get_company_profile, params: {symbol: "{ticker}"}}
+          - {server: fmp, tool: fmp_get_quote, params: {symbol: "{ticker}"}}
+        answer: {type: number, value: "${step2.price}"}
+        reference_answer: "${step2.price}"
+    """,
+    "answer_in_prompt": """
+        plan: [{server: fmp, tool: fmp_get_quote, params: {symbol: "{ticker}"}}]
+        answer: {type: must_include, value: ["${step1.symbol}"]}
+        reference_answer: "${step1.symbol}"
+    """,
+    "no_error": """
+        class: error_recovery
+        fails: {server: fmp, tool: fmp_get_quote, params: {symbol: "{ticker}"}}
+        plan: [{server: fmp, tool: fmp_get_quote, params: {symbol: "{ticker}"}}]
+        answer: {type: number, value: "${step1.price}"}
+        reference_answer: "${step1.price}"
+    """,
+    "still_answerable": """
+        plan: [{server: fmp, tool: fmp_get_quote, params: {symbol: "{ticker}"}}]
+        answer: {type: number, value: "${step1.price}"}
+        reference_answer: "${step1.price}"
+        withhold: [fmp.fmp_get_quote]
+    """,
+    "invalid_arguments": """
+        plan: [{server: fmp, tool: fmp_get_quote, params: {symbol: 3}}]
+        answer: {type: number, value: "${step1.price}"}
+        reference_answer: "${step1.price}"
+    """,
+    "no_op_passes": """
+        abstain: true
+        answer: {type: regex, value: "^"}
+        reference_answer: "Hello."
+    """,
+}
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_what_is_not_fit_to_train_on_is_rejected_with_its_reason(code: str, tmp_path: Path) -> None:
+    lines = [line.removeprefix("        ") for line in CASES[code].splitlines()]
+    head = "name: bad\ncomplexity: simple\nprompts: ['About {ticker}?']\nslots: {ticker: ticker}\n"
+    with pytest.raises(UserError, match=rf"rejected: .*{code}"):
+        generate(template_set(tmp_path, head + "\n".join(lines)), 1)
+
+
+def test_servers_without_templates_give_tasks_from_what_their_tools_do() -> None:
+    async def run() -> GeneratedData:
+        async with ToolPool(builtin_servers(DATA_SERVERS, limited=False)) as pool:
+            return await explore_dataset(pool, counts={"train": 60, "heldout": 20}, seed=1)
+
+    first, second = asyncio.run(run()), asyncio.run(run())
+    assert first.tasks == second.tasks
+    classes = Counter(t.extra_info["class"] for t in first.tasks["train"])
+    assert {"single", "sequential", "parallel", "missing_parameter", "missing_function"} <= set(classes)
+    about = {split: {t.extra_info["about"] for t in tasks} for split, tasks in first.tasks.items()}
+    assert not about["train"] & about["heldout"]
+
+
+def test_the_graph_finds_that_a_list_of_channels_feeds_their_history_and_never_calls_a_writing_tool() -> None:
+    async def run() -> tuple[dict[str, dict[str, int]], set[str]]:
+        async with ToolPool(builtin_servers(["slack"], limited=False)) as pool:
+            graph = await learn(CallCache(pool))
+            return graph.tool_edges(), {fact.spec.name for fact in graph.facts}
+
+    edges, called = asyncio.run(run())
+    assert edges["slack.list_slack_channels"]["slack.get_slack_channel_history.channel_id"] > 5
+    assert "send_slack_message" not in called
+
+
+def of_class(data: GeneratedData, name: str) -> list[Task]:
+    return [task for task in data.tasks["train"] if task.extra_info["class"] == name]

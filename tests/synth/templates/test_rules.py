@@ -1,0 +1,257 @@
+import asyncio
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mcpagent.config.environment import resource_path
+from mcpagent.core.tasks import Task
+from mcpagent.errors import UserError
+from mcpagent.synth.templates.pools import SplitShares
+from mcpagent.synth.templates.rules import GeneratedData, generate_dataset
+from mcpagent.synth.templates.template import TemplateSet, load_templates
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import builtin_servers
+
+COUNTS = {"train": 120, "validation": 40, "heldout": 80}
+TICKER = re.compile(r"\b[A-Z]{4}\b")
+CHANNEL = re.compile(r"\bC[0-9]{3}\b")
+QUOTE_TEMPLATE = """\
+name: {name}
+complexity: simple
+prompts: ["{name} of {{ticker}}?"]
+slots: {{ticker: ticker}}
+plan:
+  - {{server: fmp, tool: {tool}, params: {{symbol: "{symbol}"}}}}
+answer: {{type: {check}, value: "{value}"}}
+reference_answer: "{answer}"
+"""
+
+
+def generate(
+    *, seed: int, counts: Mapping[str, int] = COUNTS, templates: TemplateSet | None = None, **options: Any
+) -> GeneratedData:
+    chosen = templates or load_templates(resource_path("templates/tasks"))
+
+    async def run() -> GeneratedData:
+        async with ToolPool(builtin_servers()) as pool:
+            return await generate_dataset(pool, chosen, counts=counts, seed=seed, **options)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def data() -> GeneratedData:
+    return generate(seed=3)
+
+
+def write_templates(folder: Path, **texts: str) -> TemplateSet:
+    pools = resource_path("templates/tasks/pools.yaml").read_text()
+    (folder / "pools.yaml").write_text(pools)
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return load_templates(folder)
+
+
+def quote(name: str, **changes: str) -> str:
+    values = {"tool": "fmp_get_quote", "symbol": "{ticker}", "check": "number", "value": "${step1.price}"}
+    return QUOTE_TEMPLATE.format(
+        **{"name": name, **values, "answer": "The answer is ${step1.price}.", **changes}
+    )
+
+
+def test_every_split_has_the_number_of_distinct_tasks_that_was_asked_for(data: GeneratedData) -> None:
+    assert {split: len(tasks) for split, tasks in data.tasks.items()} == COUNTS
+    tasks = [task for split in data.tasks.values() for task in split]
+    assert len({task.id for task in tasks}) == len(tasks)
+    assert len({asked(task) for task in tasks}) == len(tasks)
+    assert {task.truth.complexity for task in tasks} == {"simple", "moderate", "complex"}
+
+
+def test_no_entity_of_one_split_is_seen_in_another(data: GeneratedData) -> None:
+    # Independent of the generator's own slots: whatever ticker or channel the text of a task, its plan, its
+    # checks or the results of its calls mention.
+    mentioned = {split: set().union(*map(entities_of, tasks)) for split, tasks in data.tasks.items()}
+    assert all(len(entities) > 20 for entities in mentioned.values())
+    assert not mentioned["train"] & mentioned["heldout"]
+    assert not mentioned["train"] & mentioned["validation"]
+    assert not mentioned["validation"] & mentioned["heldout"]
+
+
+def test_splits_keep_their_shares_and_depend_on_the_seed(data: GeneratedData) -> None:
+    # 400 hashed entities, share 0.25: standard deviation sqrt(400 * .25 * .75) = 8.7; 100 +- 35 is 4 of them.
+    assert 65 <= data.entities["heldout"]["ticker"] <= 135
+    assert sum(pools["channel"] for pools in data.entities.values()) == 400
+    other = generate(seed=4)
+    assert heldout_tickers(data) != heldout_tickers(other)
+
+
+def test_another_seed_gives_other_tasks(data: GeneratedData) -> None:
+    other = generate(seed=4)
+    assert {t.id for t in data.tasks["train"]} != {t.id for t in other.tasks["train"]}
+
+
+def test_the_same_seed_gives_the_same_bytes_in_processes_with_different_hash_seeds() -> None:
+    digests = {digest_in_a_new_process(hash_seed) for hash_seed in ("1", "77")}
+    assert len(digests) == 1
+
+
+def test_asking_for_more_train_tasks_keeps_those_that_were_there(data: GeneratedData) -> None:
+    more = generate(seed=3, counts={"train": 150})
+    assert more.tasks["train"][:120] == data.tasks["train"]
+
+
+def test_the_system_message_is_the_same_for_every_task_and_lists_the_whole_catalog(
+    data: GeneratedData,
+) -> None:
+    tasks = [task for split in data.tasks.values() for task in split]
+    systems = {task.prompt[0].content for task in tasks}
+    assert len(systems) == 1
+    assert len(systems.pop().splitlines()) == 1 + 20  # one line before the limited catalog of 20 tools
+    assert {task.offered_tools for task in tasks} == {tasks[0].offered_tools}
+    assert {task.extra_info["catalog_hash"] for task in tasks} == {data.catalog_hash}
+
+
+def test_sampled_distractors_stand_beside_the_tools_of_the_plan() -> None:
+    for task in generate(seed=3, counts={"heldout": 30}, distractors=4).tasks["heldout"]:
+        gold = {f"{step.server}.{step.tool}" for step in task.truth.tool_sequence}
+        assert task.offered_tools is not None
+        assert gold <= set(task.offered_tools)
+        assert len(task.offered_tools) == len(gold) + 4
+        assert len(task.prompt[0].content.splitlines()) == 1 + len(task.offered_tools)
+
+
+def test_stored_answers_are_values_and_not_references(data: GeneratedData) -> None:
+    for task in (task for split in data.tasks.values() for task in split):
+        truth = task.truth
+        settled = [
+            truth.reference_answer,
+            truth.final_answer,
+            truth.state,
+            [s.match for s in truth.tool_sequence],
+        ]
+        assert "${" not in repr(settled)
+        if truth.final_answer is not None and truth.final_answer.type == "number":
+            assert isinstance(truth.final_answer.value, int | float)
+
+
+def test_templates_that_cannot_work_are_rejected_and_counted(tmp_path: Path) -> None:
+    templates = write_templates(
+        tmp_path,
+        good=quote("good"),
+        unknown_tool=quote("unknown", tool="fmp_get_weather"),
+        failing=quote("failing", symbol="no-{ticker}"),
+        unresolved=quote("unresolved", tool="fmp_get_previous_close"),
+        no_number=quote(
+            "wrong", tool="fmp_get_company_profile", value="${step1.name}", answer="${step1.name}"
+        ),
+        wrong_answer=quote(
+            "lying", tool="fmp_get_change_percent", value="${step1.change_percent}", answer="0"
+        ),
+    )
+    data = generate(seed=0, counts={"train": 30}, templates=templates)
+    assert {task.extra_info["template"] for task in data.tasks["train"]} == {"good"}
+    codes = {"unknown_tool", "step_failed", "reference_unresolved", "answer_invalid", "gold_fails"}
+    assert codes <= set(data.rejects)
+    assert all(data.rejects[code] > 0 for code in data.rejects)
+    assert any("fmp_get_weather" in text for texts in data.examples.values() for text in texts)
+
+
+def test_a_state_that_holds_before_anything_is_done_is_no_task(tmp_path: Path) -> None:
+    state = (
+        "state:\n  slack:\n"
+        "    - call: {tool: get_slack_channel_history, arguments: {channel_id: '{channel}'}}\n"
+        '      expect: {"messages[0].text": "${step1.messages[0].text}"}\n'
+    )
+    template = (
+        "name: read\ncomplexity: simple\nprompts: ['Read {channel}.']\nslots: {channel: channel}\n"
+        "plan:\n  - {server: slack, tool: get_slack_channel_history, params: {channel_id: '{channel}'}}\n"
+        "reference_answer: Read.\n" + state
+    )
+    with pytest.raises(UserError, match="state_already_holds"):
+        generate(seed=0, counts={"train": 1}, templates=write_templates(tmp_path, read=template))
+
+
+def test_posts_to_a_server_that_all_sessions_share_do_not_disturb_each_other(tmp_path: Path) -> None:
+    # Not those that read a channel first: what others posted there would be in the way of every later task.
+    shipped = yaml.safe_load((resource_path("templates/tasks") / "moderate.yaml").read_text())
+    posting = [template for template in shipped if template["name"] in ("price-post", "close-post")]
+    templates = write_templates(tmp_path, posts=yaml.safe_dump(posting))
+
+    async def run() -> GeneratedData:
+        async with ToolPool(builtin_servers(), isolation={"slack": "shared"}) as pool:
+            return await generate_dataset(pool, templates, counts={"heldout": 200}, seed=0)
+
+    assert set(asyncio.run(run()).rejects) <= {"duplicate"}
+
+
+def test_asking_for_more_tasks_than_there_are_gives_those_and_says_which_split_is_short(
+    tmp_path: Path,
+) -> None:
+    templates = write_templates(tmp_path, good=quote("good"))
+    data = generate(seed=0, counts={"train": 5, "heldout": 500}, templates=templates)
+    made = len(data.tasks["heldout"])
+    assert 5 < made < 500 and len(data.tasks["train"]) == 5
+    assert data.short_of({"train": 5, "heldout": 500}) == {"heldout": (made, 500)}
+    assert made == data.entities["heldout"]["ticker"], "one task for each"
+
+
+@pytest.mark.parametrize("counts", [{"test": 3}, {"train": -1}, {"train": 0}, {}])
+def test_impossible_counts_are_user_errors(counts: dict[str, int]) -> None:
+    with pytest.raises(UserError):
+        generate(seed=0, counts=counts)
+
+
+def test_shares_of_more_than_there_is_are_a_user_error() -> None:
+    with pytest.raises(UserError, match="are more than all there is"):
+        SplitShares(heldout=0.9, validation=0.2)
+
+
+def asked(task: Task) -> str:
+    """The calls of a task, or what it says where there are none."""
+    plan = [[step.server, step.tool, step.params] for step in task.truth.tool_sequence]
+    return json.dumps(plan or task.prompt[-1].content, sort_keys=True)
+
+
+def entities_of(task: Task) -> set[str]:
+    """Every ticker and channel in the record, apart from the list of tools."""
+    record = json.dumps([task.prompt[-1].content, task.reward_spec.model_dump(mode="json")])
+    return set(TICKER.findall(record)) | set(CHANNEL.findall(record)) | watched_by(record)
+
+
+def watched_by(record: str) -> set[str]:
+    """Tickers that a chain passes through without naming them."""
+    from mcpagent.servers.embedded import build
+
+    channels = build().channel_by_key
+    return {channels[name.casefold()].watches for name in CHANNEL.findall(record)}
+
+
+def heldout_tickers(data: GeneratedData) -> set[str]:
+    return {e for task in data.tasks["heldout"] for e in entities_of(task) if TICKER.fullmatch(e)}
+
+
+def digest_in_a_new_process(hash_seed: str) -> str:
+    script = (
+        "import hashlib, tests.synth.templates.test_rules as t\n"
+        "data = t.generate(seed=3)\n"
+        "text = ''.join(task.model_dump_json() for split in data.tasks.values() for task in split)\n"
+        "print(hashlib.sha256(text.encode()).hexdigest())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(done.stdout.strip()) == hashlib.sha256().digest_size * 2
+    return done.stdout.strip()

@@ -1,0 +1,242 @@
+"""The files of a cassette: several writers, killed writers, damage, order."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from mcpagent.core.tools import FailureKind
+from mcpagent.errors import UserError
+from mcpagent.tools.cassettes.tape import CALLS_NAME, CallHistory, CallKey, RecordedAnswer, StoredBy, Tape
+
+# Records NUMBER answers, says so after each, and waits at the end for a line on stdin before it closes.
+WRITER = """
+import sys
+from pathlib import Path
+from tests.tools.test_cassette_tape import answer, key
+from mcpagent.tools.cassette_tape import Tape
+
+folder, first, number, length = Path(sys.argv[1]), *map(int, sys.argv[2:])
+tape = Tape(folder, writable=True)
+for i in range(first, first + number):
+    tape.add(key(i), answer(i, length), replace=False)
+    print(i, flush=True)
+sys.stdin.readline()
+tape.close()
+"""
+
+
+def key(number: int, *, tool: str = "quote", after: str = "0") -> CallKey:
+    return CallKey("fmp", "1.0", tool, "abcd", {"symbol": f"S{number}"}, after)
+
+
+def answer(number: int, length: int = 20) -> RecordedAnswer:
+    return RecordedAnswer(content=f"price {number} " + "x" * length, structured={"price": number})
+
+
+def writer(folder: Path, first: int, number: int, *, length: int = 20) -> subprocess.Popen[str]:
+    arguments = [str(folder), str(first), str(number), str(length)]
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+
+
+def recorded(folder: Path, *numbers: int) -> Path:
+    tape = Tape(folder, writable=True)
+    for number in numbers:
+        tape.add(key(number), answer(number), replace=False)
+    tape.close()
+    return folder / CALLS_NAME
+
+
+def test_an_answer_comes_back_as_it_was_recorded(tmp_path: Path) -> None:
+    odd = RecordedAnswer(
+        content='lines\nand "quotes" \u2028 \U0001f600',
+        structured={"b": [1, 2.5, None, True], "a": {"\u2029": "separator"}, "big": 10**40},
+        is_error=True,
+        failure=FailureKind.TOOL_ERROR,
+        truncated_chars=7,
+        limit_chars=99,
+    )
+    tape = Tape(tmp_path, writable=True)
+    assert tape.find(key(1)) is None
+    assert tape.add(key(1), odd, replace=False) is StoredBy.NEW
+    assert tape.find(key(1)) == odd
+    tape.close()
+    assert Tape(tmp_path, writable=False).find(key(1)) == odd
+
+
+def test_every_part_of_the_key_counts(tmp_path: Path) -> None:
+    base = CallKey("fmp", "1.0", "quote", "abcd", {"symbol": "A", "n": 1}, "0")
+    others = [
+        CallKey("fmq", "1.0", "quote", "abcd", {"symbol": "A", "n": 1}, "0"),
+        CallKey("fmp", "1.1", "quote", "abcd", {"symbol": "A", "n": 1}, "0"),
+        CallKey("fmp", "1.0", "quotes", "abcd", {"symbol": "A", "n": 1}, "0"),
+        CallKey("fmp", "1.0", "quote", "abce", {"symbol": "A", "n": 1}, "0"),
+        CallKey("fmp", "1.0", "quote", "abcd", {"symbol": "A", "n": "1"}, "0"),
+        CallKey("fmp", "1.0", "quote", "abcd", {"symbol": "A", "n": 1}, "1-77"),
+    ]
+    tape = Tape(tmp_path, writable=True)
+    tape.add(base, answer(0), replace=False)
+    assert [tape.find(other) for other in others] == [None] * len(others)
+    assert tape.find(CallKey("fmp", "1.0", "quote", "abcd", {"n": 1, "symbol": "A"}, "0")) == answer(0)
+    assert [tape.nearest(other) for other in others] == [None, base, None, base, None, base]
+
+
+def test_a_history_is_its_calls_their_order_and_their_answers() -> None:
+    def after(*calls: tuple[str, str]) -> str:
+        history = CallHistory()
+        for text, given in calls:
+            history.push("send", {"text": text}, given)
+        return history.after
+
+    different = [after(), after(("a", "1")), after(("a", "2")), after(("a", "1"), ("b", "1"))]
+    different += [after(("b", "1"), ("a", "1")), after(("a", "1"), ("a", "1"))]
+    assert len(set(different)) == len(different)
+    assert after(("a", "1"), ("b", "1")) == after(("a", "1"), ("b", "1"))
+
+
+def test_the_first_answer_stays_unless_it_is_to_be_replaced(tmp_path: Path) -> None:
+    tape = Tape(tmp_path, writable=True)
+    assert tape.add(key(1), answer(1), replace=False) is StoredBy.NEW
+    assert tape.add(key(1), answer(1), replace=True) is StoredBy.SAME
+    assert tape.add(key(1), answer(2), replace=False) is StoredBy.KEPT
+    assert tape.find(key(1)) == answer(1)
+    assert tape.add(key(1), answer(2), replace=True) is StoredBy.REPLACED
+    assert tape.find(key(1)) == answer(2)
+    tape.close()
+    lines = (tmp_path / CALLS_NAME).read_text().splitlines()
+    assert len(lines) == 1 and json.loads(lines[0])["answer"]["structured"] == {"price": 2}
+
+
+def test_the_order_of_recording_leaves_no_trace(tmp_path: Path) -> None:
+    numbers = list(range(50))
+    first = recorded(tmp_path / "a", *numbers).read_bytes()
+    random.Random(0).shuffle(numbers)
+    assert recorded(tmp_path / "b", *numbers).read_bytes() == first
+    # One call more is one line more, wherever it belongs.
+    more = recorded(tmp_path / "a", 333).read_bytes()
+    assert set(first.splitlines()) < set(more.splitlines())
+    symbols = [json.loads(line)["arguments"]["symbol"] for line in more.splitlines()]
+    assert symbols == sorted(symbols) and len(symbols) == 51
+
+
+def test_two_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    # Lines longer than a pipe or a page, and half of the keys in both processes.
+    writers = [writer(tmp_path, first, 200, length=9_000) for first in (0, 100)]
+    for process in writers:
+        process.communicate("\n", timeout=60)
+    assert [process.returncode for process in writers] == [0, 0]
+    tape = Tape(tmp_path, writable=False)
+    assert len(tape) == 300
+    assert all(tape.find(key(i)) == answer(i, 9_000) for i in range(300))
+    lines = (tmp_path / CALLS_NAME).read_bytes().splitlines()
+    assert len(lines) == 300 and all(json.loads(line) for line in lines)
+
+
+def test_a_writer_learns_what_another_has_recorded_and_sorted(tmp_path: Path) -> None:
+    mine, other = Tape(tmp_path, writable=True), Tape(tmp_path, writable=True)
+    mine.add(key(5), answer(5), replace=False)
+    other.add(key(3), answer(3), replace=False)
+    assert mine.find(key(3)) is None
+    mine.catch_up()
+    assert mine.find(key(3)) == answer(3)
+    other.close()  # puts a sorted file in place of the one that `mine` has open
+    assert mine.find(key(5)) == answer(5)
+    mine.add(key(1), answer(1), replace=False)
+    assert [mine.find(key(i)) for i in (1, 3, 5)] == [answer(1), answer(3), answer(5)]
+    mine.close()
+    lines = (tmp_path / CALLS_NAME).read_text().splitlines()
+    assert [json.loads(line)["arguments"]["symbol"] for line in lines] == ["S1", "S3", "S5"]
+
+
+def test_a_writer_that_is_killed_leaves_every_finished_answer(tmp_path: Path) -> None:
+    process = writer(tmp_path, 0, 100_000, length=50_000)
+    assert process.stdout is not None
+    said = [int(process.stdout.readline()) for _ in range(40)]
+    os.kill(process.pid, signal.SIGKILL)
+    said += [int(line) for line in process.communicate(timeout=30)[0].splitlines() if line]
+    survivor = Tape(tmp_path, writable=True)
+    assert all(survivor.find(key(i)) == answer(i, 50_000) for i in said)
+    assert len(survivor) >= len(said)
+    survivor.add(key(200_000), answer(200_000), replace=False)
+    survivor.close()
+    again = Tape(tmp_path, writable=False)
+    assert all(again.find(key(i)) is not None for i in (*said, 200_000))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40, 150])
+def test_an_unfinished_last_line_is_no_answer_and_the_next_writer_removes_it(
+    cut: int, tmp_path: Path
+) -> None:
+    path = recorded(tmp_path, 1, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    reader = Tape(tmp_path, writable=False)
+    assert (len(reader), reader.find(key(1)), reader.find(key(2))) == (1, answer(1), None)
+    recorded(tmp_path, 2)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'"price": 2', b'"price": 9', "does not match its checksum"),
+        (b'"symbol": "S2"', b'"symbol": "S9"', "does not match its checksum"),
+        (b'{"call"', b'{"calls"', "is no recorded call"),
+        (b'{"call"', b'<<<<<<< HEAD\n{"call"', "is no recorded call"),
+    ],
+)
+def test_a_line_that_was_edited_is_named(old: bytes, new: bytes, message: str, tmp_path: Path) -> None:
+    path = recorded(tmp_path, 1, 2, 3)
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second.replace(old, new) + third)
+    for writable in (True, False):
+        with pytest.raises(UserError, match=message) as refused:
+            Tape(tmp_path, writable=writable)
+        assert refused.value.where == f"{path}:2" and refused.value.remedy
+
+
+def test_a_tape_that_is_only_read_is_left_alone_and_one_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "tape", 1)
+    (tmp_path / "tape" / ".lock").unlink()
+    before = path.stat()
+    tape = Tape(tmp_path / "tape", writable=False)
+    assert tape.find(key(1)) == answer(1)
+    tape.close()
+    assert [entry.name for entry in path.parent.iterdir()] == [CALLS_NAME]
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    with pytest.raises(UserError, match="there is no cassette"):
+        Tape(tmp_path / "other", writable=False)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_the_users_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        Tape(tmp_path / "file", writable=True)
+
+
+def test_answers_stay_on_disk_until_they_are_asked_for(tmp_path: Path) -> None:
+    tape = Tape(tmp_path, writable=True)
+    for number in range(2_000):
+        tape.add(key(number), answer(number, 4_000), replace=False)
+    tape.close()
+    tracemalloc.start()
+    tape = Tape(tmp_path, writable=False)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(tape) == 2_000 and (tmp_path / CALLS_NAME).stat().st_size > 8_000_000
+    assert held < 2_000 * 600  # bytes; measured about 400 an entry

@@ -1,0 +1,133 @@
+"""The isolation probe on real servers that keep state nowhere, in their process and on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mcpagent.errors import UserError
+from mcpagent.tools.probes.isolation import Basis, IsolationVerdict, State, name_reads, probe_isolation
+from mcpagent.tools.servers_config import ServerConfig, StdioServer, builtin_servers
+from tests.house import ROOT
+
+
+def _notes(mode: str, *arguments: Path, **env: str) -> StdioServer:
+    return StdioServer(
+        name="notes",
+        command=sys.executable,
+        args=("-S", "-m", "tests.tools.servers.notes", mode, *map(str, arguments)),
+        env=env,
+        cwd=str(ROOT),
+    )
+
+
+def _probe(
+    config: ServerConfig, *, allow: Sequence[str] | None = None, allow_writes: bool = False
+) -> IsolationVerdict:
+    return asyncio.run(probe_isolation(config, allow=allow, allow_writes=allow_writes))
+
+
+def test_a_server_that_forgets_may_be_shared() -> None:
+    verdict = _probe(_notes("nowhere"))
+    assert (verdict.recommended, verdict.state, verdict.basis) == ("shared", State.NONE, Basis.OBSERVED)
+    assert verdict.writes == ("add_note",)
+    assert verdict.evidence == ("after add_note, 2 read-only tools answered the same to every session",)
+    assert verdict.not_tried == {"tick": "the answers differ from call to call"}
+
+
+def test_a_server_with_state_in_its_process_needs_an_instance_for_each_episode() -> None:
+    verdict = _probe(_notes("kept"))
+    assert (verdict.recommended, verdict.state, verdict.basis) == ("episode", State.INSTANCE, Basis.OBSERVED)
+    seen = f"in another session of the same instance answers differently and holds '{verdict.probe_text}'"
+    assert f"after add_note, list_notes {seen}" in verdict.evidence
+    # A process of its own was measured: a bare Python holds about 10 MB.
+    assert verdict.cost.processes == 1
+    assert verdict.cost.rss_bytes is not None and 3e6 < verdict.cost.rss_bytes < 60e6
+    assert verdict.cost.cpu_s is not None and verdict.cost.cpu_s > 0
+
+
+def test_state_on_disk_is_seen_by_every_instance_so_isolation_does_not_help(tmp_path: Path) -> None:
+    verdict = _probe(_notes("kept", tmp_path / "notes.txt"))
+    assert (verdict.recommended, verdict.state, verdict.basis) == ("shared", State.OUTSIDE, Basis.OBSERVED)
+    assert any(line.startswith("after add_note, list_notes in another instance") for line in verdict.evidence)
+    assert (tmp_path / "notes.txt").read_text().split() == [verdict.probe_text]
+
+
+def test_without_a_tool_that_reads_the_answers_of_writes_tell_where_the_state_is(tmp_path: Path) -> None:
+    verdict = _probe(_notes("silent"))
+    assert (verdict.recommended, verdict.state) == ("episode", State.INSTANCE)
+    assert verdict.evidence == (
+        "append_note answers differently at its second call, and a new instance starts over",
+    )
+    verdict = _probe(_notes("silent", tmp_path / "notes.txt"))
+    assert (verdict.recommended, verdict.state) == ("shared", State.OUTSIDE)
+    assert verdict.evidence == (f"append_note in another instance answers with '{verdict.probe_text}'",)
+
+
+def test_what_may_destroy_or_leave_the_server_is_called_only_on_demand(tmp_path: Path) -> None:
+    wiped = tmp_path / "wiped"
+    verdict = _probe(_notes("nowhere", WIPED=str(wiped)))
+    assert not wiped.exists()
+    assert (verdict.recommended, verdict.state, verdict.basis) == ("episode", State.UNKNOWN, Basis.DECLARED)
+    assert verdict.not_tried["wipe_notes"] == "it may destroy"
+    assert verdict.not_tried["mail_notes"] == "it may act on the world outside the server"
+    allowed = _probe(_notes("nowhere", WIPED=str(wiped)), allow_writes=True)
+    assert wiped.exists()
+    assert (allowed.recommended, allowed.state) == ("shared", State.NONE)
+    assert set(allowed.writes) == {"add_note", "wipe_notes", "mail_notes"}
+
+
+def test_a_tool_that_writes_to_a_path_is_called_only_on_demand_and_what_it_leaves_is_named(
+    tmp_path: Path,
+) -> None:
+    server = replace(_notes("filed", PYTHONPATH=str(ROOT)), cwd=str(tmp_path))
+    verdict = _probe(server)
+    assert list(tmp_path.iterdir()) == []
+    assert (verdict.writes, verdict.left) == ((), ())
+    assert verdict.not_tried == {"write_note": "it writes to a path"}
+    allowed = _probe(server, allow_writes=True)
+    assert allowed.writes == ("write_note",)
+    (left,) = tmp_path.iterdir()
+    assert allowed.left == (str(left),)
+    assert left.name == allowed.probe_text
+
+
+def test_what_no_episode_may_call_does_not_count() -> None:
+    verdict = _probe(_notes("kept"), allow=["list_notes", "notes.find_note"])
+    assert (verdict.recommended, verdict.state, verdict.writes) == ("shared", State.NONE, ())
+
+
+def test_without_annotations_nothing_is_called_and_names_are_a_hint() -> None:
+    verdict = _probe(_notes("bare"))
+    assert (verdict.recommended, verdict.state, verdict.basis) == ("episode", State.UNKNOWN, Basis.NAMES)
+    assert verdict.evidence == ("no tool could be called",)
+    assert verdict.writes == ()
+    assert set(verdict.not_tried) == {"add_note", "list_notes", "find_note", "tick"}
+
+
+def test_names_tell_reading_from_writing_where_they_hold_a_verb() -> None:
+    reading = ["tavily_search", "listTables", "read_query", "describe-table"]
+    writing = ["write_query", "createTable", "append_insight", "search_and_replace"]
+    assert [name_reads(name) for name in (*reading, *writing, "frobnicate")] == [True] * 4 + [False] * 4 + [
+        None
+    ]
+
+
+def test_the_built_in_servers_are_judged_by_what_they_do_and_open_in_milliseconds() -> None:
+    verdicts = {config.name: _probe(config) for config in builtin_servers()}
+    assert {name: verdict.recommended for name, verdict in verdicts.items()} == {
+        name: "episode" if name == "slack" else "shared" for name in verdicts
+    }
+    assert {verdict.basis for verdict in verdicts.values()} == {Basis.OBSERVED}
+    assert all(verdict.cost.rss_bytes is None for verdict in verdicts.values())
+
+
+def test_a_server_that_does_not_start_is_a_user_error() -> None:
+    broken = StdioServer(name="broken", command=sys.executable, args=("-c", "raise SystemExit('no key')"))
+    with pytest.raises(UserError, match="no key"):
+        _probe(broken)

@@ -1,0 +1,363 @@
+"""Streamable HTTP against real servers: what happens to one exchange stays with it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from mcp import Client, MCPError
+from mcp.types import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    TextContent,
+)
+
+from mcpagent.core.tools import FailureKind
+from mcpagent.errors import UserError
+from mcpagent.tools.limits import BACKOFF_FIRST_S, FAILURES_TO_OPEN, BreakerState, ServerLimits
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.probes.http_proxy import HttpProxy
+from mcpagent.tools.servers_config import HttpServer, Isolation
+from mcpagent.tools.transports.http import ParamHeaders, http_streams
+from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST, THROTTLED
+from tests.tools.support import call
+from tests.tools.wild import SCRIPTS, http_poison
+
+STATUS_CODES = {
+    302: INVALID_REQUEST,
+    307: INVALID_REQUEST,  # to another host
+    401: FORBIDDEN,
+    403: FORBIDDEN,
+    413: INVALID_PARAMS,
+    418: INVALID_REQUEST,
+    429: THROTTLED,
+    500: RESPONSE_LOST,
+    502: RESPONSE_LOST,
+    503: NOT_SENT,
+}
+
+
+@contextmanager
+def _web(*arguments: str) -> Iterator[HttpServer]:
+    """The SDK's own server."""
+    command = [sys.executable, str(SCRIPTS / "web.py"), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield HttpServer(name="web", url=f"http://127.0.0.1:{int(process.stdout.readline())}/mcp")
+        finally:
+            process.kill()
+
+
+@asynccontextmanager
+async def _client(server: HttpServer, *, mode: str = "auto") -> AsyncIterator[Client]:
+    streams = http_streams(server, on_eof=lambda: None, param_headers=ParamHeaders())
+    async with Client(streams, mode=mode) as client:
+        yield client
+
+
+async def _say(client: Client, tool: str, **arguments: Any) -> str:
+    params = CallToolRequestParams(name=tool, arguments=arguments)
+    result = await client.session.send_request(CallToolRequest(params=params), CallToolResult)
+    (block,) = result.content
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+async def _code(client: Client, tool: str, **arguments: Any) -> int:
+    with pytest.raises(MCPError) as error:
+        await _say(client, tool, **arguments)
+    return error.value.code
+
+
+@pytest.mark.parametrize("flags", [(), ("modern",)], ids=["legacy", "modern"])
+def test_an_http_error_says_whether_the_call_was_made_and_costs_no_neighbour(flags: tuple[str, ...]) -> None:
+    async def run(server: HttpServer) -> None:
+        async with _client(server) as client:
+            neighbour = asyncio.create_task(_say(client, "wait"))
+            codes = {status: await _code(client, "status", code=status) for status in STATUS_CODES}
+            assert codes == STATUS_CODES
+            assert await _code(client, "hang_up") == RESPONSE_LOST
+            assert await _say(client, "echo", text="fine") == "fine"
+            assert not neighbour.done()
+            assert await _say(client, "release") == "released"
+            assert await neighbour == "waited"
+
+    with http_poison(*flags) as server:
+        asyncio.run(run(server))
+
+
+def test_a_lost_exchange_leaves_the_pool_its_connection() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server]) as pool, pool.session() as session, pool.session() as other:
+            neighbour = asyncio.create_task(call(other, "wait", server="poison"))
+            lost = await call(session, "hang_up", server="poison")
+            assert lost.failure is FailureKind.UNKNOWN_OUTCOME
+            assert (await call(other, "release", server="poison")).content == "released"
+            assert (await neighbour).content == "waited"
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_too_many_calls_wait_as_long_as_the_server_asks_and_open_no_breaker() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server], retry=0) as pool, pool.session() as session:
+            # `busy` may be called by nobody twice: it says nothing of its effects.
+            results = await asyncio.gather(
+                *(call(session, "busy", server="poison", times=8, retry_after="0.3") for _ in range(4))
+            )
+            assert {result.content for result in results} == {"taken"}
+            (metrics,) = pool.metrics().servers
+            assert metrics.breaker is BreakerState.CLOSED
+            assert metrics.restarts == 0
+            assert metrics.waited_max_s >= 0.3
+            (busy,) = metrics.tools
+            assert (busy.calls, busy.repeats, busy.failures) == (4, 8, {})
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_a_wait_past_the_deadline_is_not_begun() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server], timeout_s=5.0) as pool, pool.session() as session:
+            for _ in range(FAILURES_TO_OPEN):
+                lost = await call(session, "busy", server="poison", times=999, retry_after="3600")
+                assert lost.failure is FailureKind.UPSTREAM
+                assert "takes no more calls for now (HTTP 429); it asks to wait 3600 s" in lost.content
+            (metrics,) = pool.metrics().servers
+            assert (metrics.breaker, metrics.waited_max_s < 5.0) == (BreakerState.CLOSED, True)
+            assert (await call(session, "echo", server="poison", text="fine")).content == "fine"
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_of_our_key_is_said_at_once(status: int) -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server]) as pool, pool.session() as session:
+            refused = await call(session, "status", server="poison", code=status)
+            assert refused.failure is FailureKind.UPSTREAM
+            assert f"refuses us (HTTP {status}): look at " in refused.content
+            (metrics,) = pool.metrics().servers
+            assert (metrics.breaker, metrics.tools[0].repeats) == (BreakerState.CLOSED, 0)
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_a_half_open_breaker_lets_one_call_try() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server], retry=0) as pool, pool.session() as session:
+
+            def breaker() -> BreakerState:
+                return pool.metrics().servers[0].breaker
+
+            while breaker() is BreakerState.CLOSED:
+                await call(session, "status", server="poison", code=503)
+            await asyncio.sleep(pool.metrics().servers[0].next_try_s)
+            trial = asyncio.create_task(call(session, "wait", server="poison"))
+            while pool.metrics().servers[0].in_flight == 0:
+                await asyncio.sleep(0)
+            others = await asyncio.gather(
+                *(call(session, "echo", server="poison", text="me too") for _ in range(20))
+            )
+            assert {result.failure for result in others} == {FailureKind.CRASHED}
+            assert all("it is being tried again" in result.content for result in others)
+            # `release` would be refused too, so the trial is let go from outside.
+            async with _client(server) as outsider:
+                await _say(outsider, "release")
+            assert (await trial).content == "waited"
+            assert (await call(session, "echo", server="poison", text="fine")).content == "fine"
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_a_call_past_its_deadline_costs_no_neighbour() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([replace(server, timeout_s=2.0)]) as pool, pool.session() as session:
+            waiting = asyncio.create_task(call(session, "wait", server="poison"))
+            while not waiting.done():
+                assert (await call(session, "echo", server="poison", text="fine")).content == "fine"
+            assert (await waiting).failure is FailureKind.TIMEOUT
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_more_calls_than_an_http_client_has_connections_are_all_answered() -> None:
+    async def run(server: HttpServer) -> None:
+        async with _client(server) as client:
+            waiting = [asyncio.create_task(_say(client, "wait")) for _ in range(150)]
+            async with asyncio.timeout(60):
+                assert await _say(client, "release", after=150) == "released"
+            assert set(await asyncio.gather(*waiting)) == {"waited"}
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_a_session_that_the_server_forgot_is_opened_again() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server]) as pool:
+            async with pool.session() as first:
+                assert (await call(first, "forget", server="poison")).failure is None
+            async with pool.session() as second:
+                assert (await call(second, "echo", server="poison", text="back")).content == "back"
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_a_stream_that_ends_early_is_resumed() -> None:
+    async def run(server: HttpServer) -> None:
+        async with _client(server) as client:
+            assert await _say(client, "echo", text="from the second stream") == "from the second stream"
+
+    with http_poison("sse", "resume") as server:
+        asyncio.run(run(server))
+
+
+def test_headers_of_the_configuration_are_sent_and_a_refusal_shows_no_secret() -> None:
+    async def run(server: HttpServer) -> str:
+        async with ToolPool([server]) as pool, pool.session() as session:
+            return (await call(session, "echo", server="poison", text="in")).content
+
+    with http_poison("auth") as server:
+        right = replace(server, headers={"Authorization": "Bearer right"})
+        assert asyncio.run(run(right)) == "in"
+        url = server.url.replace("//", "//user:s3cret@") + "?key=s3cret"
+        wrong = replace(server, url=url, headers={"Authorization": "Bearer s3cret"})
+        with pytest.raises(UserError, match=r"refuses us \(HTTP 401\)") as error:
+            asyncio.run(run(wrong))
+        assert "s3cret" not in str(error.value)
+
+
+def test_a_server_on_this_machine_is_reached_without_the_proxy_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nobody is there
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+
+    async def run(server: HttpServer) -> None:
+        async with _client(server) as client:
+            assert await _say(client, "echo", text="direct") == "direct"
+
+    with http_poison() as server:
+        asyncio.run(run(server))
+
+
+def test_a_server_that_is_down_or_elsewhere_is_a_clear_start_error() -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server]):
+            pass
+
+    with http_poison() as server:
+        pass
+    with pytest.raises(UserError, match=f"cannot connect to {server.url.removesuffix('/mcp')}"):
+        asyncio.run(run(server))
+    with _web() as web, pytest.raises(UserError, match=r"nothing at this path \(HTTP 404\)"):
+        asyncio.run(run(replace(web, url=web.url.replace("/mcp", "/elsewhere"))))
+
+
+def _port(server: HttpServer) -> str:
+    return server.url.removesuffix("/mcp").rpartition(":")[2]
+
+
+@pytest.mark.parametrize("isolation", ["shared", "episode"])
+def test_calls_wait_for_a_server_that_somebody_restarts(isolation: Isolation) -> None:
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            with _web() as server:
+                pool = await stack.enter_async_context(ToolPool([replace(server, isolation=isolation)]))
+                session = await stack.enter_async_context(pool.session())
+                assert (await call(session, "echo", server="web", text="before")).content == "before"
+            # `echo` may not be repeated: these are answered because none was ever sent.
+            early = [asyncio.create_task(call(session, "echo", server="web", text=str(i))) for i in range(20)]
+            async with pool.session() as newcomer:
+                early.append(asyncio.create_task(call(newcomer, "echo", server="web", text="20")))
+                await asyncio.sleep(BACKOFF_FIRST_S * 2 ** (FAILURES_TO_OPEN - 1))  # enough to open a breaker
+                assert not any(task.done() for task in early)
+                assert pool.metrics().servers[0].breaker is BreakerState.CLOSED
+                with _web(_port(server)):
+                    answers = await asyncio.gather(*early)
+                    assert [answer.content for answer in answers] == [str(i) for i in range(21)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("isolation", ["shared", "episode"])
+def test_a_server_that_stays_away_is_waited_for_as_long_as_one_that_starts(isolation: Isolation) -> None:
+    async def run() -> None:
+        limits = {"web": ServerLimits(start_timeout_s=2.0)}
+        async with AsyncExitStack() as stack:
+            with _web() as server:
+                pool = await stack.enter_async_context(
+                    ToolPool([replace(server, isolation=isolation)], per_server=limits)
+                )
+            session = await stack.enter_async_context(pool.session())
+            lost = await asyncio.gather(
+                *(call(session, "echo", server="web", text="anyone?") for _ in range(20))
+            )
+            assert {result.failure for result in lost} == {FailureKind.CRASHED}  # never sent: no secret
+            assert all("cannot connect" in result.content for result in lost)
+            while pool.metrics().servers[0].breaker is BreakerState.CLOSED:
+                await asyncio.sleep(0.05)
+            refused = await call(session, "echo", server="web", text="anyone?")  # from now on nobody waits
+            assert (refused.failure, refused.latency_s) == (FailureKind.CRASHED, 0.0)
+            assert "the next try is in" in refused.content
+
+    asyncio.run(run())
+
+
+def test_a_server_that_was_away_and_is_back_with_other_tools_is_refused_where_that_is_asked_for() -> None:
+    async def run(server: HttpServer) -> None:
+        async with (
+            HttpProxy(server, slow_s=0.0) as proxy,
+            ToolPool([replace(server, url=proxy.url)], on_change="refuse") as pool,
+            pool.session() as session,
+        ):
+            await proxy.leave()
+            waiting = asyncio.create_task(call(session, "echo", server="poison", text="anyone?"))
+            while pool.metrics().servers[0].next_try_s == 0:
+                await asyncio.sleep(0.01)
+            proxy.has_drifted = True
+            await proxy.listen()
+            refused = await waiting
+            assert refused.failure is FailureKind.CRASHED
+            assert "came back with other tools" in refused.content
+
+    with http_poison("modern") as server:  # it has no session that could be lost
+        asyncio.run(run(server))
+
+
+@pytest.mark.parametrize("isolation", ["shared", "episode"])
+def test_an_argument_that_the_protocol_wants_in_a_header_gets_there(isolation: Any) -> None:
+    async def run(server: HttpServer) -> None:
+        async with ToolPool([server]) as pool, pool.session() as session:
+            assert (await call(session, "where", server="web", region="eu")).content == "in eu"
+
+    with _web() as server:
+        asyncio.run(run(replace(server, isolation=isolation)))
+
+
+def test_a_header_that_is_not_known_yet_is_learnt_from_the_tool_list() -> None:
+    async def run(server: HttpServer) -> None:
+        async with _client(server) as client:
+            assert await _say(client, "where", region="eu") == "in eu"
+
+    with _web() as server:
+        asyncio.run(run(server))

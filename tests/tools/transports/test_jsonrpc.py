@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+
+from mcpagent.tools.transports.jsonrpc import Malformed, parse, response_id
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**53), st.dictionaries(st.text(), JSON), st.booleans())
+def test_a_response_is_read_as_it_was_written(number: int, result: dict[str, Any], ascii_only: bool) -> None:
+    message = {"jsonrpc": "2.0", "id": number, "result": result}
+    read = parse(json.dumps(message, ensure_ascii=ascii_only).encode())
+    assert isinstance(read, JSONRPCResponse)
+    assert (read.id, read.result) == (number, result)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"?"}}', JSONRPCError),
+        (b'{"jsonrpc":"2.0","error":{"code":-32000,"message":"no session"}}', JSONRPCError),
+        (b'{"jsonrpc":"2.0","method":"notifications/message","params":{}}', JSONRPCNotification),
+        (b'{"jsonrpc":"2.0","id":"a","method":"ping"}\r', JSONRPCRequest),
+    ],
+)
+def test_every_kind_of_message_is_read(line: bytes, kind: type) -> None:
+    assert isinstance(parse(line), kind)
+
+
+@pytest.mark.parametrize(
+    ("line", "request_id"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"result":{"a":NaN}}', 7),
+        (b'{"result":{"a":NaN},"jsonrpc":"2.0","id":7}', 7),
+        (b' { "id" : "x7" , "result" : {"id":3, "a":Infinity} }', "x7"),
+        (b'{"jsonrpc":"2.0","id":7,"resu', None),  # too early to tell a response from a request
+        (b'{"jsonrpc":"2.0","id":7,"result":{"id":3', 7),
+        (b'{"jsonrpc":"2.0","id":7,"result":3}', 7),
+        (b'{"id":7,"result":{}}', 7),
+        # A request of the server's has an id of its own.
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"a":NaN}}', None),
+        (b'{"jsonrpc":"2.0","id":7,"method":3}', None),
+        (b'{"method":"x","params":{"result":NaN},"id":7}', None),
+        (b"listening on port 7", None),
+        (b'["jsonrpc"]', None),
+        (b"7", None),
+    ],
+)
+def test_what_cannot_be_taken_is_traced_to_its_request_where_that_is_certain(
+    line: bytes, request_id: int | str | None
+) -> None:
+    with pytest.raises(Malformed) as error:
+        parse(line)
+    assert error.value.request_id == request_id
+
+
+def test_the_id_of_a_response_is_that_of_its_outermost_object() -> None:
+    head, tail = b'{"result":{"id":1,"content":[', b'{"id":2}],"id":3},"id":4}'
+    assert response_id(head, tail) == 4
+    assert response_id(b'{"jsonrpc":"2.0","id":5,"result":{', tail) == 5
+    assert response_id(b'{"jsonrpc":"2.0","method":"log","params":{', tail) is None
+
+
+def test_surrogates_that_belong_together_are_one_character_and_lone_ones_are_replaced() -> None:
+    read = parse(rb'{"jsonrpc":"2.0","id":1,"result":{"\ud83d\ude00":"\ud83d \\ud800 \ude00"}}')
+    assert isinstance(read, JSONRPCResponse)
+    assert read.result == {"\U0001f600": "\ufffd \\ud800 \ufffd"}

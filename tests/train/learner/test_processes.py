@@ -1,0 +1,242 @@
+"""Several processes make the update that one would make."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import multiprocessing
+
+from mcpagent.config.environment import resource_path
+from mcpagent.errors import UserError
+from mcpagent.models.embedded import train_tokenizer
+from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.models.tokens import Renderer
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.train.learner.learner import EmaReference
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.objective.advantages import CreditSettings
+from mcpagent.train.objective.loss import Objective
+from mcpagent.train.objective.value import named_parameters, new_value_head
+from mcpagent.train.sft import SftSettings, SftState, train_sft
+from mcpagent.train.update import UpdateSettings, update_policy
+from tests.train.world import given, make_learner, some_samples, tiny_model
+
+# What is different from GRPO on all weights, by name.
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dapo on adapters": {"lora": True, "loss": "dapo"},
+    "gae": {"advantage": "gae"},
+    "a reference that follows adapters": {"lora": True, "is_ema": True},
+}
+CPU = torch.device("cpu")
+# Three groups that tell something and one that does not: one process of two has a single group.
+ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 0.0, 0.0, 0.8, -0.8]
+GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def in_processes(work: Callable[[Path], None], folder: Path, *, count: int = 2) -> None:
+    """Call `work(folder)` in `count` processes that know of each other."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    multiprocessing.spawn(_enter, args=(work, folder, count, port), nprocs=count)  # type: ignore[attr-defined]
+
+
+def _enter(rank: int, work: Callable[[Path], None], folder: Path, count: int, port: int) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    torch.set_num_threads(1)
+    try:
+        work(folder)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _update(
+    processes: Processes,
+    *,
+    lora: bool = False,
+    loss: Any = "grpo",
+    advantage: Any = "given",
+    is_ema: bool = False,
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """Weights and statistics after two steps, each of two epochs."""
+    model = tiny_model()
+    if lora:
+        shape = LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear")
+        model = attach_lora(model, shape, seed=0)
+    head = new_value_head(model) if advantage == "gae" else None
+    learner = make_learner(
+        model,
+        gradient_clip=1.0,
+        learning_rate=0.003,
+        processes=processes,
+        value_head=head,
+        ema=EmaReference(model.named_parameters(), every=1, decay=0.5) if is_ema else None,
+    )
+    # Rewards that add up to 0 would leave the head's bias a gradient of rounding alone.
+    rewards = [a + 0.3 for a in ADVANTAGES] if advantage == "gae" else ADVANTAGES
+    graded = given(some_samples(8), rewards, groups=GROUPS)
+    groups = tuple(replace(group, has_signal=group.group_id != "2") for group in graded.groups)
+    graded = replace(graded, groups=groups, settings=CreditSettings(advantage=advantage))
+    settings = UpdateSettings(objective=Objective(loss=loss, kl_coef=0.1), micro_batch_tokens=150, epochs=2)
+    summaries: list[dict[str, float]] = []
+    for step in (1, 2):
+        stats = update_policy(
+            learner, graded, settings=settings, first_optimizer_step=2 * step - 1, seed=step
+        )
+        learner.end_step(step)
+        summaries.append(stats.summary())
+    named = [*model.named_parameters(), *named_parameters(head)]
+    return {n: p.detach() for n, p in named}, summaries
+
+
+def _supervised(processes: Processes, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Weights and records after some steps on copies, then on demonstrations."""
+    model = tiny_model()
+    run = processes.broadcast_from_rank0(
+        lambda: RunFolder.create(folder / f"sft-{processes.count}", config_yaml="", manifest={})
+    )
+    records: list[dict[str, Any]] = []
+    train_sft(
+        make_learner(model, gradient_clip=1.0, learning_rate=0.003, processes=processes),
+        some_samples(5),
+        renderer=Renderer(train_tokenizer([], vocab_size=0, catalog_hash="")),
+        run=run,
+        settings=SftSettings(
+            total_steps=4, copy_steps=1, save_every=2, batch_size=3, micro_batch_tokens=150, seed=0
+        ),
+        state=SftState(),
+        of_tools={},
+        on_step=records.append,
+    )
+    told = ("step", "loss", "grad_norm", "tokens")
+    return {n: p.detach() for n, p in model.named_parameters()}, [{k: r[k] for k in told} for r in records]
+
+
+def _work(folder: Path) -> None:
+    processes = Processes.join(CPU)
+    results: dict[str, Any] = {name: _update(processes, **case) for name, case in CASES.items()}
+    results["sft"] = _supervised(processes, folder)
+    numbers = [float(i) for i in range(5)]
+    shares = {
+        "gathered": processes.gather(processes.share(numbers)),
+        "sum": processes.sum([float(processes.index), 1.0]),
+        "first": processes.broadcast_from_rank0(lambda: processes.index),
+    }
+    torch.save((results, shares), folder / f"{processes.index}.pt")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each of two processes came to."""
+    folder = tmp_path_factory.mktemp("two")
+    in_processes(_work, folder)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", [*CASES, "sft"])
+def test_two_processes_make_the_update_of_one(name: str, two: list[Any], tmp_path: Path) -> None:
+    alone = Processes()
+    weights, steps = _supervised(alone, tmp_path) if name == "sft" else _update(alone, **CASES[name])
+    for results, _ in two:
+        theirs, their_steps = results[name]
+        assert theirs.keys() == weights.keys()
+        assert all(torch.allclose(theirs[n], p, rtol=0, atol=1e-5) for n, p in weights.items())
+        for step, other in zip(steps, their_steps, strict=True):
+            assert other == pytest.approx(step, rel=1e-3, abs=1e-5)
+    began = tiny_model().state_dict()
+    moved = {n: float((began[n] - p).abs().max()) for n, p in weights.items() if n in began}
+    assert all(distance > 1e-3 for distance in moved.values())
+    assert moved or any(float(p.abs().max()) > 1e-3 for n, p in weights.items() if "lora_B" in n)
+
+
+def test_shares_are_gathered_in_order_and_the_first_decides(two: list[Any]) -> None:
+    for _, shares in two:
+        assert shares == {"gathered": [0.0, 1.0, 2.0, 3.0, 4.0], "sum": [1.0, 2.0], "first": 0}
+
+
+def _train(
+    folder: Path, checkpoint: Path, launcher: list[str], *, steps: int, resume: bool = False
+) -> RunFolder:
+    settings = {
+        "model.name": checkpoint,
+        "data.train": resource_path("data/samples/train.jsonl"),
+        "data.validation": resource_path("data/samples/train.jsonl"),
+        "data.max_tasks": 5,
+        "training.max_steps": steps,
+        "training.batch_size": 3,
+        "training.eval_every": 1,
+        "training.save_frequency": 1,
+        "rollout.group_size": 3,
+        "rollout.max_new_tokens": 12,
+        "lora.dropout": 0.1,
+        "reward.control": "random",  # so that weights move from the first step on
+        "output_dir": folder.parent,
+        "name": folder.name,
+    }
+    options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    command = ["-m", "mcpagent.cli.main", "train", "--config", str(resource_path("configs/quickstart.yaml"))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, *launcher, *command, *options, *(["--resume"] if resume else [])]
+    subprocess.run(words, check=True, capture_output=True, env=environment)
+    return RunFolder.open(folder)
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+DDP = str(resource_path("configs/accelerate/ddp.yaml"))
+ACCELERATE = ["-m", "accelerate.commands.launch", "--config_file", DDP]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_in_two_processes_plays_every_episode_once_and_resumes_exactly(
+    tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    alone = _train(tmp_path / "alone", tiny_checkpoint, [], steps=1)
+    both = _train(tmp_path / "both", tiny_checkpoint, [*ACCELERATE, "--num_processes", "2"], steps=1)
+    _train(tmp_path / "both", tiny_checkpoint, TORCHRUN, steps=3, resume=True)
+    whole = _train(tmp_path / "whole", tiny_checkpoint, TORCHRUN, steps=3)
+    assert [m["step"] for m in both.metrics()] == [1, 2, 3]
+    names = [f"step-00000{step}" for step in range(4)]
+    assert [path.name for path in both.all_checkpoints()] == names[-3:]
+    assert sorted(path.stem for path in both.evaluations.iterdir()) == names[1:]
+    # Seeds come from tasks and attempts, so that the first step's episodes do not depend on who plays them.
+    assert _sampled(both, 1) == _sampled(alone, 1)
+    for step in (1, 2, 3):
+        assert len(_sampled(both, step)) == 9
+        assert _sampled(both, step) == _sampled(whole, step)
+    ours, theirs = (load_file(run.checkpoint_dir(3) / "adapter_model.safetensors") for run in (both, whole))
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def _sampled(run: RunFolder, step: int) -> list[Any]:
+    path = run.trajectory_stem(step).with_suffix(".jsonl.zst")
+    return [(t.id, [turn.completion.token_ids for turn in t.turns]) for t in read_trajectories(path)]
+
+
+@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
+def test_sharded_weights_are_refused_with_what_to_use(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
+    with pytest.raises(UserError, match="each process of mcpagent holds a whole model") as caught:
+        Processes.join(CPU)
+    assert "ddp.yaml" in (caught.value.remedy or "")
