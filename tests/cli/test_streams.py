@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from tests.running import ROOT, mcpagent, refused
+from tests.running import ROOT, Command, mcpagent, refused
 
 SAMPLES = ROOT / "data" / "samples" / "train.jsonl"
 
@@ -32,28 +34,51 @@ def one_error(stderr: str) -> str:
     return stderr
 
 
-@pytest.mark.parametrize("json_", ["", " --json"])
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_result_that_cannot_be_printed_is_one_error(more: tuple[str, ...]) -> None:
+    def reason(stdout: int | IO[str]) -> str:
+        with Command(
+            "data", "stats", SAMPLES, *more, stdout=stdout, stderr=subprocess.PIPE, text=True
+        ) as process:
+            _, said = process.communicate()
+        assert process.returncode == 1
+        return one_error(said)
+
+    with Path("/dev/full").open("w") as full:
+        assert "No space left on device" in reason(full)
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert "Broken pipe" in reason(writer)
+    os.close(writer)
+
+
 @pytest.mark.parametrize(
     ("sink", "reason"),
     [
         ("> /dev/full", "No space left on device"),
         (">&-", "standard output is closed"),
+        ("--json >&-", "standard output is closed"),
         ("| true", "Broken pipe"),
     ],
 )
-def test_a_result_that_cannot_be_printed_is_one_error(json_: str, sink: str, reason: str) -> None:
-    code, stderr = shell(f"mcpagent data stats {SAMPLES}{json_} {sink}")
+def test_a_shell_is_told_so_too(sink: str, reason: str) -> None:
+    code, stderr = shell(f"mcpagent data stats {SAMPLES} {sink}")
     assert code == 1
     assert reason in one_error(stderr)
 
 
 def test_notes_that_cannot_be_printed_do_not_end_the_work(tmp_path: Path) -> None:
     out = tmp_path / "gold.jsonl"
-    command = f"mcpagent rollout --policy gold --data {SAMPLES} --out {out} --overwrite"
-    for sink in ("2> /dev/full", "2>&-"):
-        code, _ = shell(f"{command} {sink}")
-        assert code == 0
-        assert len(out.read_text().splitlines()) == 12
+    words = ("rollout", "--policy", "gold", "--data", SAMPLES, "--max-tasks", "2", "--out", out)
+    with (
+        Path("/dev/full").open("w") as full,
+        Command(*words, stdout=subprocess.DEVNULL, stderr=full) as process,
+    ):
+        assert process.wait() == 0
+    assert len(out.read_text().splitlines()) == 2
+    code, _ = shell(f"mcpagent {' '.join(map(str, words))} --overwrite 2>&-")
+    assert code == 0
+    assert len(out.read_text().splitlines()) == 2
 
 
 def test_a_disk_that_takes_no_more_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
