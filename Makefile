@@ -56,8 +56,8 @@ quickstart: $(INSTALLED)  ## Train a small agent on real MCP tools, offline, and
 test: $(INSTALLED)  ## Run the tests, but for the slow ones.
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-slow: $(INSTALLED)  ## Run what takes long: learning runs, controls, storms, the wheel.
-	$(BIN)/pytest -m slow --timeout 7200 $(ARGS)
+test-slow: $(INSTALLED)  ## Run what takes long: learning runs, controls, storms, the wheel, properties with many examples.
+	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile thorough --timeout 7200 $(ARGS)
 
 test-servers: $(INSTALLED)  ## Run the tests that install MCP servers and clients of others from PyPI and npm.
 	$(BIN)/pytest -m registry --timeout 600 -rs $(ARGS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcpagent.config.environment import resource_path
@@ -260,7 +260,6 @@ values = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(values)
 @example({"name": "1e5", "tools.isolation": {"\x85": "shared", "on": "episode"}})
 @example({"name": "2025-01-01", "tools.allow_list": ("null", "08", "é", "")})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcpagent.core.tasks import Task
@@ -59,7 +59,6 @@ def test_a_familiar_record_loads_unchanged() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=40)
 @given(st.lists(objects, max_size=5))
 def test_records_survive_every_form(
     tmp_path_factory: pytest.TempPathFactory, name: str, written: list[dict[str, Any]]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcpagent.core.tools import ToolCall, ToolResult
@@ -78,7 +78,6 @@ def attempt(name: str, *, tokens: tuple[int, ...] = (7, 8)) -> Trajectory:
     )
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(trajectories, max_size=4, unique_by=lambda trajectory: trajectory.id))
 def test_trajectories_survive_the_disk_with_their_tokens(
     tmp_path_factory: pytest.TempPathFactory, written: list[Trajectory]

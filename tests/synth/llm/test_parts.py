@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcpagent.config.environment import resource_path
@@ -118,7 +118,6 @@ def test_names_are_told_from_constants_dates_numbers_and_plain_words() -> None:
     }
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.sampled_from([f"T{n:02}" for n in range(40)]), max_size=3), max_size=30))
 def test_no_entity_is_in_two_splits_and_no_task_is_lost(plans: list[list[str]]) -> None:
     made = [executed(f"t{n}", *symbols) for n, symbols in enumerate(plans)]

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
@@ -17,7 +17,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**53), st.dictionaries(st.text(), JSON), st.booleans())
 def test_a_response_is_read_as_it_was_written(number: int, result: dict[str, Any], ascii_only: bool) -> None:
     message = {"jsonrpc": "2.0", "id": number, "result": result}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcpagent.tools.transports.jsonrpc import LineSplitter, OversizeLine
@@ -10,7 +10,6 @@ from mcpagent.tools.transports.jsonrpc import LineSplitter, OversizeLine
 CHUNKS = st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\x00", b"\n")), max_size=20)
 
 
-@settings(deadline=None, max_examples=50)
 @given(CHUNKS)
 def test_lines_do_not_depend_on_how_the_bytes_arrive(chunks: list[bytes]) -> None:
     splitter = LineSplitter(10)
@@ -24,7 +23,6 @@ def test_lines_do_not_depend_on_how_the_bytes_arrive(chunks: list[bytes]) -> Non
     assert seen == [(len(line), None if len(line) <= 10 else line[:10]) for line in whole]
 
 
-@settings(deadline=None, max_examples=50)
 @given(CHUNKS)
 def test_short_lines_arrive_as_they_are(chunks: list[bytes]) -> None:
     splitter = LineSplitter(10_000)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, Qwen3Config
 
@@ -131,7 +131,6 @@ def test_in_double_precision_the_difference_is_ten_digits_away() -> None:
 _FORK = st.lists(st.integers(3, 4), min_size=1, max_size=24)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(_FORK, _FORK), min_size=1, max_size=8), st.integers(20, 200))
 def test_packed_rows_hold_every_sample_once_and_unaltered(
     drawn: list[tuple[list[int], list[int]]], max_tokens: int
