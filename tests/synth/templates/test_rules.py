@@ -245,10 +245,8 @@ def heldout_tickers(data: GeneratedData) -> set[str]:
 
 def digest_in_a_new_process(hash_seed: str) -> str:
     script = (
-        "import hashlib, tests.synth.templates.test_rules as t
-"
-        "data = t.generate(seed=3, counts={'train': 40, 'heldout': 20})
-"
+        "import hashlib, tests.synth.templates.test_rules as t\n"
+        "data = t.generate(seed=3, counts={'train': 40, 'heldout': 20})\n"
         "text = ''.join(task.model_dump_json() for split in data.tasks.values() for task in split)\n"
         "print(hashlib.sha256(text.encode()).hexdigest())"
     )
