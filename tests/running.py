@@ -3,7 +3,7 @@
 Most of what a command costs is what it imports. Here each one is a fork of a process that has imported
 everything and done nothing else: a real process, with its own folder, environment, arguments and standard
 streams, to be signalled and killed like any other. What depends on how an interpreter begins (what it
-imports, variables that are read only then) wants a real one: `[*REAL, "doctor"]` with subprocess.
+imports, variables that are read only then) wants a real one: subprocess with `-m mcpagent.cli.main`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
-REAL = (sys.executable, "-m", "mcpagent.cli.main")
 BOUND_S = 200  # after which a command hangs, also on a machine that does much else
 
 
@@ -64,18 +65,26 @@ def shared() -> Warm:
     return warm
 
 
-class Command(subprocess.Popen[Any]):
-    """Popen of `mcpagent ARGUMENTS`, with Popen's settings; `limits` are resource limits by name."""
+def children() -> list[psutil.Process]:
+    """The processes below that of these tests, without the warm one and the commands."""
+    warm = shared().process.pid if shared.cache_info().currsize else None
+    own = [child for child in psutil.Process().children() if child.pid != warm]
+    return own + [below for child in own for below in child.children(recursive=True)]
+
+
+class Python(subprocess.Popen[Any]):
+    """Popen of `python -m MODULE ARGUMENTS` or `python -c CODE ARGUMENTS`, with Popen's settings; `limits`
+    are resource limits by name."""
 
     def __init__(
         self,
-        *arguments: str | Path,
+        *words: str | Path,
         warm: Warm | None = None,
         limits: Mapping[str, int] | None = None,
         **settings: Any,
     ) -> None:
         self._warm, self._limits = warm or shared(), dict(limits or {})
-        super().__init__(["mcpagent", *map(str, arguments)], **settings)
+        super().__init__(list(map(str, words)), **settings)
 
     # The two steps of Popen that touch the child: everything else in it works on pipes and on the process id.
     def _execute_child(self, *arguments: Any) -> None:
@@ -118,6 +127,13 @@ class Command(subprocess.Popen[Any]):
         said = self._told.recv(8, socket.MSG_WAITALL)
         assert len(said) == 8, "the process whose forks are the commands is gone"
         return struct.unpack("q", said)[0]
+
+
+class Command(Python):
+    """`mcpagent ARGUMENTS`."""
+
+    def __init__(self, *arguments: str | Path, **settings: Any) -> None:
+        super().__init__("-m", "mcpagent.cli.main", *arguments, **settings)
 
 
 def mcpagent(

@@ -14,6 +14,7 @@ import json
 import os
 import pkgutil
 import resource
+import runpy
 import select
 import socket
 import struct
@@ -71,9 +72,21 @@ def become(job: dict[str, Any]) -> None:
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["environment"])
-    sys.argv = job["words"]
-    sys.modules["__main__"].__package__ = None  # or usage lines would name it
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
+
+
+def execute(option: str, program: str, *arguments: str) -> None:
+    """`python -m PROGRAM` or `python -c PROGRAM`; of the command itself, what its console script does."""
+    if program == "mcpagent.cli.main":
+        sys.argv = ["mcpagent", *arguments]
+        sys.modules["__main__"].__package__ = None  # or usage lines would name it
+        run()
+    elif option == "-m":
+        sys.argv = [program, *arguments]
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [option, *arguments]
+        exec(program, {"__name__": "__main__"})
 
 
 def end(code: Any) -> None:
@@ -99,9 +112,10 @@ def main() -> None:
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has only the thread that made it"
     gc.collect()
     gc.freeze()  # so that no collection in a child touches, and thereby copies, what is imported
-    become(serve(socket.socket(fileno=int(sys.argv[1]))))
+    job = serve(socket.socket(fileno=int(sys.argv[1])))
+    become(job)
     try:
-        run()
+        execute(*job["words"])
     except SystemExit as ended:
         end(ended.code)
     except BaseException:  # noqa: BLE001 - what the interpreter does with it

@@ -19,6 +19,7 @@ from mcpagent.errors import InUseError, RunError, UserError
 from mcpagent.storage.locks import holder, locked_file, locked_folder
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.runs import RunSession, last_run, list_runs, new_session, run_session
+from tests.running import Python
 
 _HOLDER = """
 import sys
@@ -34,8 +35,9 @@ with {"folder": locked_folder, "file": locked_file}[kind](Path(path)):
 @contextmanager
 def another_process(kind: str, path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock until its input ends."""
-    command = [sys.executable, "-c", _HOLDER, kind, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with Python(
+        "-c", _HOLDER, kind, path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         try:

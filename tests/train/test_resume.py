@@ -6,7 +6,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from mcpagent.config.environment import resource_path
 from mcpagent.storage.checkpoints import damage
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import read_trajectories
+from tests.running import Python
 
 STEPS = 5
 EPISODES = 6 * STEPS
@@ -30,8 +30,8 @@ class TrainingServer:
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.train.training_server"],
+        self._process = Python(
+            *("-m", "tests.train.training_server"),
             cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -14,6 +14,7 @@ import pytest
 from mcp import Client
 
 from mcpagent.servers.sandbox.contract import AT_ONCE, SandboxKind
+from tests.running import children
 from tests.servers.calls import text_of
 from tests.servers.sandbox.boxes import (
     FULL_PYTHON,
@@ -143,13 +144,13 @@ def test_the_process_of_a_cancelled_call_is_killed(kind: SandboxKind) -> None:
     async def main() -> None:
         call = asyncio.create_task(sandbox_of(kind).run("import time\ntime.sleep(60)", {}))
         async with asyncio.timeout(20):
-            while not (children := psutil.Process().children(recursive=True)):
+            while not (below := children()):
                 await asyncio.sleep(0.001)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         # Much sooner than at its own limit.
-        _, left = psutil.wait_procs(children, timeout=LIMITS.wall_s / 2)
+        _, left = psutil.wait_procs(below, timeout=LIMITS.wall_s / 2)
         assert [process for process in left if not _is_dead_child_of_init(process)] == []
 
     asyncio.run(main())

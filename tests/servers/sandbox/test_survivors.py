@@ -18,6 +18,7 @@ from mcpagent.servers.sandbox import choose as linux
 from mcpagent.servers.sandbox.cgroup import in_cgroup
 from mcpagent.servers.sandbox.contract import SandboxKind, SandboxLimits
 from mcpagent.servers.sandbox.process import ProcessSandbox
+from tests.running import Python, children
 from tests.servers.sandbox.boxes import FULL_PYTHON
 from tests.tools.wild import wait_for_end
 
@@ -99,7 +100,7 @@ def test_what_hides_ends_with_a_cancelled_call(kind: SandboxKind, way: str) -> N
         sandbox = unfiltered(kind)
         call = asyncio.create_task(sandbox.run(WAYS[way], {}))
         async with asyncio.timeout(20):
-            while not psutil.Process().children(recursive=True):
+            while not children():
                 await asyncio.sleep(0.001)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -117,7 +118,7 @@ def test_what_hides_ends_with_a_server_that_was_killed(kind: SandboxKind, way: s
         f"code = 'print(1, flush=True)\\n' + t.WAYS[{way!r}]\n"
         f"t.unfiltered(t.SandboxKind({kind.value!r})).run_blocking(code, {{}})\n"
     )
-    with nothing_left(), subprocess.Popen([sys.executable, "-c", script]) as server:
+    with nothing_left(), Python("-c", script) as server:
         wanted = {"alone": 2, "daemon of one that stays": 3, "stopped": 3}[way]  # with process 1
         before: set[int] = set()
         while len(before) < wanted and server.poll() is None:

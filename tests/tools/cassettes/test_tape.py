@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -16,13 +15,14 @@ import pytest
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
 from mcpagent.tools.cassettes.tape import CALLS_NAME, CallHistory, CallKey, RecordedAnswer, StoredBy, Tape
+from tests.running import Python
 
 # Records NUMBER answers, says so after each, and waits at the end for a line on stdin before it closes.
 WRITER = """
 import sys
 from pathlib import Path
-from tests.tools.test_cassette_tape import answer, key
-from mcpagent.tools.cassette_tape import Tape
+from tests.tools.cassettes.test_tape import answer, key
+from mcpagent.tools.cassettes.tape import Tape
 
 folder, first, number, length = Path(sys.argv[1]), *map(int, sys.argv[2:])
 tape = Tape(folder, writable=True)
@@ -44,8 +44,8 @@ def answer(number: int, length: int = 20) -> RecordedAnswer:
 
 def writer(folder: Path, first: int, number: int, *, length: int = 20) -> subprocess.Popen[str]:
     arguments = [str(folder), str(first), str(number), str(length)]
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, *arguments],
+    return Python(
+        *("-c", WRITER, *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

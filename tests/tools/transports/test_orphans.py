@@ -6,21 +6,21 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from mcpagent.tools.pool import ToolPool
+from tests.running import Python, children
 from tests.tools.support import call
 from tests.tools.wild import DAEMONS, FAMILIES, SCRIPTS, family, living, stubborn, wait_for_end
 
 
 def test_no_process_of_any_server_outlives_a_trainer_that_was_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.tools.servers.trainer", str(tmp_path)]
+    command = ("-m", "tests.tools.servers.trainer", tmp_path)
     assert SCRIPTS.parents[2] == Path.cwd()
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as trainer:
+    with Python(*command, stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == b"up\n"
         everybody = {child.pid for child in psutil.Process(trainer.pid).children(recursive=True)}
@@ -33,7 +33,7 @@ def test_no_process_of_any_server_outlives_a_trainer_that_was_killed(tmp_path: P
 def test_a_pool_ends_whole_families_of_servers_and_its_watchdog(tmp_path: Path) -> None:
     async def run() -> set[int]:
         async with ToolPool([stubborn(tmp_path, *traits) for traits in FAMILIES]):
-            return {child.pid for child in psutil.Process().children(recursive=True)}
+            return {child.pid for child in children()}
 
     everybody = asyncio.run(run())
     assert len(everybody) == 8  # the four servers, their three children, the watchdog
@@ -43,8 +43,8 @@ def test_a_pool_ends_whole_families_of_servers_and_its_watchdog(tmp_path: Path) 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_daemon_that_left_its_server_outlives_a_trainer(tmp_path: Path, number: signal.Signals) -> None:
     """Forked twice, in a session of its own, deaf, and nobody's descendant any more."""
-    command = [sys.executable, "-m", "tests.tools.servers.trainer", str(tmp_path), "daemons"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as trainer:
+    command = ("-m", "tests.tools.servers.trainer", tmp_path, "daemons")
+    with Python(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as trainer:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == b"up\n"
         servers = set().union(*(family(tmp_path, *traits) for traits in DAEMONS))
