@@ -22,7 +22,7 @@ WORKERS ?= 2
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-slow test-servers test-vllm install-vllm test-trl lint format bench docs clean
+.PHONY: help install quickstart test coverage test-slow test-servers test-vllm install-vllm test-trl lint format bench docs clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ quickstart: $(INSTALLED)  ## Train a small agent on real MCP tools, offline, and
 
 test: $(INSTALLED)  ## Run the tests, but for the slow ones.
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+coverage: $(INSTALLED)  ## Run the tests and list the lines that none of them reaches; there is no threshold.
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --cov=mcpagent --cov-branch --cov-report=term-missing:skip-covered $(ARGS)
 
 test-slow: $(INSTALLED)  ## Run what takes long: learning runs, controls, storms, the wheel, properties with many examples.
 	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile thorough --timeout 7200 $(ARGS)
@@ -91,5 +94,5 @@ docs: $(INSTALLED)  ## Write docs/cli.md anew from the --help of every command.
 	$(BIN)/python docs/generate_cli.py
 
 clean:  ## Remove what the targets made, but not outputs/ and data/.
-	rm -rf $(VENV) $(VLLM) $(TRL) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) $(TRL) .coverage .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -19,7 +20,11 @@ from mcpagent.config.resolve import ALIASES, NO_EFFECT, ONLY_VALUES
 from tests.house import ROOT
 
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("data/**/*.md"), *ROOT.glob("docs/**/*.md")]
+    [
+        *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+        *ROOT.glob("data/**/*.md"),
+        *ROOT.glob("docs/**/*.md"),
+    ]
 )
 _FENCE = re.compile(r"^```(?:bash|sh|console|text)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^    (\S.*)$", re.MULTILINE)
@@ -144,3 +149,59 @@ def test_every_attack_of_the_security_page_has_its_test() -> None:
         or not re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.M)
     ]
     assert missing == []
+
+
+_MAP_ROW = re.compile(
+    r"^\| (?P<question>Where [^|]+\?) \| \[[^]]+\]\((?P<page>[^)]+)\) "
+    r"\| `(?P<file>[^`]+)` \| `(?P<name>[^`]+)` \|$",
+    re.MULTILINE,
+)
+MAP = [match.groupdict() for match in _MAP_ROW.finditer((ROOT / "CONTRIBUTING.md").read_text())]
+
+
+def _definition(file: Path, dotted: str) -> bool:
+    """Whether a file defines a function or class, or a method as `Class.method`."""
+    body: list[ast.stmt] = ast.parse(file.read_text(encoding="utf-8")).body
+    for name in dotted.split("."):
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        body = next((node.body for node in body if isinstance(node, kinds) and node.name == name), [])
+    return bool(body)
+
+
+def _named_folders(page: Path) -> set[str]:
+    """The folders of the package that a page names, as `mcpagent/tools/` or through a file in them."""
+    return set(re.findall(r"`(mcpagent/\w+)/", page.read_text()))
+
+
+@pytest.mark.parametrize("row", MAP, ids=lambda row: row["name"])
+def test_the_map_leads_from_a_page_to_a_folder_a_file_and_a_function(row: dict[str, str]) -> None:
+    assert (ROOT / row["file"]).is_file(), row["question"]
+    assert _definition(ROOT / row["file"], row["name"]), row["question"]
+    assert "/".join(row["file"].split("/")[:2]) in _named_folders(ROOT / row["page"]), row["question"]
+
+
+def test_the_map_has_twenty_questions_and_no_place_twice() -> None:
+    assert len(MAP) >= 20
+    assert (
+        len({row["question"] for row in MAP}) == len({(row["file"], row["name"]) for row in MAP}) == len(MAP)
+    )
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    paths = {
+        (page.name, path)
+        for page in PAGES
+        if page.name not in {"CHANGELOG.md", "0004-layout.md"}  # these name what was before, too
+        for path in re.findall(
+            r"`((?:mcpagent|benchmarks|configs|templates|tests)/[a-z_\d./-]+)`", page.read_text()
+        )
+    }
+    assert len(paths) > 40
+    assert {(page, path) for page, path in paths if not (ROOT / path).exists()} == set()
+
+
+def test_every_term_of_the_glossary_is_in_the_code_that_it_names() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    classes = re.findall(r"`(\w+)` in `(mcpagent/[\w./]+)`", page)
+    assert len(classes) >= 8
+    assert [pair for pair in classes if not _definition(ROOT / pair[1], pair[0])] == []

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
+import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -238,9 +239,28 @@ def test_the_constraints_pin_every_dependency_within_its_range() -> None:
 
 
 def test_nothing_names_a_package_index() -> None:
-    files = [ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / ".ci" / "run", *_shipped("constraints")]
-    for path in files:
+    files = [ROOT / name for name in ("Makefile", "pyproject.toml", ".ci/run", ".pre-commit-config.yaml")]
+    for path in [*files, *_shipped("constraints"), *_shipped(".github")]:
         assert not re.search(r"index-url|https?://|--find-links", path.read_text()), path
+
+
+def test_the_workflow_runs_the_checks_on_every_supported_python() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    job = workflow["jobs"]["test"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [
+        re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", text) for text in project["classifiers"]
+    ]
+    assert job["strategy"]["matrix"]["python"] == [match[1] for match in named if match]
+    assert job["steps"][-1] == {"run": ".ci/run"} and os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_every_hook_of_a_commit_runs_a_tool_of_the_environment() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
+    assert all(hook["language"] == "system" for hook in hooks)
+    tools = {hook["entry"].split()[0] for hook in hooks}
+    assert tools == {".venv/bin/ruff", ".venv/bin/pyright", ".venv/bin/pytest"}
 
 
 def test_the_wheel_holds_and_finds_its_configs_and_templates(tmp_path: Path) -> None:
