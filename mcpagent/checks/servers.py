@@ -1,4 +1,4 @@
-"""MCP servers and their tools: listed, called, measured, struck with faults."""
+"""MCP servers and their tools: listed, called, measured, tried with faults."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def check_chaos(config: TrainConfig, *, console: Console | None = None) -> Chaos
     """Inject every fault into every server of `config`; built-in servers run as processes for it.
 
     Servers over stdio are started and killed; those over HTTP are left alone, and what is between them and us
-    is struck. None of their tools is called. Raises UserError for a configuration that cannot be read.
+    gets a fault. None of their tools is called. Raises UserError for a configuration that cannot be read.
     """
     console = console or Console()
     servers = _servers(config, console)

@@ -29,7 +29,7 @@ class Sender(Protocol):
     async def send(self, request: ChatRequest, *, key: str) -> ChatReply: ...
 
 
-class Witness(Protocol):
+class AttemptObserver(Protocol):
     """Told of every attempt before it is sent, and of how it ended before anything is made of it."""
 
     def sent(self, key: str, bound: Usage) -> None: ...
@@ -39,7 +39,7 @@ class Witness(Protocol):
     def failed(self, key: str, failure: ChatFailed) -> None: ...
 
 
-class NoWitness:
+class NoObserver:
     def sent(self, key: str, bound: Usage) -> None: ...
 
     def answered(self, key: str, reply: ChatReply) -> None: ...
@@ -47,7 +47,7 @@ class NoWitness:
     def failed(self, key: str, failure: ChatFailed) -> None: ...
 
 
-class PatientClient:
+class RetryingClient:
     """A `ChatClient`. At most `max_in_flight` requests at once and `per_minute` a minute (None: no limit); a
     failure that may pass is tried `attempts` times in all, after what the server asked to wait. A 429 holds
     every request back. A wait above `max_wait_s` is not begun. Raises ChatFailed, BudgetSpent, UserError."""
@@ -57,7 +57,7 @@ class PatientClient:
         sender: Sender,
         *,
         budget: ApiBudget,
-        witness: Witness | None = None,
+        observer: AttemptObserver | None = None,
         max_in_flight: int = 8,
         per_minute: float | None = None,
         attempts: int = 6,
@@ -65,7 +65,7 @@ class PatientClient:
     ) -> None:
         self._sender = sender
         self._budget = budget
-        self._witness = witness or NoWitness()
+        self._observer = observer or NoObserver()
         self._slots = asyncio.Semaphore(max_in_flight)
         # Evenly spaced: a bucket of a whole minute would let the first burst through and be refused.
         self._pace = AsyncLimiter(1, 60.0 / per_minute) if per_minute else nullcontext()
@@ -95,13 +95,13 @@ class PatientClient:
             await self._budget.reserve(bound)
             usage: Usage | None = None  # whatever interrupts the request, it may have been billed
             try:
-                self._witness.sent(key, bound)
+                self._observer.sent(key, bound)
                 reply = await self._sender.send(request, key=key)
-                self._witness.answered(key, reply)
+                self._observer.answered(key, reply)
                 usage = reply.usage
                 return reply
             except ChatFailed as failure:
-                self._witness.failed(key, failure)
+                self._observer.failed(key, failure)
                 usage = None if failure.may_be_billed else Usage()
                 raise
             finally:

@@ -231,7 +231,7 @@ class Endpoint:
             api_key=settings.api_key,
             base_url=settings.base_url,
             timeout=settings.timeout_s,
-            max_retries=0,  # an attempt is counted, paced and paid for: `PatientClient` repeats
+            max_retries=0,  # an attempt is counted, paced and paid for: `RetryingClient` repeats
         )
 
     async def send(self, request: ChatRequest, *, key: str) -> ChatReply:

@@ -22,7 +22,7 @@ from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.storage.atomic import write_text
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassettes.tape import canonical, content_digest
-from mcpagent.tools.catalog import ListingLimits
+from mcpagent.tools.catalog import ToolListLimits
 from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.limits import ServerLimits
@@ -221,7 +221,7 @@ def tool_pool(
         timeout_s=config.timeout_s,
         retry=config.retry,
         result_limit_chars=config.result_limit_chars,
-        listing_limits=ListingLimits(
+        list_limits=ToolListLimits(
             description_chars=config.description_limit_chars, schema_chars=config.schema_limit_chars
         ),
         allow=config.allow_list,

@@ -20,7 +20,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget, given_price
-from mcpagent.llm.client import PatientClient
+from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.models.weights import weight_files
@@ -78,7 +78,7 @@ def open_api_policy(
     )
     price = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
     budget = ApiBudget(price=price)
-    client = PatientClient(
+    client = RetryingClient(
         endpoint,
         budget=budget,
         max_in_flight=api.max_in_flight,

@@ -136,7 +136,7 @@ _METHOD = "tools/list"
 
 
 @dataclass(frozen=True)
-class ToolListing:
+class ToolList:
     """The tools of one server; `notes` name those that were left out, and why. `version` is what the server
     says of itself; empty where it says nothing."""
 
@@ -146,7 +146,7 @@ class ToolListing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListingLimits:
+class ToolListLimits:
     """How much a server may say of one tool, in characters: `description_chars` of a description, its own or
     one within a schema, `schema_chars` of a schema as JSON."""
 
@@ -154,7 +154,7 @@ class ListingLimits:
     schema_chars: int = 200_000
 
 
-def cut_texts(spec: ToolSpec, limits: ListingLimits) -> tuple[ToolSpec, int]:
+def cut_texts(spec: ToolSpec, limits: ToolListLimits) -> tuple[ToolSpec, int]:
     """The tool with its longer descriptions cut in the middle, and how many characters that took."""
     shorten = partial(cut_middle, limit_chars=limits.description_chars)
     description, total = shorten(spec.description)
@@ -166,7 +166,7 @@ def cut_texts(spec: ToolSpec, limits: ListingLimits) -> tuple[ToolSpec, int]:
     return (spec.model_copy(update={"description": description, **schemas}), total) if total else (spec, 0)
 
 
-def why_too_long(spec: ToolSpec, limits: ListingLimits) -> str | None:
+def why_too_long(spec: ToolSpec, limits: ToolListLimits) -> str | None:
     """Why the tool is not offered: a name or a schema that is cut is another one. None where it is."""
     if len(spec.name) > _NAME_CHARS:
         return f"its name has {len(spec.name):,} characters; it may have {_NAME_CHARS}"
@@ -179,7 +179,7 @@ def why_too_long(spec: ToolSpec, limits: ListingLimits) -> str | None:
     return None
 
 
-async def read_listing(client: Client) -> ToolListing:
+async def read_tool_list(client: Client) -> ToolList:
     """Every page of the list. Raises ValueError where it is malformed as a whole."""
     tools: dict[str, Tool] = {}
     notes: list[str] = []
@@ -200,7 +200,7 @@ async def read_listing(client: Client) -> ToolListing:
                 tools[tool.name] = tool
         if cursor is None:
             version = client.server_info.version if client.server_info is not None else ""
-            return ToolListing(tuple(tools.values()), tuple(notes), version)
+            return ToolList(tuple(tools.values()), tuple(notes), version)
         total += sum(len(tool.model_dump_json()) for tool in offered)
         if total > _TOTAL_CHARS:
             raise ValueError(f"its tool list has more than {_TOTAL_CHARS:,} characters")

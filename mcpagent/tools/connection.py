@@ -21,7 +21,7 @@ _THROTTLED_FIRST_S = 0.2
 
 @dataclass
 class WriteGeneration:
-    """Which generation of a server an episode wrote to; None while it has only read."""
+    """Which instance of a server an episode wrote to (`Live.number`); None while it has only read."""
 
     generation: int | None = None
 
@@ -31,7 +31,7 @@ class PendingCall:
     """One call: what to send and how often, and (from `waited_s` on) what it took.
 
     `repeats` counts the sendings that may follow a loss. `is_safe`: a second effect does no harm.
-    `footprint` is None where a restart of the server loses nothing.
+    `write_generation` is None where a restart of the server loses nothing.
     """
 
     tool: str
@@ -41,7 +41,7 @@ class PendingCall:
     repeats: int = 0
     is_safe: bool = False
     is_write: bool = True
-    footprint: WriteGeneration | None = None
+    write_generation: WriteGeneration | None = None
     waited_s: float = 0.0  # for the server and for a slot
     latency_s: float = 0.0  # of the last sending
     sendings: int = 0
@@ -52,44 +52,44 @@ class Connection:
     """A server as a place to send calls to. `gate` and `breaker` belong to the server, so several
     connections may share them."""
 
-    def __init__(self, lifeline: ServerSupervisor, *, gate: Gate, breaker: CircuitBreaker) -> None:
-        self.lifeline = lifeline
+    def __init__(self, supervisor: ServerSupervisor, *, gate: Gate, breaker: CircuitBreaker) -> None:
+        self.supervisor = supervisor
         self._gate = gate
         self._breaker = breaker
 
-    async def call(self, order: PendingCall) -> CallToolResult:
+    async def call(self, pending: PendingCall) -> CallToolResult:
         """Make one call. Its deadline starts when the server is up and a slot is free; it waits for the
-        server at most the lifeline's `start_timeout_s` in all.
+        server at most the supervisor's `start_timeout_s` in all.
 
-        A lost call is sent again, at most `order.repeats` times, if the server never got it or if the order
-        is safe. Raises CallFailed.
+        A lost call is sent again, at most `pending.repeats` times, if the server never got it or if the call
+        is safe to repeat. Raises CallFailed.
         """
-        meta = RequestParamsMeta(**order.meta)
-        params = CallToolRequestParams(name=order.tool, arguments=order.arguments, _meta=meta)
+        meta = RequestParamsMeta(**pending.meta)
+        params = CallToolRequestParams(name=pending.tool, arguments=pending.arguments, _meta=meta)
         request = CallToolRequest(params=params)
-        wrote_to = order.footprint.generation if order.footprint is not None else None
-        patience_s = self.lifeline.start_timeout_s
+        wrote_to = pending.write_generation.generation if pending.write_generation is not None else None
+        patience_s = self.supervisor.start_timeout_s
         while True:
             begun_s = time.perf_counter()
-            live = await self.lifeline.up(patience_s)
+            live = await self.supervisor.up(patience_s)
             patience_s -= time.perf_counter() - begun_s
             async with self._gate:
-                order.waited_s += time.perf_counter() - begun_s
-                if not self.lifeline.is_fit(live):
+                pending.waited_s += time.perf_counter() - begun_s
+                if not self.supervisor.is_fit(live):
                     continue  # it was lost, or went quiet, while this call waited for its slot
                 if wrote_to not in (None, live.number):
                     text = "the server was restarted since this episode wrote to it: what it held may be lost"
                     raise CallFailed(FailureKind.CRASHED, text)
-                if order.is_write and order.footprint is not None:
-                    order.footprint.generation = live.number
+                if pending.is_write and pending.write_generation is not None:
+                    pending.write_generation.generation = live.number
                 try:
-                    return await self._send(live, request, order)
+                    return await self._send(live, request, pending)
                 except CallThrottled as throttled:
-                    await _sit_out(throttled, order)
+                    await _sit_out(throttled, pending)
                 except CallLost as lost:
-                    _repeat_or_give_up(lost, order)
+                    _repeat_or_give_up(lost, pending)
 
-    async def _send(self, live: Live, request: CallToolRequest, order: PendingCall) -> CallToolResult:
+    async def _send(self, live: Live, request: CallToolRequest, pending: PendingCall) -> CallToolResult:
         """One sending under a hard deadline. Raises CallFailed or CallLost.
 
         Not the SDK's own timeout: that one starts only after the request was written, and a cancelled
@@ -98,18 +98,20 @@ class Connection:
         more than its calls; the pool validates with one compiled validator per tool.
         """
         self._breaker.begin()
-        order.sendings += 1
+        pending.sendings += 1
         begun_s = time.perf_counter()
         task = asyncio.create_task(live.client.session.send_request(request, CallToolResult))
         try:
-            in_time = await settled(task, order.timeout_s)
+            in_time = await settled(task, pending.timeout_s)
         finally:
-            order.latency_s = time.perf_counter() - begun_s
+            pending.latency_s = time.perf_counter() - begun_s
             if not task.done():
-                self.lifeline.keep(task).cancel()  # not awaited: the SDK tells the server, which may take 5 s
-                self.lifeline.doubt(live, order.timeout_s)
+                self.supervisor.keep(
+                    task
+                ).cancel()  # not awaited: the SDK tells the server, which may take 5 s
+                self.supervisor.doubt(live, pending.timeout_s)
         if not in_time:
-            raise CallFailed(FailureKind.TIMEOUT, f"no answer within {order.timeout_s:g} s")
+            raise CallFailed(FailureKind.TIMEOUT, f"no answer within {pending.timeout_s:g} s")
         if task.cancelled():
             live.leave.set()
             raise CallLost("the connection was torn down during the call")
@@ -117,9 +119,9 @@ class Connection:
         fault = None if error is None else classify(error)
         if isinstance(fault, CallLost) and not isinstance(fault, CallThrottled):
             if fault.is_doubtful:
-                self.lifeline.doubt(live, order.timeout_s)
+                self.supervisor.doubt(live, pending.timeout_s)
             else:
-                self.lifeline.lost(live, fault.text)
+                self.supervisor.lost(live, fault.text)
         else:
             live.is_shaky = False
             self._breaker.answered()
@@ -128,25 +130,25 @@ class Connection:
         return task.result()
 
 
-async def _sit_out(throttled: CallThrottled, order: PendingCall) -> None:
+async def _sit_out(throttled: CallThrottled, pending: PendingCall) -> None:
     """Wait as long as the server asks, or longer each time where it does not say. Raises CallFailed where
     that would pass the call's deadline. The slot is kept: another call would fare no better."""
-    own_s = _THROTTLED_FIRST_S + order.throttled_s  # so it at least doubles, whatever the server says
+    own_s = _THROTTLED_FIRST_S + pending.throttled_s  # so it at least doubles, whatever the server says
     wait_s = max(throttled.retry_after_s or 0.0, own_s) * random.uniform(1.0, 1.25)
-    if order.throttled_s + wait_s > order.timeout_s:
+    if pending.throttled_s + wait_s > pending.timeout_s:
         asked = throttled.retry_after_s
         text = f"{throttled.text}; it asks to wait {asked:g} s" if asked is not None else throttled.text
-        raise CallFailed(FailureKind.UPSTREAM, f"{text}; the deadline is {order.timeout_s:g} s")
-    order.throttled_s += wait_s
-    order.waited_s += wait_s
+        raise CallFailed(FailureKind.UPSTREAM, f"{text}; the deadline is {pending.timeout_s:g} s")
+    pending.throttled_s += wait_s
+    pending.waited_s += wait_s
     await asyncio.sleep(wait_s)
 
 
-def _repeat_or_give_up(lost: CallLost, order: PendingCall) -> None:
+def _repeat_or_give_up(lost: CallLost, pending: PendingCall) -> None:
     """Return where the lost call is to be sent again; else raise CallFailed."""
-    if lost.was_sent and not order.is_safe:
+    if lost.was_sent and not pending.is_safe:
         text = f"{lost.text}; it may have had its effect, and is not safe to repeat"
         raise CallFailed(FailureKind.UNKNOWN_OUTCOME, text) from lost
-    if order.sendings > order.repeats:
-        tries = f" (sent {order.sendings} times)" if order.sendings > 1 else ""
+    if pending.sendings > pending.repeats:
+        tries = f" (sent {pending.sendings} times)" if pending.sendings > 1 else ""
         raise CallFailed(FailureKind.CRASHED, lost.text + tries) from lost

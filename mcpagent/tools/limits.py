@@ -1,4 +1,4 @@
-"""What bounds the calls of one server: its limits, the breaker, and deadlines that count the peer's time."""
+"""Limits on the calls of one server: concurrency, rate, the circuit breaker, deadlines."""
 
 from __future__ import annotations
 
@@ -96,6 +96,7 @@ class CircuitBreaker:
 
     @property
     def state(self) -> BreakerState:
+        """What happens to a call that is made now."""
         if self._failures < FAILURES_TO_OPEN:
             return BreakerState.CLOSED
         return BreakerState.OPEN if self.delay_s > 0 else BreakerState.HALF_OPEN

@@ -1,4 +1,4 @@
-"""What the watchdog sees: latencies, errors, truncations, restarts, by tool and server. Bounded memory."""
+"""Per-tool call metrics: latencies, failures, truncated results, restarts. Memory is bounded."""
 
 from __future__ import annotations
 
@@ -56,14 +56,17 @@ class PoolMetrics(Record):
 
     @property
     def calls(self) -> int:
+        """Number of calls over all servers and tools."""
         return sum(tool.calls for server in self.servers for tool in server.tools)
 
     @property
     def restarts(self) -> int:
+        """Number of server restarts."""
         return sum(server.restarts for server in self.servers)
 
     @property
     def infrastructure_failures(self) -> int:
+        """Number of calls that failed for a reason that is not the model's."""
         return sum(
             count
             for server in self.servers
@@ -81,6 +84,7 @@ class Histogram:
         self._total = 0
 
     def add(self, seconds: float) -> None:
+        """Count one duration."""
         self._counts[round(math.log(max(seconds, _SHORTEST_S)) / _LOG_RATIO)] += 1
         self._total += 1
 
@@ -94,7 +98,7 @@ class Histogram:
         return None
 
 
-class _ToolWatch:
+class _ToolCounts:
     def __init__(self) -> None:
         self.calls = 0
         self.latencies = Histogram()
@@ -105,18 +109,18 @@ class _ToolWatch:
         self.secrets = 0
 
 
-class ServerWatch:
+class CallCounts:
     """Counts what the calls of one server came to."""
 
     def __init__(self) -> None:
         self.restarts = 0
         self.waited_s = 0.0
         self.waited_max_s = 0.0
-        self._tools: dict[str, _ToolWatch] = {}
+        self._tools: dict[str, _ToolCounts] = {}
 
     def note(self, result: ToolResult, *, waited_s: float, sendings: int) -> None:
         """Count one finished call; `sendings` is 0 where it never left."""
-        tool = self._watch(result.tool)
+        tool = self._counts_of(result.tool)
         tool.calls += 1
         if sendings:
             tool.repeats += sendings - 1
@@ -133,17 +137,18 @@ class ServerWatch:
 
     def note_secret(self, tool: str) -> int:
         """Count a text in which a secret stood; how many there were by now."""
-        watch = self._watch(tool)
-        watch.secrets += 1
-        return watch.secrets
+        counts = self._counts_of(tool)
+        counts.secrets += 1
+        return counts.secrets
 
-    def _watch(self, tool: str) -> _ToolWatch:
-        watch = self._tools.get(tool)
-        if watch is None:
-            watch = self._tools[tool] = _ToolWatch()
-        return watch
+    def _counts_of(self, tool: str) -> _ToolCounts:
+        counts = self._tools.get(tool)
+        if counts is None:
+            counts = self._tools[tool] = _ToolCounts()
+        return counts
 
     def tools(self) -> tuple[ToolMetrics, ...]:
+        """A snapshot, sorted by the name of the tool."""
         return tuple(
             ToolMetrics(
                 tool=name,

@@ -17,7 +17,7 @@ from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
-from mcpagent.tools.catalog import Catalog, ListingLimits, declared, near_match
+from mcpagent.tools.catalog import Catalog, ToolListLimits, declared, near_match
 from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.limits import ServerLimits
@@ -62,7 +62,7 @@ class ToolPool:
         timeout_s: float = 30.0,
         retry: int = 3,
         result_limit_chars: int = 8000,
-        listing_limits: ListingLimits | None = None,
+        list_limits: ToolListLimits | None = None,
         allow: Sequence[str] | None = None,
         read_only: Sequence[str] = (),
         ledger: Path | None = None,
@@ -77,7 +77,7 @@ class ToolPool:
         self._timeout_s = timeout_s
         self._retry = retry
         self._result_limit_chars = result_limit_chars
-        self._listing_limits = listing_limits or ListingLimits()
+        self._list_limits = list_limits or ToolListLimits()
         self._allow = allow
         self._read_only = read_only
         self._ledger = ledger
@@ -163,7 +163,7 @@ class ToolPool:
         """End every session and every server. Idempotent."""
         shared = [s.shared for s in self._servers.values() if s.shared is not None]
         await asyncio.gather(
-            *(s.close() for s in list(self._sessions)), *(c.lifeline.close() for c in shared)
+            *(s.close() for s in list(self._sessions)), *(c.supervisor.close() for c in shared)
         )
         self._servers = {}
         if self._temporary_logs is not None:
@@ -198,7 +198,7 @@ class ToolPool:
             timeout_s=config.timeout_s or self._timeout_s,
             max_in_flight=self._max_in_flight,
             repeats=self._retry,
-            listing_limits=self._listing_limits,
+            list_limits=self._list_limits,
             on_change=self.on_change,
             on_note=self._on_note,
         )

@@ -12,9 +12,9 @@ from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import (
-    ListingLimits,
     SchemaCheck,
-    ToolListing,
+    ToolList,
+    ToolListLimits,
     cut_texts,
     near_match,
     to_spec,
@@ -24,7 +24,7 @@ from mcpagent.tools.connection import Connection
 from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.limits import CircuitBreaker, Gate, ServerLimits
-from mcpagent.tools.metrics import ServerMetrics, ServerWatch
+from mcpagent.tools.metrics import CallCounts, ServerMetrics
 from mcpagent.tools.servers_config import Isolation
 from mcpagent.tools.supervisor import ServerSupervisor
 from mcpagent.tools.transports.open import Launcher, MemoryLauncher
@@ -54,7 +54,7 @@ class StartedServer:
         timeout_s: float,
         max_in_flight: int,
         repeats: int,
-        listing_limits: ListingLimits,
+        list_limits: ToolListLimits,
         on_change: OnChange,
         on_note: Callable[[str], None],
     ) -> None:
@@ -66,12 +66,12 @@ class StartedServer:
         self.shared: Connection | None = None
         self.inputs: dict[str, SchemaCheck] = {}
         self.outputs: dict[str, SchemaCheck] = {}
-        self.watch = ServerWatch()
+        self.counts = CallCounts()
         self.version = ""  # what the server says of itself, when it is started
         self._launcher = launcher
         self._gate = Gate(limits.max_in_flight or max_in_flight, calls_per_minute=limits.calls_per_minute)
         self._breaker = CircuitBreaker()
-        self._listing_limits = listing_limits
+        self._list_limits = list_limits
         self._on_change: OnChange = on_change
         self._on_note = on_note
         self._pinned = ""  # the hash of the first tool list, against which later ones are held
@@ -84,22 +84,22 @@ class StartedServer:
         connection = self.connect()
         if self.isolation == "shared":
             self.shared = connection
-            listing = await connection.lifeline.open()
+            tool_list = await connection.supervisor.open()
         else:
             try:
-                listing = await connection.lifeline.open()
+                tool_list = await connection.supervisor.open()
             finally:
-                await connection.lifeline.close()
+                await connection.supervisor.close()
         # A server object is reached without the handshake that would report it.
         launcher = self._launcher
         self.version = (
-            launcher.server.version or "" if isinstance(launcher, MemoryLauncher) else listing.version
+            launcher.server.version or "" if isinstance(launcher, MemoryLauncher) else tool_list.version
         )
         self.version, _ = cut_middle(SECRETS.text(self.version), _VERSION_CHARS)
-        for note in listing.notes:
+        for note in tool_list.notes:
             self._on_note(f"server {self.name!r}: {note}")
         cleaned = [
-            self._cleaned(to_spec(self.name, tool)) for tool in listing.tools if self._is_legible(tool)
+            self._cleaned(to_spec(self.name, tool)) for tool in tool_list.tools if self._is_legible(tool)
         ]
         specs = [spec for spec in cleaned if self._is_short_enough(spec)]
         self._check_safe_to_retry([spec.name for spec in specs])
@@ -114,15 +114,15 @@ class StartedServer:
         # A server object in this process is the same one each time: nothing to compare, and a list of many
         # tools would cost more than an episode's calls.
         is_known = bool(self._pinned) and isinstance(self._launcher, MemoryLauncher)
-        lifeline = ServerSupervisor(
+        supervisor = ServerSupervisor(
             self.name,
             self._launcher,
             breaker=self._breaker,
             start_timeout_s=self.limits.start_timeout_s,
-            on_listing=None if is_known else self._compare,
+            on_tool_list=None if is_known else self._compare,
             on_restart=self._count_restart,
         )
-        return Connection(lifeline, gate=self._gate, breaker=self._breaker)
+        return Connection(supervisor, gate=self._gate, breaker=self._breaker)
 
     def is_safe(self, spec: ToolSpec) -> bool:
         """True where a second effect of a call does no harm."""
@@ -135,19 +135,19 @@ class StartedServer:
             server=self.name,
             in_flight=self._gate.in_flight,
             most_in_flight=self._gate.most_in_flight,
-            restarts=self.watch.restarts,
+            restarts=self.counts.restarts,
             breaker=self._breaker.state,
             next_try_s=self._breaker.delay_s,
-            waited_s=self.watch.waited_s,
-            waited_max_s=self.watch.waited_max_s,
-            tools=self.watch.tools(),
+            waited_s=self.counts.waited_s,
+            waited_max_s=self.counts.waited_max_s,
+            tools=self.counts.tools(),
         )
 
     def without_secrets(self, said: T, *, tool: str) -> T:
         """What the server said of or through a tool, without the values that it was given to keep."""
         where = f"{self.name}.{tool}"
         clean: T = SECRETS.value(said, where=where)
-        if clean is not said and self.watch.note_secret(tool) == 1:
+        if clean is not said and self.counts.note_secret(tool) == 1:
             names = sorted({name for name, met_at in SECRETS.met if met_at == where})
             self._on_note(
                 f"{where} said the value of {', '.join(names)}; the name stands in its place, for the model "
@@ -156,11 +156,11 @@ class StartedServer:
         return clean
 
     def _count_restart(self) -> None:
-        self.watch.restarts += 1
+        self.counts.restarts += 1
 
-    def _compare(self, listing: ToolListing) -> None:
+    def _compare(self, tool_list: ToolList) -> None:
         """Hold the tools of a new process against those that the run began with."""
-        current = catalog_hash(to_spec(self.name, tool) for tool in listing.tools)
+        current = catalog_hash(to_spec(self.name, tool) for tool in tool_list.tools)
         if self._pinned in ("", current):
             self._pinned = current
             return
@@ -183,7 +183,7 @@ class StartedServer:
 
     def _is_short_enough(self, spec: ToolSpec) -> bool:
         """False, with a note, where the tool's name or schema is past its limit."""
-        fault = why_too_long(spec, self._listing_limits)
+        fault = why_too_long(spec, self._list_limits)
         if fault is not None:
             name = spec.name if len(spec.name) <= 60 else f"{spec.name[:60]}..."
             self._on_note(f"server {self.name!r}: tool {name!r} is left out: {fault}")
@@ -205,11 +205,11 @@ class StartedServer:
                 "description or schema; look at what it says before you train on it"
             )
             spec = spec.model_copy(update={"description": description, "input_schema": schema})
-        spec, cut = cut_texts(spec, self._listing_limits)
+        spec, cut = cut_texts(spec, self._list_limits)
         if cut:
             self._on_note(
                 f"tool {spec.dotted}: {cut:,} characters were cut out of its descriptions; one may have "
-                f"{self._listing_limits.description_chars:,} (tools.description_limit_chars)"
+                f"{self._list_limits.description_chars:,} (tools.description_limit_chars)"
             )
         elif len(description) > _LONG_DESCRIPTION:
             self._on_note(f"tool {spec.dotted}: its description has {len(description):,} characters")

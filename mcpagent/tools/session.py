@@ -36,7 +36,7 @@ class PoolSession:
         self._result_limit_chars = result_limit_chars
         self._on_close = on_close
         self._own: dict[str, Connection] = {}
-        self._footprints: dict[str, WriteGeneration] = {}
+        self._write_generations: dict[str, WriteGeneration] = {}
         self._closed = False
 
     async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
@@ -50,19 +50,19 @@ class PoolSession:
             return failed_result(call, failure.kind, failure.text)
         named = call.model_copy(update={"server": spec.server, "tool": spec.name})
         server = self._servers[spec.server]
-        order = self._order(server, spec, call, purpose)
+        pending = self._pending_call(server, spec, call, purpose)
         try:
             if fault := wire_fault(call.arguments):
                 raise CallFailed(FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
-            raw = await self._connection(server).call(order)
-            result = self._result(server, named, raw, latency_s=order.latency_s)
+            raw = await self._connection(server).call(pending)
+            result = self._result(server, named, raw, latency_s=pending.latency_s)
         except CallFailed as failure:
             if failure.kind is FailureKind.UPSTREAM and server.inputs[spec.name].fault(call.arguments):
                 # Some servers break down over wrong arguments instead of refusing them.
                 failure = CallFailed(FailureKind.INVALID_ARGUMENTS, failure.text)
             text = server.without_secrets(failure.text, tool=spec.name)
-            result = failed_result(named, failure.kind, text, latency_s=order.latency_s)
-        server.watch.note(result, waited_s=order.waited_s, sendings=order.sendings)
+            result = failed_result(named, failure.kind, text, latency_s=pending.latency_s)
+        server.counts.note(result, waited_s=pending.waited_s, sendings=pending.sendings)
         return result
 
     async def close(self) -> None:
@@ -71,7 +71,7 @@ class PoolSession:
         self._on_close(self)
         own, self._own = self._own, {}
         if own:
-            await asyncio.gather(*(connection.lifeline.close() for connection in own.values()))
+            await asyncio.gather(*(connection.supervisor.close() for connection in own.values()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,7 +93,9 @@ class PoolSession:
             FailureKind.UNKNOWN_TOOL, f"there is no tool {name!r}" + (f". {near}" if near else "")
         )
 
-    def _order(self, server: StartedServer, spec: ToolSpec, call: ToolCall, purpose: Purpose) -> PendingCall:
+    def _pending_call(
+        self, server: StartedServer, spec: ToolSpec, call: ToolCall, purpose: Purpose
+    ) -> PendingCall:
         keeps_state = not server.limits.survives_restart
         return PendingCall(
             tool=spec.name,
@@ -103,7 +105,9 @@ class PoolSession:
             repeats=server.repeats,
             is_safe=server.is_safe(spec),
             is_write=not spec.annotations.read_only,
-            footprint=self._footprints.setdefault(server.name, WriteGeneration()) if keeps_state else None,
+            write_generation=self._write_generations.setdefault(server.name, WriteGeneration())
+            if keeps_state
+            else None,
         )
 
     def _connection(self, server: StartedServer) -> Connection:

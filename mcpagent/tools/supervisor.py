@@ -1,4 +1,4 @@
-"""Keeps one server up: opened by an owner task, replaced when dead or silent, with a backoff.
+"""Supervises one server: starts it, checks its health, restarts it with a backoff when it is dead or hangs.
 
 anyio ties cancel scopes to the task that entered them, and a transport failure cancels that task. So the
 owner task enters and leaves the client and does nothing else; calls are made in the callers' own tasks.
@@ -18,7 +18,7 @@ from mcp.types import EmptyResult, PingRequest
 
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.tools import FailureKind
-from mcpagent.tools.catalog import ToolListing, read_listing
+from mcpagent.tools.catalog import ToolList, read_tool_list
 from mcpagent.tools.faults import (
     CallFailed,
     CallLost,
@@ -38,22 +38,22 @@ PING_TIMEOUT_S = 10.0  # less where the deadline of the call that made us doubt 
 
 @dataclass(eq=False)
 class Live:
-    """One generation of a server; `leave` is set when its owner must leave or the peer is gone."""
+    """One running instance of a server; `leave` is set when its owner must leave or the server is gone."""
 
     client: Client
     leave: asyncio.Event
-    listing: ToolListing
+    tool_list: ToolList
     number: int  # 1 for the first
-    vigil: asyncio.Task[None] | None = None  # while a sign of life is awaited, calls wait for it
+    health_check: asyncio.Task[None] | None = None  # while it runs, calls wait for it
     is_shaky: bool = False  # its last call was lost, though not the connection: calls wait out the backoff
     fault: str = "it ended by itself"
 
 
 class HealthCheck:
-    """Asks a server whether it is there, until that is decided or, after `patience_s`, the breaker opens.
+    """Pings a server until it answers, is known to be gone or, after `patience_s`, the breaker opens.
 
     Over HTTP nobody may be there for a while, because somebody else restarts the service. It may come back
-    as another version, so its tools are listed anew and shown to `on_listing`, which may raise OpenFailed.
+    as another version, so its tools are listed anew and shown to `on_tool_list`, which may raise OpenFailed.
     `keep` holds questions that outlast the wait for their answer.
     """
 
@@ -63,21 +63,23 @@ class HealthCheck:
         *,
         breaker: CircuitBreaker,
         patience_s: float,
-        on_listing: Callable[[ToolListing], None] | None,
+        on_tool_list: Callable[[ToolList], None] | None,
         keep: Callable[[asyncio.Task[Any]], asyncio.Task[Any]],
     ) -> None:
         self._name = name
         self._breaker = breaker
         self._patience_s = patience_s
-        self._on_listing = on_listing
+        self._on_tool_list = on_tool_list
         self._keep = keep
 
-    def keep_over(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
-        """Set `live.vigil`, unless there is one. A server that takes a question and does not answer it within
-        `timeout_s` is to be left where it `is_doubted` already."""
-        if live.vigil is None and not live.leave.is_set():
+    def check(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
+        """Start `live.health_check`, unless one runs. A server that does not answer a ping within `timeout_s`
+        is restarted where it `is_doubted` already."""
+        if live.health_check is None and not live.leave.is_set():
             watching = self._watch(live, timeout_s, is_doubted=is_doubted)
-            live.vigil = self._keep(asyncio.create_task(watching, name=f"vigil {self._name}"))
+            live.health_check = self._keep(
+                asyncio.create_task(watching, name=f"health check of {self._name}")
+            )
 
     async def _watch(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -86,9 +88,9 @@ class HealthCheck:
         try:
             while not live.leave.is_set():
                 asked = self._keep(asyncio.create_task(ask(live.client)))
-                sign, reason = await _sign(asked, timeout_s)
-                if sign is not _Sign.AWAY or live.leave.is_set():  # the latter: it does not know our session
-                    if ask is read_listing and sign is not _Sign.SILENT:
+                sign, reason = await _ping_result(asked, timeout_s)
+                if sign is not _PingResult.AWAY or live.leave.is_set():  # it forgot our session
+                    if ask is read_tool_list and sign is not _PingResult.SILENT:
                         self._breaker.answered()
                     self._conclude(live, sign, reason, asked, is_doubted=is_doubted)
                     return
@@ -96,33 +98,33 @@ class HealthCheck:
                 self._breaker.failed(reason, may_return=loop.time() < give_up_s)
                 if self._breaker.refusal is not None:
                     return
-                ask = read_listing
+                ask = read_tool_list
                 await asyncio.sleep(self._breaker.delay_s)
         finally:
-            live.vigil = None
+            live.health_check = None
 
     def _conclude(
-        self, live: Live, sign: _Sign, reason: str, asked: asyncio.Task[Any], *, is_doubted: bool
+        self, live: Live, sign: _PingResult, reason: str, asked: asyncio.Task[Any], *, is_doubted: bool
     ) -> None:
-        if sign is _Sign.GONE:
+        if sign is _PingResult.GONE:
             live.leave.set()
-        elif sign is _Sign.SILENT and is_doubted:
+        elif sign is _PingResult.SILENT and is_doubted:
             live.fault = (
                 f"a call timed out, and then {reason}; if it takes one call at a time, "
                 f"lower tools.per_server.{self._name}.max_in_flight"
             )
             live.leave.set()
-        elif sign is _Sign.ALIVE and asked.exception() is None and isinstance(asked.result(), ToolListing):
+        elif sign is _PingResult.ALIVE and asked.exception() is None and isinstance(asked.result(), ToolList):
             try:
-                if self._on_listing is not None:
-                    self._on_listing(asked.result())
+                if self._on_tool_list is not None:
+                    self._on_tool_list(asked.result())
             except OpenFailed as refused:  # the next start says so again, to the calls that wait for it
                 live.fault = refused.text
                 live.leave.set()
 
 
-class _Sign(Enum):
-    """What comes of a question."""
+class _PingResult(Enum):
+    """The result of a ping."""
 
     ALIVE = auto()  # an answer, if only a refusal: revision 2026-07-28 has no ping any more
     AWAY = auto()  # over HTTP: nobody there, or the exchange was lost; it may come back by itself
@@ -130,24 +132,24 @@ class _Sign(Enum):
     GONE = auto()  # the connection has ended
 
 
-async def _sign(asked: asyncio.Task[Any], timeout_s: float) -> tuple[_Sign, str]:
-    """What comes of a question within `timeout_s`, and why. One that is late is cancelled, not awaited."""
+async def _ping_result(asked: asyncio.Task[Any], timeout_s: float) -> tuple[_PingResult, str]:
+    """The result of a ping within `timeout_s`, and the reason. A late one is cancelled, not awaited."""
     try:
         if not await settled(asked, timeout_s):
-            return _Sign.SILENT, f"it did not answer a ping within {timeout_s:g} s"
+            return _PingResult.SILENT, f"it did not answer a ping within {timeout_s:g} s"
     finally:
         asked.cancel()
     if asked.cancelled():
-        return _Sign.GONE, ""
+        return _PingResult.GONE, ""
     match None if (error := asked.exception()) is None else classify(error):
         case CallThrottled():
-            return _Sign.ALIVE, ""
+            return _PingResult.ALIVE, ""
         case CallLost(is_doubtful=True):
-            return _Sign.GONE, ""
+            return _PingResult.GONE, ""
         case CallLost(text=text):
-            return _Sign.AWAY, text
+            return _PingResult.AWAY, text
         case _:
-            return _Sign.ALIVE, ""
+            return _PingResult.ALIVE, ""
 
 
 async def _ping(client: Client) -> EmptyResult:
@@ -160,9 +162,9 @@ _CLOSE_TIMEOUT_S = 10.0  # the SDK's own escalation (EOF, SIGTERM, SIGKILL) take
 
 
 class ServerSupervisor:
-    """The generations of one server. Bound to the running loop; the first `up` opens it.
+    """Keeps one server running. Bound to the running loop; the first `up` starts it.
 
-    `breaker` belongs to the server, so several lifelines may share it. `on_listing` sees the tool list of
+    `breaker` belongs to the server, so several supervisors may share it. `on_tool_list` sees the tool list of
     every generation and may raise OpenFailed; None where the list need not be read.
     """
 
@@ -173,36 +175,36 @@ class ServerSupervisor:
         *,
         breaker: CircuitBreaker,
         start_timeout_s: float = START_TIMEOUT_S,
-        on_listing: Callable[[ToolListing], None] | None = None,
+        on_tool_list: Callable[[ToolList], None] | None = None,
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self.start_timeout_s = start_timeout_s
         self._launcher = launcher
         self._breaker = breaker
-        self._on_listing = on_listing
+        self._on_tool_list = on_tool_list
         self._on_restart = on_restart
         self._generations = 0
         self._live: Live | None = None
         self._opening: asyncio.Task[Live] | None = None
         self._owners: set[asyncio.Task[None]] = set()
-        self._loose: set[asyncio.Task[Any]] = set()
-        self._vigil = HealthCheck(
-            name, breaker=breaker, patience_s=start_timeout_s, on_listing=on_listing, keep=self.keep
+        self._unawaited: set[asyncio.Task[Any]] = set()
+        self._health = HealthCheck(
+            name, breaker=breaker, patience_s=start_timeout_s, on_tool_list=on_tool_list, keep=self.keep
         )
         self._closed = False
 
-    async def open(self) -> ToolListing:
+    async def open(self) -> ToolList:
         """Start the server once, without a second attempt.
 
         Raises OpenFailed with the reason and the last lines of the server's stderr.
         """
         opening = self._begin(self._open_once())
         await asyncio.wait({opening})
-        return _opened_by(opening).listing
+        return _opened_by(opening).tool_list
 
     async def up(self, patience_s: float) -> Live:
-        """The living generation; opened or waited for, at most `patience_s`.
+        """The running instance; started or waited for, at most `patience_s`.
 
         Raises CallFailed; at once where the breaker is open.
         """
@@ -223,17 +225,18 @@ class ServerSupervisor:
                 raise CallFailed(FailureKind.CRASHED, str(error)) from error
 
     def is_fit(self, live: Live) -> bool:
-        """True where nothing speaks against sending a call now."""
-        if live.leave.is_set() or live.vigil is not None:
+        """Whether a call may be sent now."""
+        if live.leave.is_set() or live.health_check is not None:
             return False
         return not (live.is_shaky and self._breaker.delay_s)
 
     def doubt(self, live: Live, patience_s: float) -> None:
-        """Ask for a sign of life, and replace the server where none comes within `patience_s` (at most 10).
+        """Check the health of the server, and restart it where it does not answer within `patience_s`
+        (at most 10 s).
 
         New calls wait for the verdict instead of being sent to a server that may be stopped."""
         if not self._closed:
-            self._vigil.keep_over(live, min(patience_s, PING_TIMEOUT_S), is_doubted=True)
+            self._health.check(live, min(patience_s, PING_TIMEOUT_S), is_doubted=True)
 
     def lost(self, live: Live, reason: str) -> None:
         """Note that a call or its answer was lost on the way, though not the connection.
@@ -243,12 +246,12 @@ class ServerSupervisor:
         live.is_shaky = True
         self._breaker.failed(reason)
         if self._breaker.refusal is None and not self._closed:
-            self._vigil.keep_over(live, PING_TIMEOUT_S, is_doubted=False)
+            self._health.check(live, PING_TIMEOUT_S, is_doubted=False)
 
     def keep(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         """Hold a task that nobody may wait for until it is done, and take its exception."""
-        self._loose.add(task)
-        task.add_done_callback(self._loose.discard)
+        self._unawaited.add(task)
+        task.add_done_callback(self._unawaited.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
@@ -259,9 +262,9 @@ class ServerSupervisor:
             self._opening.cancel()
         if self._live is not None:
             self._live.leave.set()
-        for task in self._loose:
+        for task in self._unawaited:
             task.cancel()
-        if unfinished := self._owners | self._loose:
+        if unfinished := self._owners | self._unawaited:
             _, late = await asyncio.wait(unfinished, timeout=_CLOSE_TIMEOUT_S)
             for task in late:
                 task.cancel()
@@ -269,10 +272,10 @@ class ServerSupervisor:
     def _what_to_wait_for(self) -> Live | asyncio.Task[Any]:
         live = self._live
         if live is not None and live.leave.is_set():
-            self._bury(live)
+            self._note_end(live)
             live = None
-        if live is not None and live.vigil is not None:
-            return live.vigil
+        if live is not None and live.health_check is not None:
+            return live.health_check
         if self._opening is not None:
             return self._opening
         if self._closed:
@@ -319,7 +322,7 @@ class ServerSupervisor:
     async def _open_once(self) -> Live:
         ready: asyncio.Future[Live] = asyncio.get_running_loop().create_future()
         self._breaker.begin()
-        owner = asyncio.create_task(self._own(ready), name=f"own {self.name}")
+        owner = asyncio.create_task(self._run(ready), name=f"run {self.name}")
         self._owners.add(owner)
         owner.add_done_callback(self._owners.discard)
         try:
@@ -337,7 +340,7 @@ class ServerSupervisor:
             self._on_restart()
         return live
 
-    async def _own(self, ready: asyncio.Future[Live]) -> None:
+    async def _run(self, ready: asyncio.Future[Live]) -> None:
         """Enter the client, publish it, leave it when told to or when the server is gone."""
         leave = asyncio.Event()
         live: Live | None = None
@@ -350,16 +353,16 @@ class ServerSupervisor:
 
         try:
             async with self._launcher.client(on_eof=leave.set, on_end=on_end) as client:
-                listing = ToolListing()
-                if self._on_listing is not None:
-                    listing = await read_listing(client)
-                    self._on_listing(listing)
+                tool_list = ToolList()
+                if self._on_tool_list is not None:
+                    tool_list = await read_tool_list(client)
+                    self._on_tool_list(tool_list)
                 if not ready.done():
                     self._generations += 1
-                    live = Live(client=client, leave=leave, listing=listing, number=self._generations)
+                    live = Live(client=client, leave=leave, tool_list=tool_list, number=self._generations)
                     ready.set_result(live)
                     await leave.wait()
-                    self._bury(live)
+                    self._note_end(live)
         except Exception as error:  # noqa: BLE001 - boundary: anything that a transport raises at start or end
             if not ready.done():
                 ready.set_exception(self._open_error(error))
@@ -370,8 +373,8 @@ class ServerSupervisor:
             if not ready.done() and not self._closed:
                 ready.set_exception(OpenFailed(self._with_log("its start was cancelled by the transport")))
 
-    def _bury(self, live: Live) -> None:
-        """Count the end of a generation, once, unless it was ours to end."""
+    def _note_end(self, live: Live) -> None:
+        """Count the end of an instance, once, unless we ended it ourselves."""
         if self._live is live:
             self._live = None
             if not self._closed:
@@ -379,8 +382,8 @@ class ServerSupervisor:
 
     def _open_error(self, error: Exception) -> OpenFailed:
         match innermost(error):
-            case OpenFailed() as known:
-                return known
+            case OpenFailed() as failed:
+                return failed
             case ServerEnded(is_lasting=is_lasting) as ended:
                 return OpenFailed(self._with_log(str(ended)), permanent=is_lasting)
             case FileNotFoundError(filename=missing):

@@ -13,7 +13,7 @@ from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.evaluate.summary import summarise
 from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.tools.limits import BreakerState
-from mcpagent.tools.metrics import PoolMetrics, ServerMetrics, ServerWatch
+from mcpagent.tools.metrics import CallCounts, PoolMetrics, ServerMetrics
 from tests.evaluate.records import call, result, trajectory, turn
 
 LEVELS = ("simple", "moderate", "complex")
@@ -124,12 +124,12 @@ def write_run(
 
 def tool_metrics() -> PoolMetrics:
     """One server with a restart, and two of its tools."""
-    watch = ServerWatch()
-    watch.restarts = 2
+    counts = CallCounts()
+    counts.restarts = 2
     calls = [("get_aggs", 0.010, None)] * 1199 + [("get_aggs", 3.0, FailureKind.TIMEOUT)]
     calls += [("get_news", 0.020, FailureKind.TOOL_ERROR)] * 3 + [("get_news", 0.0, FailureKind.CRASHED)]
     for tool, latency_s, failure in calls:
-        watch.note(
+        counts.note(
             ToolResult(
                 call_id="1", server="polygon", tool=tool, content="", latency_s=latency_s, failure=failure
             ),
@@ -140,12 +140,12 @@ def tool_metrics() -> PoolMetrics:
         server="polygon",
         in_flight=0,
         most_in_flight=8,
-        restarts=watch.restarts,
+        restarts=counts.restarts,
         breaker=BreakerState.CLOSED,
         next_try_s=0.0,
         waited_s=0.0,
         waited_max_s=0.0,
-        tools=watch.tools(),
+        tools=counts.tools(),
     )
     return PoolMetrics(servers=(server,))
 

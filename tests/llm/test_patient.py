@@ -7,7 +7,7 @@ import pytest
 
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget, BudgetSpent, Price, at_most
-from mcpagent.llm.client import PatientClient
+from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, Finish
 from mcpagent.llm.endpoint import BACKENDS, Backend, Endpoint, EndpointSettings, json_of
 from tests.llm.service import API_KEY, Answer, Received, Script, Service, error, says, service
@@ -26,7 +26,7 @@ GOOD = '{"n": 3}'
 
 def use(
     script: Script,
-    work: Callable[[PatientClient], Awaitable[Any]],
+    work: Callable[[RetryingClient], Awaitable[Any]],
     *,
     backend: Backend = "chat",
     budget: Callable[[], ApiBudget] = ApiBudget,
@@ -41,17 +41,17 @@ def use(
             model="m", backend=backend, base_url=url, api_key=API_KEY, timeout_s=timeout_s
         )
         async with Endpoint(settings, on_note=notes.append) as endpoint:
-            return await work(PatientClient(endpoint, budget=budget(), **options))
+            return await work(RetryingClient(endpoint, budget=budget(), **options))
 
     with service(script) as running:
         return asyncio.run(run(running.url)), running, notes
 
 
-async def ask(client: PatientClient) -> ChatReply:
+async def ask(client: RetryingClient) -> ChatReply:
     return await client.ask(QUESTION, key="q")
 
 
-async def failing(client: PatientClient) -> ChatFailed:
+async def failing(client: RetryingClient) -> ChatFailed:
     with pytest.raises(ChatFailed) as failed:
         await ask(client)
     return failed.value
@@ -88,7 +88,7 @@ def test_structured_outputs_are_given_up_step_by_step_where_the_server_refuses_t
         wanted = received.body.get("response_format", {}).get("type")
         return error(400, f"unsupported response_format {wanted}") if wanted else says(received, GOOD)
 
-    async def twice(client: PatientClient) -> list[ChatReply]:
+    async def twice(client: RetryingClient) -> list[ChatReply]:
         return [await client.ask(QUESTION, key=key) for key in "ab"]
 
     replies, running, notes = use(script, twice)
@@ -136,7 +136,7 @@ def test_a_429_holds_back_the_other_requests_too() -> None:
             return error(429, "slow down", retry_after_ms="700")
         return says(received, GOOD)
 
-    async def work(client: PatientClient) -> None:
+    async def work(client: RetryingClient) -> None:
         await asyncio.gather(*(client.ask(QUESTION, key=key) for key in "ab"))
 
     _, running, _ = use(script, work, max_in_flight=1)
@@ -192,14 +192,14 @@ def test_the_number_of_requests_in_flight_is_bounded() -> None:
         full.wait()
         return says(received, GOOD)
 
-    async def work(client: PatientClient) -> None:
+    async def work(client: RetryingClient) -> None:
         await asyncio.gather(*(client.ask(QUESTION, key=str(n)) for n in range(12)))
 
     _, running, _ = use(script, work, max_in_flight=3)
     assert running.most_at_once == 3
 
 
-async def until_spent(client: PatientClient) -> list[str]:
+async def until_spent(client: RetryingClient) -> list[str]:
     outcomes = await asyncio.gather(
         *(client.ask(QUESTION, key=str(n)) for n in range(40)), return_exceptions=True
     )

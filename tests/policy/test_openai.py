@@ -15,7 +15,7 @@ from mcpagent.core.trajectory import Completion, FinishReason, StopReason, Traje
 from mcpagent.env.parsing import parse_action
 from mcpagent.errors import EpisodeError, UserError
 from mcpagent.llm.budget import ApiBudget, Price
-from mcpagent.llm.client import PatientClient
+from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import ChatReply, ChatRequest, Finish
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings
 from mcpagent.policy.contract import CompletionRequest, Sampling
@@ -49,7 +49,7 @@ def ask(
             ) as endpoint,
         ):
             price = Price(1.0, 10.0)
-            client = PatientClient(endpoint, budget=ApiBudget(price=price), **{"attempts": 3, **settings})
+            client = RetryingClient(endpoint, budget=ApiBudget(price=price), **{"attempts": 3, **settings})
             return await use(OpenAIPolicy(client, price=price))
 
     with service(script) as running:

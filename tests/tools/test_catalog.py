@@ -14,7 +14,7 @@ import pytest
 from mcpagent.core.hidden_text import schema_without_hidden, without_hidden
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.tools.catalog import ListingLimits
+from mcpagent.tools.catalog import ToolListLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from tests.tools.servers import lister
@@ -132,14 +132,14 @@ def test_a_property_called_description_is_no_text() -> None:
     assert removed == 1
 
 
-SMALL = ListingLimits(description_chars=200, schema_chars=2000)
+SMALL = ToolListLimits(description_chars=200, schema_chars=2000)
 
 
-def _listed(*tools: Any, limits: ListingLimits = SMALL) -> tuple[dict[str, ToolSpec], list[str]]:
+def _listed(*tools: Any, limits: ToolListLimits = SMALL) -> tuple[dict[str, ToolSpec], list[str]]:
     notes: list[str] = []
 
     async def run() -> dict[str, ToolSpec]:
-        async with ToolPool([_server(list(tools))], on_note=notes.append, listing_limits=limits) as pool:
+        async with ToolPool([_server(list(tools))], on_note=notes.append, list_limits=limits) as pool:
             return dict(pool.tools)
 
     return asyncio.run(run()), notes
@@ -206,7 +206,7 @@ def test_a_tool_whose_name_is_long_is_left_out() -> None:
 def test_what_is_within_the_limits_stays_as_it_is() -> None:
     exact = {"type": "object", "properties": {"p": {"type": "string", "description": "d" * 20_000}}}
     tool = {"name": "t", "description": "d" * 20_000, "inputSchema": exact, "outputSchema": exact}
-    tools, notes = _listed(tool, limits=ListingLimits())
+    tools, notes = _listed(tool, limits=ToolListLimits())
     assert tools["t"].description == tool["description"]
     assert tools["t"].input_schema == tools["t"].output_schema == exact
     assert notes == ["tool lister.t: its description has 20,000 characters"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.tools.limits import BreakerState
-from mcpagent.tools.metrics import PoolMetrics, ServerMetrics, ServerWatch
+from mcpagent.tools.metrics import CallCounts, PoolMetrics, ServerMetrics
 from mcpagent.train.budget import ToolTotals
 
 FIRST = {
@@ -33,7 +33,7 @@ def told(*parts: dict[str, list[tuple[str, float, FailureKind | None]]]) -> dict
 def _server(
     name: str, parts: Sequence[dict[str, list[tuple[str, float, FailureKind | None]]]]
 ) -> ServerMetrics:
-    watch = ServerWatch()
+    counts = CallCounts()
     for tool, latency_s, failure in (call for part in parts for call in part.get(name, [])):
         result = ToolResult(
             call_id="1",
@@ -45,7 +45,7 @@ def _server(
             latency_s=latency_s,
             truncated_chars=3,
         )
-        watch.note(result, waited_s=latency_s / 2, sendings=2)
+        counts.note(result, waited_s=latency_s / 2, sendings=2)
     restarts = sum(name in part for part in parts)
     return ServerMetrics(
         server=name,
@@ -54,9 +54,9 @@ def _server(
         restarts=restarts,
         breaker=BreakerState.CLOSED,
         next_try_s=0.0,
-        waited_s=watch.waited_s,
-        waited_max_s=watch.waited_max_s,
-        tools=watch.tools(),
+        waited_s=counts.waited_s,
+        waited_max_s=counts.waited_max_s,
+        tools=counts.tools(),
     )
 
 

@@ -13,7 +13,7 @@ from mcpagent.core.tasks import Complexity, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget
-from mcpagent.llm.client import PatientClient
+from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings
 from mcpagent.synth.llm.check import FormatCheck
 from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage
@@ -211,10 +211,10 @@ async def generate_with_model(
         journal.charge(budget)
         recorded = journal.answered_count
         async with Endpoint(asking.endpoint, on_note=on_note) as endpoint:
-            patient = PatientClient(
+            patient = RetryingClient(
                 endpoint,
                 budget=budget,
-                witness=journal,
+                observer=journal,
                 max_in_flight=asking.concurrency,
                 per_minute=asking.per_minute,
             )
@@ -235,7 +235,7 @@ async def generate_with_model(
 
 
 def _workshop(
-    patient: PatientClient,
+    patient: RetryingClient,
     journal: Journal,
     prompts: Prompts,
     pool: ToolProvider,

@@ -29,9 +29,9 @@ _FORMAT = 1
 
 
 class Journal:
-    """The journal at `path` of the run that `run` describes; a `Witness`. `read` turns the raw body of a
-    response into a reply. `retry_failed` forgets which questions were given up. Raises UserError where the
-    file is in use, broken, or of another run."""
+    """The journal at `path` of the run that `run` describes; an `AttemptObserver`. `read` turns the raw body
+    of a response into a reply. `retry_failed` forgets which questions were given up. Raises UserError where
+    the file is in use, broken, or of another run."""
 
     def __init__(
         self,

@@ -44,10 +44,10 @@ class Cassette:
     """A `PinnedTools` with its answers on a tape. Close it, or use it as a context manager."""
 
     def __init__(
-        self, deck: RecordingPolicy, live: PinnedTools | None, *, on_change: OnChange = "warn"
+        self, policy: RecordingPolicy, live: PinnedTools | None, *, on_change: OnChange = "warn"
     ) -> None:
         self.on_change: OnChange = on_change
-        self._deck = deck
+        self._policy = policy
         self._live = live
 
     @classmethod
@@ -71,7 +71,7 @@ class Cassette:
         tools = list(live.tools.values())
         catalog = TapeCatalog(tools=tuple(tools), versions=dict(servers.versions))
         tape = Tape(folder, writable=True)
-        deck = RecordingPolicy(
+        policy = RecordingPolicy(
             tape=tape,
             mode=mode,
             catalog=Catalog(tools),
@@ -83,13 +83,13 @@ class Cassette:
             secrets=secrets or {},
         )
         try:
-            for note in [*_changes(tape.catalog, tools), *_contaminations(deck, tools)]:
+            for note in [*_changes(tape.catalog, tools), *_contaminations(policy, tools)]:
                 on_note(note)
             tape.pin(catalog)
         except BaseException:
             tape.close()
             raise
-        return cls(deck, live, on_change=live.on_change)
+        return cls(policy, live, on_change=live.on_change)
 
     @classmethod
     def alone(
@@ -111,7 +111,7 @@ class Cassette:
                 where=str(folder),
                 remedy="record it again: --cassette-mode record",
             )
-        deck = RecordingPolicy(
+        policy = RecordingPolicy(
             tape=tape,
             mode="strict",
             catalog=Catalog.of(declared(pinned.tools, read_only=pinned.harmless), allow=allow),
@@ -121,17 +121,17 @@ class Cassette:
             counts=CassetteCounts("strict"),
             secrets=secrets or {},
         )
-        return cls(deck, None, on_change=on_change)
+        return cls(policy, None, on_change=on_change)
 
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
         """Every tool by the name that the model sees."""
-        return self._deck.catalog.tools
+        return self._policy.catalog.tools
 
     @property
     def catalog_hash(self) -> str:
         """As that of a `ToolPool`."""
-        return self._deck.catalog.hash
+        return self._policy.catalog.hash
 
     @property
     def renamed(self) -> Mapping[str, str]:
@@ -149,16 +149,16 @@ class Cassette:
 
     def session(self) -> CassetteSession:
         """A new, single-use session."""
-        return CassetteSession(self._deck, None if self._live is None else self._live.session())
+        return CassetteSession(self._policy, None if self._live is None else self._live.session())
 
     def take_counts(self) -> JsonObject:
         """What happened since this was last asked."""
-        counts, self._deck.counts = self._deck.counts, CassetteCounts(self._deck.mode)
+        counts, self._policy.counts = self._policy.counts, CassetteCounts(self._policy.mode)
         return counts.as_json()
 
     def close(self) -> None:
         """Sort the tape where it was written to. The servers belong to whoever started them. Idempotent."""
-        self._deck.tape.close()
+        self._policy.tape.close()
 
     def __enter__(self) -> Self:
         return self
@@ -181,12 +181,12 @@ def _changes(pinned: TapeCatalog | None, tools: Sequence[ToolSpec]) -> list[str]
     return [f"the tools have changed since the cassette was recorded: {names}"]
 
 
-def _contaminations(deck: RecordingPolicy, tools: Sequence[ToolSpec]) -> list[str]:
+def _contaminations(policy: RecordingPolicy, tools: Sequence[ToolSpec]) -> list[str]:
     """Servers that all episodes share and that may be changed: an answer on the tape may have been caused by
     another episode than the one that recorded it."""
     writing: dict[str, list[str]] = {}
     for spec in tools:
-        if deck.writes(spec) and deck.isolation.get(spec.server, "shared") == "shared":
+        if policy.writes(spec) and policy.isolation.get(spec.server, "shared") == "shared":
             writing.setdefault(spec.server, []).append(spec.name)
     return [
         f"server {server!r} is shared by all episodes, and {', '.join(names[:_NAMED])} may change it, so a "

@@ -154,8 +154,8 @@ class CassetteSession:
     write may be answered from before or after it, as on a live server.
     """
 
-    def __init__(self, deck: RecordingPolicy, live: ToolSession | None) -> None:
-        self._deck = deck
+    def __init__(self, policy: RecordingPolicy, live: ToolSession | None) -> None:
+        self._policy = policy
         self._live = live
         self._servers: dict[str, _Server] = {}
 
@@ -163,12 +163,12 @@ class CassetteSession:
         """Answer the call from the tape or from its server. A miss in strict mode, and one that no live call
         could make up for, are failures of kind `cassette`; `is_chosen_miss` where strict mode lacks what the
         model chose."""
-        spec = self._deck.catalog.find(call.server, call.tool)
+        spec = self._policy.catalog.find(call.server, call.tool)
         fault = wire_fault(call.arguments)
         if spec is None or fault is not None:
             return await self._refuse_unsendable(call, fault, purpose)
         named = call.model_copy(update={"server": spec.server, "tool": spec.name})
-        made = _Made(named, spec, purpose, self._deck.writes(spec))
+        made = _Made(named, spec, purpose, self._policy.writes(spec))
         server = self._servers.setdefault(spec.server, _Server())
         async with server.writing:
             if made.writes:
@@ -181,22 +181,22 @@ class CassetteSession:
             await self._live.close()
 
     async def _answer(self, made: _Made, server: _Server) -> ToolResult:
-        deck = self._deck
-        key = deck.key(made.spec, made.call.arguments, server.history)
-        if deck.mode == "record" or server.lost:
+        policy = self._policy
+        key = policy.key(made.spec, made.call.arguments, server.history)
+        if policy.mode == "record" or server.lost:
             return await self._ask(made, server, key, replace=True)
-        found = await deck.look_up(key)
-        if isinstance(found, RecordedAnswer):
-            return self._replay(made, server, key, found)
-        deck.counts.misses[found] += 1
+        answer = await policy.look_up(key)
+        if isinstance(answer, RecordedAnswer):
+            return self._replay(made, server, key, answer)
+        policy.counts.misses[answer] += 1
         if self._live is None:
-            refused = self._refused(made.call, _strict_text(made, key, found, tape=str(deck.tape.folder)))
-            return refused.model_copy(update={"is_chosen_miss": _is_chosen(found, made.purpose)})
-        with deck.asking(key):
-            return await self._ask(made, server, key, replace=found is Miss.CUT_SHORTER)
+            refused = self._refused(made.call, _strict_text(made, key, answer, tape=str(policy.tape.folder)))
+            return refused.model_copy(update={"is_chosen_miss": _is_chosen(answer, made.purpose)})
+        with policy.asking(key):
+            return await self._ask(made, server, key, replace=answer is Miss.CUT_SHORTER)
 
     def _replay(self, made: _Made, server: _Server, key: CallKey, answer: RecordedAnswer) -> ToolResult:
-        self._deck.counts.replayed += 1
+        self._policy.counts.replayed += 1
         if made.writes:
             server.history.push(key.tool, key.arguments, answer.digest)
             if self._live is not None:
@@ -212,8 +212,8 @@ class CassetteSession:
         if made.writes:
             server.lost = before or f"{made.spec.dotted} was cut off"  # unless it comes back
         result = await self._live.call(made.call, purpose=made.purpose)
-        self._deck.counts.live += 1
-        answer = self._deck.answer(result)
+        self._policy.counts.live += 1
+        answer = self._policy.answer(result)
         failed = result.failure is not None and result.failure.is_infrastructure
         if failed and (made.writes or server.history.count):
             # The call may have had its effect, and a restarted server has forgotten the earlier ones.
@@ -223,7 +223,7 @@ class CassetteSession:
             server.lost = before
         if answer is None or server.lost:
             return result
-        self._deck.record(key, answer, replace=replace)
+        self._policy.record(key, answer, replace=replace)
         if made.writes:
             server.history.push(key.tool, key.arguments, answer.digest)
         return result
@@ -235,14 +235,14 @@ class CassetteSession:
             if server.lost:
                 return server.lost
             for past, _ in server.missing:
-                if past.purpose is not Purpose.SETUP and not self._deck.may_be_repeated(past.spec):
+                if past.purpose is not Purpose.SETUP and not self._policy.may_be_repeated(past.spec):
                     return _unsafe_text(past)
             while server.missing:
                 past, expected = server.missing[0]
                 server.lost = f"{past.spec.dotted}, made again on the live server, was cut off"
                 result = await self._live.call(past.call, purpose=Purpose.RESTORE)
-                self._deck.counts.restored += 1
-                if self._deck.answer(result) != expected:
+                self._policy.counts.restored += 1
+                if self._policy.answer(result) != expected:
                     server.lost = _stale_text(past, expected, result)
                     return server.lost
                 server.lost = ""
@@ -255,12 +255,12 @@ class CassetteSession:
             return await self._live.call(call, purpose=purpose)
         if fault is not None:
             return failed_result(call, FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
-        if self._deck.catalog.denies(call.server, call.tool):
+        if self._policy.catalog.denies(call.server, call.tool):
             return failed_result(call, FailureKind.DENIED, f"{call.tool} is not allowed here")
         return failed_result(call, FailureKind.UNKNOWN_TOOL, f"there is no tool {call.tool!r}")
 
     def _refused(self, call: ToolCall, text: str) -> ToolResult:
-        self._deck.counts.refused += 1
+        self._policy.counts.refused += 1
         return failed_result(call, FailureKind.CASSETTE, text)
 
 

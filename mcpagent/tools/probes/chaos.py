@@ -1,7 +1,7 @@
 """Faults injected into a user's own server, and what an episode would have seen of them.
 
-Every trial reaches the server through a proxy (`chaos_rigs`), strikes once while a reading and a writing
-episode wait for a call, and watches how new episodes fare until one gets an answer. No tool of the server is
+Every trial reaches the server through a proxy, injects one fault while a reading and a writing episode wait
+for a call, and starts new episodes until one gets an answer. No tool of the server is
 called: the proxy answers for it, so nothing of the user's is written or deleted.
 """
 
@@ -24,14 +24,14 @@ from mcpagent.core.tools import FailureKind, ToolCall
 from mcpagent.errors import UserError
 from mcpagent.tools.contract import ToolSession
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.probes import stdio_proxy as chaos_proxy
+from mcpagent.tools.probes import stdio_proxy
 from mcpagent.tools.probes.http_proxy import AnswerFault, HttpProxy
 from mcpagent.tools.probes.stdio_proxy import READ_TOOL, WRITE_TOOL, CallFault
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.transports.processes import MARK_ENV, Process, kill, marked, open_files, readers_of, stop
 from mcpagent.tools.wire import MAX_MESSAGE_BYTES
 
-_CALLS = 2  # in flight when a fault strikes: one that reads, one that writes
+_CALLS = 2  # in flight when a fault is injected: one that reads, one that writes
 _AWAY_S = 3.0
 _OVERSIZE_BYTES = MAX_MESSAGE_BYTES + 2**20
 
@@ -46,7 +46,7 @@ class ChaosFault(StrEnum):
     HANG = "hang"  # a call is never answered
     SLOW = "slow"  # an answer comes in pieces, over half its deadline
     OVERSIZE = "oversize"  # an answer is larger than is taken
-    GARBAGE = "garbage"  # over stdio noise, then an answer that is no JSON
+    GARBAGE = "garbage"  # over stdio noise, then an answer that is not JSON
     ERRORS = "errors"  # HTTP 500 for a call, and HTTP 503 for everything during a second
     SESSION = "session"  # HTTP 404: the session is not known any more
     SLOW_START = "slow_start"  # killed, and its next start takes 3 s longer; over HTTP: nobody there for 3 s
@@ -64,7 +64,7 @@ def faults_of(server: StdioServer | HttpServer) -> tuple[ChaosFault, ...]:
 
 
 class FaultInjector(Protocol):
-    """A server that can be struck."""
+    """A server behind a proxy that can inject faults."""
 
     @property
     def server(self) -> StdioServer | HttpServer:
@@ -76,39 +76,43 @@ class FaultInjector(Protocol):
         ...
 
     def before_calls(self, fault: ChaosFault) -> None:
-        """What must be there before the calls that it befalls."""
+        """Prepare the fault, before the calls that it happens to are sent."""
         ...
 
     def have_calls_arrived(self) -> bool:
-        """Whether the calls that it befalls are in flight."""
+        """Whether the calls that the fault happens to are in flight."""
         ...
 
     async def with_calls(self, fault: ChaosFault) -> None:
-        """What strikes the calls that are in flight."""
+        """Inject the fault while the calls are in flight."""
         ...
 
 
 @asynccontextmanager
-async def rig(server: StdioServer | HttpServer, *, mark: str, slow_s: float) -> AsyncGenerator[FaultInjector]:
-    """Put a proxy before a server. Its processes carry `mark`; SLOW answers take `slow_s`."""
+async def fault_injector(
+    server: StdioServer | HttpServer, *, mark: str, slow_s: float
+) -> AsyncGenerator[FaultInjector]:
+    """A proxy before a server. Its processes carry `mark`; SLOW answers take `slow_s`."""
     if isinstance(server, StdioServer):
         with tempfile.TemporaryDirectory(prefix="mcpagent-chaos-") as folder:
-            yield _StdioRig(server, control=Path(folder), mark=mark)
+            yield _StdioInjector(server, control=Path(folder), mark=mark)
     else:
         async with HttpProxy(server, slow_s=slow_s) as proxy:
-            rigged = _HttpRig(replace(server, url=proxy.url, isolation="shared", timeout_s=None), proxy)
+            injector = _HttpInjector(
+                replace(server, url=proxy.url, isolation="shared", timeout_s=None), proxy
+            )
             try:
-                yield rigged
+                yield injector
             finally:
-                await rigged.end()
+                await injector.end()
 
 
-class _StdioRig:
+class _StdioInjector:
     def __init__(self, server: StdioServer, *, control: Path, mark: str) -> None:
         self.server = replace(
             server,
             command=sys.executable,
-            args=("-I", chaos_proxy.__file__, str(control), server.command, *server.args),
+            args=("-I", stdio_proxy.__file__, str(control), server.command, *server.args),
             env={**server.env, MARK_ENV: mark},
             isolation="shared",
             timeout_s=None,
@@ -157,7 +161,7 @@ class _StdioRig:
 
     def _processes(self) -> list[Process]:
         everything = marked(self._mark)
-        proxy = next(process for process in everything if chaos_proxy.__file__ in process.command)
+        proxy = next(process for process in everything if stdio_proxy.__file__ in process.command)
         below = [process for process in everything if process.pid != proxy.pid]
         return readers_of(next(process for process in below if process.parent == proxy.pid), below)
 
@@ -175,7 +179,7 @@ _ANSWER_FAULTS = {
 
 
 @dataclass
-class _HttpRig:
+class _HttpInjector:
     server: HttpServer
     proxy: HttpProxy
     _returning: asyncio.Task[None] | None = None
@@ -243,9 +247,9 @@ class LeakWatch:
     async def leaks(self) -> Leaks:
         """What is still there 3 s after the end; at once where nothing is."""
         end_s = asyncio.get_running_loop().time() + _GRACE_S
-        while (found := self._now()).problems() and asyncio.get_running_loop().time() < end_s:
+        while (leaks := self._now()).problems() and asyncio.get_running_loop().time() < end_s:
             await asyncio.sleep(_POLL_S)
-        return found
+        return leaks
 
     def _now(self) -> Leaks:
         return Leaks(
@@ -268,6 +272,7 @@ class Seen(Record):
 
     @property
     def is_scored(self) -> bool:
+        """Whether an episode with this call gets a reward."""
         return self.failure is None or not self.failure.is_infrastructure
 
 
@@ -324,10 +329,10 @@ async def _trial(config: StdioServer | HttpServer, fault: ChaosFault, limits: Ch
     trial = _Trial(config.name, fault, limits)
     ended: list[str] = []
     try:
-        async with rig(config, mark=mark, slow_s=limits.call_s / 2) as rigged:
-            pool = ToolPool([rigged.server], timeout_s=limits.call_s, on_note=notes.append)
+        async with fault_injector(config, mark=mark, slow_s=limits.call_s / 2) as injector:
+            pool = ToolPool([injector.server], timeout_s=limits.call_s, on_note=notes.append)
             async with pool:
-                await trial.run(pool, rigged)
+                await trial.run(pool, injector)
                 problems += trial.problems()
             ended += pool.left_behind.get(config.name, [])
         if fault is ChaosFault.DRIFT and not any("other tools" in note for note in notes):
@@ -339,12 +344,12 @@ async def _trial(config: StdioServer | HttpServer, fault: ChaosFault, limits: Ch
         kill(marked(mark))
     problems += leaks.problems()
     status = CheckStatus.WARN if ended else CheckStatus.PASS
-    status = CheckStatus.SKIP if trial.not_struck else status
+    status = CheckStatus.SKIP if trial.not_possible else status
     return ChaosResult(
         server=config.name,
         fault=fault,
         status=CheckStatus.FAIL if problems else status,
-        detail="; ".join(problems) or trial.not_struck,
+        detail="; ".join(problems) or trial.not_possible,
         read=trial.read,
         write=trial.write,
         recovery_s=trial.recovery_s,
@@ -367,26 +372,26 @@ class _Trial:
     recovery_s: float | None = None
     restarts: int = 0
     is_sound: bool = False  # it answered before the fault
-    not_struck: str = ""  # why the fault does not exist for this server
+    not_possible: str = ""  # why the fault does not exist for this server
 
-    async def run(self, pool: ToolPool, rigged: FaultInjector) -> None:
-        """Strike while two episodes wait for a call, and try new episodes until one gets an answer."""
+    async def run(self, pool: ToolPool, injector: FaultInjector) -> None:
+        """Inject the fault while two episodes wait for a call; start new ones until one gets an answer."""
         self.is_sound = (await self._new_episode(pool)).failure is None
         if not self.is_sound:
             return
-        self.not_struck = rigged.why_not(self.fault)
-        if self.not_struck:
+        self.not_possible = injector.why_not(self.fault)
+        if self.not_possible:
             return
         async with pool.session() as reader, pool.session() as writer:
-            rigged.before_calls(self.fault)
+            injector.before_calls(self.fault)
             read = asyncio.create_task(self._call(reader, READ_TOOL))
             write = asyncio.create_task(self._call(writer, WRITE_TOOL))
             # Longer than a call may take with all its repeats and restarts.
             end_s = asyncio.get_running_loop().time() + 10 * self.limits.call_s + self.limits.recovery_s
-            await self._until(rigged.have_calls_arrived, end_s)
-            struck_s = time.perf_counter()
-            await rigged.with_calls(self.fault)
-            await self._recover(pool, struck_s)
+            await self._until(injector.have_calls_arrived, end_s)
+            injected_s = time.perf_counter()
+            await injector.with_calls(self.fault)
+            await self._recover(pool, injected_s)
             await self._until(lambda: read.done() and write.done(), end_s)
             self.read, self.write = (task.result() if task.done() else None for task in (read, write))
             read.cancel()
@@ -394,23 +399,24 @@ class _Trial:
         self.restarts = pool.metrics().restarts
 
     def problems(self) -> list[str]:
+        """What was wrong, a sentence each."""
         if not self.is_sound:
             return ["it did not answer before any fault"]
-        if self.not_struck:
+        if self.not_possible:
             return []
-        found = [
+        problems = [
             f"a call that {does} never ended"
             for does, seen in (("reads", self.read), ("writes", self.write))
             if seen is None
         ]
         if self.recovery_s is None:
-            found.append(f"no answer to a new episode within {self.limits.recovery_s:g} s")
-        return found
+            problems.append(f"no answer to a new episode within {self.limits.recovery_s:g} s")
+        return problems
 
-    async def _recover(self, pool: ToolPool, struck_s: float) -> None:
-        while time.perf_counter() - struck_s < self.limits.recovery_s:
+    async def _recover(self, pool: ToolPool, injected_s: float) -> None:
+        while time.perf_counter() - injected_s < self.limits.recovery_s:
             if (await self._new_episode(pool)).failure is None:
-                self.recovery_s = time.perf_counter() - struck_s
+                self.recovery_s = time.perf_counter() - injected_s
                 return
             await asyncio.sleep(_POLL_S)
 

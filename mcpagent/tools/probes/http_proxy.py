@@ -2,7 +2,7 @@
 that it is told of.
 
 It listens on the loopback, in plain HTTP; to the server it speaks as that server's URL says. It adds the two
-tools of `chaos_proxy` to the server's list, and makes the server list its tools where one of them is called.
+tools of `stdio_proxy` to the server's list, and makes the server list its tools where one of them is called.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _NOT_PASSED_ON = {"connection", "content-length", "host", "keep-alive", "transfe
 
 
 class AnswerFault(StrEnum):
-    """What may befall the answer to one call."""
+    """Faults of the answer to one call."""
 
     HANG = "hang"  # it never comes
     CUT = "cut"  # the connection ends in the middle of it
     OVERSIZE = "oversize"  # it is larger than is taken
-    GARBAGE = "garbage"  # it is no JSON
+    GARBAGE = "garbage"  # it is not JSON
     ERROR = "error"  # HTTP 500, and for the next second HTTP 503 to everybody
     SLOW = "slow"  # it comes in pieces, over `slow_s`
 
@@ -51,7 +51,7 @@ class _Request(NamedTuple):
 
 
 class HttpProxy:
-    """Runs while entered. `faults` befall the next calls of our tools, one each, the first one first."""
+    """Runs while entered. `faults` are those of the next calls of our tools, one each, in order."""
 
     def __init__(self, server: HttpServer, *, slow_s: float) -> None:
         self.faults: list[AnswerFault] = []
@@ -70,6 +70,7 @@ class HttpProxy:
 
     @property
     def url(self) -> str:
+        """Where the proxy listens."""
         return f"http://127.0.0.1:{self._port}{self._path}"
 
     @property

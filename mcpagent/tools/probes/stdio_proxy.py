@@ -1,13 +1,13 @@
 """A process between a client and a stdio server. It lets everything pass but the faults that it is told of.
 
-`python chaos_proxy.py CONTROL COMMAND [ARGUMENT...]`. Standard library only: it starts in a moment, and needs
+`python stdio_proxy.py CONTROL COMMAND [ARGUMENT...]`. Standard library only: it starts in a moment, and needs
 nothing of the environment that the server gets.
 
 It adds two tools of its own to the server's list, one declared read-only and one not. Calling either makes
 the real server list its tools, and nothing else: so a server is known to answer without one of its own tools
 being called, and a call that writes can be lost without harm. Faults are files in the folder CONTROL:
 
-- `call-*`: its text is what befalls one call of those tools, the first file by name (`CallFault`);
+- `call-*`: its text is the fault of one call of those tools, the first file by name (`CallFault`);
 - `start`: the next start waits so many seconds;
 - `drift`: while it is there, the tools that the server lists have other descriptions and arguments.
 """
@@ -34,11 +34,11 @@ _NOISE = b'\xff\xfe not a message\n{"jsonrpc": "2.0", "id"\n[1, 2]\nWarning: som
 
 
 class CallFault(StrEnum):
-    """What may befall one call."""
+    """Faults of one call."""
 
     HANG = "hang"  # no answer, ever
     OVERSIZE = "oversize"  # an answer of `oversize:BYTES`
-    GARBAGE = "garbage"  # noise, then an answer that is no JSON
+    GARBAGE = "garbage"  # noise, then an answer that is not JSON
 
 
 class Proxy:
@@ -53,6 +53,7 @@ class Proxy:
         self._calls: dict[str, Any] = {}  # our request for the tools -> the client's call that waits for it
 
     def serve(self) -> int:
+        """Pass lines until the server ends; its exit status."""
         signal.signal(signal.SIGTERM, lambda *_: self._server.terminate())
         threading.Thread(target=self._from_client, daemon=True).start()
         assert self._server.stdout is not None
@@ -64,10 +65,10 @@ class Proxy:
         assert self._server.stdin is not None
         to_server = _Writer(self._server.stdin)
         for line in sys.stdin.buffer:
-            own = self._own_call(line)
-            if own is None and b'"tools/list"' in line:
+            replaced = self._own_call(line)
+            if replaced is None and b'"tools/list"' in line:
                 self._lists.add(as_message(line).get("id"))
-            to_server.write(line if own is None else own)
+            to_server.write(line if replaced is None else replaced)
         to_server.close()
 
     def _own_call(self, line: bytes) -> bytes | None:
@@ -205,6 +206,7 @@ def _line(message: dict[str, Any]) -> bytes:
 
 
 def main() -> None:
+    """Run as a program, in place of the server's command."""
     control, *command = sys.argv[1:]
     try:
         proxy = Proxy(Path(control), command)

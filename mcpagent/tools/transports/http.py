@@ -45,8 +45,8 @@ class ParamHeaders:
     def __init__(self) -> None:
         self._by_tool: dict[str, Mapping[tuple[str, ...], str]] = {}
 
-    def learn(self, listing: Mapping[str, Any]) -> None:
-        tools = listing.get("tools")
+    def learn(self, tool_list: Mapping[str, Any]) -> None:
+        tools = tool_list.get("tools")
         for tool in tools if isinstance(tools, list) else ():
             if isinstance(tool, dict) and isinstance(name := tool.get("name"), str):
                 schema = tool.get("inputSchema")
@@ -171,13 +171,13 @@ class _Posts:
         }
         cursor: dict[str, Any] = {}
         for page in range(_RELIST_PAGES_MAX):
-            listing = JSONRPCRequest(
+            tool_list = JSONRPCRequest(
                 jsonrpc="2.0",
                 id=f"{message.id}-tools-{page}",
                 method="tools/list",
                 params={"_meta": meta, **cursor},
             )
-            reply = await self._endpoint.request(listing, named)
+            reply = await self._endpoint.request(tool_list, named)
             if isinstance(reply, JSONRPCError):
                 return
             self._param_headers.learn(reply.result)
