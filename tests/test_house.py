@@ -238,6 +238,30 @@ def test_the_constraints_pin_every_dependency_within_its_range() -> None:
                 assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
 
 
+# "embedded" is also the name of the data behind the built-in servers (`tools.upstream`).
+NAMES_THE_DATA = {"config/schema.py", "servers/names.py"}
+KNOWS_THE_MODEL = {"config/registry.py"}  # the line that names its builder
+
+
+def test_only_the_demonstration_and_one_line_know_of_the_embedded_model() -> None:
+    """Nor does anything know of its curriculum: only the table of familiar spellings does."""
+    names_model: set[str] = set()
+    names_copying: set[str] = set()
+    for path in modules().values():
+        file = str(path.relative_to(PACKAGE))
+        if file.startswith("demo/"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = [str(n.value) for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+        if "embedded" in texts or any("mcpagent.demo" in text for text in texts):
+            names_model.add(file)
+        words = {getattr(n, "attr", getattr(n, "id", getattr(n, "arg", ""))) for n in ast.walk(tree)}
+        if {"copy_steps", "copy_mix"} & words or any("copy_steps" in text for text in texts):
+            names_copying.add(file)
+    assert names_model == NAMES_THE_DATA | KNOWS_THE_MODEL
+    assert names_copying == {"config/resolve.py"}
+
+
 def test_nothing_names_a_package_index() -> None:
     files = [ROOT / name for name in ("Makefile", "pyproject.toml", ".ci/run", ".pre-commit-config.yaml")]
     for path in [*files, *_shipped("constraints"), *_shipped(".github")]:

@@ -16,12 +16,12 @@ import torch
 
 from mcpagent import __version__
 from mcpagent.config.loader import load_train_config
+from mcpagent.config.registry import SMOKE_MODEL, model_builder
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
-from mcpagent.models.embedded import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.models.load import save_model
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.backend import choose_backend, require_vllm
@@ -161,9 +161,7 @@ def _change(model: Any) -> None:
 
 
 def _small_model(folder: Path) -> Path:
-    tokenizer = train_tokenizer([], vocab_size=0, catalog_hash="smoke")
-    shape = EmbeddedShape(vocab_size=len(tokenizer), max_positions=1024)
-    save_model(build_model(tokenizer, shape=shape, seed=0), tokenizer, folder)
+    save_model(*model_builder(SMOKE_MODEL).build_small(seed=0), folder)
     return folder
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mcpagent.config.registry import is_built
 from mcpagent.config.schema import GrpoConfig, TrainConfig
 
 
@@ -49,12 +50,20 @@ def _common(config: TrainConfig) -> Iterator[ConfigFinding]:
             "before they were quantised; use rollout.backend hf, or finetune.mode lora",
         )
     # What GRPO starts from is refused where the model is loaded: quickstart puts its warm start there.
-    is_from_scratch = config.algorithm == "sft" and config.model.name == "embedded"
+    is_from_scratch = config.algorithm == "sft" and is_built(config.model.name)
     if is_from_scratch and config.finetune.mode != "full":
         yield ConfigFinding(
             ("finetune.mode", "model.name"),
-            f"finetune.mode is {config.finetune.mode}, but model.name is embedded, which begins with random "
-            "weights: adapters would leave them random; use finetune.mode full",
+            f"finetune.mode is {config.finetune.mode}, but model.name is {config.model.name}, which begins "
+            "with random weights: adapters would leave them random; use finetune.mode full",
+        )
+    sft = config.sft
+    if sft.curriculum is None and (sft.curriculum_steps or sft.curriculum_mix):
+        name = "curriculum_steps" if sft.curriculum_steps else "curriculum_mix"
+        yield ConfigFinding(
+            (f"sft.{name}", "sft.curriculum"),
+            f"sft.{name} is {getattr(sft, name)}, but sft.curriculum names no function that makes its "
+            "samples; name one as package.module:function",
         )
     if config.tools.cassette is None and config.tools.cassette_mode in ("record", "strict"):
         yield ConfigFinding(

@@ -20,6 +20,7 @@ from mcpagent.config.resolve import (
     Layer,
     Setting,
     merge,
+    name_curriculum,
     nested,
     refusal,
     resolve_entries,
@@ -85,6 +86,7 @@ def load_train_config(
     _learn_secrets(settings)
     if _is_ppo(settings):
         settings = _as_ppo(settings, problems)
+    name_curriculum(settings)
     problems += settle_minibatches(settings, default_batch_size=TrainingConfig().batch_size)
     config = _validate(settings, problems, for_training=for_training)
     if problems:

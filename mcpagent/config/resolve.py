@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mcpagent.config.registry import COPYING
 from mcpagent.config.schema import ServerSection, TrainConfig
 from mcpagent.config.sections import Section
 from mcpagent.config.source import Entry, Key, Problem
@@ -52,6 +53,8 @@ ALIASES: dict[str, str] = {
     "training.gradient_accumulation_steps": "optimization.gradient_accumulation_steps",
     "training.gradient_clip": "optimization.gradient_clip",
     "training.max_cpu_s": "budget.cpu_s",
+    "sft.copy_steps": "sft.curriculum_steps",
+    "sft.copy_mix": "sft.curriculum_mix",
     "tools.timeout": "tools.timeout_s",
     "tools.timeout_seconds": "tools.timeout_s",
     "tools.retry_attempts": "tools.retry",
@@ -310,6 +313,15 @@ def settle_minibatches(settings: dict[Key, Setting], *, default_batch_size: int)
         return [refusal(setting.entry, f"training.batch_size {batch_size} is no multiple of it")]
     settings[key] = Setting(value=batch_size // prompts, entry=setting.entry)
     return []
+
+
+def name_curriculum(settings: dict[Key, Setting]) -> None:
+    """`sft.copy_steps` and `sft.copy_mix` name the curriculum that they are about, where none is named."""
+    key = ("sft", "curriculum")
+    for name in ("curriculum_steps", "curriculum_mix"):
+        setting = settings.get(("sft", name))
+        if setting is not None and setting.value and setting.entry.dotted.startswith("sft.copy_"):
+            settings.setdefault(key, Setting(value=COPYING, entry=setting.entry))
 
 
 def nested(settings: Mapping[Key, Setting]) -> dict[str, Any]:

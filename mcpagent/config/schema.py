@@ -61,9 +61,10 @@ def _cassette_mode(value: Any) -> Any:
 
 
 class ModelConfig(Section):
-    """Which model. `embedded` is the small one that mcpagent builds itself, for machines without a hub."""
+    """Which model is trained, and how it is held."""
 
-    name: str = "Qwen/Qwen3-0.6B"  # embedded, a hub id, or a path
+    # A hub id, a path, or a model that mcpagent builds itself, for machines without a hub (config.registry).
+    name: str = "Qwen/Qwen3-0.6B"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype_name)] = (
         "auto"  # auto: float32 on CPU, bfloat16 on an accelerator
     )
@@ -247,7 +248,7 @@ class ToolsConfig(Section):
     """The MCP servers and how they are called."""
 
     servers: str | None = None  # path of an mcp.json; None: the built-in servers
-    # Which of them; the embedded model is made for these four, so that python is to be added by name.
+    # Which of them; the model of the demonstration is made for these four, so python is added by name.
     builtin: StringTuple = ("polygon", "fmp", "tavily", "slack")
     transport: Literal["memory", "stdio"] = "memory"  # of the built-in servers
     limited: bool = True  # the small tool set of the built-in servers
@@ -306,8 +307,11 @@ class SftConfig(Section):
     learning_rate: PositiveFloat | None = None  # optimization.learning_rate
     optimizer: Literal["adamw", "muon"] | None = None  # optimization.optimizer
     decay_share: Share = 0.4  # last share of the steps, over which the learning rate falls linearly to 0
-    copy_steps: Count = 0  # steps on copying random strings first; the embedded model needs them
-    copy_mix: Count = 0  # such copies that join each batch of demonstrations afterwards
+    # A function that makes samples beside the demonstrations, as package.module:function. It is called with
+    # the renderer, the number of samples and a seed (train.sft.MakeSamples).
+    curriculum: Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")] | None = None
+    curriculum_steps: Count = 0  # steps on its samples alone, before the first demonstration
+    curriculum_mix: Count = 0  # samples of it that join each batch of demonstrations afterwards
     stop_early: Share = (
         0.0  # share of multi-step demonstrations that are cut short, for a mixed-quality start
     )
@@ -357,12 +361,12 @@ class TrainConfig(Section):
         return self.training.batch_size * self.optimization.gradient_accumulation_steps
 
     def total_steps(self, *, n_tasks: int) -> int:
-        """Steps of the whole run on a dataset of `n_tasks` prompts, those on copying included."""
+        """Steps of the whole run on a dataset of `n_tasks` prompts, those of the curriculum included."""
         training = self.training
-        copying = self.sft.copy_steps if self.algorithm == "sft" else 0
+        curriculum = self.sft.curriculum_steps if self.algorithm == "sft" else 0
         per_epoch = training.steps_per_epoch or max(1, math.ceil(n_tasks / self.prompts_per_step))
         planned = training.max_epochs * per_epoch if training.max_steps is None else training.max_steps
-        return planned + copying
+        return planned + curriculum
 
     def for_sft(self) -> TrainConfig:
         """This configuration as a supervised run: the overrides of `sft` moved to where they act."""

@@ -67,7 +67,7 @@ def _configs(job: QuickstartJob, warm_checkpoint: Path, budget_s: float) -> dict
             update={
                 "training": more,
                 "model": warm.model.model_copy(update={"name": str(warm_checkpoint)}),
-                "sft": warm.sft.model_copy(update={"copy_steps": 0}),
+                "sft": warm.sft.model_copy(update={"curriculum_steps": 0}),
             }
         ),
         "rejection sampling": grpo.model_copy(

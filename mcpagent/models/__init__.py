@@ -1,1 +1,1 @@
-"""Models and tokens: loading, LoRA, the embedded model, and how a conversation becomes token ids."""
+"""Models and tokens: loading, LoRA, and how a conversation becomes token ids."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
+from mcpagent.config.registry import is_built, model_builder
 from mcpagent.errors import UserError
-from mcpagent.models.embedded import EmbeddedShape, embedded_config
 from mcpagent.models.load import load_config
 
 _HUB_TIMEOUT_S = 5.0
@@ -40,11 +40,12 @@ class Architecture:
 
 
 def find_architecture(name: str, *, trust_remote_code: bool = False) -> Architecture:
-    """Of `embedded`, a folder with a config.json (no weights needed), an adapter's folder, or a hub id: from
-    this machine, for the dense Qwen3 models as it was published, else that one file from the hub (at most
-    5 s, never under HF_HUB_OFFLINE). Raises UserError for a path that is not a model."""
-    if name == "embedded":
-        return Architecture(embedded_config(EmbeddedShape()), "built by mcpagent")
+    """Of a model that mcpagent builds itself, a folder with a config.json (no weights needed), an adapter's
+    folder, or a hub id: from this machine, for the dense Qwen3 models as it was published, else that one file
+    from the hub (at most 5 s, never under HF_HUB_OFFLINE). Raises UserError for a path that is not a
+    model."""
+    if is_built(name):
+        return Architecture(model_builder(name).architecture(), "built by mcpagent")
     if Path(name).expanduser().is_dir() or name.startswith((".", "/", "~")):
         return Architecture(load_config(name, trust_remote_code=trust_remote_code), f"config.json of {name}")
     if (config := _in_cache(name, trust_remote_code=trust_remote_code)) is not None:

@@ -49,7 +49,7 @@ def render_chat(
     `name` names the model there.
     """
     template = tokenizer.get_chat_template(tools=list(tools) or None)
-    if template == _embedded_template():
+    if template in _shipped_templates():
         return tokenizer.apply_chat_template(
             list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation
         )
@@ -80,8 +80,10 @@ def render_chat(
 
 
 @cache
-def _embedded_template() -> str:
-    return resource_path("templates/chat/embedded.jinja").read_text(encoding="utf-8")
+def _shipped_templates() -> frozenset[str]:
+    """The texts of the templates that ship with mcpagent: they alone are rendered in this process."""
+    files = resource_path("templates/chat").glob("*.jinja")
+    return frozenset(path.read_text(encoding="utf-8") for path in files)
 
 
 def _refusal(name: str, reason: str) -> UserError:

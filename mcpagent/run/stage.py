@@ -13,6 +13,7 @@ from typing import Literal
 from mcpagent.config.dataset_servers import read_dataset_servers
 from mcpagent.config.environment import environment
 from mcpagent.config.loader import LoadedConfig, load_train_config
+from mcpagent.config.registry import is_built
 from mcpagent.config.schema import ToolsConfig, TrainConfig
 from mcpagent.config.sections import ApiConfig
 from mcpagent.console import Console
@@ -371,7 +372,7 @@ def open_policy(
 def pinned_model(config: TrainConfig, *, on_note: Callable[[str], None]) -> TrainConfig:
     """`config` with the checkpoint that its `model.name` means today, where that is a run folder: what the
     run does later must not change what is built on it. Raises UserError."""
-    if config.model.name == "embedded":
+    if is_built(config.model.name):
         return config
     chosen = find_model(config.model.name)
     if chosen is None or not chosen.why:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mcpagent.config.registry import is_built
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
@@ -97,6 +98,8 @@ def train(
             "renamed_tools": dict(tools.pool.renamed),
             "server_versions": dict(tools.pool.versions),
         }
+        if config.algorithm == "sft" and config.sft.curriculum is not None:
+            document["curriculum"] = config.sft.curriculum
         changed = catalog_note(tasks, tools.pool)
         if changed is not None:
             watch.note(changed)
@@ -192,7 +195,7 @@ def check_inputs(config: TrainConfig, *, resume: bool = False, dry_run: bool = F
             where="tools.builtin",
             remedy=f"there are: {', '.join(BUILTIN_NAMES)}; your own are named with --servers",
         )
-    if config.model.name != "embedded":
+    if not is_built(config.model.name):
         chosen = find_model(config.model.name)
         if chosen is not None and (holds_weights(chosen.path) or not dry_run):
             weight_files(chosen.path)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mcpagent.config.schema import TrainConfig
+from mcpagent.config.registry import is_built, load_named, model_builder
+from mcpagent.config.schema import SftConfig, TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.rollout.setup import Tools, agent_settings
@@ -26,8 +27,14 @@ from mcpagent.train.build import (
     open_sampler,
 )
 from mcpagent.train.learner.learner import Learner
-from mcpagent.train.sft import SftSettings, SftState, demonstrate, demonstration_samples, train_sft
-from mcpagent.train.warm_start import embedded_model
+from mcpagent.train.sft import (
+    Curriculum,
+    SftSettings,
+    SftState,
+    demonstrate,
+    demonstration_samples,
+    train_sft,
+)
 
 
 def run_sft(
@@ -40,7 +47,7 @@ def run_sft(
 ) -> TrainOutcome:
     """Every process makes its share of the demonstrations, and all of them train on the whole."""
     # The model is looked at before the run folder is made: a wrong name must leave nothing behind.
-    loaded = None if config.model.name == "embedded" else load(config)
+    loaded = None if is_built(config.model.name) else load(config)
     all_tasks, processes = list(tasks), place.processes
     by_id = {task.id: task for task in all_tasks}
     own = tools.io.run(
@@ -57,8 +64,9 @@ def run_sft(
     if "cassette" in of_tools:
         watch.note(f"cassette of the demonstrations: {of_tools['cassette']}")
     if loaded is None:
-        watch.note(f"training the embedded tokenizer for catalog {tools.pool.catalog_hash[:12]}")
-        model, tokenizer = embedded_model(demonstrations, by_id, catalog=tools.pool.tools, seed=config.seed)
+        name, catalog = config.model.name, tools.pool.tools
+        watch.note(f"training the {name} tokenizer for catalog {tools.pool.catalog_hash[:12]}")
+        model, tokenizer = model_builder(name).build(demonstrations, by_id, catalog=catalog, seed=config.seed)
         loaded = as_loaded(model, tokenizer, config=config)
     total = config.total_steps(n_tasks=len(tasks))
     learner = build_learner(
@@ -98,8 +106,7 @@ def run_sft(
             run=run,
             settings=SftSettings(
                 total_steps=total,
-                copy_steps=config.sft.copy_steps,
-                copy_mix=config.sft.copy_mix,
+                curriculum=_curriculum(config.sft),
                 save_every=config.training.save_frequency,
                 batch_size=config.prompts_per_step,
                 micro_batch_tokens=config.training.micro_batch_tokens,
@@ -116,6 +123,13 @@ def run_sft(
         with _open_actor(config, loaded, learner, tasks, tools, run, judged) as actor:
             judged.after(actor, learner, step=state.step, best_step=None)
     return outcome_of(run, state.step, best_step=None, stop_reason=reason)
+
+
+def _curriculum(sft: SftConfig) -> Curriculum | None:
+    if sft.curriculum is None:
+        return None
+    make = load_named(sft.curriculum, where="sft.curriculum")
+    return Curriculum(make, steps=sft.curriculum_steps, mix=sft.curriculum_mix)
 
 
 @contextmanager

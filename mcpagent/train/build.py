@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mcpagent.config.registry import is_built, model_builder
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
@@ -65,12 +66,11 @@ class Loaded:
 
 def refuse_untrained(name: str) -> None:
     """Raises UserError for a model that is not there before a warm start made it."""
-    if name == "embedded":
+    if is_built(name):
         raise UserError(
-            "the embedded model starts from random weights, which GRPO cannot learn from",
+            f"the {name} model starts from random weights, which GRPO cannot learn from",
             where="model.name",
-            remedy="warm it up first: mcpagent train --algo sft --config configs/warm_start.yaml --data DATA "
-            "--out outputs/warm; then --model outputs/warm; or run `mcpagent quickstart`, which does both",
+            remedy=model_builder(name).advice,
         )
 
 
@@ -96,7 +96,7 @@ def load(config: TrainConfig) -> Loaded:
 
 
 def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig) -> Loaded:
-    """A model that is already in memory (the embedded one), as `load` gives it."""
+    """A model that is already in memory (one that mcpagent built), as `load` gives it."""
     refuse_other_logits(model, name=config.model.name)
     limits = [model.config.get_text_config().max_position_embeddings]
     if config.rollout.max_context_tokens is not None:

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from mcpagent.config.checks import refused_on_cpu
+from mcpagent.config.registry import is_built
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
@@ -185,7 +186,7 @@ def _shape(config: TrainConfig) -> tuple[str, ModelShape | None]:
     found = find_architecture(name, trust_remote_code=config.model.trust_remote_code)
     if found.config is None:
         return found.source, None
-    if name != "embedded":
+    if not is_built(name):
         check_weights(name, found.config)
     shape = shape_of(found.config.get_text_config(), config.lora, where=found.source)
     if config.finetune.mode != "full" and not shape.adapters:
@@ -305,7 +306,7 @@ def _may_be(key: str, value: Any, config: TrainConfig, checked: Preflight) -> bo
     if key == "model.gradient_checkpointing":
         return checked.shape.can_checkpoint
     if key == "finetune.mode":
-        if config.model.name == "embedded" or config.finetune.mode == "qlora":
+        if is_built(config.model.name) or config.finetune.mode == "qlora":
             return False
         return config.finetune.mode == "full" if value == "lora" else checked.target.kind == "cuda"
     return resolve_dtype(config.model.dtype, torch.device(checked.target.kind)).itemsize > 2

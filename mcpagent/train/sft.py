@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
@@ -27,19 +28,37 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.train.batch.samples import TrainSample, sample_from_segments
 from mcpagent.train.budget import Meter, RunBudget, Spent, resident_mib
-from mcpagent.train.copying import copy_samples
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.run_state import TaskOrder
 
 
+class MakeSamples(Protocol):
+    """A curriculum's function: `count` samples, the same for the same `seed` (`sft.curriculum`)."""
+
+    __name__: str
+
+    def __call__(self, renderer: Renderer, /, *, count: int, seed: int) -> list[TrainSample]:
+        """`count` samples in the model's tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Samples beside the demonstrations: `steps` steps at the beginning train on them alone, `mix` of them
+    join each later batch. Records call those first steps by the name of the function."""
+
+    make: MakeSamples
+    steps: int
+    mix: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class SftSettings:
-    """`copy_steps` of `total_steps` come first and train on copying; `copy_mix` copies join each later
-    batch."""
+    """How long a supervised run is and what its steps are made of; `total_steps` includes those of the
+    curriculum."""
 
     total_steps: int
-    copy_steps: int = 0
-    copy_mix: int = 0
+    curriculum: Curriculum | None = None
     save_every: int
     batch_size: int
     micro_batch_tokens: int
@@ -93,8 +112,7 @@ def train_sft(
             rotate(run, keep=settings.keep_checkpoints, spare=())
 
     def one_step(step: int) -> None:
-        own = [] if step <= settings.copy_steps else order.batch(step - settings.copy_steps)
-        samples = _samples(step, [demonstrations[i] for i in own], renderer, settings)
+        samples = _samples(step, order, demonstrations, renderer, settings)
         record = _update(learner, samples, settings, step) | (of_tools if step == first else {})
         if processes.is_first:
             run.append_metrics(record)
@@ -124,12 +142,22 @@ def train_sft(
 
 
 def _samples(
-    step: int, own: Sequence[TrainSample], renderer: Renderer, settings: SftSettings
+    step: int,
+    order: TaskOrder,
+    demonstrations: Sequence[TrainSample],
+    renderer: Renderer,
+    settings: SftSettings,
 ) -> list[TrainSample]:
-    """What a step trains on: its demonstrations with copies among them, or copies alone."""
-    # Copies are short: twice as many cost about as much as a batch of demonstrations.
-    copies = settings.copy_mix if own else 2 * settings.batch_size
-    return [*own, *copy_samples(renderer, count=copies, seed=derive_seed(settings.seed, "copy", step))]
+    """What a step trains on: demonstrations, samples of the curriculum, or both."""
+    curriculum = settings.curriculum
+    if curriculum is None:
+        return [demonstrations[i] for i in order.batch(step)]
+    seed = derive_seed(settings.seed, curriculum.make.__name__, step)
+    if step <= curriculum.steps:
+        # Their samples are short: twice as many cost about as much as a batch of demonstrations.
+        return curriculum.make(renderer, count=2 * settings.batch_size, seed=seed)
+    batch = [demonstrations[i] for i in order.batch(step - curriculum.steps)]
+    return [*batch, *curriculum.make(renderer, count=curriculum.mix, seed=seed)]
 
 
 def _update(learner: Learner, samples: Sequence[TrainSample], settings: SftSettings, step: int) -> JsonObject:
@@ -146,7 +174,7 @@ def _update(learner: Learner, samples: Sequence[TrainSample], settings: SftSetti
     norm, factor = learner.step(step)
     return {
         "step": step,
-        "phase": "copy" if step <= settings.copy_steps else "demonstrations",
+        "phase": _phase(settings.curriculum, step),
         "loss": processes.sum([total])[0],
         **({"overflowed_steps": 1} if norm is None else {"grad_norm": norm}),
         "learning_rate_factor": factor,
@@ -154,6 +182,12 @@ def _update(learner: Learner, samples: Sequence[TrainSample], settings: SftSetti
         "cpu_s": time.process_time() - started,
         "rss_mb": resident_mib(),
     }
+
+
+def _phase(curriculum: Curriculum | None, step: int) -> str:
+    if curriculum is None or step > curriculum.steps:
+        return "demonstrations"
+    return curriculum.make.__name__
 
 
 async def demonstrate(

@@ -66,7 +66,7 @@ SLOW = (
     "mcpagent doctor --servers mcp.json",
     "mcpagent env check --data data/mine",
     "mcpagent train --algo sft --config configs/warm_start.yaml --data data/mine --out outputs/warm"
-    " --set training.max_steps=20 --set sft.copy_steps=5",
+    " --set training.max_steps=20 --set sft.curriculum_steps=5",
     "mcpagent train --dry-run --config configs/quickstart.yaml --model outputs/warm --data data/mine"
     " --out outputs/mine",
     "mcpagent train --config configs/quickstart.yaml --model outputs/warm --data data/mine"

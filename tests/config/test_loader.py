@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,9 +92,9 @@ def test_a_value_replaces_a_mapping_and_an_empty_section_replaces_nothing(tmp_pa
 
 
 def test_anchors_and_merge_keys_work(tmp_path: Path) -> None:
-    file = write(tmp_path, "training: &same\n  batch_size: 4\nsft:\n  <<: *same\n  copy_steps: 2\n")
+    file = write(tmp_path, "training: &same\n  batch_size: 4\nsft:\n  <<: *same\n  epochs: 2\n")
     config = load_train_config([file]).config
-    assert (config.sft.batch_size, config.sft.copy_steps) == (4, 2)
+    assert (config.sft.batch_size, config.sft.epochs) == (4, 2)
 
 
 def test_a_refused_value_is_not_judged_by_its_default() -> None:
@@ -221,7 +222,23 @@ def test_the_sft_section_replaces_the_general_settings_of_a_supervised_run() -> 
     assert grpo.training.batch_size == 16
     sft = load_train_config([], [*own, "algorithm=sft"]).config
     assert (sft.training.batch_size, sft.total_steps(n_tasks=100)) == (3, 7 + 2)  # 2 on copying
-    assert (sft.optimization.learning_rate, sft.sft.copy_steps) == (0.5, 2)
+    assert (sft.optimization.learning_rate, sft.sft.curriculum_steps) == (0.5, 2)
+
+
+def test_the_familiar_settings_of_copying_name_its_curriculum(tmp_path: Path) -> None:
+    file = write(tmp_path, "algorithm: sft\nsft:\n  copy_steps: 3\n  copy_mix: 5\n")
+    sft = load_train_config([file]).config.sft
+    assert (sft.curriculum, sft.curriculum_steps, sft.curriculum_mix) == (
+        "mcpagent.demo.warm_start:copy",
+        3,
+        5,
+    )
+    none = load_train_config([file], ["sft.copy_steps=0", "sft.curriculum_mix=0"]).config.sft
+    assert none.curriculum is None  # a stored configuration of before has both as 0
+    other = load_train_config([file], ["sft.curriculum=a.b:c"]).config.sft
+    assert (other.curriculum, other.curriculum_steps) == ("a.b:c", 3)
+    assert "name one as package.module:function" in message_of([], ["algorithm=sft", "sft.curriculum_mix=1"])
+    assert "sft.curriculum is" in message_of([], ["sft.curriculum=no-module"])
 
 
 def test_settings_without_effect_are_noted() -> None:
@@ -336,3 +353,10 @@ def test_advantages_are_divided_by_a_standard_deviation_unless_the_loss_leaves_i
     options: list[str], scale: str
 ) -> None:
     assert load_train_config([], options).config.grpo.advantage_scale == scale
+
+
+def test_a_warm_start_in_the_former_spelling_loads_as_the_one_that_ships(tmp_path: Path) -> None:
+    shipped = resource_path("configs/warm_start.yaml")
+    former = re.sub(r"  curriculum: .*\n", "", shipped.read_text()).replace("curriculum_", "copy_")
+    assert "copy_steps: 200" in former and "copy_mix: 12" in former and "curriculum" not in former
+    assert load_train_config([write(tmp_path, former)]).config == load_train_config([shipped]).config

@@ -56,7 +56,7 @@ def _sft(tmp_path: Path, *settings: str) -> list[str]:
         "data.train=data/samples/train.jsonl",
         "data.max_tasks=8",
         "training.max_steps=2",
-        "sft.copy_steps=2",
+        "sft.curriculum_steps=2",
         *settings,
     )
     pairs = [word for setting in chosen for word in ("--set", setting)]

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from mcpagent.demo.embedded_model import train_tokenizer
 from mcpagent.env.parsing import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.models.chat_template import RENDER_CPU_S, RENDER_MEMORY_BYTES, render_chat
-from mcpagent.models.embedded import train_tokenizer
 from mcpagent.models.tokens import TEMPLATE_ERRORS, Renderer
 from tests.models import templates
 from tests.models.test_forgery import FAMILIES

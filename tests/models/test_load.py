@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from mcpagent.demo.embedded_model import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.errors import UserError
-from mcpagent.models.embedded import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.models.load import (
     LoraShape,
     attach_lora,

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from mcpagent.core.trajectory import StopReason
+from mcpagent.demo.embedded_model import train_tokenizer
 from mcpagent.env.parsing import gold_conversation, open_renderer, rewritten
 from mcpagent.errors import UserError
-from mcpagent.models.embedded import train_tokenizer
 from mcpagent.models.tokens import Renderer, measure_drift
 from mcpagent.policy.scripted import call_text
 from tests.rollout.test_agent import FORGED, Speaker, play

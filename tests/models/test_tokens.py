@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mcpagent.demo.embedded_model import SPECIAL_TOKENS, train_tokenizer
 from mcpagent.errors import UserError
-from mcpagent.models.embedded import SPECIAL_TOKENS, train_tokenizer
 from mcpagent.models.load import load_tokenizer
 from mcpagent.models.tokens import Renderer
 from tests.models.templates import (

@@ -11,9 +11,9 @@ import torch
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Completion, FinishReason, StopReason, Trajectory
+from mcpagent.demo.embedded_model import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.env.episode import EpisodeLimits
 from mcpagent.errors import EpisodeError
-from mcpagent.models.embedded import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf.policy import HFPolicy

@@ -254,7 +254,7 @@ SHORT = {
         "max_steps: 430": "max_steps: 8",
         "save_frequency: 50": "save_frequency: 2",
         "batch_size: 32": "batch_size: 4",
-        "copy_steps: 200": "copy_steps: 3",
+        "curriculum_steps: 200": "curriculum_steps: 3",
         "warmup_steps: 20": "warmup_steps: 2",
     },
     "configs/quickstart.yaml": {

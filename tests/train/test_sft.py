@@ -1,8 +1,7 @@
-"""The supervised loop and its copying curriculum."""
+"""The supervised loop, alone and with a curriculum."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import pytest
 import torch
 
 from mcpagent.core.records import JsonObject
-from mcpagent.models.embedded import train_tokenizer
+from mcpagent.demo.embedded_model import train_tokenizer
 from mcpagent.models.tokens import Renderer
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.train.batch.samples import TrainSample, sample_from_segments
 from mcpagent.train.budget import RunBudget
-from mcpagent.train.copying import copy_samples
-from mcpagent.train.sft import SftSettings, SftState, train_sft
+from mcpagent.train.sft import Curriculum, SftSettings, SftState, train_sft
 from tests.train.world import full_logprobs, make_learner, some_samples, tiny_model
 
 
@@ -63,10 +62,27 @@ def test_the_loss_falls_on_what_is_seen_again_and_again(tmp_path: Path, renderer
     assert records[-1]["loss"] < 0.5 * records[0]["loss"]
 
 
-def test_copying_comes_first_and_joins_the_demonstrations(tmp_path: Path, renderer: Renderer) -> None:
-    records = run_sft(tmp_path / "run", renderer, tiny_model(), copy_steps=2, copy_mix=1)
-    assert [r["phase"] for r in records] == ["copy", "copy", "demonstrations", "demonstrations"]
+def repeat(renderer: Renderer, *, count: int, seed: int) -> list[TrainSample]:
+    """A curriculum of this test's own: `count` samples in which the model is to write one word."""
+    prompt = renderer.prompt_ids([{"role": "user", "content": f"word {seed}"}], ())
+    return [sample_from_segments([(prompt, False), (renderer.action_ids("word"), True)])] * count
+
+
+def test_a_curriculum_comes_first_and_joins_the_demonstrations(tmp_path: Path, renderer: Renderer) -> None:
+    asked: list[int] = []
+
+    def counted(renderer: Renderer, *, count: int, seed: int) -> list[TrainSample]:
+        asked.append(count)
+        return repeat(renderer, count=count, seed=seed)
+
+    records = run_sft(
+        tmp_path / "run", renderer, tiny_model(), curriculum=Curriculum(counted, steps=2, mix=1), batch_size=3
+    )
+    assert [r["phase"] for r in records] == ["counted", "counted", "demonstrations", "demonstrations"]
     assert [r["step"] for r in records] == [1, 2, 3, 4]
+    assert asked == [6, 6, 1, 1]  # alone: twice the batch of demonstrations
+    each = len(renderer.action_ids("word"))
+    assert [r["tokens"] for r in records[:2]] == [6 * each, 6 * each]
 
 
 def test_what_the_demonstrations_cost_the_servers_stands_in_the_first_record(
@@ -94,19 +110,3 @@ def test_a_budget_that_is_spent_ends_the_run_with_a_checkpoint(
     records = run_sft(tmp_path / "run", renderer, tiny_model(), total_steps=50, save_every=50, budget=budget)
     assert len(records) == steps
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{steps:06d}"]
-
-
-def test_a_copy_task_asks_for_the_users_text_and_nothing_else(renderer: Renderer) -> None:
-    for sample in copy_samples(renderer, count=20, seed=4):
-        pairs = list(zip(sample.token_ids_T, sample.loss_mask_T, strict=True))
-        wanted = renderer.decode([i for i, own in pairs if own])
-        shown = renderer.decode([i for i, own in pairs if not own])
-        asked = re.fullmatch(r"<\|im_start\|>user\n(.*)<\|im_end\|>\n<\|im_start\|>assistant\n", shown)
-        assert asked is not None
-        assert asked.group(1) == wanted != ""
-        assert sample.token_ids_T[-1] in renderer.stop_ids
-
-
-def test_copy_tasks_depend_on_their_seed_alone(renderer: Renderer) -> None:
-    first, again, other = (copy_samples(renderer, count=5, seed=s) for s in (1, 1, 2))
-    assert first == again != other

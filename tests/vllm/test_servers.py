@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from mcpagent.core.trajectory import FinishReason
+from mcpagent.demo.embedded_model import train_tokenizer
 from mcpagent.errors import RunError, UserError
-from mcpagent.models.embedded import train_tokenizer
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.policy.vllm.worker import EXTENSION
 from tests.vllm.test_adapters import saved

@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from torch import multiprocessing
 
 from mcpagent.config.environment import resource_path
+from mcpagent.demo.embedded_model import train_tokenizer
+from mcpagent.demo.warm_start import copy
 from mcpagent.errors import UserError
-from mcpagent.models.embedded import train_tokenizer
 from mcpagent.models.load import LoraShape, attach_lora
 from mcpagent.models.tokens import Renderer
 from mcpagent.storage.run_folder import RunFolder
@@ -28,7 +29,7 @@ from mcpagent.train.learner.processes import Processes
 from mcpagent.train.objective.advantages import CreditSettings
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.objective.value import named_parameters, new_value_head
-from mcpagent.train.sft import SftSettings, SftState, train_sft
+from mcpagent.train.sft import Curriculum, SftSettings, SftState, train_sft
 from mcpagent.train.update import UpdateSettings, update_policy
 from tests.train.world import given, make_learner, some_samples, tiny_model
 
@@ -122,7 +123,12 @@ def _supervised(processes: Processes, folder: Path) -> tuple[dict[str, Any], lis
         renderer=Renderer(train_tokenizer([], vocab_size=0, catalog_hash="")),
         run=run,
         settings=SftSettings(
-            total_steps=4, copy_steps=1, save_every=2, batch_size=3, micro_batch_tokens=150, seed=0
+            total_steps=4,
+            curriculum=Curriculum(copy, steps=1, mix=0),
+            save_every=2,
+            batch_size=3,
+            micro_batch_tokens=150,
+            seed=0,
         ),
         state=SftState(),
         of_tools={},

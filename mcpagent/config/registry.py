@@ -1,0 +1,69 @@
+"""Parts that are loaded by their dotted name when they are used, so that no layer imports one above it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolSpec
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+
+# Values of `model.name` that are built here instead of loaded, and their builders.
+MODEL_BUILDERS = {"embedded": "mcpagent.demo.warm_start:BUILDER"}
+# What `mcpagent smoke` proves a backend with where no model is named.
+SMOKE_MODEL = "embedded"
+# The curriculum that the familiar settings `sft.copy_steps` and `sft.copy_mix` stand for.
+COPYING = "mcpagent.demo.warm_start:copy"
+
+
+class ModelBuilder(Protocol):
+    """Builds a model from nothing. GRPO cannot begin with one, and `advice` says what to do first."""
+
+    advice: str
+
+    def architecture(self) -> Any:
+        """The model's transformers configuration."""
+        ...
+
+    def build(
+        self,
+        demonstrations: Sequence[Trajectory],
+        tasks: Mapping[str, Task],
+        *,
+        catalog: Mapping[str, ToolSpec],
+        seed: int,
+    ) -> tuple[Any, Any]:
+        """A model of random weights for supervised training on the demonstrations, and its tokenizer. `tasks`
+        are by id."""
+        ...
+
+    def build_small(self, *, seed: int) -> tuple[Any, Any]:
+        """The smallest model that samples, with random weights, and its tokenizer."""
+        ...
+
+
+def is_built(name: str) -> bool:
+    """Whether `model.name` is built by mcpagent: it has no files, and training begins with random weights."""
+    return name in MODEL_BUILDERS
+
+
+def model_builder(name: str) -> ModelBuilder:
+    """The builder of a model for which `is_built` holds."""
+    return load_named(MODEL_BUILDERS[name], where="model.name")
+
+
+def load_named(name: str, *, where: str) -> Any:
+    """What "package.module:attribute" names, imported now. Raises UserError where it does not exist; `where`
+    is the setting that names it."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"{where} is {name}, which cannot be imported: {error}",
+            where=where,
+            remedy="name a function as package.module:function, of a package that is installed here",
+        ) from error
