@@ -15,6 +15,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 
 from mcpagent.core.tools import PURPOSE_META_KEY
 from mcpagent.servers.registry import BUILTIN_NAMES
+from tests.running import Command, mcpagent
 from tests.servers.calls import CHANNEL, GOOD_CALLS, nonce_of, read_lines
 
 SERVE = [sys.executable, "-m", "mcpagent.cli.main", "serve"]
@@ -80,8 +81,8 @@ def test_processes_share_a_ledger_but_no_workspace(tmp_path: Path) -> None:
 
 
 def test_http_serves_one_workspace_to_all_clients_at_the_address_it_announces() -> None:
-    command = [*SERVE, "slack", "--limited", "--transport", "http", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = ("serve", "slack", "--limited", "--transport", "http", "--port", "0")
+    process = Command(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         name, _, url = process.stderr.readline().strip().partition(" at ")
@@ -113,7 +114,7 @@ def test_http_serves_one_workspace_to_all_clients_at_the_address_it_announces() 
 )
 def test_a_server_that_cannot_start_says_why_and_exits_2(arguments: list[str], message: str) -> None:
     # 203.0.113.0/24 is reserved for documentation (RFC 5737): no machine has the address.
-    done = subprocess.run([*SERVE, *arguments], capture_output=True, text=True, check=False)
+    done = mcpagent("serve", *arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith(message)

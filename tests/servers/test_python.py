@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from mcpagent.servers.registry import build_server
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import builtin_servers
+from tests.running import Command, mcpagent
 from tests.servers.calls import call, text_of, with_client
-
-SERVE = [sys.executable, "-m", "mcpagent.cli.main", "serve", "python"]
 
 
 def calls(*wanted: tuple[str, dict[str, Any]]) -> list[CallToolResult]:
@@ -154,8 +152,8 @@ def test_every_episode_of_a_pool_has_its_own_results(transport: Any) -> None:
 
 
 def test_over_http_the_sandbox_is_announced_and_the_limited_set_served() -> None:
-    command = [*SERVE, "--limited", "--transport", "http", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = ("serve", "python", "--limited", "--transport", "http", "--port", "0")
+    process = Command(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("python: code runs in the ")
@@ -187,12 +185,7 @@ def test_where_a_subset_of_python_runs_the_tools_say_so() -> None:
 
 
 def test_a_sandbox_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*SERVE, "--sandbox", "bubblewrap"],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    done = mcpagent("serve", "python", "--sandbox", "bubblewrap", env={"PATH": str(tmp_path)})
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith(

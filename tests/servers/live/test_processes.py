@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from typing import Any
 
 from mcp import Client
 
+from tests.running import Command
 from tests.servers.calls import text_of
 from tests.servers.live.service import ReplayService
 
 
 def test_a_live_server_over_http_writes_to_the_channels_of_its_option_alone(replay: ReplayService) -> None:
-    command = [sys.executable, "-m", "mcpagent.cli.main", "serve", "slack", "--upstream", "live"]
-    command += ["--allow-send", "#random", "--transport", "http", "--port", "0"]
+    command = ["serve", "slack", "--upstream", "live", "--allow-send", "#random"]
+    command += ["--transport", "http", "--port", "0"]
     environment = {**os.environ, "MCPAGENT_SLACK_ALLOW_SEND": ""}
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = Command(*command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         url = process.stderr.readline().strip().partition(" at ")[2]

@@ -13,6 +13,7 @@ from mcpagent.errors import UserError
 from mcpagent.servers.live.client import HIDDEN, Rate, read_settings
 from mcpagent.servers.names import KEY_NAMES, UpstreamKind
 from mcpagent.servers.registry import build_server
+from tests.running import mcpagent
 from tests.servers.live.world import without_live_settings
 
 URL = "https://service.example/api"
@@ -36,8 +37,7 @@ def test_a_missing_key_is_a_user_error_that_says_what_to_set_and_where(server: s
 
 
 def test_serve_exits_2_without_a_key() -> None:
-    command = [sys.executable, "-m", "mcpagent.cli.main", "serve", "fmp", "--upstream", "live"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = mcpagent("serve", "fmp", "--upstream", "live")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
         "error: FMP_API_KEY is not set: the live fmp needs a key\n  export FMP_API_KEY"
