@@ -71,7 +71,7 @@ def learner_of(adapted: Any) -> Learner:
         weight_decay=0.0,
     )
     schedule = Schedule(optimizers, linear_schedule(total=100))
-    return Learner(adapted, None, optimizers=optimizers, schedule=schedule, gradient_clip=1.0)
+    return Learner(adapted, None, schedule=schedule, gradient_clip=1.0)
 
 
 def graded(samples: Sequence[TrainSample]) -> GradedBatch:

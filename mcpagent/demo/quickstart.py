@@ -205,8 +205,8 @@ def quickstart(
 def _run(
     job: QuickstartJob, controls: Callable[[QuickstartJob, Path], list[JsonObject]] | None
 ) -> JsonObject:
-    _generate(job)
-    warm_checkpoint = _warm_start(job)
+    make_tasks(job)
+    warm_checkpoint = warm_start(job)
     before = evaluate_checkpoint(job, "warm_start", warm_checkpoint, "evaluate the warm start")
     trained_checkpoint = _grpo(job, warm_checkpoint)
     after = evaluate_checkpoint(job, "trained", trained_checkpoint, "evaluate the trained model")
@@ -225,7 +225,8 @@ def _run(
     }
 
 
-def _generate(job: QuickstartJob) -> None:
+def make_tasks(job: QuickstartJob) -> None:
+    """Write the tasks of every split, where they are not there yet."""
     folder = job.out / "data"
     if all((folder / f"{split}.jsonl").is_file() for split in SPLITS):
         return
@@ -253,7 +254,8 @@ def _generate(job: QuickstartJob) -> None:
         write_splits(data.tasks, folder, servers=DatasetServers.of(folder, job.grpo.tools), overwrite=True)
 
 
-def _warm_start(job: QuickstartJob) -> Path:
+def warm_start(job: QuickstartJob) -> Path:
+    """The checkpoint of the warm start, which is made where it is not there yet."""
     folder, final = job.out / "warm_start", job.warm_checkpoint
     if final.is_dir():
         return final

@@ -24,6 +24,8 @@ from mcpagent.run.lifecycle import (
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.actor import (
+    ActorRecords,
+    ActorSettings,
     DriftCallback,
     LocalActor,
     PipelinedActor,
@@ -46,7 +48,15 @@ from mcpagent.train.build import (
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import Callback, StepReport
 from mcpagent.train.learner.learner import Learner
-from mcpagent.train.run_state import Actor, GrpoRun, GrpoSettings, GrpoState, TaskOrder
+from mcpagent.train.run_state import (
+    Actor,
+    GrpoRun,
+    GrpoSettings,
+    GrpoState,
+    Observers,
+    TaskOrder,
+    TrainingTasks,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,16 +135,16 @@ def run_grpo(
             GrpoRun(
                 learner=learner,
                 actor=actor,
-                tasks=tasks,
-                validation=validation,
-                order=order,
+                tasks=TrainingTasks(train=tasks, validation=validation, order=order),
                 folder=run,
                 settings=_grpo_settings(config, total=total),
                 state=state,
-                health=health,
-                callbacks=(DriftCallback(loaded.renderer), *callbacks),
-                on_step=on_step,
-                note=watch.note,
+                observers=Observers(
+                    health=health,
+                    callbacks=(DriftCallback(loaded.renderer), *callbacks),
+                    on_step=on_step,
+                    note=watch.note,
+                ),
             )
         )
         is_ill = health is not None and health.should_stop() is not None
@@ -167,19 +177,22 @@ def _open_actor(parts: _Parts, *, total: int) -> Iterator[tuple[Actor, LocalActo
             sampler,
             canary=canary,
             renderer=loaded.renderer,
-            tools=tools.pool,
-            io=tools.io,
-            settings=agent_settings(config, max_context=loaded.max_context),
-            group_size=config.rollout.group_size,
-            concurrency=concurrency,
-            deterministic=is_deterministic(config, loaded.device),
-            seed=config.seed,
-            run=parts.run,
-            processes=parts.place.processes,
+            tools=tools,
+            settings=ActorSettings(
+                agent=agent_settings(config, max_context=loaded.max_context),
+                group_size=config.rollout.group_size,
+                concurrency=concurrency,
+                deterministic=is_deterministic(config, loaded.device),
+                seed=config.seed,
+            ),
+            records=ActorRecords(
+                run=parts.run,
+                processes=parts.place.processes,
+                ledger=parts.place.ledger,
+                tool_metrics=lambda: totals.joined(tools.take_metrics()),
+                on_episode=parts.watch.on_episode,
+            ),
             version=parts.state.step,
-            ledger=parts.place.ledger,
-            tool_metrics=lambda: totals.joined(tools.take_metrics()),
-            on_episode=parts.watch.on_episode,
         )
         actor.prove()  # before a step is spent on it
         if not is_pipelined:

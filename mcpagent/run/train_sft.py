@@ -15,7 +15,7 @@ from mcpagent.run.lifecycle import RunPlace, TrainOutcome, Watch, note_padding, 
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import write_trajectories
-from mcpagent.train.actor import LocalActor
+from mcpagent.train.actor import ActorRecords, ActorSettings, LocalActor
 from mcpagent.train.budget import RunBudget
 from mcpagent.train.build import (
     Loaded,
@@ -154,14 +154,14 @@ def _open_actor(
             sampler,
             canary=canary,
             renderer=loaded.renderer,
-            tools=tools.pool,
-            io=tools.io,
-            settings=agent_settings(config, max_context=loaded.max_context),
-            group_size=1,
-            concurrency=judged.episodes_at_once,
-            deterministic=is_deterministic(config, loaded.device),
-            seed=config.seed,
-            run=run,
-            processes=learner.processes,
+            tools=tools,
+            settings=ActorSettings(
+                agent=agent_settings(config, max_context=loaded.max_context),
+                group_size=1,
+                concurrency=judged.episodes_at_once,
+                deterministic=is_deterministic(config, loaded.device),
+                seed=config.seed,
+            ),
+            records=ActorRecords(run=run, processes=learner.processes),
         )
     learner.model.train(was_training)

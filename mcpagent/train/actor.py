@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -21,10 +21,10 @@ from mcpagent.models.tokens import Renderer, TokenDrift, calling_message, measur
 from mcpagent.policy.canary import Canary
 from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
 from mcpagent.rollout.collector import Pipeline, attempts, collect, staleness
+from mcpagent.rollout.setup import Tools
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
-from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.train.build import is_deterministic
 from mcpagent.train.health import StepReport
@@ -33,60 +33,74 @@ from mcpagent.train.run_state import Validation
 from mcpagent.train.sampler import RolloutEngine
 
 
+@dataclass(frozen=True, kw_only=True)
+class ActorSettings:
+    """How an actor plays: `group_size` attempts at each task, `concurrency` episodes at once, in turn
+    barriers where it is `deterministic`."""
+
+    agent: AgentSettings
+    group_size: int
+    concurrency: int
+    deterministic: bool
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorRecords:
+    """Where the episodes of an actor are counted and kept: `ledger` is that of the servers' calls,
+    `tool_metrics` gives what the tools have counted since it was last asked."""
+
+    run: RunFolder
+    processes: Processes = field(default_factory=Processes)
+    ledger: Path | None = None
+    tool_metrics: Callable[[], JsonObject] = dict
+    on_episode: Callable[[Trajectory], None] = lambda _: None
+
+
 class LocalActor:
-    """Collects and evaluates with the current weights, in this process."""
+    """Collects and evaluates with the current weights, in this process. `version` counts the updates that
+    the weights have seen."""
 
     def __init__(
         self,
-        sampler: RolloutEngine,
+        engine: RolloutEngine,
         *,
         canary: Canary,
         renderer: Renderer,
-        tools: ToolProvider,
-        io: IOThread,
-        settings: AgentSettings,
-        group_size: int,
-        concurrency: int,
-        deterministic: bool,
-        seed: int,
-        run: RunFolder,
-        processes: Processes | None = None,
+        tools: Tools,
+        settings: ActorSettings,
+        records: ActorRecords,
         version: int = 0,
-        ledger: Path | None = None,
-        tool_metrics: Callable[[], JsonObject] = dict,
-        on_episode: Callable[[Trajectory], None] = lambda _: None,
     ) -> None:
-        self._sampler, self._canary, self._version = sampler, canary, version
-        self._renderer, self._tools, self._io = renderer, tools, io
-        self._settings, self._group_size, self._concurrency = settings, group_size, concurrency
-        self._deterministic, self._seed, self._run = deterministic, seed, run
-        self._ledger, self._on_episode = ledger, on_episode
-        self._tool_metrics, self._processes = tool_metrics, processes or Processes()
+        self._engine, self._canary, self._version = engine, canary, version
+        self._renderer, self._tools, self._io = renderer, tools.pool, tools.io
+        self._settings, self._records, self._processes = settings, records, records.processes
 
     def collect(
         self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
     ) -> list[Trajectory]:
         """`group_size` attempts at each task, in order."""
         label = f"step {step} round {round_}" if round_ else f"step {step}"
-        wanted = list(attempts(tasks, per_task=self._group_size, seed=self._seed, label=label))
+        settings = self._settings
+        planned = list(attempts(tasks, per_task=settings.group_size, seed=settings.seed, label=label))
 
         def on_done(trajectory: Trajectory) -> None:
-            self._on_episode(trajectory)
+            self._records.on_episode(trajectory)
             on_episode(trajectory)
 
         trajectories = self._io.run(
             collect(
-                wanted,
-                policy=self._sampler.policy,
+                planned,
+                policy=self._engine.policy,
                 tools=self._tools,
-                settings=self._settings,
+                settings=settings.agent,
                 renderer=self._renderer,
-                concurrency=self._concurrency,
-                deterministic=self._deterministic,
+                concurrency=settings.concurrency,
+                deterministic=settings.deterministic,
                 on_done=on_done,
             )
         )
-        self._sampler.rest()
+        self._engine.rest()
         return trajectories
 
     def pipeline(self, groups: Iterable[Sequence[Attempt]], *, batch: int, max_staleness: int) -> Pipeline:
@@ -95,35 +109,40 @@ class LocalActor:
         async def play(attempt: Attempt) -> Trajectory:
             trajectory = await run_attempt(
                 attempt,
-                policy=self._sampler.policy,
+                policy=self._engine.policy,
                 tools=self._tools,
-                settings=self._settings,
+                settings=self._settings.agent,
                 renderer=self._renderer,
             )
-            self._on_episode(trajectory)
+            self._records.on_episode(trajectory)
             return trajectory
 
         return Pipeline(
-            groups, play=play, batch=batch, max_staleness=max_staleness, concurrency=self._concurrency
+            groups,
+            play=play,
+            batch=batch,
+            max_staleness=max_staleness,
+            concurrency=self._settings.concurrency,
         )
 
     @property
     def ledger_bytes(self) -> int:
         """How much the servers have written to their ledger so far."""
-        return _size(self._ledger) if self._ledger is not None else 0
+        ledger = self._records.ledger
+        return _size(ledger) if ledger is not None else 0
 
     def roll_back(self, ledger_bytes: int) -> None:
         """Forget the calls of a step that was cut."""
-        if self._ledger is not None:
-            roll_back(self._ledger, ledger_bytes)
+        if self._records.ledger is not None:
+            roll_back(self._records.ledger, ledger_bytes)
 
     def tool_metrics(self) -> JsonObject:
         """What the tools have counted since this was last asked."""
-        return self._tool_metrics()
+        return self._records.tool_metrics()
 
     def sync(self) -> JsonObject:
         """Bring the learner's weights to the policy, and prove it; what the proof measured."""
-        self._sampler.push()
+        self._engine.push()
         self._version += 1
         return self.prove()
 
@@ -131,7 +150,7 @@ class LocalActor:
         """Raises RunError where the policy does not serve the learner's weights."""
         if not self._canary.is_due(self._version):
             return {}
-        proof = self._io.run(self._canary.prove(self._sampler.policy, version=self._version))
+        proof = self._io.run(self._canary.prove(self._engine.policy, version=self._version))
         return proof.as_metrics()
 
     def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
@@ -140,7 +159,7 @@ class LocalActor:
         summary, _ = self._play(tasks, samples=1, temperature=0.0)
         self._store(
             summary,
-            name=self._run.checkpoint_dir(step).name,
+            name=self._records.run.checkpoint_dir(step).name,
             provenance={"step": step, "temperature": 0.0, "split": "validation"},
         )
         return Validation(
@@ -157,33 +176,34 @@ class LocalActor:
         episodes beside the run's others."""
         summary, episodes = self._play(tasks, samples=samples, temperature=temperature)
         if self._processes.is_first:
-            write_trajectories(self._run.trajectories / f"eval_{name}", episodes)
+            write_trajectories(self._records.run.trajectories / f"eval_{name}", episodes)
         self._store(summary, name=name, provenance=provenance)
         return summary
 
     def _play(
         self, tasks: Sequence[Task], *, samples: int, temperature: float
     ) -> tuple[EvalSummary, list[Trajectory]]:
-        sampling = replace(self._settings.sampling, temperature=temperature)
-        own = self._io.run(
+        settings = self._settings
+        sampling = replace(settings.agent.sampling, temperature=temperature)
+        share = self._io.run(
             evaluate(
                 self._processes.share(tasks),
-                policy=self._sampler.policy,
+                policy=self._engine.policy,
                 tools=self._tools,
-                settings=replace(self._settings, sampling=sampling),
+                settings=replace(settings.agent, sampling=sampling),
                 renderer=self._renderer,
                 samples=samples,
-                concurrency=self._concurrency,
-                deterministic=self._deterministic,
+                concurrency=settings.concurrency,
+                deterministic=settings.deterministic,
             )
         )
-        episodes = self._processes.gather(own)
+        episodes = self._processes.gather(share)
         return summarise(episodes), episodes
 
     def _store(self, summary: EvalSummary, *, name: str, provenance: JsonObject) -> None:
         if self._processes.is_first:
             document = summary.with_provenance(provenance).model_dump_json(indent=1)
-            write_text(self._run.evaluations / f"{name}.json", document + "\n")
+            write_text(self._records.run.evaluations / f"{name}.json", document + "\n")
 
 
 def roll_back(ledger: Path, size: int) -> None:
@@ -321,11 +341,11 @@ def refuse_pipeline(config: TrainConfig, device: torch.device, processes: Proces
 
 def trained_groups(run: RunFolder) -> set[str]:
     """The groups of the steps that a resumed run keeps."""
-    found: set[str] = set()
+    group_ids: set[str] = set()
     for step in {step for path in run.trajectories.iterdir() if (step := step_of(path)) is not None}:
         records = read_trajectories(run.trajectory_stem(step), with_tokens=False)
-        found |= {trajectory.group_id for trajectory in records}
-    return found
+        group_ids |= {trajectory.group_id for trajectory in records}
+    return group_ids
 
 
 def scheduled(
@@ -341,5 +361,5 @@ def scheduled(
         for task in tasks:
             name = f"{task.id}@{step}"
             if name not in trained:
-                wanted = attempts([task], per_task=group_size, seed=seed, label=f"step {step}")
-                yield [replace(attempt, group_id=name) for attempt in wanted]
+                group = attempts([task], per_task=group_size, seed=seed, label=f"step {step}")
+                yield [replace(attempt, group_id=name) for attempt in group]

@@ -123,7 +123,7 @@ def build_learner(
     """Adapters or full weights, optimisers, schedule, reference. Seeds torch, whose own random numbers
     dropout draws; a resumed run then takes over the state of its checkpoint."""
     torch.manual_seed(derive_seed(config.seed, "torch"))
-    model, reference, ema = loaded.model, None, None
+    model, reference = loaded.model, None
     is_grpo = config.algorithm == "grpo"
     if config.finetune.mode != "full":
         model = attach_lora(
@@ -133,7 +133,7 @@ def build_learner(
         reference = copy.deepcopy(model).requires_grad_(False).eval()
     if is_grpo and config.grpo.reference == "ema":
         every, decay = config.grpo.reference_update_every, config.grpo.reference_decay
-        ema = EmaReference(model.named_parameters(), every=every, decay=decay)
+        reference = EmaReference(model.named_parameters(), every=every, decay=decay)
     if config.model.gradient_checkpointing:
         use_checkpointing(model)
     value_head = new_value_head(model) if is_grpo and config.grpo.advantage == "gae" else None
@@ -153,12 +153,10 @@ def build_learner(
     return Learner(
         model,
         loaded.tokenizer,
-        optimizers=optimizers,
         schedule=Schedule(optimizers, factor),
         gradient_clip=optimization.gradient_clip,
         processes=processes,
         reference=reference,
-        ema=ema,
         value_head=value_head,
         precision=Precision(config.training.mixed_precision, device=loaded.device),
     )
@@ -311,7 +309,6 @@ def update_settings(config: TrainConfig) -> UpdateSettings:
             loss=grpo.loss,
             clip_low=grpo.clip_ratio,
             clip_high=grpo.clip_high,
-            kl_coef=grpo.kl_coef,
             kl_times_ratio=grpo.kl_times_ratio,
             kl_estimator=None if grpo.kl_estimator == "k1" else grpo.kl_estimator,
         ),

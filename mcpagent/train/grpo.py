@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -19,8 +19,8 @@ from mcpagent.train.budget import BudgetReached, resident_mib
 from mcpagent.train.health import StepReport
 from mcpagent.train.objective.advantages import GradedBatch
 from mcpagent.train.rewards import apply_penalty, grade_groups
-from mcpagent.train.run_state import GrpoRun, GrpoSettings, GrpoState
-from mcpagent.train.update import UpdateSettings, update_policy
+from mcpagent.train.run_state import GrpoRun
+from mcpagent.train.update import UpdateStats, update_policy
 
 
 def success_rate(trajectories: Sequence[Trajectory]) -> float:
@@ -52,8 +52,7 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     metrics["penalty_mean"] = fmean(t.term("penalty") or 0.0 for t in scored)
     metrics["invalid_rate"] = fmean(t.term("invalid_rate") or 0.0 for t in scored)
     for complexity in sorted({t.complexity for t in scored}):
-        own = [t for t in scored if t.complexity == complexity]
-        metrics[f"success_{complexity}"] = success_rate(own)
+        metrics[f"success_{complexity}"] = success_rate([t for t in scored if t.complexity == complexity])
     return metrics
 
 
@@ -69,16 +68,18 @@ def train_grpo(run: GrpoRun) -> str:
     step, begun_bytes = state.step, 0
 
     def note() -> None:
-        run.note(f"finishing step {step} of {total} before it stops; Ctrl-C again drops the step")
+        run.observers.note(f"finishing step {step} of {total} before it stops; Ctrl-C again drops the step")
 
     save_if_missing(run)  # the weights from which the run begins are good ones to come back to
     try:
         with processes.holding_interrupts(note) as asked:
             while (reason := processes.broadcast_from_rank0(lambda: _why_ended(run))) is None:
                 step, begun_bytes = state.step + 1, run.actor.ledger_bytes
-                trajectories = _collect(run, step, asked)
+                episodes = _collect(run, step, asked)
                 with uninterrupted(note) if processes.count == 1 else nullcontext():
-                    _learn(run, step, trajectories)
+                    graded = _grade(run, step, episodes.trajectories)
+                    update = _update(run, step, graded)
+                    _record(run, episodes, graded, update)
     except BudgetReached as reached:
         reason = str(reached)
         processes.broadcast_from_rank0(lambda: run.actor.roll_back(begun_bytes))
@@ -112,14 +113,14 @@ def _why_ended(run: GrpoRun) -> str | None:
         return "completed"
     if settings.patience is not None and state.evaluations_since_best >= settings.patience:
         return f"no better evaluation in {state.evaluations_since_best} (training.patience)"
-    for watcher in run.watchers:
-        if (reason := watcher.should_stop()) is not None:
+    for callback in run.observers.all_callbacks:
+        if (reason := callback.should_stop()) is not None:
             return reason
     return run.meter.reached()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Collected:
+class _Episodes:
     """The episodes that a step learns from, with penalties in force or not."""
 
     trajectories: list[Trajectory]
@@ -129,28 +130,28 @@ class _Collected:
     ended_cpu_s: float
 
 
-def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Collected:
+def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Episodes:
     """A step's episodes; with `resample_rounds`, groups that carry no signal give way to others. `asked` says
     whether the run is to be interrupted."""
     started, settings = time.process_time(), run.settings
-    chosen = fresh = run.order.batch(step)
+    taken = fresh = run.tasks.order.batch(step)
     kept: list[Trajectory] = []
     resampled, penalty_active = 0, run.state.penalty_active
     for round_ in range(settings.resample_rounds + 1):
-        found = _episodes(run, fresh, step, round_, asked)
+        episodes = _episodes(run, fresh, step, round_, asked)
         if round_ == 0:  # later rounds are what is left after a choice by reward
-            penalty_active |= success_rate_of_all(found) >= settings.penalty_after_success
-        found = apply_penalty(found, active=penalty_active)
+            penalty_active |= success_rate_of_all(episodes) >= settings.penalty_after_success
+        episodes = apply_penalty(episodes, active=penalty_active)
         is_last = round_ == settings.resample_rounds
-        dull = set[str]() if is_last else _without_signal(_graded(run, step, found))
-        fresh = run.order.fresh(step, round_=round_ + 1, count=len(dull), taken=chosen)
+        uniform_group_ids = set[str]() if is_last else _grade(run, step, episodes).uniform_group_ids
+        fresh = run.tasks.order.fresh(step, round_=round_ + 1, count=len(uniform_group_ids), taken=taken)
         if not fresh:
-            kept += found
+            kept += episodes
             break
-        kept += [t for t in found if t.group_id not in dull]
-        resampled += len(dull)
-        chosen = [*chosen, *fresh]
-    return _Collected(
+        kept += [t for t in episodes if t.group_id not in uniform_group_ids]
+        resampled += len(uniform_group_ids)
+        taken = [*taken, *fresh]
+    return _Episodes(
         trajectories=kept,
         penalty_active=penalty_active,
         resampled=resampled,
@@ -159,20 +160,11 @@ def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Collected:
     )
 
 
-def _graded(run: GrpoRun, step: int, trajectories: Sequence[Trajectory]) -> GradedBatch:
-    return grade_groups(
-        group_trajectories(trajectories), settings=run.settings.grading, seed=run.settings.seed + step
-    )
-
-
-def _without_signal(graded: GradedBatch) -> set[str]:
-    return {group.group_id for group in graded.groups if not group.has_signal}
-
-
 def _episodes(
-    run: GrpoRun, chosen: Sequence[int], step: int, round_: int, asked: Callable[[], bool]
+    run: GrpoRun, places: Sequence[int], step: int, round_: int, asked: Callable[[], bool]
 ) -> list[Trajectory]:
-    """Those of all processes, of which each plays its share. What cuts one of them short cuts all."""
+    """Those of all processes at the tasks of `places`, of which each process plays its share. What cuts one
+    process short cuts all."""
     processes, spent = run.processes, run.state.spent
     calls, cost = spent.tool_calls, spent.cost_usd
 
@@ -181,13 +173,13 @@ def _episodes(
         if asked():
             raise BudgetReached
 
-    own, reached = [], None
+    played, reached = [], None
     try:
-        tasks = [run.tasks[i] for i in processes.share(chosen)]
-        own = run.actor.collect(tasks, step=step, round_=round_, on_episode=on_episode)
+        tasks = [run.tasks.train[i] for i in processes.share(places)]
+        played = run.actor.collect(tasks, step=step, round_=round_, on_episode=on_episode)
     except BudgetReached as reason:
         reached = str(reason) or None
-    ended = processes.gather([(own, reached, asked())])
+    ended = processes.gather([(played, reached, asked())])
     total = processes.sum([spent.tool_calls - calls, spent.cost_usd - cost])
     spent.tool_calls, spent.cost_usd = calls + round(total[0]), cost + total[1]
     if any(is_asked for _, _, is_asked in ended):
@@ -198,15 +190,30 @@ def _episodes(
     return [trajectory for part, _, _ in ended for trajectory in part]
 
 
-def _learn(run: GrpoRun, step: int, collected: _Collected) -> None:
-    """The rest of a step: from its episodes to its record and, where it is due, its checkpoint."""
+def _grade(run: GrpoRun, step: int, trajectories: Sequence[Trajectory]) -> GradedBatch:
+    settings = run.settings
+    return grade_groups(
+        group_trajectories(trajectories), settings=settings.grading, seed=settings.seed + step
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Updated:
+    """What an update did, and what bringing the new weights to the policy measured."""
+
+    stats: UpdateStats
+    synced: JsonObject
+    ended_cpu_s: float
+
+
+def _update(run: GrpoRun, step: int, graded: GradedBatch) -> _Updated:
+    """Optimise on the step's groups and hand the weights to the policy: the step is taken."""
     state, settings = run.state, run.settings
-    trajectories, state.penalty_active = collected.trajectories, collected.penalty_active
-    graded = _graded(run, step, trajectories)
     stats = update_policy(
         run.learner,
         graded,
-        settings=_with_kl(settings.update, state),
+        settings=settings.update,
+        kl_coef=state.kl_coef,
         first_optimizer_step=state.optimizer_steps + 1,
         seed=settings.seed + step,
     )
@@ -214,54 +221,60 @@ def _learn(run: GrpoRun, step: int, collected: _Collected) -> None:
     # Read while no process calls a tool.
     ledger_bytes = run.processes.broadcast_from_rank0(lambda: run.actor.ledger_bytes)
     synced = run.actor.sync()
-    before = state.step
     state.step, state.ledger_bytes = step, ledger_bytes
     state.optimizer_steps += stats.optimizer_steps
-    summary = stats.summary()
-    _adapt_kl(state, settings, summary.get("kl"))
-    updated = time.process_time()
+    if settings.target_kl is not None:
+        state.adapt_kl(settings.target_kl, stats.summary().get("kl"))
+    return _Updated(stats=stats, synced=synced, ended_cpu_s=time.process_time())
+
+
+def _record(run: GrpoRun, episodes: _Episodes, graded: GradedBatch, update: _Updated) -> None:
+    """The rest of a step: its evaluation, its record and, where it is due, its checkpoint."""
+    state, trajectories = run.state, episodes.trajectories
+    state.penalty_active = episodes.penalty_active
     groups = len({t.group_id for t in trajectories})
     record: JsonObject = {
-        "step": step,
+        "step": state.step,
         **episode_metrics(trajectories),
-        **summary,
-        **synced,
+        **update.stats.summary(),
+        **update.synced,
         "uniform_groups": graded.uniform_groups,
         "uniform_share": graded.uniform_groups / groups if groups else None,
-        "resampled_groups": collected.resampled,
+        "resampled_groups": episodes.resampled,
         "trained_samples": len(graded.samples),
         "penalty_active": state.penalty_active,
         "kl_coef": state.kl_coef,
-        "rollout_cpu_s": collected.ended_cpu_s - collected.started_cpu_s,
-        "update_cpu_s": updated - collected.ended_cpu_s,
+        "rollout_cpu_s": episodes.ended_cpu_s - episodes.started_cpu_s,
+        "update_cpu_s": update.ended_cpu_s - episodes.ended_cpu_s,
     }
     _evaluate(run, record)
     report = None
     if run.processes.is_first:
-        report = _record(run, record, trajectories, before=before, started_cpu_s=collected.started_cpu_s)
+        report = _report(run, record, trajectories, started_cpu_s=episodes.started_cpu_s)
     state.agree(run.processes.broadcast_from_rank0(state.as_json))
     # The checkpoint comes last: a run that stops before it resumes at the checkpoint before this one, and
     # `truncate_after` drops what this step had already recorded.
-    is_due = step % settings.save_every == 0 or state.best_step == step
+    is_due = state.step % run.settings.save_every == 0 or state.best_step == state.step
     if run.processes.broadcast_from_rank0(lambda: is_due or _why_ended(run) is not None):
         save_if_missing(run)
     if report is not None:
-        run.on_step(report)
+        run.observers.on_step(report)
 
 
-def _record(
-    run: GrpoRun, record: JsonObject, trajectories: list[Trajectory], *, before: int, started_cpu_s: float
+def _report(
+    run: GrpoRun, record: JsonObject, trajectories: list[Trajectory], *, started_cpu_s: float
 ) -> StepReport:
-    """Show a step to all that watch over the run, and keep it. `before` is the step before it."""
-    state, step = run.state, run.state.step
+    """Show a step to all that watch over the run, and keep it."""
+    state, step, health = run.state, run.state.step, run.observers.health
     write_trajectories(run.folder.trajectory_stem(step), trajectories)
     record |= run.actor.tool_metrics()
     report = StepReport(step=step, metrics=record, trajectories=trajectories)
-    for watcher in run.watchers:
-        watcher.on_step(report)
-    if (run.health is None or run.health.is_well) and run.folder.checkpoint_dir(before).exists():
-        state.good_step = before
-    state.is_ill = run.health is not None and run.health.should_stop() is not None
+    for callback in run.observers.all_callbacks:
+        callback.on_step(report)
+    # The episodes were sampled with the weights of the step before: if they are well, so are those weights.
+    if (health is None or health.is_well) and run.folder.checkpoint_dir(step - 1).exists():
+        state.good_step = step - 1
+    state.is_ill = health is not None and health.should_stop() is not None
     state.spent.steps += 1
     run.meter.read()
     record["cpu_s"] = time.process_time() - started_cpu_s
@@ -274,29 +287,20 @@ def _record(
 
 def _evaluate(run: GrpoRun, record: JsonObject) -> None:
     state, every = run.state, run.settings.eval_every
-    if not every or state.step % every or not run.validation:
+    if not every or state.step % every or not run.tasks.validation:
         return
-    found = run.actor.evaluate(run.validation, step=state.step)
-    record["validation_success"] = found.scored_success
-    record["validation_success_all"] = found.success
-    record["validation_unscored"] = found.unscored
-    if found.unscored < found.episodes and (state.best_success is None or found.success > state.best_success):
-        state.best_success, state.best_step, state.evaluations_since_best = found.success, state.step, 0
-    elif found.is_doubtful:
-        run.note(
-            f"step {state.step}: {found.unscored} of {found.episodes} validation episodes are unscored, so "
-            "this evaluation does not count towards training.patience"
+    result = run.actor.evaluate(run.tasks.validation, step=state.step)
+    record["validation_success"] = result.scored_success
+    record["validation_success_all"] = result.success
+    record["validation_unscored"] = result.unscored
+    if result.unscored < result.episodes and (
+        state.best_success is None or result.success > state.best_success
+    ):
+        state.best_success, state.best_step, state.evaluations_since_best = result.success, state.step, 0
+    elif result.is_doubtful:
+        run.observers.note(
+            f"step {state.step}: {result.unscored} of {result.episodes} validation episodes are unscored, "
+            "so this evaluation does not count towards training.patience"
         )
     else:
         state.evaluations_since_best += 1
-
-
-def _with_kl(update: UpdateSettings, state: GrpoState) -> UpdateSettings:
-    return replace(update, objective=replace(update.objective, kl_coef=state.kl_coef))
-
-
-def _adapt_kl(state: GrpoState, settings: GrpoSettings, kl: float | None) -> None:
-    """Proportional control of the KL coefficient (Ziegler et al. 2019, arXiv 1909.08593, section 2.2)."""
-    if settings.target_kl is not None and kl is not None:
-        error = max(-0.2, min(0.2, kl / settings.target_kl - 1.0))
-        state.kl_coef *= 1.0 + 0.1 * error

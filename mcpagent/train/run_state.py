@@ -139,7 +139,7 @@ class GrpoState:
     step: int = 0
     optimizer_steps: int = 0
     penalty_active: bool = False
-    kl_coef: float = 0.0
+    kl_coef: float = 0.0  # the only one: it begins as grpo.kl_coef, and adaptive KL changes it
     best_success: float | None = None
     best_step: int | None = None
     evaluations_since_best: int = 0
@@ -147,6 +147,13 @@ class GrpoState:
     good_step: int | None = None  # the last checkpoint whose weights were seen healthy, in the step after it
     ledger_bytes: int = 0  # of the servers' call ledger, where one is kept
     spent: Spent = field(default_factory=Spent)
+
+    def adapt_kl(self, target: float, measured: float | None) -> None:
+        """Proportional control of the KL coefficient towards `target` nats a token (Ziegler et al. 2019,
+        arXiv 1909.08593, section 2.2). `measured` None, where nothing was trained, changes nothing."""
+        if measured is not None:
+            error = max(-0.2, min(0.2, measured / target - 1.0))
+            self.kl_coef *= 1.0 + 0.1 * error
 
     @classmethod
     def from_json(cls, saved: JsonObject) -> GrpoState:
@@ -162,30 +169,47 @@ class GrpoState:
         vars(self).update({**saved, "spent": self.spent})
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingTasks:
+    """What a run is trained and, from time to time, evaluated on, and the order in which it trains."""
+
+    train: Sequence[Task]
+    validation: Sequence[Task]
+    order: TaskOrder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observers:
+    """Who is told of a run: `health` and `callbacks` may end it, `on_step` gets each step once it is kept,
+    `note` sentences for a person."""
+
+    health: HealthMonitor | None = None
+    callbacks: Sequence[Callback] = ()
+    on_step: Callable[[StepReport], None] = lambda _: None
+    note: Callable[[str], None] = lambda _: None
+
+    @property
+    def all_callbacks(self) -> Sequence[Callback]:
+        """The callbacks, that of health first."""
+        return self.callbacks if self.health is None else (self.health, *self.callbacks)
+
+
 @dataclass(kw_only=True)
 class GrpoRun:
     """A run in progress: its parts, and how far it is."""
 
     learner: Learner
     actor: Actor
-    tasks: Sequence[Task]
-    validation: Sequence[Task]
-    order: TaskOrder
+    tasks: TrainingTasks
     folder: RunFolder
     settings: GrpoSettings
     state: GrpoState
-    health: HealthMonitor | None = None
-    callbacks: Sequence[Callback] = ()
-    on_step: Callable[[StepReport], None] = lambda _: None
-    note: Callable[[str], None] = lambda _: None
+    observers: Observers = field(default_factory=Observers)
 
     def __post_init__(self) -> None:
         self.meter = Meter(self.settings.budget, self.state.spent)
 
     @property
-    def watchers(self) -> Sequence[Callback]:
-        return self.callbacks if self.health is None else (self.health, *self.callbacks)
-
-    @property
     def processes(self) -> Processes:
+        """Those of the learner, of which this is one."""
         return self.learner.processes

@@ -37,7 +37,8 @@ class SamplerCorrection:
 @dataclass(frozen=True, kw_only=True)
 class UpdateSettings:
     """The objective and how its batch is cut. `minibatches` is optimiser steps for each of the `epochs`, on
-    whole groups. With `kl_in_reward` the KL coefficient acts on rewards and not in the loss."""
+    whole groups. With `kl_in_reward` the KL coefficient acts on rewards and not in the loss; the coefficient
+    itself is an argument of `update_policy`, since it may change from step to step."""
 
     objective: Objective = field(default_factory=Objective)
     max_response_tokens: int = 1  # what dr_grpo divides by
@@ -51,9 +52,7 @@ class UpdateSettings:
     minibatches: int = 1
     micro_batch_tokens: int = 8192
     temperature: float = 1.0
-    stop_kl: float | None = (
-        None  # nats a token from the old policy, past which a batch's other steps are left
-    )
+    stop_kl: float | None = None  # nats a token; once a batch has moved the policy past it, it is left
 
     @property
     def is_single_step(self) -> bool:
@@ -74,6 +73,7 @@ class SamplerMismatch:
     max_weight: float = 0.0
 
     def add(self, trainer_N: torch.Tensor, sampler_N: torch.Tensor) -> None:
+        """Count tokens by both logprobs (nats), of the same weights."""
         if not len(trainer_N):
             return
         log_ratio = (trainer_N - sampler_N).double()
@@ -119,11 +119,13 @@ class ApproximateKL:
     _before: tuple[int, float] = (0, 0.0)
 
     def add(self, new_N: torch.Tensor, old_N: torch.Tensor) -> None:
+        """Count tokens by their logprobs (nats) under the new and the old policy."""
         log_ratio = (new_N - old_N).double()
         self.tokens += len(log_ratio)
         self.total += float((log_ratio.exp() - 1.0 - log_ratio).sum())
 
     def end_step(self) -> None:
+        """Set `latest` to the mean over the tokens of the optimiser step that ends."""
         tokens, total = self._before
         if self.tokens > tokens:
             self.latest = (self.total - total) / (self.tokens - tokens)
@@ -153,6 +155,7 @@ class UpdateStats:
     overflows: int = 0  # steps that were left out because a gradient overflowed in float16
 
     def add(self, count: int, **sums: float) -> None:
+        """Count `count` tokens, with sums over them by name."""
         self.tokens += count
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
@@ -196,8 +199,8 @@ def combined(parts: Sequence[UpdateStats]) -> UpdateStats:
         first.loss += other.loss
     value_losses = [p.value_loss for p in parts if p.value_loss is not None]
     first.value_loss = sum(value_losses) if value_losses else None
-    known = [p.explained_variance for p in parts if p.explained_variance is not None]
-    first.explained_variance = fmean(known) if known else None
+    explained = [p.explained_variance for p in parts if p.explained_variance is not None]
+    first.explained_variance = fmean(explained) if explained else None
     return first
 
 
@@ -233,77 +236,243 @@ def rescore(
             nothing = (None,) * len(rows)
             references = nothing if reference is None else reference.split(tokens)
             by_turn = nothing if values is None else values.split(turns)
-            for row, own, other, worth in zip(
-                batch.rows, logprobs.split(tokens), references, by_turn, strict=True
-            ):
-                by_row[row] = Rescored(own, other, worth)
+            parts = zip(batch.rows, logprobs.split(tokens), references, by_turn, strict=True)
+            by_row |= {
+                row: Rescored(logprobs_N, ref_N, values_K) for row, logprobs_N, ref_N, values_K in parts
+            }
     learner.model.train(was_training)
     return [by_row[row] for row in range(len(samples))]
 
 
 @dataclass(frozen=True)
 class UpdateRow:
-    """A sample with what was found out about it before the first step. `before` is None where a single
-    step is taken on the sampler's logprobs."""
+    """A sample with its credit. `rescored` is what the trainer computed of it before the first step; None
+    where a single step is taken on the sampler's logprobs."""
 
     sample: TrainSample
     group: int
     advantages_K: list[float]
     returns_K: list[float]
-    before: Rescored | None
+    rescored: Rescored | None
 
 
-def update_rows(
-    learner: Learner, graded: GradedBatch, settings: UpdateSettings, stats: UpdateStats
-) -> list[UpdateRow]:
-    """Rescore where that is needed, then give credit."""
-    samples = graded.samples
-    needs_values = graded.settings.advantage == "gae"
-    needed = not settings.is_single_step or settings.correction or settings.kl_in_reward or needs_values
-    if not needed:
-        credit = assign_credit(graded, reduce=learner.processes.sum)
-        return _join(graded, credit, None)
-    before = rescore(
-        learner,
-        samples,
-        max_tokens=settings.micro_batch_tokens,
-        temperature=settings.temperature,
-        with_reference=settings.use_reference,
-    )
-    for sample, own in zip(samples, before, strict=True):
-        stats.drift.add(own.logprobs_N, sampler_logprobs([sample], learner))
-    values = [own.values_K.tolist() for own in before if own.values_K is not None] if needs_values else None
-    credit = assign_credit(
-        graded,
-        penalties=_penalties(samples, before, settings) if settings.kl_in_reward else None,
-        values=values,
-        reduce=learner.processes.sum,
-    )
-    if values is not None:
-        flat = [v for own in values for v in own]
-        pairs = learner.processes.gather(zip(flat, _outcomes(graded), strict=True))
-        stats.explained_variance = explained_variance([v for v, _ in pairs], [o for _, o in pairs])
-    return _join(graded, credit, before)
+def update_policy(
+    learner: Learner,
+    graded: GradedBatch,
+    *,
+    settings: UpdateSettings,
+    kl_coef: float = 0.0,
+    first_optimizer_step: int,
+    seed: int,
+) -> UpdateStats:
+    """Optimise on the groups that carry a signal, shared out over the processes, which are all given the same
+    groups and get the same statistics.
+
+    Old logprobs are the sampler's where one step is taken; the trainer's own, from before the first step,
+    where there are several or the sampler is corrected for. Past `settings.stop_kl` the other steps are left
+    out. `first_optimizer_step` numbers the steps for the learning-rate schedule; `seed` shuffles groups into
+    minibatches.
+    """
+    processes = learner.processes
+    groups_with_signal = [group for group in graded.groups if group.has_signal]
+    update = _Update(learner, settings, kl_coef)
+    processes.seed_torch(seed)
+    rows = update.rows(replace(graded, groups=tuple(processes.share(groups_with_signal))))
+    learner.model.train()
+    for epoch in range(settings.epochs):
+        order = sorted({row.group for row in rows})
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        # A process with fewer groups than others takes part in all of their steps.
+        groups = max(processes.gather([len(order)]))
+        size = max(1, -(-groups // settings.minibatches))
+        for start in range(0, groups, size):
+            if update.has_moved_too_far():
+                update.stats.skipped_steps += 1
+                continue
+            minibatch = set(order[start : start + size])
+            update.optimizer_step(
+                [row for row in rows if row.group in minibatch],
+                number=first_optimizer_step + update.stats.optimizer_steps,
+            )
+    learner.model.eval()
+    return combined(processes.gather([update.stats]))
 
 
-def _join(graded: GradedBatch, credit: Credit, before: list[Rescored] | None) -> list[UpdateRow]:
+def sampler_logprobs(samples: Sequence[TrainSample], learner: Learner) -> torch.Tensor:
+    """The logprobs [N] (nats) that the sampler reported for the sampled tokens, sample by sample."""
+    logprobs = [p for s in samples for p in s.sampler_logprobs_N]
+    return torch.tensor(logprobs, device=learner.device, dtype=learner.loss_dtype)
+
+
+@dataclass
+class _Update:
+    """One update under way: what all of its optimiser steps share."""
+
+    learner: Learner
+    settings: UpdateSettings
+    kl_coef: float
+    stats: UpdateStats = field(default_factory=UpdateStats)
+
+    def rows(self, graded: GradedBatch) -> list[UpdateRow]:
+        """Rescore the samples where that is needed, then give credit."""
+        learner, settings, samples = self.learner, self.settings, graded.samples
+        needs_values = graded.settings.advantage == "gae"
+        if settings.is_single_step and not (settings.correction or settings.kl_in_reward or needs_values):
+            return _join(graded, assign_credit(graded, reduce=learner.processes.sum), None)
+        rescored = rescore(
+            learner,
+            samples,
+            max_tokens=settings.micro_batch_tokens,
+            temperature=settings.temperature,
+            with_reference=settings.use_reference,
+        )
+        for sample, scores in zip(samples, rescored, strict=True):
+            self.stats.drift.add(scores.logprobs_N, sampler_logprobs([sample], learner))
+        values = None
+        if needs_values:
+            values = [scores.values_K.tolist() for scores in rescored if scores.values_K is not None]
+        credit = assign_credit(
+            graded,
+            penalties=self._penalties(samples, rescored) if settings.kl_in_reward else None,
+            values=values,
+            reduce=learner.processes.sum,
+        )
+        if values is not None:
+            flat = [v for of_sample in values for v in of_sample]
+            pairs = learner.processes.gather(zip(flat, _outcomes(graded), strict=True))
+            self.stats.explained_variance = explained_variance([v for v, _ in pairs], [o for _, o in pairs])
+        return _join(graded, credit, rescored)
+
+    def _penalties(self, samples: Sequence[TrainSample], rescored: Sequence[Rescored]) -> list[list[float]]:
+        """The KL (k1) of each turn times its coefficient."""
+        penalties: list[list[float]] = []
+        for sample, scores in zip(samples, rescored, strict=True):
+            assert scores.reference_N is not None
+            k1 = kl_terms(scores.logprobs_N, scores.reference_N, estimator="k1") * self.kl_coef
+            penalties.append([float(turn.sum()) for turn in k1.split(sample.turn_tokens_K)])
+        return penalties
+
+    def has_moved_too_far(self) -> bool:
+        """Whether the policy, as the last step of any process measured it, is past `stop_kl`."""
+        if self.settings.stop_kl is None:
+            return False
+        return max(self.learner.processes.gather([self.stats.approx_kl.latest])) > self.settings.stop_kl
+
+    def optimizer_step(self, rows: Sequence[UpdateRow], *, number: int) -> None:
+        """Add the gradients of all rows, in micro-batches, and step."""
+        learner, settings, stats = self.learner, self.settings, self.stats
+        samples = [row.sample for row in rows]
+        lengths = [s.loss_tokens for s in samples]
+        turns = sum(len(s.turn_tokens_K) for s in samples)
+        n_samples, n_tokens, n_turns = learner.processes.sum((*batch_totals(lengths), float(turns)))
+        weights = token_weights(
+            lengths,
+            loss=settings.objective.loss,
+            max_tokens=settings.max_response_tokens,
+            totals=(n_samples, n_tokens),
+        )
+        for batch in learner.batches(samples, max_tokens=settings.micro_batch_tokens):
+            in_batch = [rows[i] for i in batch.rows]
+            self._backward(batch, in_batch, [weights[i] for i in batch.rows], n_turns=n_turns)
+        stats.approx_kl.end_step()
+        norm, _ = learner.step(number)
+        stats.optimizer_steps += 1
+        if norm is None:
+            stats.overflows += 1
+        else:
+            stats.grad_norm += norm
+
+    def _backward(
+        self, batch: Batch, rows: Sequence[UpdateRow], weights: Sequence[float], *, n_turns: float
+    ) -> None:
+        learner, settings, stats = self.learner, self.settings, self.stats
+        device, dtype = learner.device, learner.loss_dtype
+        samples = [row.sample for row in rows]
+        lengths = torch.tensor([s.loss_tokens for s in samples], device=device)
+        turn_lengths = torch.tensor([n for s in samples for n in s.turn_tokens_K], device=device)
+        advantages = torch.tensor([a for row in rows for a in row.advantages_K], device=device, dtype=dtype)
+        weights_N = torch.tensor(weights, device=device, dtype=dtype).repeat_interleave(lengths)
+        old, reference, corrections = self._old(batch, rows, lengths)
+        logprobs, entropy, values = learner.score_with_values(
+            batch,
+            turn_starts(samples),
+            temperature=settings.temperature,
+            entropy_gradient=settings.entropy_coef > 0,
+        )
+        parts = policy_loss(
+            logprobs,
+            objective=settings.objective,
+            kl_coef=self.kl_coef,
+            old_logprobs_N=old,
+            advantages_N=advantages.repeat_interleave(turn_lengths),
+            lengths_B=lengths,
+            reference_logprobs_N=reference,
+            weights_N=corrections,
+        )
+        loss = (parts.loss_N * weights_N).sum()
+        if settings.entropy_coef:
+            loss = loss - settings.entropy_coef * (entropy * weights_N).sum()
+        stats.loss += float(loss.detach())
+        if values is not None:
+            error = self._value_error(values, rows).sum() / n_turns
+            stats.value_loss = (stats.value_loss or 0.0) + float(error.detach())
+            loss = loss + settings.value_coef * error
+        learner.backward(loss)
+        if rows[0].rescored is None:
+            # Before the first step the sampler and the trainer have the same weights: what differs is error.
+            stats.drift.add(logprobs.detach(), old)
+        stats.approx_kl.add(logprobs.detach(), old)
+        stats.max_ratio = max(stats.max_ratio, float(parts.ratio_N.max()))
+        stats.add(
+            len(old),
+            kl=float(parts.kl_N.sum()),
+            clip_fraction=float(parts.is_clipped_N.sum()),
+            entropy=float(entropy.detach().sum()),
+            ratio_mean=float(parts.ratio_N.sum()),
+            **({} if corrections is None else {"correction_mean": float(corrections.sum())}),
+        )
+
+    def _old(
+        self, batch: Batch, rows: Sequence[UpdateRow], lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Old and reference logprobs and the sampler's correction [N] of a micro-batch."""
+        settings = self.settings
+        sampler = sampler_logprobs([row.sample for row in rows], self.learner)
+        rescored = [row.rescored for row in rows if row.rescored is not None]
+        if not rescored:
+            reference = None
+            if settings.use_reference:
+                reference = self.learner.reference_logprobs(batch, temperature=settings.temperature)
+            return sampler, reference, None
+        old = torch.cat([scores.logprobs_N for scores in rescored])
+        references = [scores.reference_N for scores in rescored if scores.reference_N is not None]
+        reference = torch.cat(references) if references else None
+        if settings.correction is None:
+            return old, reference, None
+        correction = settings.correction
+        weights = sampler_weights(
+            old, sampler, lengths, cap=correction.cap, level=correction.level, beyond=correction.beyond
+        )
+        return old, reference, weights
+
+    def _value_error(self, values: torch.Tensor, rows: Sequence[UpdateRow]) -> torch.Tensor:
+        """The value loss [K] of a micro-batch, whose rows were all rescored."""
+        returns = [r for row in rows for r in row.returns_K]
+        rescored = [row.rescored.values_K for row in rows if row.rescored is not None]
+        return value_loss(
+            values,
+            old_values_K=torch.cat([old for old in rescored if old is not None]),
+            returns_K=torch.tensor(returns, device=values.device, dtype=values.dtype),
+            clip=self.settings.value_clip,
+        )
+
+
+def _join(graded: GradedBatch, credit: Credit, rescored: list[Rescored] | None) -> list[UpdateRow]:
     samples = graded.samples
     returns = credit.returns or [[] for _ in samples]
-    known = before or [None] * len(samples)
-    parts = zip(samples, graded.sample_groups, credit.advantages, returns, known, strict=True)
+    scores = rescored or [None] * len(samples)
+    parts = zip(samples, graded.sample_groups, credit.advantages, returns, scores, strict=True)
     return [UpdateRow(*part) for part in parts]
-
-
-def _penalties(
-    samples: Sequence[TrainSample], before: Sequence[Rescored], settings: UpdateSettings
-) -> list[list[float]]:
-    """The KL (k1) of each turn times its coefficient."""
-    penalties: list[list[float]] = []
-    for sample, own in zip(samples, before, strict=True):
-        assert own.reference_N is not None
-        k1 = kl_terms(own.logprobs_N, own.reference_N, estimator="k1") * settings.objective.kl_coef
-        penalties.append([float(turn.sum()) for turn in k1.split(sample.turn_tokens_K)])
-    return penalties
 
 
 def _outcomes(graded: GradedBatch) -> list[float]:
@@ -315,179 +484,3 @@ def _outcomes(graded: GradedBatch) -> list[float]:
         for turns in [len(sample.turn_tokens_K)]
         for k in range(turns)
     ]
-
-
-def sampler_logprobs(samples: Sequence[TrainSample], learner: Learner) -> torch.Tensor:
-    """What the sampler said of the tokens [N], sample by sample."""
-    logprobs = [p for s in samples for p in s.sampler_logprobs_N]
-    return torch.tensor(logprobs, device=learner.device, dtype=learner.loss_dtype)
-
-
-def update_policy(
-    learner: Learner,
-    graded: GradedBatch,
-    *,
-    settings: UpdateSettings,
-    first_optimizer_step: int,
-    seed: int,
-) -> UpdateStats:
-    """Optimise on the groups that carry a signal, shared out over the processes, which are all given the same
-    groups and get the same statistics.
-
-    Old logprobs are the sampler's where one step is taken; the trainer's own, from before the first step,
-    where there are several or the sampler is corrected for. Past `settings.stop_kl` the other steps are left
-    out. `first_optimizer_step` numbers the steps for the
-    learning-rate schedule; `seed` shuffles groups into minibatches.
-    """
-    stats, processes = UpdateStats(), learner.processes
-    telling = [group for group in graded.groups if group.has_signal]
-    own = replace(graded, groups=tuple(processes.share(telling)))
-    processes.seed_torch(seed)
-    rows = update_rows(learner, own, settings, stats)
-    learner.model.train()
-    for epoch in range(settings.epochs):
-        order = sorted({row.group for row in rows})
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        # A process with fewer groups than others takes part in all of their steps.
-        groups = max(processes.gather([len(order)]))
-        size = max(1, -(-groups // settings.minibatches))
-        for start in range(0, groups, size):
-            if _has_moved_too_far(learner, settings, stats):
-                stats.skipped_steps += 1
-                continue
-            chosen = set(order[start : start + size])
-            _optimizer_step(
-                learner,
-                [row for row in rows if row.group in chosen],
-                settings,
-                stats,
-                number=first_optimizer_step + stats.optimizer_steps,
-            )
-    learner.model.eval()
-    return combined(processes.gather([stats]))
-
-
-def _has_moved_too_far(learner: Learner, settings: UpdateSettings, stats: UpdateStats) -> bool:
-    """Whether the policy, as the last step of any process found it, is past `stop_kl`."""
-    if settings.stop_kl is None:
-        return False
-    return max(learner.processes.gather([stats.approx_kl.latest])) > settings.stop_kl
-
-
-def _optimizer_step(
-    learner: Learner, rows: Sequence[UpdateRow], settings: UpdateSettings, stats: UpdateStats, *, number: int
-) -> None:
-    samples = [row.sample for row in rows]
-    lengths = [s.loss_tokens for s in samples]
-    turns = sum(len(s.turn_tokens_K) for s in samples)
-    n_samples, n_tokens, n_turns = learner.processes.sum((*batch_totals(lengths), float(turns)))
-    weights = token_weights(
-        lengths,
-        loss=settings.objective.loss,
-        max_tokens=settings.max_response_tokens,
-        totals=(n_samples, n_tokens),
-    )
-    for batch in learner.batches(samples, max_tokens=settings.micro_batch_tokens):
-        own = [rows[i] for i in batch.rows]
-        _backward(learner, batch, own, [weights[i] for i in batch.rows], settings, stats, n_turns=n_turns)
-    stats.approx_kl.end_step()
-    norm, _ = learner.step(number)
-    stats.optimizer_steps += 1
-    if norm is None:
-        stats.overflows += 1
-    else:
-        stats.grad_norm += norm
-
-
-def _backward(
-    learner: Learner,
-    batch: Batch,
-    rows: Sequence[UpdateRow],
-    weights: Sequence[float],
-    settings: UpdateSettings,
-    stats: UpdateStats,
-    *,
-    n_turns: float,
-) -> None:
-    device, dtype = learner.device, learner.loss_dtype
-    samples = [row.sample for row in rows]
-    lengths = torch.tensor([s.loss_tokens for s in samples], device=device)
-    turn_lengths = torch.tensor([n for s in samples for n in s.turn_tokens_K], device=device)
-    advantages = torch.tensor([a for row in rows for a in row.advantages_K], device=device, dtype=dtype)
-    weights_N = torch.tensor(weights, device=device, dtype=dtype).repeat_interleave(lengths)
-    old, reference, corrections = _old(learner, batch, rows, lengths, settings)
-    logprobs, entropy, values = learner.score_with_values(
-        batch,
-        turn_starts(samples),
-        temperature=settings.temperature,
-        entropy_gradient=settings.entropy_coef > 0,
-    )
-    parts = policy_loss(
-        logprobs,
-        objective=settings.objective,
-        old_logprobs_N=old,
-        advantages_N=advantages.repeat_interleave(turn_lengths),
-        lengths_B=lengths,
-        reference_logprobs_N=reference,
-        weights_N=corrections,
-    )
-    loss = (parts.loss_N * weights_N).sum()
-    if settings.entropy_coef:
-        loss = loss - settings.entropy_coef * (entropy * weights_N).sum()
-    stats.loss += float(loss.detach())
-    if values is not None:
-        error = _value_error(values, rows, settings).sum() / n_turns
-        stats.value_loss = (stats.value_loss or 0.0) + float(error.detach())
-        loss = loss + settings.value_coef * error
-    learner.backward(loss)
-    if rows[0].before is None:
-        # Before the first step the sampler and the trainer have the same weights: what differs is error.
-        stats.drift.add(logprobs.detach(), old)
-    stats.approx_kl.add(logprobs.detach(), old)
-    stats.max_ratio = max(stats.max_ratio, float(parts.ratio_N.max()))
-    stats.add(
-        len(old),
-        kl=float(parts.kl_N.sum()),
-        clip_fraction=float(parts.is_clipped_N.sum()),
-        entropy=float(entropy.detach().sum()),
-        ratio_mean=float(parts.ratio_N.sum()),
-        **({} if corrections is None else {"correction_mean": float(corrections.sum())}),
-    )
-
-
-def _old(
-    learner: Learner, batch: Batch, rows: Sequence[UpdateRow], lengths: torch.Tensor, settings: UpdateSettings
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Old and reference logprobs and the sampler's correction [N] of a micro-batch."""
-    sampler = sampler_logprobs([row.sample for row in rows], learner)
-    before = [row.before for row in rows if row.before is not None]
-    if not before:
-        reference = (
-            learner.reference_logprobs(batch, temperature=settings.temperature)
-            if settings.use_reference
-            else None
-        )
-        return sampler, reference, None
-    old = torch.cat([own.logprobs_N for own in before])
-    known = [own.reference_N for own in before if own.reference_N is not None]
-    reference = torch.cat(known) if known else None
-    if settings.correction is None:
-        return old, reference, None
-    correction = settings.correction
-    return (
-        old,
-        reference,
-        sampler_weights(
-            old, sampler, lengths, cap=correction.cap, level=correction.level, beyond=correction.beyond
-        ),
-    )
-
-
-def _value_error(values: torch.Tensor, rows: Sequence[UpdateRow], settings: UpdateSettings) -> torch.Tensor:
-    returns = torch.tensor(
-        [r for row in rows for r in row.returns_K], device=values.device, dtype=values.dtype
-    )
-    known = [
-        row.before.values_K for row in rows if row.before is not None and row.before.values_K is not None
-    ]
-    return value_loss(values, old_values_K=torch.cat(known), returns_K=returns, clip=settings.value_clip)

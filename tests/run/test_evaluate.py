@@ -27,7 +27,7 @@ from mcpagent.run.stage import open_stage
 from mcpagent.storage.checkpoints import find_checkpoint, run_of, weights_sha256
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
-from mcpagent.train.actor import LocalActor
+from mcpagent.train.actor import ActorRecords, ActorSettings, LocalActor
 from mcpagent.train.sampler import RolloutEngine
 from tests.env.world import make_task
 from tests.run.world import SHORT, TRAIN, config, dataset, samples, with_id
@@ -240,14 +240,17 @@ def test_the_validation_of_a_training_run_follows_it_as_the_training_does(
             RolloutEngine(policy=watched, push=lambda: None, close=lambda: None),
             canary=cast(Any, None),  # asked only when weights change
             renderer=cast(Any, None),  # a scripted policy reads text
-            tools=tools.pool,
-            io=tools.io,
-            settings=agent_settings(settings, max_context=None),
-            group_size=2,
-            concurrency=6,
-            deterministic=has_barriers,
-            seed=0,
-            run=RunFolder.create(tmp_path / "run", config_yaml=dump_config(settings), manifest={}),
+            tools=tools,
+            settings=ActorSettings(
+                agent=agent_settings(settings, max_context=None),
+                group_size=2,
+                concurrency=6,
+                deterministic=has_barriers,
+                seed=0,
+            ),
+            records=ActorRecords(
+                run=RunFolder.create(tmp_path / "run", config_yaml=dump_config(settings), manifest={})
+            ),
         )
         assert actor.evaluate(tasks, step=1).success == 1.0
         validation, watched.sizes = watched.sizes, []

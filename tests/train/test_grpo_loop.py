@@ -23,9 +23,16 @@ from mcpagent.train.budget import RunBudget
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import HealthMonitor, HealthSettings, StepReport
 from mcpagent.train.objective.advantages import CreditSettings
-from mcpagent.train.objective.loss import Objective
 from mcpagent.train.rewards import GradeSettings, Overlong
-from mcpagent.train.run_state import GrpoRun, GrpoSettings, GrpoState, TaskOrder, Validation
+from mcpagent.train.run_state import (
+    GrpoRun,
+    GrpoSettings,
+    GrpoState,
+    Observers,
+    TaskOrder,
+    TrainingTasks,
+    Validation,
+)
 from mcpagent.train.update import UpdateSettings
 from tests.train.world import VOCABULARY, make_learner, tiny_model, trajectory
 
@@ -120,15 +127,15 @@ def a_run(
     return GrpoRun(
         learner=learner,
         actor=actor or ScriptedActor(),
-        tasks=TASKS,
-        validation=TASKS[:1],
-        order=TaskOrder(len(TASKS), batch_size=2, seed=0),
+        tasks=TrainingTasks(
+            train=TASKS, validation=TASKS[:1], order=TaskOrder(len(TASKS), batch_size=2, seed=0)
+        ),
         folder=run,
         settings=GrpoSettings(**{**defaults, **settings}),
         state=state,
-        health=health,
-        callbacks=callbacks,
-        note=(notes if notes is not None else []).append,
+        observers=Observers(
+            health=health, callbacks=callbacks, note=(notes if notes is not None else []).append
+        ),
     )
 
 
@@ -225,10 +232,10 @@ def test_a_run_ends_when_evaluations_no_longer_improve(tmp_path: Path) -> None:
 
 
 def test_uniform_groups_give_way_to_fresh_tasks_for_so_many_rounds(tmp_path: Path) -> None:
-    dull = {"task-0", "task-1", "task-2", "task-3", "task-4"}
+    uniform = {"task-0", "task-1", "task-2", "task-3", "task-4"}
 
     def reward(task: str, _step: int, attempt: int) -> float:
-        return 1.0 if task in dull else float(attempt % 2)
+        return 1.0 if task in uniform else float(attempt % 2)
 
     runs: list[list[list[str]]] = []
     for name in ("first", "again"):
@@ -244,7 +251,7 @@ def test_uniform_groups_give_way_to_fresh_tasks_for_so_many_rounds(tmp_path: Pat
             for round_ in range(3):
                 assert len(asked) == missing
                 seen += asked
-                missing = sum(task in dull for task in asked)
+                missing = sum(task in uniform for task in asked)
                 if round_ == 2 or not missing:
                     break
                 resampled += missing
@@ -285,7 +292,7 @@ def test_penalties_begin_by_the_tasks_as_they_come_not_by_those_that_are_left(tm
         return 0.0 if task == first_task else float(attempt == 1)
 
     run = a_run(tmp_path / "run", total_steps=1, resample_rounds=2, penalty_after_success=0.3)
-    first_task = TASKS[run.order.batch(1)[0]].id
+    first_task = TASKS[run.tasks.order.batch(1)[0]].id
     run.actor = ScriptedActor(reward=reward)
     train_grpo(run)
     (record,) = run.folder.metrics()
@@ -422,15 +429,11 @@ def with_reference(run: GrpoRun, *, kl_coef: float) -> GrpoRun:
     return replace(run, learner=learner, state=GrpoState(kl_coef=kl_coef))
 
 
-def update_with_kl() -> UpdateSettings:
-    return UpdateSettings(objective=Objective(kl_coef=123.0))  # the state's counts, not this one
-
-
 def test_the_kl_coefficient_grows_where_the_policy_is_too_far_and_shrinks_where_it_is_near(
     tmp_path: Path,
 ) -> None:
     def coefficients(target: float) -> list[float]:
-        run = a_run(tmp_path / str(target), total_steps=2, update=update_with_kl(), target_kl=target)
+        run = a_run(tmp_path / str(target), total_steps=2, update=UpdateSettings(), target_kl=target)
         train_grpo(run := with_reference(run, kl_coef=0.5))
         return [record["kl_coef"] for record in run.folder.metrics()]
 
@@ -441,7 +444,7 @@ def test_the_kl_coefficient_grows_where_the_policy_is_too_far_and_shrinks_where_
 
 def test_a_kl_close_to_its_target_changes_the_coefficient_in_proportion(tmp_path: Path) -> None:
     def first(name: str, target: float | None) -> JsonObject:
-        run = a_run(tmp_path / name, total_steps=1, update=update_with_kl(), target_kl=target)
+        run = a_run(tmp_path / name, total_steps=1, update=UpdateSettings(), target_kl=target)
         train_grpo(run := with_reference(run, kl_coef=0.5))
         return next(iter(run.folder.metrics()))
 
@@ -453,7 +456,7 @@ def test_a_kl_close_to_its_target_changes_the_coefficient_in_proportion(tmp_path
 
 def test_the_kl_enters_the_loss_with_the_coefficient_that_the_run_has_come_to(tmp_path: Path) -> None:
     def record(kl_coef: float) -> JsonObject:
-        run = a_run(tmp_path / str(kl_coef), total_steps=1, update=update_with_kl())
+        run = a_run(tmp_path / str(kl_coef), total_steps=1, update=UpdateSettings())
         train_grpo(run := with_reference(run, kl_coef=kl_coef))
         return next(iter(run.folder.metrics()))
 

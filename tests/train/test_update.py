@@ -26,6 +26,7 @@ def gradient_of(
     settings: UpdateSettings,
     *,
     reference: Any = None,
+    kl_coef: float = 0.0,
 ) -> tuple[dict[str, torch.Tensor], UpdateStats]:
     """What the update computes, read before a step of size zero is taken."""
     learner = make_learner(model, learning_rate=0.0, reference=reference)
@@ -35,7 +36,12 @@ def gradient_of(
             lambda p, name=name: seen.__setitem__(name, p.grad.detach().clone())
         )
     stats = update_policy(
-        learner, given(samples, advantages), settings=settings, first_optimizer_step=1, seed=0
+        learner,
+        given(samples, advantages),
+        settings=settings,
+        kl_coef=kl_coef,
+        first_optimizer_step=1,
+        seed=0,
     )
     return seen, stats
 
@@ -84,8 +90,8 @@ def test_the_gradient_is_that_of_the_published_objective_however_the_batch_is_cu
             strict=True,
         )
     )
-    settings = UpdateSettings(objective=Objective(kl_coef=0.3), micro_batch_tokens=micro_batch_tokens)
-    gradient, stats = gradient_of(model, samples, ADVANTAGES, settings, reference=reference)
+    settings = UpdateSettings(micro_batch_tokens=micro_batch_tokens)
+    gradient, stats = gradient_of(model, samples, ADVANTAGES, settings, reference=reference, kl_coef=0.3)
     assert 0.0 < stats.summary()["clip_fraction"] < 1.0
     # The sampler's logprobs are float32 (that is what a sampler reports), hence 1e-5 and not 1e-10.
     assert stats.summary()["loss"] == pytest.approx(float(expected_loss.detach()), rel=1e-5)
@@ -265,9 +271,7 @@ def test_a_kl_in_the_reward_changes_the_advantages_and_not_the_loss() -> None:
         k1 = [float((full_logprobs(model, s) - full_logprobs(reference, s)).sum()) for s in samples]
     first, second = 1.0 - 0.1 * k1[0], 0.0 - 0.1 * k1[1]
     advantages = [(first - second) / 2, (second - first) / 2]
-    settings = UpdateSettings(
-        objective=Objective(kl_coef=0.1, kl_estimator=None), kl_in_reward=True, use_reference=True
-    )
+    settings = UpdateSettings(objective=Objective(kl_estimator=None), kl_in_reward=True, use_reference=True)
     plain, _ = gradient_of(model, samples, advantages, UpdateSettings(use_reference=False))
     seen: dict[str, torch.Tensor] = {}
     twin = tiny_model(dtype=torch.float64)
@@ -276,7 +280,7 @@ def test_a_kl_in_the_reward_changes_the_advantages_and_not_the_loss() -> None:
             lambda p, name=name: seen.__setitem__(name, p.grad.detach().clone())
         )
     learner = make_learner(twin, learning_rate=0.0, reference=reference)
-    stats = update_policy(learner, graded, settings=settings, first_optimizer_step=1, seed=0)
+    stats = update_policy(learner, graded, settings=settings, kl_coef=0.1, first_optimizer_step=1, seed=0)
     assert stats.summary()["kl"] > 0.0
     for name, value in plain.items():
         assert torch.allclose(seen[name], value, rtol=1e-4, atol=1e-7), name

@@ -61,13 +61,11 @@ def make_learner(
     return Learner(
         model,
         train_tokenizer([], vocab_size=0, catalog_hash=""),
-        optimizers=optimizers,
         schedule=Schedule(optimizers, linear_schedule(total=10)),
         gradient_clip=gradient_clip,
         precision=precision,
         processes=processes,
-        reference=reference,
-        ema=ema,
+        reference=reference if ema is None else ema,
         value_head=value_head,
     )
 

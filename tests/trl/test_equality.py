@@ -54,6 +54,7 @@ class Case:
 
     config: dict[str, Any]
     settings: UpdateSettings = BASE
+    kl_coef: float = 0.0
     credit: CreditSettings = field(default_factory=CreditSettings)
     rewards: list[float | None] = field(default_factory=lambda: list(REWARDS))
     masked: bool = False  # the attempts whose last token ends nothing are left out
@@ -65,7 +66,11 @@ class Case:
 
 def objective(loss: str, **options: Any) -> UpdateSettings:
     own = {"clip_low": 0.2, "clip_high": 0.28, **options}
-    return replace(BASE, objective=Objective(loss=loss, **own), use_reference="kl_coef" in options)  # type: ignore[arg-type]
+    return replace(BASE, objective=Objective(loss=loss, **own))  # type: ignore[arg-type]
+
+
+def near_reference(loss: str, **options: Any) -> UpdateSettings:
+    return replace(objective(loss, **options), use_reference=True)
 
 
 def corrected(mode: str, loss: str = "dapo") -> Case:
@@ -98,19 +103,22 @@ CASES = {
     "cispo": Case(  # TRL's bound is absolute
         config={"loss_type": "cispo", "epsilon_high": 1.28}, settings=objective("cispo")
     ),
-    "kl": Case(config={"loss_type": "grpo", **KL}, settings=objective("grpo", kl_coef=0.3)),
-    "kl dapo": Case(config={"loss_type": "dapo", **KL}, settings=objective("dapo", kl_coef=0.3)),
+    "kl": Case(config={"loss_type": "grpo", **KL}, settings=near_reference("grpo"), kl_coef=0.3),
+    "kl dapo": Case(config={"loss_type": "dapo", **KL}, settings=near_reference("dapo"), kl_coef=0.3),
     "kl gspo": Case(
         config={"loss_type": "grpo", **KL, "importance_sampling_level": "sequence"},
-        settings=objective("gspo", kl_coef=0.3),
+        settings=near_reference("gspo"),
+        kl_coef=0.3,
     ),
     "kl cispo": Case(
         config={"loss_type": "cispo", **KL, "epsilon_high": 1.28},
-        settings=objective("cispo", kl_coef=0.3),
+        settings=near_reference("cispo"),
+        kl_coef=0.3,
     ),
     "kl times ratio": Case(
         config={"loss_type": "grpo", "beta": 0.3, "use_bias_correction_kl": True},
-        settings=objective("grpo", kl_coef=0.3, kl_times_ratio=True),
+        settings=near_reference("grpo", kl_times_ratio=True),
+        kl_coef=0.3,
     ),
     "symmetric clip": Case(
         config={"loss_type": "dapo", "epsilon_high": 0.2}, settings=objective("dapo", clip_high=0.2)
@@ -260,7 +268,9 @@ def test_loss_and_gradients_are_those_of_trl(name: str, oracle: Oracle) -> None:
     learner.scorer.register_forward_hook(keep)
     own = graded(oracle.samples, case, oracle.end)
     (batch,) = learner.batches(own.samples, max_tokens=8192)
-    stats = update_policy(learner, own, settings=case.settings, first_optimizer_step=1, seed=0)
+    stats = update_policy(
+        learner, own, settings=case.settings, kl_coef=case.kl_coef, first_optimizer_step=1, seed=0
+    )
 
     assert stats.loss == pytest.approx(float(oracle.results[f"{name}/loss"]), rel=1e-8, abs=1e-10)
     (logprobs,) = scored

@@ -77,7 +77,7 @@ class EmaReference:
 class Learner:
     """One process of the training run, with a whole copy of what is trained.
 
-    The reference is a model of its own, or a moving average (`ema`), or the base with the adapters off.
+    `reference` is a model of its own or an `EmaReference`; None: the base with the adapters off.
     """
 
     def __init__(
@@ -85,27 +85,29 @@ class Learner:
         model: Any,
         tokenizer: Any,
         *,
-        optimizers: list[torch.optim.Optimizer],
         schedule: Schedule,
         gradient_clip: float | None,
         processes: Processes | None = None,
         reference: Any = None,
-        ema: EmaReference | None = None,
         value_head: ValueHead | None = None,
         precision: Precision | None = None,
     ) -> None:
         self.model, self.tokenizer, self.processes = model, tokenizer, processes or Processes()
-        self._optimizers, self._schedule, self._gradient_clip = optimizers, schedule, gradient_clip
+        self._schedule, self._gradient_clip = schedule, gradient_clip
+        self._optimizers, self._value_head = schedule.optimizers, value_head
         self._precision = precision or Precision()
-        self._reference = TokenScorer(reference, precision=self._precision) if reference is not None else None
-        self._ema, self._value_head = ema, value_head
         self.why_not_packed = why_not_packed(model)
-        if reference is not None and self.why_not_packed is None:
-            self.why_not_packed = why_not_packed(reference)
+        self._ema = self._reference = None
+        if isinstance(reference, EmaReference):
+            self._ema = reference
+        elif reference is not None:
+            self._reference = TokenScorer(reference, precision=self._precision)
+            self.why_not_packed = self.why_not_packed or why_not_packed(reference)
         self.scorer = TokenScorer(model, value_head=value_head, precision=self._precision)
 
     @property
     def device(self) -> torch.device:
+        """Where the parameters are."""
         return next(self.model.parameters()).device
 
     @property

@@ -134,6 +134,7 @@ class Schedule:
     """Sets the learning rate of every parameter group as a function of the step: nothing to save."""
 
     def __init__(self, optimizers: list[Any], factor: Callable[[int], float]) -> None:
+        self.optimizers = optimizers
         self._groups = [(g, g["lr"]) for o in optimizers for g in o.param_groups]
         self._factor = factor
 

@@ -144,9 +144,14 @@ class GradedBatch:
     batch_std: float | None = None
 
     @property
+    def uniform_group_ids(self) -> set[str]:
+        """The groups that carry no signal."""
+        return {group.group_id for group in self.groups if not group.has_signal}
+
+    @property
     def uniform_groups(self) -> int:
-        """Groups that carry no signal."""
-        return sum(not group.has_signal for group in self.groups)
+        """How many groups carry no signal."""
+        return len(self.uniform_group_ids)
 
     @property
     def samples(self) -> list[TrainSample]:

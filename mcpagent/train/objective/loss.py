@@ -22,7 +22,6 @@ class Objective:
     loss: LossName = "grpo"
     clip_low: float = 0.2
     clip_high: float = 0.2
-    kl_coef: float = 0.0
     kl_estimator: Literal["k2", "k3"] | None = "k3"
     kl_times_ratio: bool = False  # for k3, whose own gradient is not that of the KL
 
@@ -41,6 +40,7 @@ def policy_loss(
     logprobs_N: torch.Tensor,
     *,
     objective: Objective,
+    kl_coef: float = 0.0,
     old_logprobs_N: torch.Tensor,
     advantages_N: torch.Tensor,
     lengths_B: torch.Tensor,
@@ -77,9 +77,9 @@ def policy_loss(
         return LossParts(loss, ratio.detach(), bounded, torch.zeros_like(logprobs_N))
     k3 = kl_terms(logprobs_N, reference_logprobs_N, estimator="k3")
     if objective.kl_estimator is not None:
-        own = objective.kl_estimator == "k3"
-        kl = k3 if own else kl_terms(logprobs_N, reference_logprobs_N, estimator="k2")
-        loss = loss + objective.kl_coef * (kl * ratio if objective.kl_times_ratio else kl)
+        is_k3 = objective.kl_estimator == "k3"
+        kl = k3 if is_k3 else kl_terms(logprobs_N, reference_logprobs_N, estimator="k2")
+        loss = loss + kl_coef * (kl * ratio if objective.kl_times_ratio else kl)
     return LossParts(loss, ratio.detach(), bounded, k3.detach())
 
 

@@ -98,11 +98,11 @@ def _update(
     graded = given(some_samples(8), rewards, groups=GROUPS)
     groups = tuple(replace(group, has_signal=group.group_id != "2") for group in graded.groups)
     graded = replace(graded, groups=groups, settings=CreditSettings(advantage=advantage))
-    settings = UpdateSettings(objective=Objective(loss=loss, kl_coef=0.1), micro_batch_tokens=150, epochs=2)
+    settings = UpdateSettings(objective=Objective(loss=loss), micro_batch_tokens=150, epochs=2)
     summaries: list[dict[str, float]] = []
     for step in (1, 2):
         stats = update_policy(
-            learner, graded, settings=settings, first_optimizer_step=2 * step - 1, seed=step
+            learner, graded, settings=settings, kl_coef=0.1, first_optimizer_step=2 * step - 1, seed=step
         )
         learner.end_step(step)
         summaries.append(stats.summary())

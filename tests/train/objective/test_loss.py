@@ -122,7 +122,8 @@ def test_k2_has_the_gradient_of_the_kl_and_k3_needs_the_ratio_for_it() -> None:
     assert not torch.allclose(mean_gradient("k3"), exact, atol=1e-2)
     parts = policy_loss(
         logprobs,
-        objective=Objective(kl_coef=1.0, kl_times_ratio=True),
+        objective=Objective(kl_times_ratio=True),
+        kl_coef=1.0,
         old_logprobs_N=logprobs.detach(),
         advantages_N=_double(0.0, 0.0, 0.0),
         lengths_B=torch.tensor([3]),
@@ -138,7 +139,8 @@ def test_the_kl_enters_the_loss_with_its_coefficient_or_not_at_all(
 ) -> None:
     parts = policy_loss(
         _double(-1.0 - LN2),
-        objective=Objective(kl_coef=0.5, kl_estimator=estimator),  # type: ignore[arg-type]
+        objective=Objective(kl_estimator=estimator),  # type: ignore[arg-type]
+        kl_coef=0.5,
         old_logprobs_N=_double(-1.0 - LN2),
         advantages_N=_double(0.0),
         lengths_B=torch.tensor([1]),
@@ -172,7 +174,8 @@ def test_the_sampler_is_corrected_for_up_to_a_bound(level: str, beyond: str, exp
 def test_the_correction_multiplies_the_surrogate_and_not_the_kl() -> None:
     parts = policy_loss(
         _double(-1.0 - LN2),
-        objective=Objective(kl_coef=1.0),
+        objective=Objective(),
+        kl_coef=1.0,
         old_logprobs_N=_double(-1.0 - LN2),
         advantages_N=_double(1.0),
         lengths_B=torch.tensor([1]),

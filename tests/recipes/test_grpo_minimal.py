@@ -1,0 +1,72 @@
+"""The loop on one page makes the updates of the whole trainer, and it is one page."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from mcpagent.config.environment import resource_path
+from mcpagent.config.loader import load_train_config
+from mcpagent.run.train import train as train_run
+from recipes import grpo_minimal
+
+ROOT = Path(__file__).parents[2]
+STEPS = 3
+
+
+def test_its_updates_are_those_of_the_trainer(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    overrides = [
+        f"model.name={tiny_checkpoint}",
+        f"data.train={resource_path('data/samples/train.jsonl')}",
+        f"training.max_steps={STEPS}",
+        "training.eval_samples=0",
+        "training.batch_size=2",
+        "training.micro_batch_tokens=1500",  # a step takes several micro-batches
+        "rollout.group_size=3",
+        "rollout.max_new_tokens=8",
+        "grpo.kl_coef=0.5",
+        "lora.dropout=0.1",
+        "reward.control=random",  # an untrained model earns nothing that sets attempts apart
+    ]
+    config = load_train_config([resource_path("configs/quickstart.yaml")], overrides).config
+    outcome = train_run(config, run_dir=tmp_path / "run")
+    theirs = load_file(outcome.last_checkpoint / "adapter_model.safetensors")
+
+    weights = []
+    for learner, _ in grpo_minimal.train(config, steps=STEPS):
+        learner.save(tmp_path / f"recipe-{len(weights)}", state={})
+        weights.append(load_file(tmp_path / f"recipe-{len(weights)}" / "adapter_model.safetensors"))
+    mine = weights[-1]
+    assert outcome.steps == len(weights) == STEPS
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    for earlier, later in pairwise(weights):
+        assert any(not torch.equal(earlier[name], later[name]) for name in later), "every step moved them"
+
+
+def test_it_runs_as_a_program_and_prints_the_success_of_each_step(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "small.yaml"
+    config.write_text(
+        (ROOT / "configs" / "quickstart.yaml")
+        .read_text()
+        .replace("batch_size: 12", "batch_size: 2")
+        .replace("max_new_tokens: 48", "max_new_tokens: 8")
+    )
+    program = [sys.executable, ROOT / "recipes" / "grpo_minimal.py", "--steps", "2"]
+    named = ["--model", tiny_checkpoint, "--data", ROOT / "data" / "samples", "--config", config]
+    done = subprocess.run([*program, *named], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["step", "1"], ["step", "2"]]
+    assert all("success" in line and "%" in line for line in lines)
+
+
+def test_it_is_one_page() -> None:
+    assert len((ROOT / "recipes" / "grpo_minimal.py").read_text().splitlines()) < 150
