@@ -108,7 +108,8 @@ def main() -> None:
     names = [module.name for module in pkgutil.walk_packages(mcpagent.__path__, "mcpagent.")]
     for name in (*LATER, *names):
         if not name.endswith("__main__"):
-            importlib.import_module(name)
+            with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed here
+                importlib.import_module(name)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has only the thread that made it"
     gc.collect()
     gc.freeze()  # so that no collection in a child touches, and thereby copies, what is imported
