@@ -51,6 +51,18 @@ def stopping() -> None:
 def uninterrupted(on_interrupt: Callable[[], None]) -> Iterator[None]:
     """Holds the first interrupt back until the block is done, then raises KeyboardInterrupt; a second one
     raises Abandoned at once. Outside of the main thread, where no signal arrives, it does nothing."""
+    with held_back(on_interrupt) as is_asked:
+        yield
+    if is_asked():
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def held_back(
+    on_interrupt: Callable[[], None], *, echo_s: float | None = None
+) -> Iterator[Callable[[], bool]]:
+    """Holds the first interrupt back and says afterwards, through what it gives, whether there was one; a
+    second one raises Abandoned at once. `echo_s` is that of `handled_by`."""
     asked = False
 
     def hold() -> None:
@@ -60,10 +72,8 @@ def uninterrupted(on_interrupt: Callable[[], None]) -> Iterator[None]:
         asked = True
         on_interrupt()
 
-    with handled_by(hold):
-        yield
-    if asked:
-        raise KeyboardInterrupt
+    with handled_by(hold, echo_s=echo_s):
+        yield lambda: asked
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def validate(
     """
     from mcpagent.console import Console
     from mcpagent.synth.datasets.validate import ValidationReport, keep_sound
-    from mcpagent.synth.tasks.output import carry_servers, write_servers
+    from mcpagent.synth.generate import carry_servers, write_servers
     from mcpagent.synth.tasks.run import ToolShelf
 
     console = Console(is_json=as_json)
@@ -278,7 +278,7 @@ def dedupe(
     console = Console(is_json=as_json)
     require("data", use="data dedupe")
     from mcpagent.synth.datasets.dedupe import DedupeReport, distinct_tasks
-    from mcpagent.synth.tasks.output import carry_servers, write_servers
+    from mcpagent.synth.generate import carry_servers, write_servers
 
     refuse_existing(out, overwrite=overwrite)
     write_servers(carry_servers(file, out.parent, overwrite=overwrite))

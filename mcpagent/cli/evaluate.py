@@ -1,4 +1,4 @@
-"""`mcpagent eval`: evaluate a checkpoint or a model, and compare two evaluations."""
+"""`mcpagent eval` and `mcpagent rollout`: evaluate, compare two evaluations, collect trajectories."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from mcpagent.evaluate.summary import RATES, EvalSummary, success_of_all
 
 if TYPE_CHECKING:
     from mcpagent.run.evaluate import EvalOutcome
+    from mcpagent.run.rollout import RolloutOutcome
 
 app = typer.Typer(
     cls=Group,
@@ -124,7 +125,6 @@ def compare(
 
     Example: mcpagent eval compare before.json after.json
     """
-    from mcpagent.console import Console, counted
     from mcpagent.run.evaluate import compare_files
 
     console = Console(is_json=as_json)
@@ -168,7 +168,6 @@ def _refuse_replacing(out: Path | None, *, overwrite: bool) -> None:
 def _evaluate(
     name: str, chosen: Chosen, *, data: Path | None, samples: int, out: Path | None, as_json: bool
 ) -> None:
-    from mcpagent.console import Console
     from mcpagent.run.evaluate import evaluate_model
     from mcpagent.storage.locks import locked_file
 
@@ -187,7 +186,6 @@ def _evaluate(
 
 
 def _print(outcome: EvalOutcome, console: Console) -> None:
-
     print_metrics(outcome.result, console)
     reasons = outcome.result.stop_reasons.items()
     console.say("ended by  " + ", ".join(f"{name} {n}" for name, n in reasons))
@@ -198,6 +196,80 @@ def _print(outcome: EvalOutcome, console: Console) -> None:
     if outcome.path is not None:
         console.say(f"written   {outcome.path} and {outcome.trajectories}")
         console.say(f"next      mcpagent eval compare {outcome.path} OTHER.json")
+
+
+rollout_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@rollout_app.command()
+@with_options
+def rollout(
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="gold, empty, over-eager, a checkpoint or run folder, a hub id, or openai:NAME.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            callback=out_file("trajectories.jsonl.zst"),
+            help="File for the trajectories: .jsonl.zst, .jsonl.gz or .jsonl; or a folder. Token ids and "
+            "logprobs go beside it as .safetensors.",
+            show_default=False,
+        ),
+    ],
+    base_url: BaseUrl = None,
+    data: Data = None,
+    samples: Samples = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0 is greedy. Default: rollout.temperature, which is 1.")
+    ] = None,
+    tool_format: ToolFormat = None,
+    *,
+    chosen: Chosen,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Collect trajectories with any policy, for analysis: every call is a real one over MCP.
+
+    Where MCPAGENT_CALL_LEDGER names a file, the built-in servers write a line to it for each of these calls.
+
+    Example: mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst
+    """
+    from mcpagent.run.rollout import rollout as collect
+    from mcpagent.storage.trajectories import token_file
+
+    console = Console(is_json=as_json)
+    refuse_existing(out, token_file(out), overwrite=overwrite)
+    chosen = replace(chosen, tool_format=tool_format, base_url=base_url, temperature=temperature)
+    outcome = collect(
+        chosen.config(console, policy=policy, data=data),
+        policy=policy,
+        out=out,
+        data=data,
+        samples=samples,
+        console=console,
+    )
+    if as_json:
+        console.print_json(outcome.as_json())
+    else:
+        _print_rollout(outcome, console)
+
+
+def _print_rollout(outcome: RolloutOutcome, console: Console) -> None:
+    summary = outcome.summary
+    print_metrics(summary, console)
+    console.say("ended by  " + ", ".join(f"{name} {n}" for name, n in summary.stop_reasons.items()))
+    count = outcome.nonces
+    console.say(
+        f"calls     {count.results.total()} answered by servers, "
+        f"{count.stamped.total()} of them with the stamp of a built-in one"
+    )
+    if outcome.cassette is not None:
+        print_cassette(outcome.cassette, console)
+    console.say(f"written   {outcome.path}" + (f" and {outcome.tokens}" if outcome.tokens else ""))
 
 
 COLUMNS = ("", "value", "95 % interval", "tasks")

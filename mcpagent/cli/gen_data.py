@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcpagent.cli.gen_data_llm import run_llm
+from mcpagent.cli.gen_data_llm import LLMOptions, run_llm
 from mcpagent.cli.options import (
     Cassette,
     CassetteMode,
     Chosen,
     Json,
-    LLMOptions,
     Overwrite,
     out_file,
     refuse_existing,
@@ -26,12 +24,8 @@ from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
     from mcpagent.config.dataset_servers import DatasetServers
-    from mcpagent.config.schema import ToolsConfig
     from mcpagent.console import Console
-    from mcpagent.core.records import JsonObject
     from mcpagent.synth.dependent.convert import Conversion
-    from mcpagent.synth.templates.rules import GeneratedData
-    from mcpagent.synth.templates.template import TemplateSet
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -103,9 +97,8 @@ def gen_data(
     from mcpagent.console import Console
     from mcpagent.servers.names import BUILTIN_NAMES
     from mcpagent.storage.locks import locked_folder
-    from mcpagent.synth.tasks.output import check_dataset_servers, check_output, short_note, write_splits
+    from mcpagent.synth.generate import DatasetOutput, check_dataset_servers, check_output, make_dataset
 
-    started = time.perf_counter()
     console = Console(is_json=as_json)
     with locked_folder(out):
         check_output(out, overwrite=overwrite)
@@ -116,121 +109,23 @@ def gen_data(
             tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
         remembered = DatasetServers.of(out, tools)
         check_dataset_servers(remembered, overwrite=overwrite)
+        output = DatasetOutput(folder=out, counts=counts, servers=remembered, overwrite=overwrite)
         if llm:
-            run_llm(
-                options,
-                tools,
-                console,
-                counts=counts,
-                seed=seed,
-                distractors=distractors,
-                out=out,
-                servers=remembered,
-                overwrite=overwrite,
-            )
+            run_llm(options, tools, output, seed=seed, distractors=distractors, console=console)
             return
-        template_set = _template_set(templates)
-        data, taped = _generate(
-            template_set, tools, console, counts=counts, seed=seed, distractors=distractors, explore=explore
+        document = make_dataset(
+            templates,
+            tools,
+            output,
+            seed=seed,
+            distractors=distractors,
+            explore=explore,
+            console=console,
         )
-        paths = write_splits(data.tasks, out, servers=remembered, overwrite=overwrite)
-        document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
-        if taped is not None:
-            document["cassette"] = taped
-        if short := data.short_of(counts):
-            document["short"] = {
-                split: {"made": made, "asked": asked} for split, (made, asked) in short.items()
-            }
-            console.note(short_note(short, _why_short(data)))
         if as_json:
             console.print_json(document)
         else:
             _print(document, console)
-
-
-def _template_set(name: str) -> TemplateSet:
-    from mcpagent.config.environment import resource_path
-    from mcpagent.synth.templates.template import load_templates
-
-    shipped = {"core": "templates/tasks", "full": "templates/full"}
-    return load_templates(resource_path(shipped[name]) if name in shipped else Path(name))
-
-
-def _generate(
-    templates: TemplateSet,
-    tools: ToolsConfig,
-    console: Console,
-    *,
-    counts: Mapping[str, int],
-    seed: int,
-    distractors: int | None,
-    explore: bool,
-) -> tuple[GeneratedData, JsonObject | None]:
-    """The tasks, and what the cassette did where there is one."""
-    from mcpagent.rollout.setup import open_tools
-    from mcpagent.synth.explore.walks import explore_dataset
-    from mcpagent.synth.templates.rules import generate_dataset
-
-    done: dict[str, int] = {}
-    with (
-        open_tools(tools, on_note=console.note) as opened,
-        console.progress("Tasks", total=sum(counts.values())) as advance,
-    ):
-
-        def on_progress(split: str, kept: int, _: int) -> None:
-            advance(kept - done.get(split, 0), note=split)
-            done[split] = kept
-
-        fitting = templates.for_servers({tool.server for tool in opened.pool.tools.values()})
-        wanted = {"counts": counts, "seed": seed, "distractors": distractors, "on_progress": on_progress}
-        if explore or not fitting.templates:
-            console.note("no templates: the tasks come from what the read-only tools are seen to do")
-            untold = sorted(t.dotted for t in opened.pool.tools.values() if not t.annotations.read_only)
-            if untold:
-                console.note(
-                    f"never called, since they do not say that they only read: {', '.join(untold)}; "
-                    "--read-only names those that do"
-                )
-            data = opened.io.run(explore_dataset(opened.pool, **wanted))
-        else:
-            data = opened.io.run(generate_dataset(opened.pool, fitting, **wanted))
-        return data, opened.take_cassette_counts()
-
-
-def _why_short(data: GeneratedData) -> str:
-    sizes = data.entities.values()
-    if all("facts" in of_split for of_split in sizes):  # explored
-        things = sum(of_split["facts"] for of_split in sizes)
-        return f"the read-only tools gave {things} things to ask about, each of which belongs to one split"
-    tried = {
-        split: ", ".join(f"{n} {pool}" for pool, n in data.entities[split].items()) for split in data.tasks
-    }
-    told = "; ".join(f"{split}: {of_split}" for split, of_split in tried.items())
-    return f"the templates give no other task with the entities of a split ({told}); add some to pools.yaml"
-
-
-def _document(
-    data: GeneratedData, paths: Mapping[str, Path], templates: TemplateSet, *, seed: int, seconds: float
-) -> dict[str, Any]:
-    from mcpagent.synth.datasets.describe import count_tasks
-
-    everything = count_tasks(task for tasks in data.tasks.values() for task in tasks).as_json()
-    return {
-        "records": everything["records"],
-        **{name: everything[name] for name in everything if name.startswith("by_")},
-        "candidates": data.candidates,
-        "surplus": data.surplus,
-        "stages": data.stages,
-        "rejects": {code.value: count for code, count in data.rejects.items()},
-        "reject_examples": {code.value: list(texts) for code, texts in data.examples.items()},
-        "entities": data.entities,
-        "executed_calls": data.executed_calls,
-        "paths": {split: str(path) for split, path in paths.items()},
-        "catalog_hash": data.catalog_hash,
-        "templates_sha256": templates.sha256,
-        "seed": seed,
-        "seconds": round(seconds, 3),
-    }
 
 
 def _print(document: Mapping[str, Any], console: Console) -> None:
@@ -291,7 +186,7 @@ def convert(
     from mcpagent.console import Console
     from mcpagent.storage.datasets import write_jsonl
     from mcpagent.storage.locks import locked_file
-    from mcpagent.synth.tasks.output import check_dataset_servers, write_servers
+    from mcpagent.synth.generate import check_dataset_servers, write_servers
 
     console = Console(is_json=as_json)
     if execute and servers is None:

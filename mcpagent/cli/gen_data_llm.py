@@ -1,138 +1,189 @@
-"""The half of `mcpagent gen-data` that asks a model: its settings, its run, its report."""
+"""The half of `mcpagent gen-data` that asks a model: its options, its settings, what it prints."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from mcpagent.cli.options import LLMOptions
-from mcpagent.errors import RunError, UserError
-from mcpagent.llm.contract import FailureReason
+import typer
+
+from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
-    from mcpagent.config.dataset_servers import DatasetServers
     from mcpagent.config.schema import ToolsConfig
     from mcpagent.console import Console
-    from mcpagent.core.records import JsonObject
     from mcpagent.llm.budget import ApiBudget
-    from mcpagent.synth.llm.generate import Asking, GeneratedByModel, Wanted
-    from mcpagent.synth.llm.sample import SampleOutcome
+    from mcpagent.synth.generate import DatasetOutput
+    from mcpagent.synth.llm.generate import Asking, Wanted
 
 T = TypeVar("T", int, str)
 
-JOURNAL = "llm-journal.jsonl"
-_ACCOUNT = ("finished", "unfinished", "stopped_by", "rejects", "failed_requests", "spend")  # of an error
 _PLACEHOLDER_KEY = "unused"  # the SDK insists on one; servers of one's own seldom do
+
+
+def _option(*names: str, help: str, minimum: float | None = None) -> typer.models.OptionInfo:
+    return typer.Option(*names, help=help, min=minimum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LLMOptions:
+    """As they were given; None where the environment or a default decides."""
+
+    samples: Annotated[
+        int | None,
+        _option(
+            "--n-samples",
+            minimum=1,
+            help="Samples to ask for; each becomes a task or a counted reject. "
+            "Environment: N_SAMPLES. Default: 20.",
+        ),
+    ] = None
+    model: Annotated[
+        str | None, _option("--model", help="Environment: OPENAI_MODEL. Default: gpt-5-mini.")
+    ] = None
+    backend: Annotated[
+        str | None,
+        _option(
+            "--backend",
+            help="The API: responses or chat. Environment: OPENAI_BACKEND. Default: responses, "
+            "chat with --base-url.",
+        ),
+    ] = None
+    base_url: Annotated[
+        str | None,
+        _option("--base-url", help="Any OpenAI-compatible server. Environment: OPENAI_BASE_URL."),
+    ] = None
+    max_tools: Annotated[
+        int | None,
+        _option(
+            "--max-tools", minimum=1, help="Calls of a plan, at most. Environment: MAX_TOOLS. Default: 4."
+        ),
+    ] = None
+    max_turns: Annotated[
+        int | None,
+        _option("--max-turns", minimum=2, help="Turns of an episode. Environment: MAX_TURNS. Default: 8."),
+    ] = None
+    domains: Annotated[
+        str | None,
+        _option(
+            "--domains",
+            help="Subjects, separated by commas; one is drawn for each sample. Environment: DOMAINS.",
+        ),
+    ] = None
+    complexities: Annotated[
+        str | None,
+        _option(
+            "--complexities",
+            help="Of simple, moderate, complex, separated by commas. Environment: "
+            "COMPLEXITIES. Default: all three.",
+        ),
+    ] = None
+    curriculum: Annotated[
+        Path | None,
+        _option(
+            "--curriculum",
+            help="A JSON array of prompts (id, complexity, user_prompt, likely_tools, "
+            "why_multi_turn) to take up in turn.",
+        ),
+    ] = None
+    prompts: Annotated[
+        Path | None,
+        _option("--prompts", help="What the model is told. Default: the file that ships with mcpagent."),
+    ] = None
+    votes: Annotated[
+        int,
+        _option("--votes", minimum=0, help="Members of the committee; more than half must accept. 0: none."),
+    ] = 3
+    repairs: Annotated[
+        int,
+        _option(
+            "--repairs", minimum=0, help="How often a failed task goes back to the model with the reason."
+        ),
+    ] = 2
+    allow_writes: Annotated[
+        bool,
+        _option(
+            "--allow-writes",
+            help="Let plans call tools of --servers that are not read-only: they are executed.",
+        ),
+    ] = False
+    concurrency: Annotated[int, _option("--concurrency", minimum=1, help="Requests in flight, at most.")] = 8
+    rpm: Annotated[
+        float | None, _option("--rpm", minimum=0.1, help="Requests a minute. Default: no limit.")
+    ] = None
+    request_timeout: Annotated[
+        float, _option("--request-timeout", minimum=0.1, help="Seconds for one whole answer.")
+    ] = 120.0
+    max_output_tokens: Annotated[
+        int, _option("--max-output-tokens", minimum=1, help="Of one answer, reasoning included.")
+    ] = 4096
+    max_requests: Annotated[
+        int | None,
+        _option(
+            "--max-requests",
+            minimum=1,
+            help="Requests in all, retries and those of earlier runs of the journal included.",
+        ),
+    ] = None
+    max_cost: Annotated[
+        float | None,
+        _option("--max-cost", minimum=0.0, help="US dollars in all; no request is sent that could pass it."),
+    ] = None
+    price_in: Annotated[
+        float | None,
+        _option(
+            "--price-in", minimum=0.0, help="US dollars per million input tokens. Default: a small table."
+        ),
+    ] = None
+    price_out: Annotated[
+        float | None, _option("--price-out", minimum=0.0, help="US dollars per million output tokens.")
+    ] = None
+    journal: Annotated[
+        Path | None,
+        _option("--journal", help="A file that keeps every answer. Default: in --out, llm-journal.jsonl."),
+    ] = None
+    retry_failed: Annotated[
+        bool,
+        _option("--retry-failed", help="Ask again what the service failed to answer in an earlier run."),
+    ] = False
 
 
 def run_llm(
     options: LLMOptions,
     tools: ToolsConfig,
-    console: Console,
+    output: DatasetOutput,
     *,
-    counts: Mapping[str, int],
     seed: int,
     distractors: int | None,
-    out: Path,
-    servers: DatasetServers,
-    overwrite: bool,
+    console: Console,
 ) -> None:
     """Generate, write the splits, and print what became of every sample. Raises UserError and RunError."""
     from mcpagent.config.environment import resource_path
+    from mcpagent.synth.llm.generate import JournalFile, make_dataset_with_model, no_task, requests_lost
     from mcpagent.synth.llm.prompts import load_prompts
-    from mcpagent.synth.tasks.output import write_splits
 
-    started = time.perf_counter()
     prompts = load_prompts(options.prompts or resource_path("templates/prompts/tasks.yaml"))
     wanted, asking = _settings(options, tools, seed=seed, distractors=distractors)
-    budget = _budget(options, asking.endpoint.model, console)
-    journal = options.journal or out / JOURNAL
-    try:
-        data = _generate(options, tools, console, wanted, asking, budget, prompts, counts, journal)
-    except KeyboardInterrupt:
-        console.note(f"{journal} has every answer so far: the same command goes on from there")
-        raise
-    tasks = {split: members for split, members in data.tasks.items() if members}
-    paths = write_splits(tasks, out, servers=servers, overwrite=overwrite) if tasks else {}
-    document = _document(data, paths, tasks)
-    document |= {
-        "model": asking.endpoint.model,
-        "backend": asking.endpoint.backend,
-        "prompts_sha256": prompts.sha256,
-        "journal": str(journal),
-        "seed": seed,
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    lacking = {split: (0, count) for split, count in counts.items() if count and split not in tasks}
-    if tasks and lacking:
-        document["short"] = {split: {"made": 0, "asked": n} for split, (_, n) in lacking.items()}
-        groups = f"the {document['records']} tasks are too few, or share too many entities, to be divided"
-        console.note(f"{' and '.join(lacking)} got no task and no file: {groups}; ask for more samples")
-    if console.is_json and tasks:
+    document = make_dataset_with_model(
+        tools,
+        prompts,
+        output,
+        wanted=wanted,
+        asking=asking,
+        budget=_budget(options, asking.endpoint.model, console),
+        journal=JournalFile(options.journal or output.folder / "llm-journal.jsonl", options.retry_failed),
+        console=console,
+    )
+    if console.is_json and document["records"]:
         console.print_json(document)
     else:
         _print(document, console)
-    if not tasks:
-        raise _no_task(document)
-    lost = {reason: n for reason, n in document["rejects"].items() if reason in set(FailureReason)}
-    if lost:
-        console.note(f"given up: {_counted(lost)}; {_remedy_of(lost, has_tasks=True)}")
-
-
-def _no_task(document: Mapping[str, Any]) -> RunError:
-    """Why there is not one task: what the service did, and at which checks the finished samples failed."""
-    from mcpagent.console import counted
-
-    failed, rejects = document["failed_requests"], document["rejects"]
-    requests, caps = document["spend"]["requests"], _caps(document["stopped_by"])
-    if document["finished"]:
-        message = f"none of {document['finished']} finished samples became a task ({_counted(rejects)})"
-    else:
-        message = f"no sample was finished in {counted(requests, 'request')}"
-    if caps:
-        message += f", and {caps} is reached"
-    if failed["total"]:
-        message += f"; {_described(failed, requests)}"
-    remedy = _remedy_of(failed["reasons"], caps=caps)
-    account = {name: document[name] for name in _ACCOUNT}
-    return RunError(message, where=document["journal"], remedy=remedy, details=account)
-
-
-def _described(failed: Mapping[str, Any], requests: int) -> str:
-    """What became of the requests without an answer: counts by reason, each with what was said first."""
-    told = ", ".join(
-        f"{reason} {n} ({failed['examples'][reason]:.120})" for reason, n in failed["reasons"].items()
-    )
-    return f"{failed['total']} of {requests} requests had no answer: {told}"
-
-
-def _remedy_of(reasons: Mapping[str, int], *, caps: str = "", has_tasks: bool = False) -> str:
-    """What to change before the same command is run again, by what the service did."""
-    changes: list[str] = []
-    if FailureReason.RATE_LIMITED in reasons:
-        changes.append("ask more slowly with --rpm")
-    if FailureReason.TIMED_OUT in reasons:
-        changes.append("give an answer more time with --request-timeout")
-    if reasons.keys() & {FailureReason.SERVER_ERROR, FailureReason.CONNECTION, FailureReason.BAD_BODY}:
-        changes.append("wait until the service is well")
-    if FailureReason.BAD_REQUEST in reasons:
-        changes.append("check --model and --max-output-tokens against what the service says")
-    if caps:
-        changes.append(f"raise {caps}")
-    if not changes:
-        return "the yield table says at which stage they failed; the journal holds every answer"
-    again = "--retry-failed --overwrite" if has_tasks else "--retry-failed"
-    return f"{' and '.join(changes)}; {again} asks again what was given up, and nothing that was answered"
-
-
-def _caps(names: Sequence[str]) -> str:
-    return " and ".join(f"--{name.replace('_', '-')}" for name in names)
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {n}" for name, n in counts.items())
+    if not document["records"]:
+        raise no_task(document)
+    if (lost := requests_lost(document)) is not None:
+        console.note(lost)
 
 
 def _settings(
@@ -234,79 +285,9 @@ def _budget(options: LLMOptions, model: str, console: Console) -> ApiBudget:
     return ApiBudget(price=price, max_cost=options.max_cost, max_requests=options.max_requests)
 
 
-def _generate(
-    options: LLMOptions,
-    tools: ToolsConfig,
-    console: Console,
-    wanted: Wanted,
-    asking: Asking,
-    budget: ApiBudget,
-    prompts: Any,
-    counts: Mapping[str, int],
-    journal: Path,
-) -> GeneratedByModel:
-    from mcpagent.llm.endpoint import read_chat, read_responses
-    from mcpagent.rollout.setup import open_tools
-    from mcpagent.synth.llm.generate import generate_with_model
-    from mcpagent.synth.llm.journal import Journal
-    from mcpagent.synth.llm.prompts import unresolved_aliases
-    from mcpagent.synth.templates.pools import SplitShares
-
-    total = sum(counts.values()) or 1
-    shares = SplitShares(heldout=counts["heldout"] / total, validation=counts["validation"] / total)
-
-    def open_journal(run: JsonObject) -> Journal:
-        read = read_chat if asking.endpoint.backend == "chat" else read_responses
-        return Journal(journal, run=run, read=read, retry_failed=options.retry_failed)
-
-    with (
-        open_tools(tools, on_note=console.note) as opened,
-        console.progress("Samples", total=wanted.samples) as advance,
-    ):
-        if unknown := unresolved_aliases(wanted.curriculum, tuple(opened.pool.tools.values())):
-            console.note(f"{options.curriculum}: no tool is meant by {', '.join(unknown)}; ignored")
-        kept = 0
-
-        def on_progress(outcome: SampleOutcome) -> None:
-            nonlocal kept
-            kept += outcome.executed is not None
-            cost = budget.cost
-            spent = "" if cost is None else f", ${cost:.4f}"
-            advance(1, note=f"{kept} good, {budget.requests} requests{spent}")
-
-        return opened.io.run(
-            generate_with_model(
-                opened.pool,
-                prompts,
-                wanted=wanted,
-                asking=asking,
-                budget=budget,
-                open_journal=open_journal,
-                shares=shares,
-                splits=[split for split, count in counts.items() if count],
-                on_note=console.note,
-                on_progress=on_progress,
-            )
-        )
-
-
-def _document(data: GeneratedByModel, paths: Mapping[str, Path], tasks: Mapping[str, Any]) -> JsonObject:
-    from mcpagent.synth.datasets.describe import count_tasks
-
-    counted = count_tasks(task for members in tasks.values() for task in members).as_json()
-    return {
-        "records": counted["records"],
-        **{name: counted[name] for name in counted if name.startswith("by_")},
-        **data.yields,
-        "failed_requests": data.failures,
-        "spend": {**data.spend, "answers_from_journal": data.from_journal},
-        "executed_calls": data.executed_calls,
-        "paths": {split: str(path) for split, path in paths.items()},
-        "catalog_hash": data.catalog_hash,
-    }
-
-
 def _print(document: Mapping[str, Any], console: Console) -> None:
+    from mcpagent.synth.llm.generate import failed_requests, option_names
+
     splits = [(split, document["by_split"][split], path) for split, path in document["paths"].items()]
     if splits:
         console.table("Tasks", ("Split", "Tasks", "File"), splits)
@@ -326,11 +307,11 @@ def _print(document: Mapping[str, Any], console: Console) -> None:
         f"{spend['input_tokens']} tokens in, {spend['output_tokens']} out, {cost}"
     )
     if document["failed_requests"]["total"]:
-        console.say(_described(document["failed_requests"], spend["requests"]))
+        console.say(failed_requests(document))
     console.say(f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s")
     console.say(f"Every answer is kept in {document['journal']}")
     if document["unfinished"]:
         console.say(
-            f"{document['unfinished']} samples wait: {_caps(document['stopped_by'])} reached. The same "
-            "command with a higher cap and --overwrite goes on where this one stopped."
+            f"{document['unfinished']} samples wait: {option_names(document['stopped_by'])} reached. The "
+            "same command with a higher cap and --overwrite goes on where this one stopped."
         )

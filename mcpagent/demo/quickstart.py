@@ -33,7 +33,7 @@ from mcpagent.storage.locks import LOCK_NAME
 from mcpagent.storage.run_folder import RunFolder, step_name, step_of
 from mcpagent.storage.runs import run_session
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
-from mcpagent.synth.tasks.output import short_note, write_splits
+from mcpagent.synth.generate import short_note, write_splits
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import load_templates
 

@@ -25,7 +25,7 @@ from mcpagent.servers.bfcl.names import BACKENDS, STATELESS, load_tool, state_to
 from mcpagent.servers.bfcl.package import VERSION, Backend, BfclPackage, state_digest
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.datasets import write_jsonl
-from mcpagent.synth.tasks.output import check_dataset_servers, write_servers
+from mcpagent.synth.generate import check_dataset_servers, write_servers
 from mcpagent.synth.tasks.record import system_message
 
 

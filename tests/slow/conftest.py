@@ -12,7 +12,7 @@ from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.rollout.setup import open_tools
 from mcpagent.run.train import train
-from mcpagent.synth.tasks.output import write_splits
+from mcpagent.synth.generate import write_splits
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import load_templates
 

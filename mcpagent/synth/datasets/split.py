@@ -17,8 +17,8 @@ from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.datasets import DiskTable, read_tasks, record_writer, text_digest
+from mcpagent.synth.generate import carry_servers, write_servers
 from mcpagent.synth.tasks.inspect import plan_signature, task_entities
-from mcpagent.synth.tasks.output import carry_servers, write_servers
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 
 GroupBy = Literal["entity", "plan"]

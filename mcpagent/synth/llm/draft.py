@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeVar
+from hashlib import blake2b
+from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import ValidationError, field_validator
 
+from mcpagent.core.hidden_text import without_marks
+from mcpagent.core.placeholders import PlaceholderError, references
 from mcpagent.core.records import JsonObject, Record, describe
+from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import Complexity, GroundTruth, Message, RewardSpec, Task
+from mcpagent.core.tools import ToolSpec
 from mcpagent.llm.contract import ChatReply, Finish
 from mcpagent.llm.endpoint import json_of
+from mcpagent.reward.validate import task_problems
+from mcpagent.synth.tasks.record import ToolSelection, system_message
+from mcpagent.tools.catalog import SchemaCheck, near_match
 
 
 class DraftStage(StrEnum):
@@ -149,3 +159,163 @@ def read_reply(reply: ChatReply, form: type[_Form]) -> _Form | DraftFault:
     except ValidationError as error:
         found = "; ".join(describe(detail, root="the answer") for detail in error.errors()[:5])
         return DraftFault(DraftStage.GENERATE, DraftFaultCode.SCHEMA, found)
+
+
+DATA_SOURCE = "synthetic/llm"
+STEPS: Mapping[Complexity, tuple[int, int]] = {"simple": (1, 1), "moderate": (2, 3), "complex": (3, 99)}
+_LONGEST_PROMPT = 2000  # characters
+
+
+class FaultFound(Exception):
+    """Carries a fault out of a check."""
+
+    def __init__(self, fault: DraftFault) -> None:
+        super().__init__(fault.detail)
+        self.fault = fault
+
+
+def steps_for(complexity: Complexity, max_tools: int) -> tuple[int, int]:
+    """The fewest and the most calls of a plan; a low `max_tools` lowers both."""
+    low, high = STEPS[complexity]
+    return min(low, max_tools), min(high, max_tools)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatCheck:
+    """`usable` are the tools that a plan may call, by `server.tool`; the offer may hold more."""
+
+    usable: Mapping[str, ToolSpec]
+    offer: ToolSelection
+    max_tools: int
+    max_turns: int
+    seed: int
+
+    def task(self, draft: Draft, *, complexity: Complexity) -> Task:
+        """The record, its checks still holding references to the results. Raises FaultFound."""
+        low, high = steps_for(complexity, self.max_tools)
+        if not low <= len(draft.steps) <= high:
+            wanted = f"{low}" if low == high else f"{low} to {high}"
+            _fail(
+                DraftFaultCode.LIMITS, f"{len(draft.steps)} steps, but a {complexity} task has {wanted} here"
+            )
+        if len(draft.steps) + 1 > self.max_turns:
+            _fail(
+                DraftFaultCode.LIMITS,
+                f"{len(draft.steps)} steps and an answer pass {self.max_turns} turns",
+            )
+        if not draft.user_prompt.strip() or len(draft.user_prompt) > _LONGEST_PROMPT:
+            _fail(DraftFaultCode.SCHEMA, f"user_prompt must have 1 to {_LONGEST_PROMPT} characters")
+        plan = [self._step(step, number) for number, step in enumerate(draft.steps, start=1)]
+        self._check_answer(draft, plan)
+        task = self._record(draft, plan, complexity)
+        if problems := task_problems(task):
+            _fail(DraftFaultCode.UNJUDGEABLE, "; ".join(problems))
+        return task
+
+    def _step(self, step: DraftStep, number: int) -> JsonObject:
+        where = f"step {number}"
+        spec = self.usable.get(f"{step.server}.{step.tool}")
+        if spec is None:
+            hint = near_match(f"{step.server}.{step.tool}", self.usable) or ""
+            _fail(
+                DraftFaultCode.UNKNOWN_TOOL, f"{where}: there is no {step.server}.{step.tool}. {hint}".strip()
+            )
+        try:
+            arguments = json.loads(step.arguments or "{}")
+        except ValueError as error:
+            _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}: arguments are not JSON: {error}")
+        if not isinstance(arguments, dict):
+            _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}: arguments are no JSON object")
+        late = sorted(n for n in _references(where, arguments) if not 1 <= n < number)
+        if late:
+            _fail(
+                DraftFaultCode.BAD_REFERENCE, f"{where} refers to step {late[0]}, which has not run by then"
+            )
+        if fault := _argument_fault(spec.input_schema, arguments):
+            _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}, {spec.dotted}: {fault}")
+        return {"step": number, "server": step.server, "tool": step.tool, "params": arguments}
+
+    def _check_answer(self, draft: Draft, plan: list[JsonObject]) -> None:
+        answer, numbers = draft.answer, {step["step"] for step in plan}
+        cited = _references("answer", answer.values) | _references("final_answer", draft.final_answer)
+        if unknown := sorted(cited - numbers):
+            _fail(
+                DraftFaultCode.BAD_REFERENCE, f"the answer refers to step {unknown[0]}, which the plan lacks"
+            )
+        reads = {s["step"] for s in plan if self._spec(s).annotations.read_only}
+        if answer.type == "none" and plan[-1]["step"] in reads:
+            _fail(
+                DraftFaultCode.UNGROUNDED, "answer.type none is for a plan whose last step changes something"
+            )
+        if answer.type != "none":
+            bare = [value for value in answer.values if not _references("answer", value)]
+            if bare or not answer.values or not _references("final_answer", draft.final_answer):
+                what = repr(bare[0]) if bare else "answer.values or final_answer"
+                _fail(DraftFaultCode.UNGROUNDED, f"{what} holds no reference such as ${{step1.field}}")
+            if answer.type != "must_include" and len(answer.values) != 1:
+                _fail(DraftFaultCode.SCHEMA, f"answer.type {answer.type} takes one value")
+        used = cited.union(*(_references("step", step["params"]) for step in plan))
+        if unused := sorted(reads - used):
+            detail = f"nothing uses the result of step {unused[0]}: refer to it, or leave it out"
+            _fail(DraftFaultCode.UNUSED_STEP, detail)
+
+    def _spec(self, step: JsonObject) -> ToolSpec:
+        return self.usable[f"{step['server']}.{step['tool']}"]
+
+    def _record(self, draft: Draft, plan: list[JsonObject], complexity: Complexity) -> Task:
+        key = json.dumps([draft.user_prompt, plan], sort_keys=True)
+        names = {f"{step['server']}.{step['tool']}" for step in plan}
+        tools = self.offer.tools_for(names, seed=derive_seed(self.seed, "offer", key))
+        truth: JsonObject = {
+            "task_id": f"llm-{blake2b(key.encode(), digest_size=6).hexdigest()}",
+            "complexity": complexity,
+            "max_turns": self.max_turns,
+            "success": {"must_call_tool": f"{plan[-1]['server']}.{plan[-1]['tool']}"},
+            "tool_sequence": plan,
+            "reference_answer": draft.final_answer,
+            "limits": {"max_tools": self.max_tools},
+        }
+        if draft.answer.type != "none":
+            values = draft.answer.values
+            is_list = draft.answer.type == "must_include"
+            truth["final_answer"] = {"type": draft.answer.type, "value": values if is_list else values[0]}
+            if draft.answer.type == "number":
+                truth["final_answer"]["tolerance"] = abs(draft.answer.tolerance)
+        return Task(
+            data_source=DATA_SOURCE,
+            prompt=(
+                Message(role="system", content=system_message(tools)),
+                Message(role="user", content=without_marks(draft.user_prompt.strip())),
+            ),
+            reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
+            extra_info={
+                "tools": [tool.dotted for tool in tools.values()],
+                "generator": "llm",
+                "class": "single" if len(plan) == 1 else "sequential",
+            },
+        )
+
+
+def _references(where: str, value: Any) -> set[int]:
+    try:
+        return references(value)
+    except PlaceholderError as error:
+        _fail(DraftFaultCode.BAD_REFERENCE, f"{where}: {error}")
+
+
+def _argument_fault(schema: JsonObject, arguments: JsonObject) -> str | None:
+    """Names always; values where they are no references, whose type only the run can tell."""
+    properties = schema.get("properties", {})
+    unknown = sorted(set(arguments) - set(properties))
+    if unknown and schema.get("additionalProperties") in (None, False):
+        known = ", ".join(properties) or "none"
+        return f"{unknown[0]!r} is no argument; there are: {known}"
+    missing = [name for name in schema.get("required", ()) if name not in arguments]
+    if missing:
+        return f"{missing[0]!r} is missing"
+    plain = {name: value for name, value in arguments.items() if not references(value)}
+    return SchemaCheck({**schema, "required": []}).fault(plain)
+
+
+def _fail(code: DraftFaultCode, detail: str) -> NoReturn:
+    raise FaultFound(DraftFault(DraftStage.FORMAT, code, detail))

@@ -1,25 +1,32 @@
-"""Many samples at once, and what remains of them."""
+"""A dataset that a model writes: many samples at once, what became of each, and the splits of the rest."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from mcpagent.config.schema import ToolsConfig
+from mcpagent.console import Console, counted
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Complexity, Task
 from mcpagent.core.tools import ToolSpec
-from mcpagent.errors import UserError
+from mcpagent.errors import RunError, UserError
 from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.client import RetryingClient
-from mcpagent.llm.endpoint import Endpoint, EndpointSettings
-from mcpagent.synth.llm.check import FormatCheck
-from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage
+from mcpagent.llm.contract import FailureReason
+from mcpagent.llm.endpoint import Endpoint, EndpointSettings, read_chat, read_responses
+from mcpagent.rollout.setup import open_tools
+from mcpagent.synth.datasets.describe import count_tasks
+from mcpagent.synth.generate import DatasetOutput
+from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage, FormatCheck
 from mcpagent.synth.llm.journal import Journal, JournaledClient
-from mcpagent.synth.llm.observe import observe
-from mcpagent.synth.llm.prompts import CurriculumPrompt, PromptBuilder, Prompts
+from mcpagent.synth.llm.prompts import CurriculumPrompt, PromptBuilder, Prompts, observe, unresolved_aliases
 from mcpagent.synth.llm.sample import (
     Committee,
     Executed,
@@ -32,6 +39,386 @@ from mcpagent.synth.tasks.record import ToolSelection
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 from mcpagent.tools.contract import ToolProvider
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the tasks are to be. `may_write` lets plans call tools that are not read-only."""
+
+    samples: int
+    max_tools: int
+    max_turns: int
+    domains: Sequence[str]
+    complexities: Sequence[Complexity]
+    curriculum: Sequence[CurriculumPrompt] = ()
+    distractors: int | None = None
+    votes: int = 3
+    repairs: int = 2
+    may_write: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """How the model is asked."""
+
+    endpoint: EndpointSettings
+    concurrency: int = 8
+    per_minute: float | None = None
+    max_output_tokens: int = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedByModel:
+    """`yields` accounts for every sample, `failures` (`Failures.as_json`) for every request that was not
+    answered, those of earlier runs of the journal included."""
+
+    tasks: Mapping[str, tuple[Task, ...]]
+    yields: JsonObject
+    failures: JsonObject
+    spend: JsonObject
+    catalog_hash: str
+    executed_calls: int
+    from_journal: int  # answers that were there before
+
+
+@dataclass(frozen=True)
+class JournalFile:
+    """Where every answer is kept, and whether what the service failed to answer is asked again."""
+
+    path: Path
+    retry_failed: bool = False
+
+
+def make_dataset_with_model(
+    tools: ToolsConfig,
+    prompts: Prompts,
+    output: DatasetOutput,
+    *,
+    wanted: Wanted,
+    asking: Asking,
+    budget: ApiBudget,
+    journal: JournalFile,
+    console: Console,
+) -> JsonObject:
+    """Start the servers, generate, write the splits that have tasks; the document of `gen-data --llm --json`.
+    The counts of `output` are proportions. Raises UserError."""
+    started = time.perf_counter()
+    try:
+        data = _generate(tools, prompts, output.counts, wanted, asking, budget, journal, console)
+    except KeyboardInterrupt:
+        console.note(f"{journal.path} has every answer so far: the same command goes on from there")
+        raise
+    tasks = {split: members for split, members in data.tasks.items() if members}
+    paths = output.write(tasks) if tasks else {}
+    document = _document(data, paths, tasks) | {
+        "model": asking.endpoint.model,
+        "backend": asking.endpoint.backend,
+        "prompts_sha256": prompts.sha256,
+        "journal": str(journal.path),
+        "seed": wanted.seed,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    empty = {split: count for split, count in output.counts.items() if count and split not in tasks}
+    if tasks and empty:
+        document["short"] = {split: {"made": 0, "asked": count} for split, count in empty.items()}
+        groups = f"the {document['records']} tasks are too few, or share too many entities, to be divided"
+        console.note(f"{' and '.join(empty)} got no task and no file: {groups}; ask for more samples")
+    return document
+
+
+def _generate(
+    tools: ToolsConfig,
+    prompts: Prompts,
+    counts: Mapping[str, int],
+    wanted: Wanted,
+    asking: Asking,
+    budget: ApiBudget,
+    journal: JournalFile,
+    console: Console,
+) -> GeneratedByModel:
+    total = sum(counts.values()) or 1
+    shares = SplitShares(heldout=counts["heldout"] / total, validation=counts["validation"] / total)
+
+    def open_journal(run: JsonObject) -> Journal:
+        read = read_chat if asking.endpoint.backend == "chat" else read_responses
+        return Journal(journal.path, run=run, read=read, retry_failed=journal.retry_failed)
+
+    with (
+        open_tools(tools, on_note=console.note) as opened,
+        console.progress("Samples", total=wanted.samples) as advance,
+    ):
+        if unknown := unresolved_aliases(wanted.curriculum, tuple(opened.pool.tools.values())):
+            console.note(f"--curriculum: no tool is meant by {', '.join(unknown)}; ignored")
+        kept = 0
+
+        def on_progress(outcome: SampleOutcome) -> None:
+            nonlocal kept
+            kept += outcome.executed is not None
+            cost = budget.cost
+            spent = "" if cost is None else f", ${cost:.4f}"
+            advance(1, note=f"{kept} good, {budget.requests} requests{spent}")
+
+        return opened.io.run(
+            generate_with_model(
+                opened.pool,
+                prompts,
+                wanted=wanted,
+                asking=asking,
+                budget=budget,
+                open_journal=open_journal,
+                shares=shares,
+                splits=[split for split, count in counts.items() if count],
+                on_note=console.note,
+                on_progress=on_progress,
+            )
+        )
+
+
+def _document(data: GeneratedByModel, paths: Mapping[str, Path], tasks: Mapping[str, Any]) -> JsonObject:
+    counts = count_tasks(task for members in tasks.values() for task in members).as_json()
+    return {
+        "records": counts["records"],
+        **{name: counts[name] for name in counts if name.startswith("by_")},
+        **data.yields,
+        "failed_requests": data.failures,
+        "spend": {**data.spend, "answers_from_journal": data.from_journal},
+        "executed_calls": data.executed_calls,
+        "paths": {split: str(path) for split, path in paths.items()},
+        "catalog_hash": data.catalog_hash,
+    }
+
+
+def run_description(wanted: Wanted, asking: Asking, prompts: Prompts, catalog_hash: str) -> JsonObject:
+    """What makes a journal another run's: all that decides what is asked under a key."""
+    return {
+        "seed": wanted.seed,
+        "model": asking.endpoint.model,
+        "backend": asking.endpoint.backend,
+        "max_output_tokens": asking.max_output_tokens,
+        "prompts_sha256": prompts.sha256,
+        "catalog_hash": catalog_hash,
+        "max_tools": wanted.max_tools,
+        "max_turns": wanted.max_turns,
+        "domains": list(wanted.domains),
+        "complexities": list(wanted.complexities),
+        "curriculum": [prompt.model_dump(mode="json") for prompt in wanted.curriculum],
+        "distractors": wanted.distractors,
+        "votes": wanted.votes,
+        "repairs": wanted.repairs,
+        "may_write": wanted.may_write,
+    }
+
+
+async def generate_with_model(
+    pool: ToolProvider,
+    prompts: Prompts,
+    *,
+    wanted: Wanted,
+    asking: Asking,
+    budget: ApiBudget,
+    open_journal: Callable[[JsonObject], Journal],
+    shares: SplitShares,
+    splits: Collection[str] = SPLITS,
+    on_note: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[SampleOutcome], None] = lambda _: None,
+) -> GeneratedByModel:
+    """`wanted.samples` samples, each a task or a counted reject; the same for the same journal. Each of
+    `splits` has a task where there are enough.
+
+    Raises UserError where no request can succeed, and where no tool may be called.
+    """
+    offer = ToolSelection(catalog=pool.tools, distractors=wanted.distractors)
+    usable = {t.dotted: t for t in pool.tools.values() if wanted.may_write or t.annotations.read_only}
+    if not usable:
+        raise UserError(
+            "no tool says that it only reads",
+            remedy="name those that do: --read-only SERVER.TOOL,...; or let plans change something: "
+            "--allow-writes",
+        )
+    observations = await observe(CallCache(pool), usable.values())
+    prompt_builder = PromptBuilder(
+        prompts=prompts,
+        usable=tuple(usable.values()),
+        observations=observations,
+        domains=wanted.domains,
+        complexities=wanted.complexities,
+        curriculum=wanted.curriculum,
+        max_tools=wanted.max_tools,
+        seed=wanted.seed,
+    )
+    run = run_description(wanted, asking, prompts, offer.catalog_hash)
+    with open_journal(run) as journal:
+        journal.charge(budget)
+        recorded = journal.answered_count
+        async with Endpoint(asking.endpoint, on_note=on_note) as endpoint:
+            patient = RetryingClient(
+                endpoint,
+                budget=budget,
+                observer=journal,
+                max_in_flight=asking.concurrency,
+                per_minute=asking.per_minute,
+            )
+            workshop = _workshop(patient, journal, prompts, pool, offer, usable, wanted, asking)
+            outcomes = await _all(workshop, prompt_builder, wanted.samples, asking.concurrency, on_progress)
+        executor = workshop.executor
+    distinct = _without_duplicates(outcomes)
+    kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
+    return GeneratedByModel(
+        tasks=split_tasks(kept, tools=usable, shares=shares, seed=wanted.seed, wanted=splits),
+        yields=sample_yield_table(distinct),
+        failures=journal.failures.as_json(),
+        spend=budget.as_json(),
+        catalog_hash=offer.catalog_hash,
+        executed_calls=executor.executed_calls,
+        from_journal=recorded,
+    )
+
+
+def _workshop(
+    patient: RetryingClient,
+    journal: Journal,
+    prompts: Prompts,
+    pool: ToolProvider,
+    offer: ToolSelection,
+    usable: Mapping[str, ToolSpec],
+    wanted: Wanted,
+    asking: Asking,
+) -> Workshop:
+    client = JournaledClient(patient, journal)
+    return Workshop(
+        client=client,
+        journal=journal,
+        prompts=prompts,
+        check=FormatCheck(
+            usable=usable,
+            offer=offer,
+            max_tools=wanted.max_tools,
+            max_turns=wanted.max_turns,
+            seed=wanted.seed,
+        ),
+        executor=Executor(pool),
+        committee=Committee(
+            client=client, prompts=prompts, votes=wanted.votes, max_output_tokens=asking.max_output_tokens
+        ),
+        repairs=wanted.repairs,
+        max_output_tokens=asking.max_output_tokens,
+        seed=wanted.seed,
+        provenance={
+            "template": "llm",
+            "model": asking.endpoint.model,
+            "backend": asking.endpoint.backend,
+            "prompts_sha256": prompts.sha256,
+            "seed": wanted.seed,
+            "catalog_hash": offer.catalog_hash,
+        },
+    )
+
+
+async def _all(
+    workshop: Workshop,
+    prompt_builder: PromptBuilder,
+    samples: int,
+    concurrency: int,
+    on_progress: Callable[[SampleOutcome], None],
+) -> list[SampleOutcome]:
+    """The outcome of every sample, in order. The first error of one ends the others and is raised."""
+    outcomes: list[SampleOutcome] = []
+
+    async def work(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            outcome = await workshop.make(prompt_builder(number))
+            outcomes.append(outcome)
+            on_progress(outcome)
+
+    numbers = iter(range(samples))
+    workers = [asyncio.create_task(work(numbers)) for _ in range(min(concurrency, samples))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return sorted(outcomes, key=lambda outcome: outcome.number)
+
+
+def _without_duplicates(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcome]:
+    """Of the samples that make the same calls, the first alone."""
+    first: dict[str, int] = {}
+    result: list[SampleOutcome] = []
+    for outcome in outcomes:
+        if outcome.executed is not None:
+            calls = [[c["server"], c["tool"], c["arguments"]] for c in outcome.executed.calls]
+            original = first.setdefault(json.dumps(calls, sort_keys=True), outcome.number)
+            if original != outcome.number:
+                detail = f"sample {outcome.number} makes the calls of sample {original}"
+                fault = DraftFault(DraftStage.DISTINCT, DraftFaultCode.DUPLICATE, detail)
+                outcome = replace(outcome, executed=None, faults=(*outcome.faults, fault))
+        result.append(outcome)
+    return result
+
+
+def no_task(document: Mapping[str, Any]) -> RunError:
+    """Why there is not one task: what the service did, and at which checks the finished samples failed."""
+    failed, rejects = document["failed_requests"], document["rejects"]
+    requests, caps = document["spend"]["requests"], option_names(document["stopped_by"])
+    if document["finished"]:
+        message = f"none of {document['finished']} finished samples became a task ({_counted(rejects)})"
+    else:
+        message = f"no sample was finished in {counted(requests, 'request')}"
+    if caps:
+        message += f", and {caps} is reached"
+    if failed["total"]:
+        message += f"; {failed_requests(document)}"
+    remedy = _remedy_of(failed["reasons"], caps=caps)
+    account = {name: document[name] for name in _ACCOUNT}
+    return RunError(message, where=document["journal"], remedy=remedy, details=account)
+
+
+def failed_requests(document: Mapping[str, Any]) -> str:
+    """What became of the requests without an answer: counts by reason, each with what was said first."""
+    failed, requests = document["failed_requests"], document["spend"]["requests"]
+    told = ", ".join(
+        f"{reason} {n} ({failed['examples'][reason]:.120})" for reason, n in failed["reasons"].items()
+    )
+    return f"{failed['total']} of {requests} requests had no answer: {told}"
+
+
+def requests_lost(document: Mapping[str, Any]) -> str | None:
+    """What was given up for what the service did, and what to change; None where nothing was."""
+    lost = {reason: n for reason, n in document["rejects"].items() if reason in set(FailureReason)}
+    return f"given up: {_counted(lost)}; {_remedy_of(lost, has_tasks=True)}" if lost else None
+
+
+def _remedy_of(reasons: Mapping[str, int], *, caps: str = "", has_tasks: bool = False) -> str:
+    """What to change before the same command is run again, by what the service did."""
+    changes: list[str] = []
+    if FailureReason.RATE_LIMITED in reasons:
+        changes.append("ask more slowly with --rpm")
+    if FailureReason.TIMED_OUT in reasons:
+        changes.append("give an answer more time with --request-timeout")
+    if reasons.keys() & {FailureReason.SERVER_ERROR, FailureReason.CONNECTION, FailureReason.BAD_BODY}:
+        changes.append("wait until the service is well")
+    if FailureReason.BAD_REQUEST in reasons:
+        changes.append("check --model and --max-output-tokens against what the service says")
+    if caps:
+        changes.append(f"raise {caps}")
+    if not changes:
+        return "the yield table says at which stage they failed; the journal holds every answer"
+    again = "--retry-failed --overwrite" if has_tasks else "--retry-failed"
+    return f"{' and '.join(changes)}; {again} asks again what was given up, and nothing that was answered"
+
+
+def option_names(names: Sequence[str]) -> str:
+    """The options of `gen-data` that set these caps."""
+    return " and ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n}" for name, n in counts.items())
+
+
+_ACCOUNT = ("finished", "unfinished", "stopped_by", "rejects", "failed_requests", "spend")  # of an error
 
 _WORD = re.compile(r"[A-Za-z0-9][\w.@/-]*")
 _DATE = re.compile(r"\d{4}(-\d\d){1,2}")
@@ -105,213 +492,3 @@ class _Groups:
         for below in path:
             self._above[below] = name
         return name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What the tasks are to be. `may_write` lets plans call tools that are not read-only."""
-
-    samples: int
-    max_tools: int
-    max_turns: int
-    domains: Sequence[str]
-    complexities: Sequence[Complexity]
-    curriculum: Sequence[CurriculumPrompt] = ()
-    distractors: int | None = None
-    votes: int = 3
-    repairs: int = 2
-    may_write: bool = True
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asking:
-    """How the model is asked."""
-
-    endpoint: EndpointSettings
-    concurrency: int = 8
-    per_minute: float | None = None
-    max_output_tokens: int = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class GeneratedByModel:
-    """`yields` accounts for every sample, `failures` (`Failures.as_json`) for every request that was not
-    answered, those of earlier runs of the journal included."""
-
-    tasks: Mapping[str, tuple[Task, ...]]
-    yields: JsonObject
-    failures: JsonObject
-    spend: JsonObject
-    catalog_hash: str
-    executed_calls: int
-    from_journal: int  # answers that were there before
-
-
-def run_description(wanted: Wanted, asking: Asking, prompts: Prompts, catalog_hash: str) -> JsonObject:
-    """What makes a journal another run's: all that decides what is asked under a key."""
-    return {
-        "seed": wanted.seed,
-        "model": asking.endpoint.model,
-        "backend": asking.endpoint.backend,
-        "max_output_tokens": asking.max_output_tokens,
-        "prompts_sha256": prompts.sha256,
-        "catalog_hash": catalog_hash,
-        "max_tools": wanted.max_tools,
-        "max_turns": wanted.max_turns,
-        "domains": list(wanted.domains),
-        "complexities": list(wanted.complexities),
-        "curriculum": [prompt.model_dump(mode="json") for prompt in wanted.curriculum],
-        "distractors": wanted.distractors,
-        "votes": wanted.votes,
-        "repairs": wanted.repairs,
-        "may_write": wanted.may_write,
-    }
-
-
-async def generate_with_model(
-    pool: ToolProvider,
-    prompts: Prompts,
-    *,
-    wanted: Wanted,
-    asking: Asking,
-    budget: ApiBudget,
-    open_journal: Callable[[JsonObject], Journal],
-    shares: SplitShares,
-    splits: Collection[str] = SPLITS,
-    on_note: Callable[[str], None] = lambda _: None,
-    on_progress: Callable[[SampleOutcome], None] = lambda _: None,
-) -> GeneratedByModel:
-    """`wanted.samples` samples, each a task or a counted reject; the same for the same journal. Each of
-    `splits` has a task where there are enough.
-
-    Raises UserError where no request can succeed, and where no tool may be called.
-    """
-    offer = ToolSelection(catalog=pool.tools, distractors=wanted.distractors)
-    usable = {t.dotted: t for t in pool.tools.values() if wanted.may_write or t.annotations.read_only}
-    if not usable:
-        raise UserError(
-            "no tool says that it only reads",
-            remedy="name those that do: --read-only SERVER.TOOL,...; or let plans change something: "
-            "--allow-writes",
-        )
-    observations = await observe(CallCache(pool), usable.values())
-    commissioner = PromptBuilder(
-        prompts=prompts,
-        usable=tuple(usable.values()),
-        observations=observations,
-        domains=wanted.domains,
-        complexities=wanted.complexities,
-        curriculum=wanted.curriculum,
-        max_tools=wanted.max_tools,
-        seed=wanted.seed,
-    )
-    run = run_description(wanted, asking, prompts, offer.catalog_hash)
-    with open_journal(run) as journal:
-        journal.charge(budget)
-        recorded = journal.answered_count
-        async with Endpoint(asking.endpoint, on_note=on_note) as endpoint:
-            patient = RetryingClient(
-                endpoint,
-                budget=budget,
-                observer=journal,
-                max_in_flight=asking.concurrency,
-                per_minute=asking.per_minute,
-            )
-            workshop = _workshop(patient, journal, prompts, pool, offer, usable, wanted, asking)
-            outcomes = await _all(workshop, commissioner, wanted.samples, asking.concurrency, on_progress)
-        executor = workshop.executor
-    distinct = _without_duplicates(outcomes)
-    kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
-    return GeneratedByModel(
-        tasks=split_tasks(kept, tools=usable, shares=shares, seed=wanted.seed, wanted=splits),
-        yields=sample_yield_table(distinct),
-        failures=journal.failures.as_json(),
-        spend=budget.as_json(),
-        catalog_hash=offer.catalog_hash,
-        executed_calls=executor.executed_calls,
-        from_journal=recorded,
-    )
-
-
-def _workshop(
-    patient: RetryingClient,
-    journal: Journal,
-    prompts: Prompts,
-    pool: ToolProvider,
-    offer: ToolSelection,
-    usable: Mapping[str, ToolSpec],
-    wanted: Wanted,
-    asking: Asking,
-) -> Workshop:
-    client = JournaledClient(patient, journal)
-    return Workshop(
-        client=client,
-        journal=journal,
-        prompts=prompts,
-        check=FormatCheck(
-            usable=usable,
-            offer=offer,
-            max_tools=wanted.max_tools,
-            max_turns=wanted.max_turns,
-            seed=wanted.seed,
-        ),
-        executor=Executor(pool),
-        committee=Committee(
-            client=client, prompts=prompts, votes=wanted.votes, max_output_tokens=asking.max_output_tokens
-        ),
-        repairs=wanted.repairs,
-        max_output_tokens=asking.max_output_tokens,
-        seed=wanted.seed,
-        provenance={
-            "template": "llm",
-            "model": asking.endpoint.model,
-            "backend": asking.endpoint.backend,
-            "prompts_sha256": prompts.sha256,
-            "seed": wanted.seed,
-            "catalog_hash": offer.catalog_hash,
-        },
-    )
-
-
-async def _all(
-    workshop: Workshop,
-    commissioner: PromptBuilder,
-    samples: int,
-    concurrency: int,
-    on_progress: Callable[[SampleOutcome], None],
-) -> list[SampleOutcome]:
-    """The outcome of every sample, in order. The first error of one ends the others and is raised."""
-    outcomes: list[SampleOutcome] = []
-
-    async def work(numbers: Iterator[int]) -> None:
-        for number in numbers:
-            outcome = await workshop.make(commissioner(number))
-            outcomes.append(outcome)
-            on_progress(outcome)
-
-    numbers = iter(range(samples))
-    workers = [asyncio.create_task(work(numbers)) for _ in range(min(concurrency, samples))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-    return sorted(outcomes, key=lambda outcome: outcome.number)
-
-
-def _without_duplicates(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcome]:
-    """Of the samples that make the same calls, the first alone."""
-    first: dict[str, int] = {}
-    result: list[SampleOutcome] = []
-    for outcome in outcomes:
-        if outcome.executed is not None:
-            calls = [[c["server"], c["tool"], c["arguments"]] for c in outcome.executed.calls]
-            original = first.setdefault(json.dumps(calls, sort_keys=True), outcome.number)
-            if original != outcome.number:
-                detail = f"sample {outcome.number} makes the calls of sample {original}"
-                fault = DraftFault(DraftStage.DISTINCT, DraftFaultCode.DUPLICATE, detail)
-                outcome = replace(outcome, executed=None, faults=(*outcome.faults, fault))
-        result.append(outcome)
-    return result

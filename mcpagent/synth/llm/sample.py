@@ -14,8 +14,17 @@ from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
 from mcpagent.storage.datasets import task_record
-from mcpagent.synth.llm.check import FaultFound, FormatCheck
-from mcpagent.synth.llm.draft import Draft, DraftFault, DraftFaultCode, DraftStage, Vote, form_of, read_reply
+from mcpagent.synth.llm.draft import (
+    Draft,
+    DraftFault,
+    DraftFaultCode,
+    DraftStage,
+    FaultFound,
+    FormatCheck,
+    Vote,
+    form_of,
+    read_reply,
+)
 from mcpagent.synth.llm.journal import Journal
 from mcpagent.synth.llm.prompts import Commission, Prompts, fill_in
 from mcpagent.synth.tasks.prove import Rejection, ground

@@ -19,7 +19,7 @@ from torch import distributed
 
 from mcpagent.core.seeds import derive_seed
 from mcpagent.errors import UserError
-from mcpagent.interrupts import abandon, handled_by
+from mcpagent.interrupts import held_back
 
 T = TypeVar("T")
 
@@ -114,20 +114,11 @@ class Processes:
         """A Ctrl-C inside is not raised but answered by what this gives, so that the processes can stop at
         the same place; a second one, later than the echoes of the first, is raised. One process alone is
         interrupted as ever."""
-        asked = False
-
-        def hold() -> None:
-            nonlocal asked
-            if asked:
-                abandon()
-            asked = True
-            note()
-
         if self.count == 1:
             yield lambda: False
             return
-        with handled_by(hold, echo_s=_ONE_INTERRUPT_S):
-            yield lambda: asked
+        with held_back(note, echo_s=_ONE_INTERRUPT_S) as is_asked:
+            yield is_asked
 
 
 def _buckets(gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from mcpagent.core.tools import ToolAnnotations, ToolSpec
-from mcpagent.synth.llm.check import FaultFound, FormatCheck
-from mcpagent.synth.llm.draft import Draft
+from mcpagent.synth.llm.draft import Draft, FaultFound, FormatCheck
 from mcpagent.synth.tasks.record import ToolSelection
 
 

@@ -11,8 +11,7 @@ import pytest
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolAnnotations, ToolCall, ToolResult, ToolSpec
-from mcpagent.synth.llm.check import FormatCheck
-from mcpagent.synth.llm.draft import Draft, DraftFault, DraftStage
+from mcpagent.synth.llm.draft import Draft, DraftFault, DraftStage, FormatCheck
 from mcpagent.synth.llm.sample import Executed, Executor
 from mcpagent.synth.tasks.record import ToolSelection
 from mcpagent.tools.contract import Purpose
