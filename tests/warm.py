@@ -27,7 +27,13 @@ import mcpagent
 from mcpagent.cli.main import run
 
 # What commands import only when they need it.
-LATER = ("peft", "plotly.graph_objects", "transformers.models.qwen3.modeling_qwen3", "typer.rich_utils")
+LATER = (
+    "peft",
+    "plotly.graph_objects",
+    "scipy.stats",
+    "transformers.models.qwen3.modeling_qwen3",
+    "typer.rich_utils",
+)
 
 
 def serve(wire: socket.socket) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from mcpagent.core.records import Metric
 from mcpagent.evaluate.intervals import clustered_mean, paired_difference, rate_interval, unpaired_difference
@@ -201,3 +202,32 @@ def test_the_sign_flip_test_rejects_a_true_null_about_5_times_in_100() -> None:
         p_value = paired_difference(a, b, seed=repetition).p_value
         rejected += p_value is not None and p_value < 0.05
     assert rejected / 400 < 0.08
+
+
+@pytest.mark.parametrize("n", [2, 3, 13, 240, 1001])
+def test_an_interval_on_record_is_found_again(n: int) -> None:
+    # The definition, row by row: 2000 resamples of the tasks' means, drawn in rows of 500 from the seed.
+    values = np.random.default_rng(n).random((n, 3))
+    draws = np.random.default_rng(7)
+    rows = [draws.integers(0, n, size=(500, n)) for _ in range(4)]
+    means = np.concatenate([values.mean(axis=1)[row].mean(axis=1) for row in rows])
+    metric = clustered_mean(values.tolist(), seed=7)
+    assert _interval(metric) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=1e-12)
+    assert metric.value == pytest.approx(values.mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 240), (3, 10), (17, 23), (999, 1000)])
+def test_wilson_interval_of_whole_numbers_is_that_of_scipy(successes: int, n: int) -> None:
+    theirs = stats.binomtest(successes, n).proportion_ci(method="wilson")
+    assert _interval(rate_interval(successes, n)) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 5, 9, 12])
+def test_the_exact_sign_flip_p_value_is_that_of_scipy(n: int) -> None:
+    deltas = np.random.default_rng(n).normal(0.4, 1.0, n)
+    theirs = stats.permutation_test(
+        (deltas,), lambda x, axis: np.abs(x.sum(axis=axis)), permutation_type="samples", alternative="greater"
+    )
+    a = {str(i): [0.0] for i in range(n)}
+    ours = paired_difference(a, {str(i): [delta] for i, delta in enumerate(deltas)}, seed=0, rate=False)
+    assert ours.p_value == pytest.approx(theirs.pvalue, abs=1e-12)
