@@ -14,6 +14,7 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 from mcp import Client
 from mcp.shared.dispatcher import CallOptions
+from mcp.shared.inbound import find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
 from mcp.types import ListToolsResult, Tool
 from mcp_types.methods import parse_server_result
 from pydantic import ValidationError
@@ -252,3 +253,28 @@ def _size(schema: JsonObject) -> int:
 
 def _kind(value: object) -> str:
     return "absent" if value is None else f"a {type(value).__name__}"
+
+
+class ParamHeaders:
+    """The arguments that a server wants repeated as HTTP headers (MCP 2026-07-28, `x-mcp-header`).
+
+    Learnt from every tool list that passes, and kept for later connections to the same server, which may
+    not list its tools.
+    """
+
+    def __init__(self) -> None:
+        self._by_tool: dict[str, Mapping[tuple[str, ...], str]] = {}
+
+    def learn(self, page: Mapping[str, Any]) -> None:
+        """Note the headers of every tool in a page of the tool list."""
+        tools = page.get("tools")
+        for tool in tools if isinstance(tools, list) else ():
+            if isinstance(tool, dict) and isinstance(name := tool.get("name"), str):
+                schema = tool.get("inputSchema")
+                is_valid = find_invalid_x_mcp_header(schema) is None
+                self._by_tool[name] = x_mcp_header_map(schema) if is_valid else {}
+
+    def of(self, params: Mapping[str, Any]) -> dict[str, str]:
+        """The headers for a call with these params."""
+        names = self._by_tool.get(params.get("name", ""))
+        return mcp_param_headers(names, params.get("arguments") or {}) if names else {}

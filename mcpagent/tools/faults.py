@@ -1,10 +1,18 @@
-"""What went wrong with a start or a call. The one place where exceptions of the SDK become ours."""
+"""What went wrong with a start or a call. The one place where exceptions of libraries become ours."""
 
 from __future__ import annotations
 
 import anyio
+import httpx2
 from mcp import MCPError
-from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT
+from mcp.types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    REQUEST_TIMEOUT,
+)
 from pydantic import ValidationError
 
 from mcpagent.core.tools import FailureKind
@@ -20,6 +28,7 @@ from mcpagent.tools.wire import (
 
 # How the SDK words the end of a connection; its code alone is one that servers use for errors of their own.
 _CLOSED = "Connection closed"
+_AUTH_ADVICE = 'look at "headers" of this server, say {"Authorization": "Bearer ${TOKEN}"}'
 
 
 class CallFailed(Exception):
@@ -104,6 +113,37 @@ def flat(error: BaseException) -> str:
     error = innermost(error)
     first_line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+
+
+def http_error(error: httpx2.HTTPError | httpx2.StreamError, host: str) -> MCPError:
+    """What an exception of the HTTP library means for the request, as the answer to it."""
+    match error:
+        case httpx2.ConnectError() | httpx2.ConnectTimeout():
+            return MCPError(NOT_SENT, f"cannot connect to {host}: {error}")
+        case httpx2.LocalProtocolError() | httpx2.ProxyError() | httpx2.UnsupportedProtocol():
+            return MCPError(NOT_SENT, f"cannot send to {host}: {type(error).__name__}")
+        case httpx2.TooManyRedirects():
+            return MCPError(INVALID_REQUEST, f"{host} redirects in a circle")
+        case _:
+            return MCPError(RESPONSE_LOST, f"{host} did not answer: {type(error).__name__}")
+
+
+def http_status_error(status: int, host: str, wait_s: float | None = None) -> MCPError:
+    """What an HTTP status without a JSON-RPC error means for the request. `wait_s`: what Retry-After asks."""
+    if status in (401, 403):
+        return MCPError(FORBIDDEN, f"{host} refuses us (HTTP {status}): {_AUTH_ADVICE}")
+    if status == 429 or (status == 503 and wait_s is not None):
+        data = None if wait_s is None else {RETRY_AFTER: wait_s}
+        return MCPError(THROTTLED, f"{host} takes no more calls for now (HTTP {status})", data)
+    if status == 413:
+        return MCPError(INVALID_PARAMS, f"the request is larger than {host} takes (HTTP 413)")
+    if status == 404:
+        return MCPError(METHOD_NOT_FOUND, f"{host} has nothing at this path (HTTP 404)")
+    if status == 503:
+        return MCPError(NOT_SENT, f"{host} takes no call at the moment (HTTP {status})")
+    if status >= 500:
+        return MCPError(RESPONSE_LOST, f"{host} failed (HTTP {status})")
+    return MCPError(INVALID_REQUEST, f"{host} refused the request (HTTP {status})")
 
 
 def _of_code(code: int, message: str) -> CallFailed | CallLost:

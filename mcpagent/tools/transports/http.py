@@ -1,96 +1,364 @@
 """The streamable-HTTP transport: one POST, one task, one answer for each request.
 
-In place of the SDK's, where one failed POST ends the session with every call in flight.
+Nothing that happens to one exchange can reach another, nor the session: what cannot be had is an MCPError,
+which becomes the answer to that one request. In place of the SDK's (docs/design/0005-http-transport.md).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import anyio
-from mcp.shared.inbound import (
-    MCP_METHOD_HEADER,
-    MCP_PROTOCOL_VERSION_HEADER,
-    find_invalid_x_mcp_header,
-    mcp_param_headers,
-    x_mcp_header_map,
-)
+import httpx2
+from mcp import MCPError
+from mcp.shared.inbound import MCP_METHOD_HEADER, MCP_PROTOCOL_VERSION_HEADER
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
-from mcp_types import HEADER_MISMATCH, JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+from mcp_types import (
+    HEADER_MISMATCH,
+    INVALID_REQUEST,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    RequestId,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from mcpagent.tools.faults import ServerEnded, untold
+from mcpagent.core.values import retry_after_s
+from mcpagent.tools.catalog import ParamHeaders
+from mcpagent.tools.faults import ServerEnded, http_error, http_status_error, untold
 from mcpagent.tools.servers_config import HttpServer
-from mcpagent.tools.transports.http_endpoint import HttpEndpoint, Refusal, Reply, http_client
-from mcpagent.tools.transports.jsonrpc import Inbox, error_reply
-from mcpagent.tools.wire import MAX_MESSAGE_BYTES, RESPONSE_LOST
+from mcpagent.tools.transports.jsonrpc import (
+    NOTIFICATION,
+    Flood,
+    Inbox,
+    Malformed,
+    UnaskedTraffic,
+    error_reply,
+    is_notification,
+    parse,
+)
+from mcpagent.tools.wire import (
+    MALFORMED_RESULT,
+    MAX_MESSAGE_BYTES,
+    NOT_SENT,
+    OVERSIZE_RESULT,
+    RESPONSE_LOST,
+)
 
 log = logging.getLogger(__name__)
 
+Reply = JSONRPCResponse | JSONRPCError
+
+# It logs every URL in full, and keys are kept in URLs.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
+
+_CONNECT_TIMEOUT_S = 15.0
 _RELIST_PAGES_MAX = 100
+_SESSION_HEADER = "mcp-session-id"
+_HEADERS = {
+    "accept": "application/json, text/event-stream",
+    "accept-encoding": "identity",  # a compressed body would be counted only once it is unpacked
+    "content-type": "application/json",
+}
+_ERROR_BODY_BYTES = 64 * 1024
+_RESUMES_MAX = 2  # of a stream that broke off, without a new event in between
+_RESUME_DELAY_S = 1.0
+_END_TIMEOUT_S = 2.0
+_REDIRECTS_MAX = 5
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class ParamHeaders:
-    """The arguments that a server wants repeated as HTTP headers (MCP 2026-07-28, `x-mcp-header`).
+def http_client(url: str, headers: Mapping[str, str]) -> httpx2.AsyncClient:
+    """A client for the server at `url`; `headers` go with every request."""
+    address = httpx2.URL(url)
+    return httpx2.AsyncClient(
+        headers=dict(headers),
+        # The pool's own limits would lose the calls that wait for a connection. Without TLS there is
+        # nothing to verify: no redirect leads to another scheme.
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+        timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+        verify=_tls() if address.scheme == "https" else False,
+        # Proxies are in the environment, and no proxy reaches what listens on this machine alone.
+        trust_env=address.host not in _LOOPBACK,
+    )
 
-    Learnt from every tool list that passes, and kept for later connections to the same server, which may
-    not list its tools.
+
+async def send(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
+    """The response to a request, its body still to be read.
+
+    Redirects are followed on the same host and scheme, with the same method: the keys are its own. Any other
+    redirect is itself the response. Raises httpx2.TooManyRedirects, and what HTTP raises.
+    """
+    for _ in range(_REDIRECTS_MAX):
+        response = await client.send(request, stream=True, follow_redirects=False)
+        following = response.next_request
+        if (
+            following is None
+            or following.method != request.method
+            or _origin(following.url) != _origin(request.url)
+        ):
+            return response
+        await response.aclose()
+        request = following
+    raise httpx2.TooManyRedirects("it redirects in a circle", request=request)
+
+
+def host_of(url: httpx2.URL) -> str:
+    """As much of a URL as may be shown."""
+    return f"{url.scheme}://{url.netloc.decode('ascii').rpartition('@')[2]}"
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    return httpx2.create_ssl_context()  # 20 ms, so one for all
+
+
+class HttpEndpoint:
+    """Exchanges JSON-RPC messages with one server over streamable HTTP (2025-03-26 and later).
+
+    `on_message` gets what the server says besides responses, `on_lost` the end of the session,
+    `on_end` before it why the server was cut off.
+
+    No error text holds a header, or more of the URL than its host: keys are kept in both.
     """
 
-    def __init__(self) -> None:
-        self._by_tool: dict[str, Mapping[tuple[str, ...], str]] = {}
+    def __init__(
+        self,
+        client: httpx2.AsyncClient,
+        url: str,
+        *,
+        max_message_bytes: int,
+        on_message: Callable[[JSONRPCMessage], None],
+        on_lost: Callable[[], None],
+        on_end: Callable[[ServerEnded], None],
+    ) -> None:
+        self._client = client
+        self._url = httpx2.URL(url)
+        self._host = host_of(self._url)
+        self._max_bytes = max_message_bytes
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._on_end = on_end
+        self._session_id: str | None = None
+        self._unasked = UnaskedTraffic()
+        self.flood: Flood | None = None  # set once the server was cut off
+        self.version: str | None = None  # of the protocol; in headers that do not name it themselves
 
-    def learn(self, tool_list: Mapping[str, Any]) -> None:
-        tools = tool_list.get("tools")
-        for tool in tools if isinstance(tools, list) else ():
-            if isinstance(tool, dict) and isinstance(name := tool.get("name"), str):
-                schema = tool.get("inputSchema")
-                is_valid = find_invalid_x_mcp_header(schema) is None
-                self._by_tool[name] = x_mcp_header_map(schema) if is_valid else {}
-
-    def of(self, params: Mapping[str, Any]) -> dict[str, str]:
-        """The headers for a call with these params."""
-        wanted = self._by_tool.get(params.get("name", ""))
-        return mcp_param_headers(wanted, params.get("arguments") or {}) if wanted else {}
-
-
-@asynccontextmanager
-async def http_streams(
-    config: HttpServer,
-    *,
-    on_eof: Callable[[], None],
-    on_end: Callable[[ServerEnded], None] = untold,
-    param_headers: ParamHeaders,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-) -> AsyncGenerator[tuple[Any, Any]]:
-    """Reach the server; a transport for `mcp.Client` (the streams to read from and to write to).
-
-    There are no time-outs but for connecting: the caller has a deadline, and leaves. `on_eof` is called
-    when the server has forgotten our session. Raises ServerEnded at the end where it sent too much unasked.
-    """
-    async with http_client(config.url, config.headers) as client:
-        inbox = Inbox(on_end=on_eof)
-        endpoint = HttpEndpoint(
-            client,
-            config.url,
-            max_message_bytes=max_message_bytes,
-            on_message=inbox.put,
-            on_lost=on_eof,
-            on_end=on_end,
-        )
-        posts = _Posts(endpoint, inbox, param_headers)
+    async def request(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Reply:
+        """The response to `message`. Raises MCPError."""
+        if message.method == "initialize":
+            self._session_id = self.version = None
         try:
-            yield inbox, posts
-        finally:
-            with anyio.CancelScope(shield=True):
-                await posts.end()
-            if endpoint.flood is not None:
-                raise ServerEnded(str(endpoint.flood), is_lasting=True)
+            async with self._exchange("POST", headers, message) as response:
+                reply = await self._reply(message, response)
+                if message.method == "initialize":
+                    self._session_id = response.headers.get(_SESSION_HEADER)
+                return reply
+        except Malformed as error:
+            raise MCPError(MALFORMED_RESULT, f"the response cannot be taken: {error.reason}") from error
+        except Flood as flood:
+            self.flood = flood
+            self._on_end(ServerEnded(str(flood), is_lasting=True))
+            self._on_lost()
+            raise MCPError(RESPONSE_LOST, f"the server did not answer: {flood}") from flood
+
+    async def notify(self, message: JSONRPCMessage, headers: Mapping[str, str]) -> None:
+        """Send what has no response. Raises MCPError where it cannot even be sent."""
+        async with self._exchange("POST", headers, message):
+            pass
+
+    async def end_session(self) -> None:
+        """Tell a server that keeps sessions that this one is over; it need not hear of it."""
+        if self._session_id is not None:
+            try:
+                async with asyncio.timeout(_END_TIMEOUT_S), self._exchange("DELETE", {}):
+                    pass
+            except (TimeoutError, MCPError):
+                pass
+
+    @asynccontextmanager
+    async def _exchange(
+        self, method: str, headers: Mapping[str, str], message: JSONRPCMessage | None = None
+    ) -> AsyncGenerator[httpx2.Response]:
+        """One HTTP request, its response still to be read. Whatever HTTP raises becomes an MCPError."""
+        self.version = headers.get(MCP_PROTOCOL_VERSION_HEADER, self.version)
+        ids = {_SESSION_HEADER: self._session_id, MCP_PROTOCOL_VERSION_HEADER: self.version}
+        headers = _HEADERS | {key: value for key, value in ids.items() if value is not None} | dict(headers)
+        body = None if message is None else message.model_dump_json(by_alias=True, exclude_unset=True)
+        request = self._client.build_request(method, self._url, headers=headers, content=body)
+        try:
+            response = await send(self._client, request)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        except httpx2.SSEError as error:  # the one that is left: the content type has been checked
+            raise self._oversize() from error
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            raise http_error(error, self._host) from error
+
+    async def _reply(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
+        if response.status_code >= 400:
+            return await self._error_reply(message, response)
+        if (following := response.next_request) is not None:
+            target = f"{following.url.scheme}://{following.url.host}"
+            text = f"{self._host} redirects to {target}, which is not followed: it would get the keys"
+            raise MCPError(INVALID_REQUEST, text)
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "application/json":
+            return _as_reply(parse(await self._body(response, self._max_bytes)), message.id)
+        if kind == "text/event-stream":
+            return await self._streamed(message, response)
+        raise Malformed(f"HTTP {response.status_code} with the content type {kind!r}")
+
+    async def _body(self, response: httpx2.Response, max_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        async for part in response.aiter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > max_bytes:
+                raise self._oversize()
+        return b"".join(parts)
+
+    async def _streamed(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
+        """The response among the events; a stream that breaks off is resumed where the server can."""
+        events = _Events(self._max_bytes, message.id, self._on_message, self._unasked)
+        try:
+            reply = await events.reply(response)
+        except httpx2.SSEError:
+            raise
+        except httpx2.HTTPError:
+            reply = None
+        attempts_left = _RESUMES_MAX
+        while reply is None:
+            if events.last_id is None or not attempts_left:
+                raise events.malformed or MCPError(RESPONSE_LOST, "the stream ended without the response")
+            await asyncio.sleep(events.delay_s)
+            seen = events.last_id
+            try:
+                async with self._exchange("GET", {"last-event-id": seen}) as resumed:
+                    if resumed.status_code < 300:
+                        reply = await events.reply(resumed)
+            except MCPError as refusal:
+                if refusal.code == OVERSIZE_RESULT:
+                    raise
+            attempts_left = _RESUMES_MAX if events.last_id != seen else attempts_left - 1
+        return reply
+
+    async def _error_reply(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
+        """What an HTTP error says: the JSON-RPC error in its body, else what its status means for a call."""
+        status = response.status_code
+        if status in (401, 403):
+            raise http_status_error(status, self._host)
+        error = await self._error_in(message, response)
+        told = f": {error.error.message}" if error is not None else ""
+        if self._session_id is not None and (status == 404 or (status == 400 and "session" in told.lower())):
+            self._on_lost()
+            raise MCPError(NOT_SENT, f"the server does not know our session any more (HTTP {status}{told})")
+        if error is not None:
+            return error
+        raise http_status_error(status, self._host, retry_after_s(response.headers))
+
+    async def _error_in(self, message: JSONRPCRequest, response: httpx2.Response) -> JSONRPCError | None:
+        try:
+            parsed = parse(await self._body(response, _ERROR_BODY_BYTES))
+        except (Malformed, MCPError):
+            return None
+        if not isinstance(parsed, JSONRPCError):
+            return None
+        parsed.id = message.id
+        return parsed
+
+    def _oversize(self) -> MCPError:
+        return MCPError(
+            OVERSIZE_RESULT, f"the response is larger than the {self._max_bytes} bytes that are taken"
+        )
+
+
+class _Events:
+    """The events of one response, over one stream or several."""
+
+    def __init__(
+        self,
+        max_bytes: int,
+        request_id: RequestId,
+        on_message: Callable[[JSONRPCMessage], None],
+        unasked: UnaskedTraffic,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._request_id = request_id
+        self._on_message = on_message
+        self._unasked = unasked
+        self.last_id: str | None = None
+        self.delay_s = _RESUME_DELAY_S
+        self.malformed: Malformed | None = None  # an event that nobody could read: perhaps the response
+
+    async def reply(self, response: httpx2.Response) -> Reply | None:
+        """The response, None where the stream ended before it. Raises Malformed and Flood."""
+        stream = _Counted(response, self._unasked, free_bytes=self._max_bytes)
+        source = httpx2.EventSource(cast(httpx2.Response, stream), max_event_size=self._max_bytes)
+        async for event in source:
+            self.last_id = event.id or self.last_id
+            if event.retry is not None:
+                self.delay_s = event.retry / 1000
+            data = event.data.encode()
+            if event.event != "message" or not data or is_notification(data):
+                self._unasked.note(len(data), NOTIFICATION)
+                continue
+            try:
+                message = parse(data)
+            except Malformed as error:
+                if error.request_id is not None:
+                    raise
+                self.malformed = error
+                self._unasked.note(len(data))
+                continue
+            if isinstance(message, (JSONRPCResponse, JSONRPCError)):
+                return _as_reply(message, self._request_id)
+            self._unasked.note(len(data))
+            if isinstance(message, JSONRPCRequest):
+                self._on_message(message)
+        return None
+
+
+class _Counted:
+    """A response that counts as unasked traffic past `free_bytes`: comments, say, are not events."""
+
+    def __init__(self, response: httpx2.Response, unasked: UnaskedTraffic, *, free_bytes: int) -> None:
+        self.headers = response.headers
+        self.request = response.request
+        self._response = response
+        self._unasked = unasked
+        self._free_bytes = free_bytes
+
+    async def aiter_text(self) -> AsyncIterator[str]:
+        async for text in self._response.aiter_text():
+            self._free_bytes -= len(text)
+            if self._free_bytes < 0:
+                self._unasked.note(len(text))
+            yield text
+
+
+def _as_reply(message: JSONRPCMessage, request_id: RequestId) -> Reply:
+    """The one response that an exchange has room for, whatever id the server wrote into it."""
+    if not isinstance(message, (JSONRPCResponse, JSONRPCError)):
+        raise Malformed("it is not a response")
+    message.id = request_id
+    return message
 
 
 class _Posts:
@@ -142,8 +410,8 @@ class _Posts:
     async def _answer(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> None:
         try:
             reply = await self._reply(message, headers)
-        except Refusal as refusal:
-            reply = error_reply(message.id, refusal.code, refusal.text, refusal.data)
+        except MCPError as refusal:
+            reply = error_reply(message.id, refusal.code, refusal.message, refusal.data)
         except Exception as error:
             # A boundary: a call must end, whatever an HTTP library raises.
             log.debug("a POST broke down", exc_info=True)
@@ -164,26 +432,19 @@ class _Posts:
         return reply
 
     async def _relist(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> None:
-        meta = (message.params or {}).get("_meta", {})
-        named = {
-            MCP_PROTOCOL_VERSION_HEADER: headers[MCP_PROTOCOL_VERSION_HEADER],
-            MCP_METHOD_HEADER: "tools/list",
-        }
-        cursor: dict[str, Any] = {}
+        params: dict[str, Any] = {"_meta": (message.params or {}).get("_meta", {})}
+        version = headers[MCP_PROTOCOL_VERSION_HEADER]
+        named = {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: "tools/list"}
         for page in range(_RELIST_PAGES_MAX):
-            tool_list = JSONRPCRequest(
-                jsonrpc="2.0",
-                id=f"{message.id}-tools-{page}",
-                method="tools/list",
-                params={"_meta": meta, **cursor},
-            )
+            tools_id = f"{message.id}-tools-{page}"
+            tool_list = JSONRPCRequest(jsonrpc="2.0", id=tools_id, method="tools/list", params=params)
             reply = await self._endpoint.request(tool_list, named)
             if isinstance(reply, JSONRPCError):
                 return
             self._param_headers.learn(reply.result)
             if reply.result.get("nextCursor") is None:
                 return
-            cursor = {"cursor": reply.result["nextCursor"]}
+            params = {**params, "cursor": reply.result["nextCursor"]}
 
     async def _cancel(self, message: JSONRPCNotification, headers: Mapping[str, str]) -> None:
         """Closing the stream is the signal of 2026-07-28; before that, the notification is."""
@@ -197,5 +458,39 @@ class _Posts:
     async def _tell(self, message: Any, headers: Mapping[str, str]) -> None:
         try:
             await self._endpoint.notify(message, headers)
-        except Refusal as refusal:
-            log.debug("a message without an answer was not taken: %s", refusal.text)
+        except MCPError as refusal:
+            log.debug("a message without an answer was not taken: %s", refusal.message)
+
+
+@asynccontextmanager
+async def http_streams(
+    config: HttpServer,
+    *,
+    on_eof: Callable[[], None],
+    on_end: Callable[[ServerEnded], None] = untold,
+    param_headers: ParamHeaders,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> AsyncGenerator[tuple[Any, Any]]:
+    """Reach the server; a transport for `mcp.Client` (the streams to read from and to write to).
+
+    There are no timeouts but for connecting: the caller has a deadline, and leaves. `on_eof` is called
+    when the server has forgotten our session. Raises ServerEnded at the end where it sent too much unasked.
+    """
+    async with http_client(config.url, config.headers) as client:
+        inbox = Inbox(on_end=on_eof)
+        endpoint = HttpEndpoint(
+            client,
+            config.url,
+            max_message_bytes=max_message_bytes,
+            on_message=inbox.put,
+            on_lost=on_eof,
+            on_end=on_end,
+        )
+        posts = _Posts(endpoint, inbox, param_headers)
+        try:
+            yield inbox, posts
+        finally:
+            with anyio.CancelScope(shield=True):
+                await posts.end()
+            if endpoint.flood is not None:
+                raise ServerEnded(str(endpoint.flood), is_lasting=True)

@@ -16,9 +16,10 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from mcpagent.core.redact import SECRETS
 from mcpagent.storage.atomic import without_secrets
+from mcpagent.tools.catalog import ParamHeaders
 from mcpagent.tools.faults import ServerEnded, untold
 from mcpagent.tools.servers_config import HttpServer, StdioServer
-from mcpagent.tools.transports.http import ParamHeaders, http_streams
+from mcpagent.tools.transports.http import http_streams
 from mcpagent.tools.transports.stdio import stdio_streams
 
 _LOG_TAIL_BYTES = 1500

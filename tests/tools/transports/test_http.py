@@ -23,11 +23,12 @@ from mcp.types import (
 
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
+from mcpagent.tools.catalog import ParamHeaders
 from mcpagent.tools.limits import BACKOFF_FIRST_S, FAILURES_TO_OPEN, BreakerState, ServerLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.http_proxy import HttpProxy
 from mcpagent.tools.servers_config import HttpServer, Isolation
-from mcpagent.tools.transports.http import ParamHeaders, http_streams
+from mcpagent.tools.transports.http import http_streams
 from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST, THROTTLED
 from tests.tools.support import call
 from tests.tools.wild import SCRIPTS, http_poison

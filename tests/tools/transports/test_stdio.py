@@ -49,7 +49,7 @@ def test_a_server_that_died_between_calls_is_replaced_before_a_call_that_writes(
     async def run() -> None:
         async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
             pid = await _pid(session)
-            owner = next(task for task in asyncio.all_tasks() if task.get_name() == "own echo")
+            owner = next(task for task in asyncio.all_tasks() if task.get_name() == "run echo")
             os.kill(pid, signal.SIGKILL)
             await asyncio.wait({owner}, timeout=10)
             # Not repeatable, so it succeeds only because it was not sent to the dead server.
