@@ -30,8 +30,8 @@ from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import load_templates
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.probes.cost import InstanceCost
 from mcpagent.tools.probes.isolation import Basis, IsolationVerdict, State, probe_isolation
+from mcpagent.tools.probes.processes import InstanceCost
 from mcpagent.tools.servers_config import Isolation, ServerConfig
 
 _SHOWN = 5  # offenders named in one line

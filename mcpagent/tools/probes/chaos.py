@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -19,6 +20,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from mcpagent.core.records import CheckStatus, Record
 from mcpagent.core.tools import FailureKind, ToolCall
 from mcpagent.errors import UserError
@@ -26,9 +29,9 @@ from mcpagent.tools.contract import ToolSession
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes import stdio_proxy
 from mcpagent.tools.probes.http_proxy import AnswerFault, HttpProxy
+from mcpagent.tools.probes.processes import STARTED_BY_ENV, command, marked, readers_of, send
 from mcpagent.tools.probes.stdio_proxy import READ_TOOL, WRITE_TOOL, CallFault
 from mcpagent.tools.servers_config import HttpServer, StdioServer
-from mcpagent.tools.transports.processes import MARK_ENV, Process, kill, marked, open_files, readers_of, stop
 from mcpagent.tools.wire import MAX_MESSAGE_BYTES
 
 _CALLS = 2  # in flight when a fault is injected: one that reads, one that writes
@@ -113,7 +116,7 @@ class _StdioInjector:
             server,
             command=sys.executable,
             args=("-I", stdio_proxy.__file__, str(control), server.command, *server.args),
-            env={**server.env, MARK_ENV: mark},
+            env={**server.env, STARTED_BY_ENV: mark},
             isolation="shared",
             timeout_s=None,
         )
@@ -126,7 +129,7 @@ class _StdioInjector:
     def before_calls(self, fault: ChaosFault) -> None:
         match fault:
             case ChaosFault.STOP:
-                stop(self._processes())
+                send(signal.SIGSTOP, self._processes())
             case ChaosFault.HANG | ChaosFault.KILL:
                 self._inject(CallFault.HANG)  # where it is killed: so that the calls are in flight
             case ChaosFault.OVERSIZE:
@@ -147,7 +150,7 @@ class _StdioInjector:
 
     async def with_calls(self, fault: ChaosFault) -> None:
         if fault in (ChaosFault.KILL, ChaosFault.SLOW_START, ChaosFault.DRIFT):
-            kill(self._processes())
+            send(signal.SIGKILL, self._processes())
 
     def _inject(self, fault: str) -> None:
         for number in range(_CALLS):
@@ -159,11 +162,11 @@ class _StdioInjector:
         draft.write_text(text)
         draft.rename(self._control / name)
 
-    def _processes(self) -> list[Process]:
+    def _processes(self) -> list[psutil.Process]:
         everything = marked(self._mark)
-        proxy = next(process for process in everything if stdio_proxy.__file__ in process.command)
+        proxy = next(process for process in everything if stdio_proxy.__file__ in command(process))
         below = [process for process in everything if process.pid != proxy.pid]
-        return readers_of(next(process for process in below if process.parent == proxy.pid), below)
+        return readers_of(next(process for process in below if process.ppid() == proxy.pid), below)
 
 
 _ANSWER_FAULTS = {
@@ -237,12 +240,12 @@ class Leaks(Record):
 
 class LeakWatch:
     """Compares what there is with what there was when it was made. `mark` is that of the server's processes
-    (`processes.MARK_ENV`). Nothing else may start in this process meanwhile."""
+    (`STARTED_BY_ENV`). Nothing else may start in this process meanwhile."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
         self._tasks = asyncio.all_tasks()
-        self._files = open_files()
+        self._files = psutil.Process().num_fds()
 
     async def leaks(self) -> Leaks:
         """What is still there 3 s after the end; at once where nothing is."""
@@ -253,9 +256,9 @@ class LeakWatch:
 
     def _now(self) -> Leaks:
         return Leaks(
-            processes=tuple(process.command for process in marked(self._mark)),
+            processes=tuple(command(process) for process in marked(self._mark)),
             tasks=tuple(task.get_name() for task in asyncio.all_tasks() - self._tasks if not task.done()),
-            files=max(0, open_files() - self._files),
+            files=max(0, psutil.Process().num_fds() - self._files),
         )
 
 
@@ -341,7 +344,7 @@ async def _trial(config: StdioServer | HttpServer, fault: ChaosFault, limits: Ch
         problems.append(error.message)
     finally:
         leaks = await watch.leaks()
-        kill(marked(mark))
+        send(signal.SIGKILL, marked(mark))
     problems += leaks.problems()
     status = CheckStatus.WARN if ended else CheckStatus.PASS
     status = CheckStatus.SKIP if trial.not_possible else status

@@ -16,7 +16,7 @@ from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.tools.contract import Purpose, ToolSession
 from mcpagent.tools.probes.arguments import as_json, harmless_arguments, known_values
-from mcpagent.tools.probes.cost import InstanceCost, started_instance
+from mcpagent.tools.probes.processes import InstanceCost, started_instance
 from mcpagent.tools.servers_config import Isolation, MemoryServer, ServerConfig, StdioServer
 
 _NO_ARGUMENTS = "no valid arguments could be made from its schema"

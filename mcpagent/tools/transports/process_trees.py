@@ -1,22 +1,25 @@
-"""Whole trees of processes: who is in one, and its end. Standard library only.
+"""Whole trees of processes: who is in one, and its end; the watchdog that ends them when we are killed.
 
-Run as a script it is the watchdog of a trainer. A child that ignores the end of its input and SIGTERM
-outlives a parent that was killed with SIGKILL, and so do the children of `npx` and `uvx`. The kernel's
-own remedy (PR_SET_PDEATHSIG) exists on Linux only, fires when the *thread* that forked ends, and reaches
-no grandchild. So one small process per trainer holds the other end of a pipe, and ends the trees that the
-trainer had running when the pipe closes.
+Run as a program it is that watchdog, with the standard library only, so that it starts in a moment
+(docs/design/0006-stdio-transport.md). A child that ignores the end of its input and SIGTERM outlives a parent
+that was killed with SIGKILL, and so do the children of `npx` and `uvx`. The kernel's own remedy
+(PR_SET_PDEATHSIG) exists on Linux only, fires when the *thread* that forked ends, and reaches no grandchild.
+So one small process per trainer holds the other end of a pipe, and ends the trees that the trainer had
+running when the pipe closes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,20 +115,6 @@ def end_trees(trees: list[ProcessTree]) -> None:
             tree.signal(number)
 
 
-def stat_fields(pid: int) -> list[str]:
-    """What proc(5) says of a process from field 3 on, its state; empty for one that only waits to be reaped.
-    Raises OSError where there is none."""
-    text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    fields = text.rpartition(")")[2].split()  # before it is its name, which may itself hold anything
-    return [] if fields[0] in "ZX" else fields
-
-
-def ps(columns: str) -> list[str]:
-    """A row for each process. Where there is no /proc (macOS), there is nothing else."""
-    command = ["ps", "-A", "-ww", "-o", columns]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
-
-
 def _processes() -> Iterator[_Process]:
     return _from_proc() if _HAS_PROC else _from_ps()
 
@@ -134,15 +123,99 @@ def _from_proc() -> Iterator[_Process]:
     for path in _PROC.iterdir():
         if path.name.isdecimal():
             with contextlib.suppress(OSError):  # it has just ended
-                if fields := stat_fields(int(path.name)):
+                # Before its last parenthesis is its name, which may itself hold anything; see proc(5).
+                fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if fields[0] not in "ZX":
                     yield _Process(int(path.name), int(fields[1]), int(fields[2]), fields[19])
 
 
 def _from_ps() -> Iterator[_Process]:
-    for row in ps("pid=,ppid=,pgid=,state=,lstart="):
+    command = ["ps", "-A", "-ww", "-o", "pid=,ppid=,pgid=,state=,lstart="]  # macOS has no /proc
+    for row in subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines():
         pid, parent, group, state, birth = row.split(maxsplit=4)
         if not state.startswith("Z"):
             yield _Process(int(pid), int(parent), int(group), birth)
+
+
+class Watchdog:
+    """Runs while it has something to watch. Every thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: dict[int, str] = {}  # and the mark of each
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def watch(self, start: Callable[[], subprocess.Popen[bytes]], *, mark: str) -> subprocess.Popen[bytes]:
+        """Start a process that leads its own group, which ends with us unless `forget` comes first. It has
+        `mark` in its environment.
+
+        The watchdog is up first, so that the moment in which nobody knows of the new process is short.
+        """
+        with self._lock:
+            try:
+                self._wake()
+                process = start()
+                self._groups[process.pid] = mark
+                self._tell(_line(process.pid, mark))
+                return process
+            finally:
+                self._rest_if_idle()
+
+    def forget(self, group: int) -> None:
+        """The group is gone. With the last one the watchdog ends too."""
+        with self._lock:
+            self._groups.pop(group, None)
+            self._rest_if_idle()
+            if self._groups:
+                self._tell(b"-%d\n" % group)
+
+    def _wake(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,
+            )
+        return self._process
+
+    def _tell(self, line: bytes) -> None:
+        try:
+            self._write(line)
+        except BrokenPipeError:  # somebody killed it: a new one is told everything
+            self._end()
+            self._write(b"".join(_line(group, mark) for group, mark in self._groups.items()))
+
+    def _write(self, data: bytes) -> None:
+        pipe = self._wake().stdin
+        assert pipe is not None
+        pipe.write(data)
+
+    def _rest_if_idle(self) -> None:
+        if not self._groups:
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def _line(group: int, mark: str) -> bytes:
+    return b"+%d %b\n" % (group, mark.encode())
+
+
+@functools.cache
+def _watchdog_of(pid: int) -> Watchdog:
+    return Watchdog()
+
+
+def watchdog() -> Watchdog:
+    """The watchdog of this process; a process that was forked from it gets one of its own."""
+    return _watchdog_of(os.getpid())
 
 
 def _watch(parent: int) -> None:

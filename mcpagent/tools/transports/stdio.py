@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
 
 import anyio
+import psutil
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse, RequestId
 
@@ -40,9 +41,7 @@ from mcpagent.tools.transports.jsonrpc import (
     parse,
     response_id,
 )
-from mcpagent.tools.transports.process_trees import MARK_ENV, ProcessTree
-from mcpagent.tools.transports.processes import commands
-from mcpagent.tools.transports.watchdog import watchdog
+from mcpagent.tools.transports.process_trees import MARK_ENV, ProcessTree, watchdog
 from mcpagent.tools.wire import MALFORMED_RESULT, MAX_MESSAGE_BYTES, OVERSIZE_RESULT
 
 log = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ async def stdio_streams(
 
     Raises OSError if the server cannot be started.
 
-    A response of more than `max_message_bytes`, or one that is no JSON-RPC, fails its own call. What is no
+    A response of more than `max_message_bytes`, or one that is not JSON-RPC, fails its own call. What is no
     message at all goes to `log_file`, with the server's stderr. A server that sends too much unasked is cut
     off. On leaving, every process of the server is ended: within a moment if it heeds the end of its input,
     within 4 s whatever it does; `on_left` is told the command of each that outlived the server. Raises
@@ -161,8 +160,9 @@ async def _stop(
         log.warning("server process %d is still alive after SIGKILL", process.pid)
     tree.look()  # its daemons, which nobody but their mark tells from others once it has ended
     if not await _until(lambda: not tree.is_alive(), _FOLLOW_GRACE_S):
-        for command in commands(tree.living() - {process.pid}):
-            on_left(command)
+        for pid in sorted(tree.living() - {process.pid}):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                on_left(" ".join(psutil.Process(pid).cmdline()))
     for grace_s, number in ((_LEFTOVER_GRACE_S, signal.SIGTERM), (_KILL_GRACE_S, signal.SIGKILL)):
         if not tree.is_alive():
             break

@@ -110,7 +110,9 @@ def test_a_dead_server_is_noticed_while_its_child_still_holds_its_output(tmp_pat
 def test_a_watchdog_that_was_killed_is_replaced(tmp_path: Path) -> None:
     async def run() -> None:
         async with ToolPool([stubborn(tmp_path)]) as pool, pool.session() as session:
-            _watchdog().kill()
+            killed = _watchdog()
+            killed.kill()
+            assert wait_for_end({killed.pid}) == set()
             async with ToolPool([stubborn(tmp_path, "deaf")]):
                 assert (await call(session, "echo", server="plain", text="up")).content == "up"
                 assert _watchdog().is_running()

@@ -1,13 +1,14 @@
-"""Whose processes are whose: by what they inherit, and where there is no /proc, by descent."""
+"""Whose processes are whose: by what they inherit, also where they left their parent's group and session."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 
-from mcpagent.tools.transports.processes import MARK_ENV, descendants, kill, marked
+from mcpagent.tools.probes.processes import STARTED_BY_ENV, command, marked, send
 
 # The one below says itself when it is there: it has no memory yet when it has only been started.
 _BELOW = "import os; print(os.getpid(), flush=True); input()"
@@ -18,20 +19,17 @@ def test_a_process_that_left_its_group_and_session_is_still_known_by_its_mark() 
     mark = secrets.token_hex(8)
     with subprocess.Popen(
         [sys.executable, "-c", _CHILD],
-        env={**os.environ, MARK_ENV: mark},
+        env={**os.environ, STARTED_BY_ENV: mark},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as parent:
         assert parent.stdout is not None
         grandchild = int(parent.stdout.readline())
-        found = marked(mark)
-        assert {process.pid for process in found} == {parent.pid, grandchild}
-        assert all(process.rss_bytes > 1e6 for process in found)
-        by_descent = {process.pid: process for process in descendants(os.getpid())}
-        assert by_descent.keys() >= {parent.pid, grandchild}
-        assert by_descent[grandchild].parent == parent.pid
-        commands = {process.pid: process.command for process in found}
-        assert by_descent[parent.pid].command == commands[parent.pid]
-        kill(found)
+        processes = {process.pid: process for process in marked(mark)}
+        assert processes.keys() == {parent.pid, grandchild}
+        assert all(process.memory_info().rss > 1e6 for process in processes.values())
+        assert processes[grandchild].ppid() == parent.pid
+        assert command(processes[parent.pid]) == f"{sys.executable} -c {_CHILD}"
+        send(signal.SIGKILL, processes.values())
         assert parent.stdout.read() == b""  # both had it open
     assert marked(mark) == []
