@@ -46,7 +46,7 @@ def check_model(name: str, *, tool_format: str, catalog: Sequence[ToolSpec]) -> 
         require("hf", use="checking a model")
     except UserError as error:
         return [_model_failed("model", error)]
-    from mcpagent.env.parsing import gold_conversation, open_renderer
+    from mcpagent.env.tool_format import gold_conversation, open_renderer
     from mcpagent.models.load import load_config, load_tokenizer
     from mcpagent.models.logits import logit_transform
     from mcpagent.models.tokens import measure_drift, refuse_forgery

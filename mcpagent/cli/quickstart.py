@@ -46,7 +46,7 @@ def quickstart(
 
     Example: mcpagent quickstart --out outputs/quickstart --seed 1
     """
-    from mcpagent.demo.quickstart import Stages, check_folder
+    from mcpagent.demo.job import Stages, check_folder
 
     check_folder(out, seed=seed)
     require("hf", "report", use="the quickstart")

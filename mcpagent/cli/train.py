@@ -28,8 +28,8 @@ from mcpagent.console import Advance, Console, ProgressRate, duration
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.run.inputs import check_inputs
 from mcpagent.run.stage import load_for_dataset
-from mcpagent.run.train import check_inputs
 from mcpagent.storage.packages import require
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.runs import last_run

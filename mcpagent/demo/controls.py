@@ -10,7 +10,8 @@ from typing import Any
 from mcpagent.config.schema import TrainConfig
 from mcpagent.config.sections import BudgetConfig, HealthConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.demo.quickstart import QuickstartJob, evaluate_checkpoint
+from mcpagent.demo.job import QuickstartJob
+from mcpagent.demo.quickstart import evaluate_checkpoint
 from mcpagent.run.train import Watch, train
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder

@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mcpagent.errors import UserError
 from mcpagent.storage.checkpoints import ADAPTER_FILE, MODEL_FILE, verified
 from mcpagent.storage.json_stream import reading
@@ -139,6 +137,7 @@ Shape = tuple[int, ...]
 def meta_model(config: Any, *, where: str, trust_remote_code: bool = False) -> Any:
     """The architecture of a transformers configuration without weights. Raises UserError where it describes
     no model that can be built."""
+    import torch
     from transformers import AutoModelForCausalLM
 
     try:
@@ -182,6 +181,8 @@ def _other_shape(wanted: Mapping[str, Shape], stored: Mapping[str, Shape]) -> st
 
 def _other_count(model: Any, wanted: Collection[str], stored: Collection[str]) -> str | None:
     """The first list of layers that is longer on one side."""
+    import torch
+
     ours, theirs = _layers(wanted), _layers(stored)
     lists = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
     for name in lists:

@@ -11,28 +11,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mcpagent.config.registry import is_built
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.threads import limit_threads
-from mcpagent.errors import UserError
 from mcpagent.models.out_of_memory import memory_reported
-from mcpagent.models.weights import holds_weights, weight_files
 from mcpagent.rollout.setup import open_tools
-from mcpagent.run.evaluate import open_measured
 from mcpagent.run.lifecycle import RunPlace, TrainOutcome, Watch, logged
+from mcpagent.run.self_evaluation import open_measured
 from mcpagent.run.stage import catalog_note, evaluated_file, open_tasks, pinned_model
 from mcpagent.run.train_grpo import run_grpo
 from mcpagent.run.train_sft import run_sft
-from mcpagent.servers.names import BUILTIN_NAMES
-from mcpagent.storage.checkpoints import find_model
-from mcpagent.storage.datasets import TaskFile, find_dataset, read_tasks
-from mcpagent.storage.locks import holder
-from mcpagent.storage.run_folder import RunFolder, has_not_begun, not_empty, run_log
+from mcpagent.storage.datasets import TaskFile, find_dataset
+from mcpagent.storage.run_folder import RunFolder, run_log
 from mcpagent.storage.runs import RunSession, last_run, new_session, planned_folder, run_session
-from mcpagent.tools.servers_config import load_servers
 from mcpagent.train.health import Callback
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.plan import Preflight, TrainPlan, check_run, plan, target_device
@@ -178,33 +171,3 @@ def plan_run(
             validation=ready.validation_path,
             run_dir=planned_folder(Path(config.output_dir), config.name),
         )
-
-
-def check_inputs(config: TrainConfig, *, resume: bool = False, dry_run: bool = False) -> None:
-    """Look at the files that `config` names: datasets (their first task), servers, the model's folder, the
-    run folder. The run looks closer at each. Raises UserError."""
-    next(read_tasks(find_dataset(config.data.train, split="train")))
-    if config.algorithm == "grpo" and config.training.eval_every:
-        validation = find_dataset(config.data.validation, split="validation", beside=config.data.train)
-        next(read_tasks(validation))
-    if config.tools.servers is not None:
-        load_servers(Path(config.tools.servers))
-    elif unknown := [name for name in config.tools.builtin if name not in BUILTIN_NAMES]:
-        raise UserError(
-            f"there is no built-in server {unknown[0]!r}",
-            where="tools.builtin",
-            remedy=f"there are: {', '.join(BUILTIN_NAMES)}; your own are named with --servers",
-        )
-    if not is_built(config.model.name):
-        chosen = find_model(config.model.name)
-        if chosen is not None and (holds_weights(chosen.path) or not dry_run):
-            weight_files(chosen.path)
-    if config.name is not None and not dry_run:
-        _check_folder(Path(config.output_dir) / config.name, resume=resume)
-
-
-def _check_folder(folder: Path, *, resume: bool) -> None:
-    if resume:
-        RunFolder.open(folder)
-    elif folder.exists() and not (folder.is_dir() and (holder(folder) or has_not_begun(folder))):
-        raise not_empty(folder)

@@ -10,7 +10,6 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.core.tasks import Task
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.rollout.setup import Tools, agent_settings
-from mcpagent.run.evaluate import MeasuredTasks, SelfEvaluation
 from mcpagent.run.lifecycle import (
     RunPlace,
     TrainOutcome,
@@ -21,6 +20,7 @@ from mcpagent.run.lifecycle import (
     outcome_of,
     tracked,
 )
+from mcpagent.run.self_evaluation import MeasuredTasks, SelfEvaluation
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.actor import (

@@ -10,8 +10,8 @@ from mcpagent.config.schema import SftConfig, TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.rollout.setup import Tools, agent_settings
-from mcpagent.run.evaluate import MeasuredTasks, SelfEvaluation
 from mcpagent.run.lifecycle import RunPlace, TrainOutcome, Watch, note_padding, open_run, outcome_of, tracked
+from mcpagent.run.self_evaluation import MeasuredTasks, SelfEvaluation
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import write_trajectories

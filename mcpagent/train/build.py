@@ -23,7 +23,7 @@ from mcpagent.core.threads import limit_threads
 from mcpagent.core.tools import ToolSpec
 from mcpagent.env.episode import prompt_messages
 from mcpagent.env.offer import offer
-from mcpagent.env.parsing import open_renderer
+from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.models.load import (
     LoraShape,

@@ -16,7 +16,8 @@ from mcpagent.core.trajectory import Trajectory, Turn
 from mcpagent.env.dialects.registry import TOOL_FORMATS
 from mcpagent.env.episode import observations
 from mcpagent.env.offer import offer
-from mcpagent.env.parsing import parse_action, rewritten
+from mcpagent.env.parsing import parse_action
+from mcpagent.env.tool_format import rewritten
 from mcpagent.interrupts import Abandoned, stopping, uninterrupted
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import Sampling

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-import typer.main
 from typer.testing import CliRunner
 
+from mcpagent.cli.main import load_command
 from mcpagent.cli.options import with_options
 
 
@@ -44,8 +43,8 @@ def test_a_dataclass_stands_as_its_options_and_arrives_as_one_value() -> None:
 
 
 def test_an_option_that_two_commands_have_reads_the_same_in_both() -> None:
-    def options(module: str, *path: str) -> dict[str, str]:
-        command = typer.main.get_command(importlib.import_module(f"mcpagent.cli.{module}").app)
+    def options(group: str, *path: str) -> dict[str, str]:
+        command = load_command(group)
         for name in path:
             command = command.commands[name]
         return {option: p.help for p in command.params for option in p.opts if hasattr(p, "help")}
@@ -61,5 +60,5 @@ def test_an_option_that_two_commands_have_reads_the_same_in_both() -> None:
         "--json",
     )
     of_rollout = options("rollout")
-    for other in (options("evaluate", "checkpoint"), options("evaluate", "model"), options("env", "check")):
+    for other in (options("eval", "checkpoint"), options("eval", "model"), options("env", "check")):
         assert {name: other[name] for name in shared} == {name: of_rollout[name] for name in shared}

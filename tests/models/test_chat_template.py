@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mcpagent.demo.embedded_model import train_tokenizer
-from mcpagent.env.parsing import open_renderer
+from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.models.chat_template import RENDER_CPU_S, RENDER_MEMORY_BYTES, render_chat
 from mcpagent.models.tokens import TEMPLATE_ERRORS, Renderer

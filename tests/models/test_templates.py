@@ -18,7 +18,7 @@ import pytest
 
 from mcpagent.core.trajectory import StopReason
 from mcpagent.demo.embedded_model import train_tokenizer
-from mcpagent.env.parsing import gold_conversation, open_renderer, rewritten
+from mcpagent.env.tool_format import gold_conversation, open_renderer, rewritten
 from mcpagent.errors import UserError
 from mcpagent.models.tokens import Renderer, measure_drift
 from mcpagent.policy.scripted import call_text

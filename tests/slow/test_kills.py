@@ -264,7 +264,7 @@ SHORT = {
         "group_size: 8": "group_size: 2",
         "max_new_tokens: 48": "max_new_tokens: 6",
     },
-    "mcpagent/demo/quickstart.py": {
+    "mcpagent/demo/job.py": {
         '{"train": 1600, "validation": 64, "heldout": 240}': '{"train": 24, "validation": 4, "heldout": 6}'
     },
 }

@@ -1,0 +1,159 @@
+"""One quickstart: its folder, its configurations, and how far it has come."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mcpagent.config.environment import resource_path
+from mcpagent.config.loader import load_train_config
+from mcpagent.config.schema import TrainConfig
+from mcpagent.errors import UserError
+from mcpagent.rollout.setup import open_tools
+from mcpagent.storage.atomic import write_text
+from mcpagent.storage.locks import LOCK_NAME
+from mcpagent.storage.run_folder import step_name
+
+SPLITS = {"train": 1600, "validation": 64, "heldout": 240}
+LEDGER_NAME = "ledger.jsonl"
+_PROGRESS_NAME = "quickstart.json"
+# What stands in the folder before the GRPO run makes it its run folder.
+BESIDE = ("data", "warm_start", "eval", "trajectories", _PROGRESS_NAME, LEDGER_NAME, f"{LEDGER_NAME}.env")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """Told what goes on. `begin(title, total)` opens a stage and returns how to advance it."""
+
+    begin: Callable[[str, int | None], Any]
+    note: Callable[[str], None] = lambda _: None
+
+
+@dataclass
+class Progress:
+    """What is finished, by stage: CPU seconds, and how long the ledger was when the stage began."""
+
+    path: Path
+    seed: int
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    ledger_bytes: dict[str, int] = field(default_factory=dict)
+    catalog_hash: str = ""
+
+    def save(self) -> None:
+        document = {k: v for k, v in vars(self).items() if k != "path"}
+        write_text(self.path, json.dumps(document, indent=1) + "\n", is_settings=True)
+
+    @classmethod
+    def at(cls, path: Path, *, seed: int) -> Progress:
+        """That of an earlier call, or a new one. Raises UserError if that call had another seed."""
+        if not path.is_file():
+            return cls(path, seed)
+        known = cls(path, **json.loads(path.read_text(encoding="utf-8")))
+        if known.seed != seed:
+            raise UserError(
+                f"this quickstart was begun with seed {known.seed}, not {seed}",
+                where=str(path.parent),
+                remedy=f"use --seed {known.seed}, or another --out",
+            )
+        return known
+
+
+@dataclass(frozen=True)
+class QuickstartJob:
+    """One quickstart: where it is, its configurations, and who is told."""
+
+    out: Path
+    seed: int
+    warm: TrainConfig
+    grpo: TrainConfig
+    ledger: Path
+    progress: Progress
+    stages: Stages
+
+    @property
+    def warm_steps(self) -> int:
+        return self.warm.total_steps(n_tasks=SPLITS["train"])
+
+    @property
+    def warm_checkpoint(self) -> Path:
+        """Where the warm start leaves its result."""
+        return self.out / "warm_start" / "checkpoints" / step_name(self.warm_steps)
+
+    @contextmanager
+    def stage(self, name: str, title: str, total: int | None, *, resumes: bool = False) -> Iterator[Any]:
+        """Times a stage and shows a bar. A stage that was cut off is done again as a whole, so the servers'
+        ledger is rolled back to where it began; one that `resumes` does that itself, to its checkpoint."""
+        begun = self.progress.ledger_bytes.setdefault(name, _size(self.ledger))
+        self.progress.save()
+        if not resumes:
+            from mcpagent.train.actor import roll_back  # and with it torch, which a check does without
+
+            roll_back(self.ledger, begun)
+        started = time.process_time()
+        with self.stages.begin(title, total) as advance:
+            yield advance
+        self.progress.cpu_s[name] = self.progress.cpu_s.get(name, 0.0) + time.process_time() - started
+        self.progress.save()
+
+
+def check_folder(out: Path, *, seed: int) -> Progress:
+    """How far the quickstart in `out` has come; a new one where there is nothing yet. Raises UserError where
+    `out` is something else, or was begun with another seed."""
+    if out.exists() and not out.is_dir():
+        raise UserError("is a file, not a folder", where=f"--out {out}", remedy="name another one with --out")
+    progress_file = out / _PROGRESS_NAME
+    is_foreign = out.is_dir() and any(path.name != LOCK_NAME for path in out.iterdir())
+    if is_foreign and not progress_file.is_file():
+        raise UserError(
+            "there is something here that is not a quickstart",
+            where=str(out),
+            remedy="name another folder with --out",
+        )
+    return Progress.at(progress_file, seed=seed)
+
+
+def open_job(out: Path, *, seed: int, stages: Stages) -> QuickstartJob:
+    """A new quickstart in the folder `out`, or the one that is there. Raises UserError where `out` holds
+    something else or was begun with another seed. If the tools have changed since, what is there is moved
+    aside."""
+    progress = check_folder(out, seed=seed)
+    data = f"data.train={json.dumps(str(out / 'data' / 'train.jsonl'))}"
+    # It evaluates by itself, before and after GRPO, greedily and not.
+    settings = [f"seed={seed}", data, "training.eval_samples=0"]
+    warm = load_train_config([resource_path("configs/warm_start.yaml")], settings).config
+    grpo = load_train_config([resource_path("configs/quickstart.yaml")], settings).config
+    with open_tools(grpo.tools) as tools:
+        current = tools.pool.catalog_hash
+    if progress.catalog_hash not in ("", current):
+        aside = out.with_name(f"{out.name}-{progress.catalog_hash[:8]}")
+        stages.note(
+            "the tools have changed since the last call, so data, tokenizer and model are made anew; what "
+            f"was there is in {aside}"
+        )
+        _move_aside(out, aside)
+        progress = Progress(progress.path, seed)
+    progress.catalog_hash = current
+    progress.save()
+    named = os.environ.get("MCPAGENT_CALL_LEDGER")
+    job = QuickstartJob(out, seed, warm, grpo, Path(named or out / LEDGER_NAME), progress, stages)
+    model = grpo.model.model_copy(update={"name": str(job.warm_checkpoint)})
+    return replace(job, grpo=grpo.model_copy(update={"model": model}))
+
+
+def _move_aside(out: Path, aside: Path) -> None:
+    """Everything but the lock; the file that says what the folder is goes last, so that a killed move is
+    taken up again."""
+    aside.mkdir(exist_ok=True)
+    paths = [path for path in out.iterdir() if path.name not in (LOCK_NAME, _PROGRESS_NAME)]
+    for path in [*paths, out / _PROGRESS_NAME]:
+        path.replace(aside / path.name)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,46 @@
+"""What a training run can refuse within a moment: everything that needs neither torch nor a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mcpagent.config.registry import is_built
+from mcpagent.config.schema import TrainConfig
+from mcpagent.errors import UserError
+from mcpagent.models.weights import holds_weights, weight_files
+from mcpagent.servers.names import BUILTIN_NAMES
+from mcpagent.storage.checkpoints import find_model
+from mcpagent.storage.datasets import find_dataset, read_tasks
+from mcpagent.storage.locks import holder
+from mcpagent.storage.run_folder import RunFolder, has_not_begun, not_empty
+from mcpagent.tools.servers_config import load_servers
+
+
+def check_inputs(config: TrainConfig, *, resume: bool = False, dry_run: bool = False) -> None:
+    """Look at the files that `config` names: datasets (their first task), servers, the model's folder, the
+    run folder. The run looks closer at each. Raises UserError."""
+    next(read_tasks(find_dataset(config.data.train, split="train")))
+    if config.algorithm == "grpo" and config.training.eval_every:
+        validation = find_dataset(config.data.validation, split="validation", beside=config.data.train)
+        next(read_tasks(validation))
+    if config.tools.servers is not None:
+        load_servers(Path(config.tools.servers))
+    elif unknown := [name for name in config.tools.builtin if name not in BUILTIN_NAMES]:
+        raise UserError(
+            f"there is no built-in server {unknown[0]!r}",
+            where="tools.builtin",
+            remedy=f"there are: {', '.join(BUILTIN_NAMES)}; your own are named with --servers",
+        )
+    if not is_built(config.model.name):
+        chosen = find_model(config.model.name)
+        if chosen is not None and (holds_weights(chosen.path) or not dry_run):
+            weight_files(chosen.path)
+    if config.name is not None and not dry_run:
+        _check_folder(Path(config.output_dir) / config.name, resume=resume)
+
+
+def _check_folder(folder: Path, *, resume: bool) -> None:
+    if resume:
+        RunFolder.open(folder)
+    elif folder.exists() and not (folder.is_dir() and (holder(folder) or has_not_begun(folder))):
+        raise not_empty(folder)
