@@ -35,11 +35,13 @@ _QUIET_INTERVAL_S = 30.0
 class Advance(Protocol):
     """Count work as done; `note` replaces what stands beside the bar."""
 
-    def __call__(self, amount: int = 1, *, note: str = "") -> None: ...
+    def __call__(self, amount: int = 1, *, note: str = "") -> None:
+        """Add `amount` to what is done."""
+        ...
 
 
 class Console:
-    """The terminal. `is_json` keeps stdout for one JSON document and sends tables to stderr."""
+    """Writes to the terminal. `is_json` keeps stdout for one JSON document and sends tables to stderr."""
 
     def __init__(self, *, is_json: bool = False, line_interval_s: float = _QUIET_INTERVAL_S) -> None:
         self.is_json = is_json
@@ -53,7 +55,7 @@ class Console:
         return self._out.is_terminal
 
     def print_json(self, value: Any) -> None:
-        """The one document of a `--json` command."""
+        """Print the one document of a `--json` command."""
         document = json.dumps(SECRETS.value(_plain(value)), indent=2, allow_nan=False)
         with _writing_result():
             # JSON escapes every control character but one, and whatever is not ASCII.
@@ -61,33 +63,33 @@ class Console:
             sys.stdout.flush()
 
     def say(self, text: str) -> None:
-        """A line of the result."""
+        """Print a line of the result."""
         self._out.print(_wrapped(shown(text), self._out), markup=False, soft_wrap=True)
 
     def show(self, text: str, *, is_error: bool = False) -> None:
-        """A text of others, such as what a tool answered; an error goes to stderr."""
+        """Print text from elsewhere, such as the result of a tool; an error goes to stderr."""
         (self._err if is_error else self._out).print(shown(text), markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """A line about the work, never part of the result."""
+        """Print a line about the work to stderr; it is never part of the result."""
         self._err.print(_wrapped(shown(text), self._err), markup=False, soft_wrap=True, style="dim")
 
     def fail(self, error: MCPAgentError) -> None:
-        """An error with its place and remedy; with `is_json`, its document too."""
+        """Print an error with its place and remedy; with `is_json`, its document too."""
         if self.is_json:
             with suppress(RunError):  # there may be no standard output to print it to
                 self.print_json(error.as_json())
         self.complain(str(error))
 
     def complain(self, text: str) -> None:
-        """An error that has no document of its own."""
+        """Print an error without a JSON document."""
         text = _wrapped(f"error: {shown(text)}", self._err).removeprefix("error:")
         self._err.print(f"[bold red]error:[/]{escape(text)}", soft_wrap=True)
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_text: bool = False
     ) -> None:
-        """A table of the result; the first column is text, the others align right unless `is_text`."""
+        """Print a table of the result; the first column is text, the others align right unless `is_text`."""
         table = rich.table.Table(title=escape(shown(title)), title_justify="left")
         for index, column in enumerate(columns):
             table.add_column(escape(shown(column)), justify="left" if is_text or index == 0 else "right")
@@ -97,8 +99,8 @@ class Console:
 
     @contextmanager
     def progress(self, title: str, *, total: int | None = None) -> Iterator[Advance]:
-        """A progress bar with the time that is left; where stderr is no terminal, a line each 30 s and one at
-        the end, with the same content."""
+        """Show a progress bar with the time left; where stderr is not a terminal, a line each 30 s and one at
+        the end."""
         if not self._err.is_terminal:
             yield from self._progress_lines(title, total)
             return

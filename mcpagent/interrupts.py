@@ -28,7 +28,7 @@ class Abandoned(KeyboardInterrupt):
 
 
 def listen() -> None:
-    """From now on SIGTERM and SIGHUP are what Ctrl-C is. A signal that is ignored (nohup) stays so.
+    """Treat SIGTERM and SIGHUP like Ctrl-C from now on. A signal that is ignored (nohup) stays so.
 
     The handler of Ctrl-C itself stays Python's own, which `asyncio.run` replaces by one that cancels."""
     global _is_command
@@ -39,7 +39,7 @@ def listen() -> None:
 
 
 def stopping() -> None:
-    """The first interrupt is being followed: from now on another one ends the process at once."""
+    """Say that the first interrupt is being followed: from now on another one ends the process at once."""
     global _asked
     _asked = True
     is_main = threading.current_thread() is threading.main_thread()

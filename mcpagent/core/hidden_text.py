@@ -59,7 +59,7 @@ def without_marks(text: str) -> str:
 
 
 def entity(mark: str) -> str:
-    """The mark with its first character as HTML writes it, so that it is no mark any more."""
+    """The mark with its first character as HTML writes it, so that it is not a mark any more."""
     return _ENTITIES.get(mark[0], f"&#{ord(mark[0])};") + mark[1:]
 
 

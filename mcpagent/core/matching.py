@@ -1,4 +1,4 @@
-"""Does a value do what is expected of it: an argument of a call, or a field of an end state?
+"""Comparison of arguments of calls and of fields of end states with what is expected of them.
 
 Both speak one language of rules. An argument's rules are named by parameter (`PlanStep.match`; an alternative
 may carry a `match` of its own), those of an end state stand in `StateCheck.expect` in place of a value:
@@ -65,7 +65,7 @@ class UnresolvedReference:
 
 
 class Missing:
-    """Stands for what is not at a path."""
+    """Stands for a value that does not exist at its path."""
 
     def __repr__(self) -> str:
         return "MISSING"
@@ -78,8 +78,8 @@ _PART = re.compile(r"([^.\[\]]+)|\[([0-9]+)\]")
 
 def match_rules(step: PlanStep, gold: PlanCall) -> Mapping[str, JsonObject]:
     """The rules for `gold`, which is `step` itself or one of its alternatives."""
-    own = (gold.model_extra or {}).get("match")
-    return own if isinstance(own, dict) else step.match
+    rules = (gold.model_extra or {}).get("match")
+    return rules if isinstance(rules, dict) else step.match
 
 
 def resolve_params(params: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,13 +218,13 @@ def _expected_problems(expected: Any) -> list[str]:
     if is_rule(expected):
         nested = [expected[key] for key in ("contains",) if key in expected]
         inner = [value for item in nested if isinstance(item, Mapping) for value in item.values()]
-        found = [f".{problem}" for problem in _faults(expected)]
-        return [*found, *(f".contains{problem}" for value in inner for problem in _expected_problems(value))]
+        faults = [f".{problem}" for problem in _faults(expected)]
+        return [*faults, *(f".contains{problem}" for value in inner for problem in _expected_problems(value))]
     likely = sorted(name for name in expected if get_close_matches(str(name), STATE_RULE_NAMES, 1, 0.8))
     if likely:
         return [
-            f" has {likely} among other names, so it is no rule; rules are {sorted(STATE_RULE_NAMES)}, and "
-            "an object that is expected as it stands is written {'equals': ...}"
+            f" has {likely} among other names, so it is not a rule; rules are {sorted(STATE_RULE_NAMES)}, "
+            "and an object that is expected as it stands is written {'equals': ...}"
         ]
     return []
 

@@ -13,13 +13,13 @@ JsonObject = dict[str, Any]
 
 
 class Record(BaseModel):
-    """Frozen, strict about its fields."""
+    """Base of frozen records that refuse unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class OpenRecord(BaseModel):
-    """Frozen, keeps fields that it does not know (foreign datasets survive a round trip)."""
+    """Base of frozen records that keep unknown fields, so that datasets of others survive a round trip."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -57,7 +57,7 @@ def shown_value(value: Any, *, limit_chars: int = 80) -> str:
 
 
 class Metric(Record):
-    """A value with its 95 % interval. A number without its n is not reported; no data is None, not 0."""
+    """A value with its 95% interval. A number without its n is not reported; no data is None, not 0."""
 
     value: float | None
     ci_low: float | None
@@ -66,6 +66,8 @@ class Metric(Record):
 
 
 class CheckStatus(StrEnum):
+    """How a check ended."""
+
     PASS = "pass"
     WARN = "warn"
     FAIL = "fail"

@@ -29,7 +29,7 @@ _SECRET_NAME = re.compile(
     r"CREDENTIALS?|AUTH|AUTHORIZATION|COOKIE|DSN)$",
     re.IGNORECASE,
 )
-# Shorter values are no secret worth the name, and replacing them would spoil ordinary text. One whose name
+# Shorter values are not treated as secrets, and replacing them would spoil ordinary text. One whose name
 # says that it is a secret may have the first length; below it, it is found beside its name only.
 _SHORTEST_NAMED, _SHORTEST = 6, 8
 _BESIDE_NAME = 3
@@ -68,7 +68,7 @@ class _Form(NamedTuple):
 
 
 class Secrets:
-    """Values that must not be seen, and how often they were met. Safe to use from several threads."""
+    """The secrets of this process and how often each was found. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -127,17 +127,17 @@ class Secrets:
         return text if clean is data else clean.decode("utf-8", "surrogatepass")
 
     def data(self, data: bytes, *, where: str | None = None, mark: str = "[{}]") -> bytes:
-        """The same for UTF-8. What was valid JSON is valid JSON afterwards, unless a number was a secret."""
+        """`text` for UTF-8 bytes. Valid JSON stays valid JSON, unless a number was a secret."""
         if not self._forms:
             return data
         matcher = self._compiled()
         squeezed = _squeezed(data)
-        found = matcher.find_matches_as_indexes(squeezed)
-        if not found:
+        matches = matcher.find_matches_as_indexes(squeezed)
+        if not matches:
             return data
-        if len(found) < _MANY:
-            found = matcher.find_matches_as_indexes(squeezed, overlapping=True)
-        spans = self._spans(data, found)
+        if len(matches) < _MANY:
+            matches = matcher.find_matches_as_indexes(squeezed, overlapping=True)
+        spans = self._spans(data, matches)
         if where is not None:
             self.met.update((form.name, where) for _, _, form in spans)
         pieces: list[bytes] = []
@@ -148,7 +148,7 @@ class Secrets:
         return b"".join([*pieces, data[done:]])
 
     def value(self, value: Any, *, where: str | None = None) -> Any:
-        """The same for a JSON value: its texts, the names of its fields, and its numbers."""
+        """`text` for a JSON value: its texts, the names of its fields, and its numbers."""
         if isinstance(value, str):
             return self.text(value, where=where)
         if not self._forms or not self._may_hold(value):
@@ -226,14 +226,14 @@ class WithoutSecrets:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What may be written, of what came so far."""
+        """Take a piece; returns the text that may be written now."""
         clean = SECRETS.data(self._held + data)
         end = max(clean.rfind(b"\n") + 1, len(clean) - _HELD_BYTES)
         self._held = clean[end:]
         return clean[:end]
 
     def end(self) -> bytes:
-        """The rest."""
+        """What is left at the end of the stream, without secrets."""
         rest, self._held = SECRETS.data(self._held), b""
         return rest
 

@@ -45,8 +45,8 @@ class Success(OpenRecord):
     @property
     def must_call(self) -> tuple[str, ...]:
         """Every name in `must_call_tool`."""
-        wanted = self.must_call_tool
-        return () if wanted is None else (wanted,) if isinstance(wanted, str) else wanted
+        names = self.must_call_tool
+        return () if names is None else (names,) if isinstance(names, str) else names
 
 
 class TaskLimits(OpenRecord):
@@ -97,7 +97,7 @@ class StateCheck(OpenRecord):
 
 
 class GroundTruth(OpenRecord):
-    """What a right episode looks like. Fields that we do not know are kept."""
+    """What a right episode looks like. Unknown fields are kept."""
 
     task_id: str
     complexity: Complexity = "simple"
@@ -156,10 +156,12 @@ class Task(OpenRecord):
 
     @property
     def truth(self) -> GroundTruth:
+        """What a right episode looks like."""
         return self.reward_spec.ground_truth
 
     @property
     def id(self) -> str:
+        """The task id of the ground truth."""
         return self.truth.task_id
 
     @property
@@ -169,7 +171,7 @@ class Task(OpenRecord):
         return tuple(tools) if tools is not None else None
 
     def offered_in(self, user_turn: int) -> tuple[str, ...] | None:
-        """Those that it offers once `user_turn` has begun: the last user turn has all of them."""
+        """`server.tool` names that the task offers once `user_turn` has begun; the last user turn has all."""
         if self.offered_tools is None:
             return None
         added = [names for turn, names in sorted(self.truth.tools_added.items()) if turn <= user_turn]

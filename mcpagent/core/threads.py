@@ -24,12 +24,12 @@ DEFAULT = 1
 
 
 def limit_threads(count: int | None = None) -> int:
-    """Hold every library to `count` threads, by default to OMP_NUM_THREADS and without that to one; returns
+    """Limit every library to `count` threads, by default to OMP_NUM_THREADS and without that to one; returns
     the number. Called where a command starts, before any of them is imported, and again with what the
     configuration says. A variable of one library that is set already stays as it is."""
-    known = os.environ.get(VARIABLES[0], "").partition(",")[0].strip()
-    threads = count or (int(known) if known.isdecimal() else 0) or DEFAULT
-    if count is not None or not known:
+    from_environment = os.environ.get(VARIABLES[0], "").partition(",")[0].strip()
+    threads = count or (int(from_environment) if from_environment.isdecimal() else 0) or DEFAULT
+    if count is not None or not from_environment:
         os.environ[VARIABLES[0]] = str(threads)
     for name in VARIABLES[1:]:
         os.environ.setdefault(name, str(threads))

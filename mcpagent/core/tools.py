@@ -118,7 +118,7 @@ class ToolResult(Record):
 
 
 def failed_result(call: ToolCall, failure: FailureKind, text: str, *, latency_s: float = 0.0) -> ToolResult:
-    """The result of a call that has no other; `text` tells the model why."""
+    """A result for a call that failed; `text` tells the model why."""
     return ToolResult(
         call_id=call.id,
         server=call.server,
@@ -162,7 +162,7 @@ def model_names(tools: Iterable[ToolSpec]) -> dict[str, ToolSpec]:
 
 
 def chat_schema(name: str, tool: ToolSpec) -> JsonObject:
-    """The tool as chat templates and OpenAI-style APIs take it; schema titles say nothing and are dropped."""
+    """The tool as chat templates and OpenAI-style APIs take it, without the titles of its schema."""
     return {
         "type": "function",
         "function": {

@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 class StopReason(StrEnum):
-    """What ended an episode."""
+    """Why an episode ended."""
 
     ANSWERED = "answered"  # text without a call, and no user message remained
     MAX_TURNS = "max_turns"  # the task's limit of model turns
@@ -27,7 +27,7 @@ class StopReason(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """What ended a completion."""
+    """Why a completion ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -124,12 +124,13 @@ class Trajectory(Record):
 
     @property
     def is_success(self) -> bool | None:
-        """None when unscored."""
+        """Whether every gate of the task held; None when unscored."""
         value = self.term("success")
         return None if self.reward is None or value is None else value >= 1.0
 
     @property
     def tool_results(self) -> tuple[ToolResult, ...]:
+        """The results of all turns, in order."""
         return tuple(r for t in self.turns for r in t.tool_results)
 
 

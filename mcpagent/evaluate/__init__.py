@@ -1,0 +1,1 @@
+"""Evaluation: metrics with intervals, paired comparison, and the report of a run."""

@@ -23,11 +23,14 @@ class EpisodeCount(Record):
 
     @property
     def share(self) -> float:
+        """Unscored episodes per episode, 0..1; 0 without episodes."""
         return self.unscored / self.episodes if self.episodes else 0.0
 
 
 class Comparison(Record):
-    """`difference` is b minus a over the tasks that both scored; `a` and `b` are over those tasks too.
+    """The paired comparison of two evaluations.
+
+    `difference` is b minus a over the tasks that both scored; `a` and `b` are over those tasks too.
     `a_all`, `b_all` and `difference_all` are success over the tasks that both have, with unscored episodes
     counted as failed. `why_no_verdict` says what of the counts stands against a verdict."""
 
@@ -90,7 +93,7 @@ def compare(
 
 
 def why_no_verdict(a: EpisodeCount, b: EpisodeCount) -> str | None:
-    """Why the unscored episodes of two evaluations forbid to call one better; None where they do not."""
+    """Why the unscored episodes of two evaluations rule out a verdict; None where they do not."""
     for name, count in (("a", a), ("b", b)):
         if count.share > MAX_UNSCORED:
             return (
@@ -118,8 +121,8 @@ def _values(
     def of(outcome: TaskOutcome) -> tuple[float, ...]:
         return outcome.success if measure == "success" else outcome.reward
 
-    chosen = {t: of(o) for t, o in summary.tasks.items() if complexity in (None, o.complexity)}
-    return {t: v for t, v in chosen.items() if v}
+    values = {t: of(o) for t, o in summary.tasks.items() if complexity in (None, o.complexity)}
+    return {t: v for t, v in values.items() if v}
 
 
 def _verdict(difference: Metric, p_value: float | None) -> Verdict:

@@ -29,7 +29,7 @@ class TaskOutcome(Record):
 
     @property
     def success_of_all(self) -> tuple[float, ...]:
-        """Of every attempt, those that are unscored as failed."""
+        """Success of every attempt (0 or 1), with unscored ones as failed."""
         return (*self.success, *[0.0] * self.unscored)
 
 
@@ -72,7 +72,7 @@ class EvalSummary(Record):
         cassette: JsonObject | None = None,
         tool_metrics: PoolMetrics | None = None,
     ) -> EvalResult:
-        """The document that `eval --json` prints and that `eval/*.json` holds."""
+        """The result as the document that `eval --json` prints and that `eval/*.json` holds."""
         return EvalResult(**dict(self), provenance=provenance, cassette=cassette, tool_metrics=tool_metrics)
 
 
@@ -89,7 +89,7 @@ Measure = Callable[[Trajectory], float | None]
 
 
 def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSummary:
-    """Metrics with 95 % intervals; `seed` drives the resampling only. Attempts are grouped by task id."""
+    """Metrics with 95% intervals; `seed` drives the resampling only. Attempts are grouped by task id."""
     by_task: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         by_task[trajectory.task_id].append(trajectory)
@@ -109,7 +109,7 @@ def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSumma
 
 
 def is_scored(trajectory: Trajectory) -> bool:
-    """A reward and a success verdict exist; infrastructure failures have neither."""
+    """Whether an episode has a reward and a success verdict; infrastructure failures have neither."""
     return trajectory.is_success is not None
 
 
@@ -211,12 +211,12 @@ def _of_complexity(
     by_task: Mapping[str, Sequence[Trajectory]],
     seed: int,
 ) -> ComplexitySummary:
-    chosen = {task_id: o for task_id, o in tasks.items() if o.complexity == complexity}
-    metrics = _metrics({task_id: by_task[task_id] for task_id in chosen}, seed)
-    unscored = sum(o.unscored for o in chosen.values())
+    outcomes = {task_id: o for task_id, o in tasks.items() if o.complexity == complexity}
+    metrics = _metrics({task_id: by_task[task_id] for task_id in outcomes}, seed)
+    unscored = sum(o.unscored for o in outcomes.values())
     return ComplexitySummary(
-        n_tasks=len(chosen),
-        n_episodes=unscored + sum(len(o.success) for o in chosen.values()),
+        n_tasks=len(outcomes),
+        n_episodes=unscored + sum(len(o.success) for o in outcomes.values()),
         unscored=unscored,
         **{name: metrics[name] for name in ComplexitySummary.model_fields if name in metrics},
     )
@@ -239,7 +239,7 @@ async def evaluate(
     deterministic: bool = True,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """`samples` attempts at each task with the fixed form of the reward; the seeds are those of evaluation,
+    """Play `samples` attempts at each task with the fixed form of the reward, and with evaluation seeds,
     which training never uses. `deterministic` is what `rollout.deterministic` comes to, as in training."""
     return await collect(
         list(attempts(tasks, per_task=samples, seed=seed, label="evaluation")),

@@ -119,7 +119,7 @@ def test_a_record_that_could_be_passed_without_being_done_is_warned_of(
         ({"final_answer": {"type": "abstention", "value": "cannot"}}, "abstain is not true"),
         ({"tool_sequence": [QUOTE], "quiet_turns": [0]}, "tool_sequence has a call"),
         ({"tool_sequence": [QUOTE], "quiet_turns": [3]}, "the last user turn is 0"),
-        ({"state": {"chat": [{"call": {"tool": "x"}, "expect": {"n": {"lenght": 1}}}]}}, "it is no rule"),
+        ({"state": {"chat": [{"call": {"tool": "x"}, "expect": {"n": {"lenght": 1}}}]}}, "it is not a rule"),
     ],
 )
 def test_a_check_that_its_own_reference_or_nothing_can_pass_is_a_problem(

@@ -26,6 +26,8 @@ class Line:
 
 @dataclass(frozen=True)
 class ChartSpec:
+    """What a chart shows and how it is drawn."""
+
     title: str
     note: str
     lines: tuple[Line, ...]
@@ -38,7 +40,7 @@ class ChartSpec:
 
 @dataclass(frozen=True)
 class Chart:
-    """`summary` says in words what the drawing shows, for readers who do not see it."""
+    """A chart of the page. `summary` says in words what it shows, for readers who cannot see it."""
 
     id: str
     title: str
@@ -200,8 +202,8 @@ def _traces(
         return [{**common, "type": "bar", "y": values, "marker": {"color": line.colour}}]
     stroke: JsonObject = {"color": line.colour, "width": 2}
     if spec.sparse:
-        known = [(x, y) for x, y in zip(steps, values, strict=True) if y is not None]
-        points = {"x": [x for x, _ in known], "y": [y for _, y in known], "mode": "lines+markers"}
+        reported = [(x, y) for x, y in zip(steps, values, strict=True) if y is not None]
+        points = {"x": [x for x, _ in reported], "y": [y for _, y in reported], "mode": "lines+markers"}
         return [{**common, "type": "scatter", **points, "line": stroke, "marker": {"color": line.colour}}]
     if not spec.trend:
         return [{**common, "type": "scatter", "mode": "lines", "y": values, "line": stroke}]
@@ -255,8 +257,8 @@ def _limit_line(limit: float) -> JsonObject:
 def _summary(spec: ChartSpec, steps: list[int], lines: list[tuple[Line, list[float | None]]]) -> str:
     parts: list[str] = []
     for line, values in lines:
-        known = [(s, v) for s, v in zip(steps, values, strict=True) if v is not None]
-        (first, start), (last, end) = known[0], known[-1]
+        reported = [(s, v) for s, v in zip(steps, values, strict=True) if v is not None]
+        (first, start), (last, end) = reported[0], reported[-1]
         show = percent if spec.percent else number
         parts.append(f"{line.label} {show(start)} at step {first}, {show(end)} at step {last}")
     return f"{spec.title}: {'; '.join(parts)}"

@@ -42,7 +42,7 @@ _BADGES = {"pass": ("pass", "✓ pass"), "fail": ("fail", "✗ fail"), "not meas
 
 
 def page_html(run: RunView) -> str:
-    """The whole document. Raises UserError where plotly is not installed."""
+    """The report as one HTML document. Raises UserError where plotly is not installed."""
     drawn = charts(run)
     sections = [
         _header(run),
@@ -94,12 +94,12 @@ def _tile(label: str, run: RunView, suffix: str) -> str:
         return ""
     metric = success_of_all(after)
     value = percent(metric.value)
-    found = compare_or_none(before, after)
+    comparison = compare_or_none(before, after)
     detail = f"{metric.n} tasks"
-    if before is not None and found is not None:
+    if before is not None and comparison is not None:
         start = percent(success_of_all(before).value)
         value = f'<span class="from">{start} →</span> {value}'
-        change = found.difference_all
+        change = comparison.difference_all
         detail = f"{points(change.value)} points {points_interval(change)}, {metric.n} tasks"
     if after.unscored:
         detail += f", {after.unscored} of {after.n_episodes} episodes unscored and counted as failed"
@@ -184,8 +184,8 @@ def _tools(run: RunView) -> str:
 
 
 def _trajectories(run: RunView) -> str:
-    chosen = choose(run.pairs)
-    if not chosen:
+    pairs = choose(run.pairs)
+    if not pairs:
         return ""
     hint = (
         f"The same {run.split} task before and after training: what was learned, what still fails, what got "
@@ -196,7 +196,7 @@ def _trajectories(run: RunView) -> str:
     elif run.episodes_from:
         hint = f"No evaluation is stored with the run; these are episodes of {run.episodes_from}, its last."
     labels = ("Before training", "While training" if run.episodes_from else "After training")
-    cards = "".join(pair_html(pair, labels=labels, opened=i == 0) for i, pair in enumerate(chosen))
+    cards = "".join(pair_html(pair, labels=labels, opened=i == 0) for i, pair in enumerate(pairs))
     return f'<section><h2>Trajectories</h2><p class="hint">{hint}</p>{cards}</section>'
 
 
@@ -223,7 +223,7 @@ def _asset(name: str) -> str:
 
 
 def script_json(document: JsonObject) -> str:
-    """JSON that cannot end its script element."""
+    """JSON for a script element, which it cannot close."""
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -247,7 +247,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def write_page(run: RunView, out: Path | None = None) -> Path:
-    """The same for a run that has been read, into the file `out` where there is one; a reader of the old file
+    """Write the report of a run that has been read, into `out` where it is given; a reader of the old file
     never sees half a new one."""
     path = out or run.path / REPORT_NAME
     write_text(path, page_html(run))

@@ -36,7 +36,7 @@ _NOT_SENT = {
 
 
 class Control(OpenRecord):
-    """Something else that was tried with the same budget."""
+    """A control experiment with the same budget as the run."""
 
     name: str
     what: str = ""
@@ -65,6 +65,7 @@ class NonceCount:
     replayed: Counter[str] = field(default_factory=Counter)
 
     def add(self, trajectory: Trajectory) -> None:
+        """Count the results of a trajectory."""
         self.trajectories += 1
         for result in trajectory.tool_results:
             # Refused by the environment itself, or lost on the way: no server answered.
@@ -79,7 +80,7 @@ class NonceCount:
 
 @dataclass(frozen=True)
 class RunView:
-    """What is in a run folder. `steps` are the lines of metrics.jsonl, in the order of their steps."""
+    """A run folder in memory. `steps` are the lines of metrics.jsonl, in the order of their steps."""
 
     path: Path
     steps: list[JsonObject]
@@ -96,12 +97,12 @@ class RunView:
 
     @property
     def suffix(self) -> str:
-        """Of the sides that verdicts go by: those of the greedy evaluations, else of the sampled ones."""
+        """The suffix of the evaluations that verdicts use: greedy ones, else sampled ones."""
         return SAMPLED if AFTER not in self.evaluations and AFTER + SAMPLED in self.evaluations else ""
 
     @property
     def split(self) -> str:
-        """What the tasks of the last evaluation are, as a person calls them."""
+        """The name of the split that the last evaluation used."""
         after = self.evaluations.get(AFTER + self.suffix)
         facts = after.provenance if after is not None else {}
         named = facts.get("split") or Path(str((facts.get("dataset") or {}).get("path", "held-out"))).stem
@@ -112,12 +113,12 @@ class RunView:
         return [_finite(row.get(key)) for row in self.steps]
 
     def values(self, key: str) -> list[float]:
-        """The steps that did report a number."""
+        """The finite values of `key`, in the order of the steps."""
         return [v for v in self.series(key) if v is not None]
 
 
 def read_run(run_dir: Path) -> RunView:
-    """Raises UserError when the folder is missing, holds no step, or holds a file that cannot be read."""
+    """Read a run folder. Raises UserError when it is missing, holds no step or a file that cannot be read."""
     if not run_dir.is_dir():
         raise UserError(
             f"there is no run folder {run_dir}",
@@ -213,16 +214,16 @@ def _sides(
     weights."""
     validations = {stem: e for stem, e in stored.items() if re.fullmatch(r"step-\d+", stem)}
     rest = {stem: e for stem, e in stored.items() if stem not in validations}
-    found = {stem: stem for stem in rest if stem.removesuffix(SAMPLED) in (BEFORE, AFTER)}
-    if not found:
+    stem_of_side = {stem: stem for stem in rest if stem.removesuffix(SAMPLED) in (BEFORE, AFTER)}
+    if not stem_of_side:
         for suffix, is_sampled in (("", False), (SAMPLED, True)):
             alike = {s: e for s, e in rest.items() if bool(e.provenance.get("temperature")) is is_sampled}
             before, after = _pair(alike)
-            found |= {BEFORE + suffix: before} if before else {}
-            found |= {AFTER + suffix: after} if after else {}
-    named = {side: rest[stem] for side, stem in found.items()}
-    others = {stem: e for stem, e in rest.items() if stem not in found.values()}
-    return named | others, validations, found
+            stem_of_side |= {BEFORE + suffix: before} if before else {}
+            stem_of_side |= {AFTER + suffix: after} if after else {}
+    named = {side: rest[stem] for side, stem in stem_of_side.items()}
+    others = {stem: e for stem, e in rest.items() if stem not in stem_of_side.values()}
+    return named | others, validations, stem_of_side
 
 
 def _pair(alike: dict[str, EvalResult]) -> tuple[str | None, str | None]:
@@ -232,9 +233,9 @@ def _pair(alike: dict[str, EvalResult]) -> tuple[str | None, str | None]:
     def step(stem: str) -> int:
         return int(alike[stem].provenance.get("step") or 0)
 
-    known = [stem for stem, e in alike.items() if isinstance(e.provenance.get("step"), int)]
-    firsts = [stem for stem in known if step(stem) == 0]
-    lasts = [stem for stem in known if step(stem) > 0]
+    with_step = [stem for stem, e in alike.items() if isinstance(e.provenance.get("step"), int)]
+    firsts = [stem for stem in with_step if step(stem) == 0]
+    lasts = [stem for stem in with_step if step(stem) > 0]
     pairs = [(a, b) for a in firsts for b in lasts if alike[a].tasks.keys() & alike[b].tasks.keys()]
     if pairs:
         return max(pairs, key=lambda pair: (pair == (UNTRAINED, BEST), step(pair[1]), pair))

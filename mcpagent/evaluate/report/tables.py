@@ -45,7 +45,7 @@ MEASURES: dict[str, str] = {
 def compare_or_none(
     before: EvalResult | None, after: EvalResult | None, *, complexity: str | None = None
 ) -> Comparison | None:
-    """None where there is nothing to pair."""
+    """`compare`, or None where the two share no scored task."""
     if before is None or after is None:
         return None
     try:
@@ -61,17 +61,23 @@ def success_table(run: RunView) -> str:
         before, after = run.evaluations.get(BEFORE + suffix), run.evaluations.get(AFTER + suffix)
         if before is None and after is None:
             continue
-        both, found = (before, after), compare_or_none(before, after)
+        both, comparison = (before, after), compare_or_none(before, after)
         title = f"{label}{_temperature(after or before)}"
         sides = tuple(e and success_of_all(e) for e in both)
-        rows.append(_success_row(title, sides, found and found.difference_all, found, css="group"))
+        rows.append(
+            _success_row(title, sides, comparison and comparison.difference_all, comparison, css="group")
+        )
         sides = tuple(e and e.metrics.get("task_success") for e in both)
-        rows.append(_success_row("scored only", sides, found and found.difference, found, css="part"))
+        rows.append(
+            _success_row("scored only", sides, comparison and comparison.difference, comparison, css="part")
+        )
         levels = dict.fromkeys(level for e in both if e for level in e.by_complexity)
         for level in levels if len(levels) > 1 else ():
-            found = compare_or_none(before, after, complexity=level)
+            comparison = compare_or_none(before, after, complexity=level)
             sides = tuple(e and success_of_all(e, complexity=level) for e in both)
-            rows.append(_success_row(level, sides, found and found.difference_all, found, css="part"))
+            rows.append(
+                _success_row(level, sides, comparison and comparison.difference_all, comparison, css="part")
+            )
     paired = {name + suffix for name in (BEFORE, AFTER) for _, suffix in SETTINGS}
     for name, evaluation in run.evaluations.items():
         if name not in paired:
@@ -103,7 +109,7 @@ def measures_table(run: RunView) -> str:
 
 
 def controls_table(controls: Sequence[Control]) -> str:
-    """What else was tried with the same budget; '' without controls."""
+    """The control experiments; '' without controls."""
     rows = [
         f"<tr><th>{escape(c.name)}</th><td>{escape(c.what)}</td>"
         f'<td class="num">{number(c.cpu_s, digits=0)}</td>'
@@ -115,7 +121,7 @@ def controls_table(controls: Sequence[Control]) -> str:
 
 
 def tools_table(metrics: PoolMetrics) -> str:
-    """What the calls of each tool came to, and how many of its texts held a secret; '' without calls."""
+    """Calls, errors and latencies of each tool, and how many of its texts held a secret; '' without calls."""
     rows = [
         f"<tr><th>{escape(f'{server.server}.{tool.tool}')}</th>"
         f'<td class="num">{tool.calls:,}</td>'
@@ -144,7 +150,7 @@ def facts_table(facts: JsonObject) -> str:
 
 
 def dumbbell_svg(before: Metric | None, after: Metric | None) -> str:
-    """Both rates with their intervals on one axis from 0 to 1; decoration, the numbers stand beside it."""
+    """An SVG of both rates with their intervals on an axis from 0 to 1; the numbers stand beside it."""
     marks = "".join(
         _mark(metric, y, css) for metric, y, css in ((before, 9, "before"), (after, 19, "after")) if metric
     )
@@ -179,28 +185,28 @@ def _success_row(
     title: str,
     sides: Sequence[Metric | None],
     difference: Metric | None,
-    found: Comparison | None,
+    comparison: Comparison | None,
     *,
     css: str,
 ) -> str:
-    """`found` gives its p value where the counts of unscored episodes allow one."""
+    """`comparison` gives its p value where the counts of unscored episodes allow one."""
     before, after = sides
-    known = after or before
+    shown = after or before
     change, p_value = ABSENT, ABSENT
     if difference is not None:
         change = f'{points(difference.value)} <span class="ci">{points_interval(difference)}</span>'
-    if found is not None and found.why_no_verdict is None and found.p_value is not None:
-        p_value = p_text(found.p_value)
+    if comparison is not None and comparison.why_no_verdict is None and comparison.p_value is not None:
+        p_value = p_text(comparison.p_value)
     return (
         f'<tr class="{css}"><th>{escape(title)}</th><td class="strip">{dumbbell_svg(before, after)}</td>'
         f"{_metric_cell(before, is_rate=True)}{_metric_cell(after, is_rate=True)}"
         f'<td class="num">{change}</td><td class="num">{p_value}</td>'
-        f'<td class="num">{known.n if known else ABSENT}</td></tr>'
+        f'<td class="num">{shown.n if shown else ABSENT}</td></tr>'
     )
 
 
 def p_text(p_value: float) -> str:
-    """Two significant figures are enough; below a thousandth only the bound matters."""
+    """A p value with two significant figures; below 0.001 only that bound."""
     return "&lt; 0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 

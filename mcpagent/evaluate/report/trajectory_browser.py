@@ -17,46 +17,50 @@ FATES = ((False, True, 3), (False, False, 2), (True, False, 2), (True, True, 1))
 
 
 def choose(pairs: Sequence[TaskPair]) -> list[TaskPair]:
-    """A handful of tasks, failures and regressions included, the hardest first within each fate.
+    """A handful of tasks, failures and regressions included, the hardest first within each outcome.
 
     Without tasks that have both sides: up to three successes and three failures of the side that is there.
     """
     ranked = sorted(pairs, key=lambda p: (-_difficulty(p), p.task_id))
     both = [p for p in ranked if p.before is not None and p.after is not None]
-    chosen: list[TaskPair] = []
+    shown: list[TaskPair] = []
     if both:
         for before, after, count in FATES:
             fate = [p for p in both if (_succeeded(p.before), _succeeded(p.after)) == (before, after)]
-            chosen += fate[:count]
+            shown += fate[:count]
     else:
-        for wanted in (True, False):
-            chosen += [p for p in ranked if _succeeded(p.after or p.before) is wanted][:3]
-    return chosen
+        for success in (True, False):
+            shown += [p for p in ranked if _succeeded(p.after or p.before) is success][:3]
+    return shown
 
 
 def pair_html(pair: TaskPair, *, labels: tuple[str, str], opened: bool) -> str:
     """One task as a collapsible card with its attempts side by side, below `labels`."""
-    known = pair.after or pair.before
-    if known is None:
+    trajectory = pair.after or pair.before
+    if trajectory is None:
         raise ValueError(f"task {pair.task_id} has no trajectory")
     sides = [(labels[0], pair.before), (labels[1], pair.after)]
     badges = " → ".join(_badge(t) for _, t in sides if t is not None)
-    question = _message(known, "user") or known.task_id
-    system = _message(known, "system")
+    question = _message(trajectory, "user") or trajectory.task_id
+    system = _message(trajectory, "system")
     prompt = "" if system is None else _folded("System prompt", f"<pre>{_text(system)}</pre>")
     columns = "".join(_side_html(label, t) for label, t in sides if t is not None)
     return (
         f'<details class="pair card"{" open" if opened else ""}>'
         f'<summary><span class="question">{_text(question)}</span><span>{badges}</span></summary>'
         f'<div class="task"><span class="muted">task</span> <span class="mono">{escape(pair.task_id)}</span>'
-        f' <span class="muted">· {escape(known.complexity)}</span>{prompt}</div>'
+        f' <span class="muted">· {escape(trajectory.complexity)}</span>{prompt}</div>'
         f'<div class="sides">{columns}</div></details>'
     )
 
 
 def _difficulty(pair: TaskPair) -> int:
-    known = pair.after or pair.before
-    return COMPLEXITIES.index(known.complexity) if known and known.complexity in COMPLEXITIES else -1
+    trajectory = pair.after or pair.before
+    return (
+        COMPLEXITIES.index(trajectory.complexity)
+        if trajectory and trajectory.complexity in COMPLEXITIES
+        else -1
+    )
 
 
 def _message(trajectory: Trajectory, role: str) -> str | None:

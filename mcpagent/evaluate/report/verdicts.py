@@ -33,7 +33,7 @@ Outcome = Literal["pass", "fail", "not measured"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """`rule` is what was asked, `evidence` what was found."""
+    """The verdict on one criterion: `rule` is the question, `evidence` the numbers behind the answer."""
 
     name: str
     outcome: Outcome
@@ -42,7 +42,7 @@ class Verdict:
 
 
 def judge(run: RunView) -> list[Verdict]:
-    """Every criterion, in the order in which a reader asks."""
+    """A verdict on every criterion, in the order of the page."""
     criteria: list[Callable[[RunView], Verdict]] = [
         _completion,
         _improvement,
@@ -75,15 +75,15 @@ def _improvement(run: RunView) -> Verdict:
     before, after = (run.evaluations.get(side + run.suffix) for side in (BEFORE, AFTER))
     if before is None or after is None or not _share_a_task(before, after):
         return Verdict(name, "not measured", _no_evaluation(run, "before and after on the same tasks"), rule)
-    found = compare(before, after)
-    if found.why_no_verdict is not None:
-        return Verdict(name, "not measured", f"a before, b after: {found.why_no_verdict}", rule)
-    gain = found.difference
+    comparison = compare(before, after)
+    if comparison.why_no_verdict is not None:
+        return Verdict(name, "not measured", f"a before, b after: {comparison.why_no_verdict}", rule)
+    gain = comparison.difference
     if gain.value is None or gain.ci_low is None or gain.ci_high is None:
         return Verdict(name, "not measured", "too few tasks for an interval", rule)
     evidence = (
         f"{points(gain.value)} points [{points(gain.ci_low)}, {points(gain.ci_high)}]; "
-        f"{found.wins} tasks won, {found.losses} lost, {found.ties} unchanged"
+        f"{comparison.wins} tasks won, {comparison.losses} lost, {comparison.ties} unchanged"
     )
     return Verdict(name, _outcome(gain.ci_low > 0), evidence, rule)
 
@@ -172,7 +172,7 @@ def _unscored(run: RunView) -> Verdict:
 def _over_mcp(run: RunView) -> Verdict:
     rule = (
         "Every result of a server that stamps its results carries the server's nonce in its _meta. Results "
-        "that a cassette replayed are no evidence."
+        "that a cassette replayed are not evidence."
     )
     name = "Every tool result came over MCP"
     nonces = run.nonces
