@@ -16,6 +16,7 @@ import typer.core
 from typer.models import OptionInfo
 
 from mcpagent.console import Console
+from mcpagent.core.registry import TOOL_FORMATS
 from mcpagent.rollout.setup import configured_servers as configured_servers
 from mcpagent.rollout.setup import note_named
 from mcpagent.run.stage import load_for_dataset
@@ -172,7 +173,7 @@ ToolFormat = Annotated[
     str | None,
     typer.Option(
         "--tool-format",
-        metavar="auto|hermes|qwen3_coder|llama3|mistral|glm|json|xml",
+        metavar="|".join(TOOL_FORMATS),
         help="How the model calls tools; auto, the default, is as its chat template writes calls.",
     ),
 ]

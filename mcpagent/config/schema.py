@@ -24,6 +24,7 @@ from mcpagent.config.sections import (
     StringTuple,
     TrackingConfig,
 )
+from mcpagent.core.registry import AdvantageName, BackendName, KLName, LossName, ToolFormat
 
 _DTYPE_NAMES = {
     "bf16": "bfloat16",
@@ -111,13 +112,13 @@ class GrpoConfig(Section):
 
     # group: against the mean of the group; rloo: against the mean of its others; reinforce++: against the
     # whole batch, or with _baseline against the group; turn: each turn's own credit beside the outcome.
-    advantage: Literal["group", "rloo", "reinforce++", "reinforce++_baseline", "gae", "turn"] = "group"
+    advantage: AdvantageName = "group"
     # Divide by the standard deviation of the group, or of the batch; None: yes, but not for dr_grpo.
     normalize_advantages: bool | Literal["batch"] | None = None
     turn_coef: NonNegativeFloat = 0.5  # weight of a turn's own credit where the advantage is turn
     # grpo: mean of sample means; dr_grpo: sums over a fixed length; dapo: mean over all tokens; gspo: one
     # ratio a sample; cispo: bounded weights instead of clipped tokens.
-    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
+    loss: LossName = "grpo"
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_ratio_high: PositiveFloat | None = None  # None: the same as clip_ratio
     max_response_tokens: PositiveInt | None = None  # an episode's; None: max_new_tokens x max_steps
@@ -126,7 +127,7 @@ class GrpoConfig(Section):
     overlong_buffer_tokens: PositiveInt | None = None  # over which it grows; None: a fifth of them
     kl_coef: NonNegativeFloat = 0.01
     kl_placement: Literal["loss", "reward"] = "loss"
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1 for the reward, k2 or k3 for the loss
+    kl_estimator: KLName = "k3"  # k1 for the reward, k2 or k3 for the loss
     kl_times_ratio: bool = False  # weigh the KL in the loss by the ratio, which makes k3's gradient unbiased
     target_kl: PositiveFloat | None = None  # nats a token; what adaptive_kl steers to
     adaptive_kl: bool = False
@@ -212,7 +213,7 @@ class TrainingConfig(Section):
 class RolloutConfig(Section):
     """How episodes are sampled."""
 
-    backend: Literal["auto", "hf", "vllm"] = "auto"
+    backend: BackendName = "auto"
     num_envs: PositiveInt = 64  # episodes at once
     group_size: PositiveInt = 8  # attempts at each prompt
     max_steps_per_episode: PositiveInt = 8  # model turns; a task's own max_turns may be lower
@@ -224,7 +225,7 @@ class RolloutConfig(Section):
     deterministic: bool | None = None  # None: on CPU yes, else no
     # How the model calls tools. auto: as its chat template writes calls; another one is taught in the system
     # message in the template's place.
-    tool_format: Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "glm", "json", "xml"] = "auto"
+    tool_format: ToolFormat = "auto"
     canary_every: Count = 1  # updates between proofs that the sampler has the trained weights; 0: never
     # Steps by which the episodes of a batch may be older than the weights that it updates: collecting
     # overlaps training. 0: never. What is stale is corrected by grpo.tis_cap.

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mcpagent.core.registry import TrackerName
+
 PositiveInt = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -111,9 +113,7 @@ class TrackingConfig(Section):
     """Where metrics go besides metrics.jsonl. A backend that fails never stops the run. Where a key is not
     set, the environment or `.env` may say it, as each names."""
 
-    backends: Annotated[
-        tuple[Literal["wandb", "weave", "trackio", "tensorboard"], ...], Field(strict=False)
-    ] = ()
+    backends: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ()
     project: Annotated[str, Field(min_length=1)] = "mcpagent"  # or WANDB_PROJECT
     entity: str | None = None  # the team or user of wandb and weave, or WANDB_ENTITY; None: the key's own
     weave_project: str | None = None  # or WEAVE_PROJECT; None: project

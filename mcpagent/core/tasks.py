@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from mcpagent.core.records import JsonObject, OpenRecord, Record
+from mcpagent.core.registry import REWARD_METHODS
 
 Complexity = Literal["simple", "moderate", "complex"]
 
@@ -118,7 +119,6 @@ class GroundTruth(OpenRecord):
 
 
 # The names that `reward_spec.method` may have; `mcpagent.reward.registry` has the grader of each.
-REWARD_METHODS = ("rule",)
 
 
 def _known_method(value: str) -> str:

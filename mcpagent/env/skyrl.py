@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 import skyrl_gym
@@ -23,6 +23,7 @@ from skyrl_gym.tools.core import ToolGroup
 
 from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.records import JsonObject, Record, describe
+from mcpagent.core.registry import ToolFormat
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.core.trajectory import RewardTerm
@@ -46,7 +47,7 @@ class EnvConfig(Record):
     tool_timeout_s: float = 30.0
     episode_timeout_s: float | None = None
     max_tool_calls: int = 64
-    tool_format: Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "glm", "json", "xml"] = "auto"
+    tool_format: ToolFormat = "auto"
 
 
 def register() -> None:

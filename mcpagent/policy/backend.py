@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
+from mcpagent.core.registry import BackendName
 from mcpagent.errors import UserError
 
 INSTALL = (
@@ -23,7 +24,7 @@ class BackendChoice:
 
 
 def choose_backend(
-    wanted: Literal["auto", "hf", "vllm"],
+    backend: BackendName,
     *,
     is_lora: bool,
     has_gpu: bool,
@@ -35,11 +36,11 @@ def choose_backend(
     Raises UserError where vllm is asked for and missing; servers need no vllm on this side. With `is_here`
     off, the choice is for another machine, and vllm is taken to be installed there.
     """
-    if wanted == "hf":
+    if backend == "hf":
         return BackendChoice("hf", "rollout.backend is hf")
     if has_servers:
         return BackendChoice("vllm", "vllm.servers names servers")
-    if wanted == "vllm":
+    if backend == "vllm":
         require_vllm(has_servers=not is_here)
         return BackendChoice("vllm", "rollout.backend is vllm")
     if is_here and not _is_importable():

@@ -1,27 +1,27 @@
-"""The grader of each reward method that a record may name (`core.tasks.REWARD_METHODS`)."""
+"""The grader of each reward method that a record may name (`core.registry.REWARD_METHODS`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from mcpagent.core.registry import REWARD_METHODS
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import RewardTerm
 from mcpagent.errors import UserError
-from mcpagent.reward import rule
 from mcpagent.reward.record import EpisodeRecord
 
 Grader = Callable[[Task, EpisodeRecord], tuple[RewardTerm, ...]]
-GRADERS: dict[str, Grader] = {"rule": rule.grade_by_rule}
 
 
 def grade(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     """The terms of an ended episode, by the method that its task names. Raises UserError for a task that was
     built in code with a method that there is not; a record that is read cannot have one."""
-    grader = GRADERS.get(task.reward_spec.method)
-    if grader is None:
+    method = task.reward_spec.method
+    if method not in REWARD_METHODS:
         raise UserError(
-            f"{task.reward_spec.method!r} is not a reward method",
+            f"{method!r} is not a reward method",
             where=f"task {task.id}: reward_spec.method",
-            remedy=f"it is one of: {', '.join(GRADERS)}",
+            remedy=f"it is one of: {', '.join(REWARD_METHODS)}",
         )
+    grader: Grader = REWARD_METHODS.load(method)
     return grader(task, record)

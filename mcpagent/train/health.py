@@ -159,6 +159,9 @@ class HealthMonitor:
         return _Level(now, shown)
 
 
+PPOHealthCallback = HealthMonitor  # the name under which users of PPO trainers know such a monitor
+
+
 @dataclass(frozen=True)
 class _Seen:
     """A metric at one step; `episodes` is None where it is no mean over them, or the record does not say."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from mcpagent.config.environment import environment
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS, redact, secrets_of
+from mcpagent.core.registry import TRACKERS
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import write_jsonl
@@ -150,7 +151,7 @@ def open_trackers(
         require_tracker(backend)
     clean = TrackedRun(**{**vars(run), "config": safe_config(run.config, secrets)})
     threads = [
-        TrackerThread(name, lambda open_=_OPENERS[name]: open_(clean), note=note, deadline_s=deadline_s)
+        TrackerThread(name, lambda name=name: TRACKERS.load(name)(clean), note=note, deadline_s=deadline_s)
         for name in backends
     ]
     return Trackers(threads, secrets)
@@ -179,7 +180,9 @@ def require_tracker(backend: str) -> None:
         )
 
 
-class _Wandb:
+class Wandb:
+    """Numbers to Weights & Biases."""
+
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
@@ -199,7 +202,9 @@ class _Wandb:
         self._run.finish()
 
 
-class _Trackio:
+class Trackio:
+    """Numbers to a local trackio dashboard."""
+
     def __init__(self, run: TrackedRun) -> None:
         # Its dashboard reads from here: `trackio show` with the same TRACKIO_DIR.
         os.environ.setdefault("TRACKIO_DIR", str(run.folder / "trackio"))
@@ -215,7 +220,9 @@ class _Trackio:
         self._trackio.finish()
 
 
-class _TensorBoard:
+class TensorBoard:
+    """Numbers to event files."""
+
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -238,7 +245,7 @@ def weave_project(run: TrackedRun) -> str:
     return name if run.entity is None or "/" in name else f"{run.entity}/{name}"
 
 
-class _Weave:
+class Weave:
     """Episodes as traces. Weave has no offline mode of its own: there the file `weave/step-N.jsonl` holds
     what would have been sent."""
 
@@ -263,11 +270,3 @@ class _Weave:
     def close(self) -> None:
         if self._client is not None:
             self._weave.finish()
-
-
-_OPENERS: dict[str, Callable[[TrackedRun], Tracker]] = {
-    "wandb": _Wandb,
-    "weave": _Weave,
-    "trackio": _Trackio,
-    "tensorboard": _TensorBoard,
-}

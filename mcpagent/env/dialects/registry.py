@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mcpagent.core import registry
 from mcpagent.env.dialects.contract import Dialect
-from mcpagent.env.dialects.json_forms import JSON, LLAMA3, MISTRAL
-from mcpagent.env.dialects.tagged import GLM, HERMES, QWEN3_CODER, XML
+from mcpagent.env.dialects.json_forms import JSON
+from mcpagent.env.dialects.tagged import HERMES, XML
 
 # The forms that need no template of their own: what scripted policies and the embedded model write.
 AUTO = Dialect(
@@ -16,7 +17,5 @@ AUTO = Dialect(
     strays=(*HERMES.strays, *XML.strays),
     read_text=JSON.read_text,
 )
-DIALECTS: Mapping[str, Dialect] = {
-    dialect.name: dialect for dialect in (HERMES, QWEN3_CODER, LLAMA3, MISTRAL, GLM, JSON, XML)
-}
+DIALECTS: Mapping[str, Dialect] = {name: registry.DIALECTS.load(name) for name in registry.DIALECTS}
 TOOL_FORMATS: Mapping[str, Dialect] = {"auto": AUTO, **DIALECTS}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
+from mcpagent.core.registry import ADVANTAGES
 from mcpagent.train.batch.samples import TrainSample
 
 _UNIFORM = 1e-6  # a standard deviation below it is rounding
@@ -87,7 +88,6 @@ def spread(rewards: Sequence[float]) -> float:
     return stdev(rewards) if len(rewards) > 1 else 0.0
 
 
-Advantage = Literal["group", "rloo", "reinforce++", "reinforce++_baseline", "gae", "turn", "given"]
 Reduce = Callable[[Sequence[float]], Sequence[float]]  # sums of this process -> sums over all of them
 
 _VARIANCE_EPSILON = 1e-8
@@ -96,12 +96,13 @@ _UNIFORM_VARIANCE = 1e-12  # below it lies rounding
 
 @dataclass(frozen=True, kw_only=True)
 class CreditSettings:
-    """`advantage` `given` takes rewards as they are for advantages. `scale` is what group-relative ones are
+    """`advantage` is a name of `core.registry.ADVANTAGES`, or `given`, which takes rewards as they are for
+    advantages. `scale` is what group-relative ones are
     divided by (`group`, `batch`) or `none`; for `reinforce++` and `gae` anything but `none` whitens over the
     batch. `gamma` and `lambda_` discount by turns and belong to `gae`; `turn_coef` weighs the turns' own
     credit beside the outcome in `turn`."""
 
-    advantage: Advantage = "group"
+    advantage: str = "group"
     scale: Literal["group", "batch", "none"] = "group"
     gamma: float = 0.99
     lambda_: float = 0.95
@@ -180,7 +181,7 @@ class Credit:
 def has_signal(attempts: Sequence[GradedAttempt], settings: CreditSettings) -> bool:
     """Whether a group sets its attempts apart. Under `gae` and `reinforce++` the baseline lies outside of
     the group, so that any scored attempt does."""
-    if settings.advantage in ("gae", "reinforce++"):
+    if _estimator(settings).relative is None:
         return any(a.reward is not None for a in attempts)
     relative = _relative(attempts, settings, penalties=None, batch_std=None)
     return any(any(turns) for turns in relative if turns is not None)
@@ -204,36 +205,28 @@ def assign_credit(
     the rewards of the turns; `values` are those of the states before each turn, for `gae`. Statistics of the
     batch span all processes by `reduce`."""
     settings, samples = graded.settings, graded.samples
+    estimator = _estimator(settings)
     off = penalties or [(0.0,) * len(s.turn_tokens_K) for s in samples]
-    if settings.advantage in ("gae", "reinforce++"):
-        steps = [_step_rewards(outcome, own) for outcome, own in zip(graded.rewards, off, strict=True)]
-        returns: list[list[float]] = []
-        if settings.advantage == "gae":
-            assert values is not None
-            both = [
-                gae(r, v, gamma=settings.gamma, lambda_=settings.lambda_)
-                for r, v in zip(steps, values, strict=True)
-            ]
-            advantages, returns = [a for a, _ in both], [r for _, r in both]
-        else:
-            advantages = [rewards_to_go(r) for r in steps]
-        if settings.scale != "none":
-            advantages = _whitened(advantages, samples, shift=True, reduce=reduce)
-        return Credit(advantages, returns)
-    advantages = list(_group_relative(graded, off))
-    if settings.advantage == "reinforce++_baseline" and settings.scale != "none":
-        # The mean of each group is off already; another shift would move groups that are uniform.
-        advantages = _whitened(advantages, samples, shift=False, reduce=reduce)
-    return Credit(advantages, [])
+    returns: list[list[float]] = []
+    if estimator.by_step is not None:
+        steps = [_step_rewards(outcome, costs) for outcome, costs in zip(graded.rewards, off, strict=True)]
+        advantages, returns = estimator.by_step(steps, values, settings)
+    else:
+        advantages = list(_group_relative(graded, off))
+    if estimator.is_whitened and settings.scale != "none":
+        # Where the mean of each group is off already, another shift would move groups that are uniform.
+        shift = estimator.relative is None
+        advantages = _whitened(advantages, samples, shift=shift, reduce=reduce)
+    return Credit(advantages, returns)
 
 
 def _group_relative(graded: GradedBatch, penalties: Sequence[Sequence[float]]) -> Iterator[list[float]]:
-    own = iter(penalties)
+    left = iter(penalties)
     for group in graded.groups:
         if not group.has_signal:
             continue
         trained = {id(a) for a in group.trained}
-        off = [sum(next(own)) if id(a) in trained else 0.0 for a in group.attempts]
+        off = [sum(next(left)) if id(a) in trained else 0.0 for a in group.attempts]
         relative = _relative(group.attempts, graded.settings, penalties=off, batch_std=graded.batch_std)
         for attempt, turns in zip(group.attempts, relative, strict=True):
             if id(attempt) in trained:
@@ -251,24 +244,91 @@ def _relative(
     """By attempt and turn, from this group alone; None where unscored."""
     off = penalties or [0.0] * len(attempts)
     rewards = [None if a.reward is None else a.reward - p for a, p in zip(attempts, off, strict=True)]
-    if settings.advantage == "given":
-        outcome = rewards
-    elif settings.advantage == "rloo":
-        outcome = rloo_advantages(rewards)
-    else:
-        normalize = settings.scale != "none" and settings.advantage != "reinforce++_baseline"
-        outcome = group_advantages(rewards, normalize=normalize, batch_std=batch_std)
+    relative = _estimator(settings).relative
+    assert relative is not None
+    return relative(attempts, rewards, settings, batch_std)
+
+
+def _estimator(settings: CreditSettings) -> Estimator:
+    return GIVEN if settings.advantage == "given" else ADVANTAGES.load(settings.advantage)
+
+
+ByTurn = list[list[float] | None]  # of each attempt of a group; None where it is unscored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator:
+    """An advantage: `relative` from the rewards of one group, or `by_step` from those of each sample's turns
+    with a baseline that lies outside of the group. `is_whitened` divides by the deviation of the batch."""
+
+    relative: (
+        Callable[[Sequence[GradedAttempt], list[float | None], CreditSettings, float | None], ByTurn] | None
+    ) = None
+    by_step: (
+        Callable[
+            [list[list[float]], Sequence[Sequence[float]] | None, CreditSettings],
+            tuple[list[list[float]], list[list[float]]],
+        ]
+        | None
+    ) = None
+    is_whitened: bool = False
+
+
+def _on_every_turn(attempts: Sequence[GradedAttempt], outcomes_G: Sequence[float | None]) -> ByTurn:
     lengths = [len(a.sample.turn_tokens_K) if a.sample is not None else 1 for a in attempts]
-    spread_out = [None if o is None else [o] * n for o, n in zip(outcome, lengths, strict=True)]
-    if settings.advantage != "turn":
-        return spread_out
+    return [None if o is None else [o] * n for o, n in zip(outcomes_G, lengths, strict=True)]
+
+
+def _group(
+    attempts: Sequence[GradedAttempt],
+    rewards: list[float | None],
+    settings: CreditSettings,
+    batch_std: float | None,
+) -> ByTurn:
+    normalize = settings.scale != "none"
+    return _on_every_turn(attempts, group_advantages(rewards, normalize=normalize, batch_std=batch_std))
+
+
+def _turn(
+    attempts: Sequence[GradedAttempt],
+    rewards: list[float | None],
+    settings: CreditSettings,
+    batch_std: float | None,
+) -> ByTurn:
+    outcomes = _group(attempts, rewards, settings, batch_std)
     by_turn = turn_advantages([None if a.reward is None else a.turn_rewards_K for a in attempts])
     return [
         None
-        if whole is None or own is None
-        else [o + settings.turn_coef * t for o, t in zip(whole, own, strict=False)]
-        for whole, own in zip(spread_out, by_turn, strict=True)
+        if whole is None or turns is None
+        else [o + settings.turn_coef * t for o, t in zip(whole, turns, strict=False)]
+        for whole, turns in zip(outcomes, by_turn, strict=True)
     ]
+
+
+def _gae_by_step(
+    steps: list[list[float]], values: Sequence[Sequence[float]] | None, settings: CreditSettings
+) -> tuple[list[list[float]], list[list[float]]]:
+    assert values is not None
+    both = [
+        gae(r, v, gamma=settings.gamma, lambda_=settings.lambda_) for r, v in zip(steps, values, strict=True)
+    ]
+    return [a for a, _ in both], [r for _, r in both]
+
+
+GROUP = Estimator(relative=_group)
+RLOO = Estimator(relative=lambda attempts, rewards, *_: _on_every_turn(attempts, rloo_advantages(rewards)))
+REINFORCE = Estimator(
+    by_step=lambda steps, *_: ([rewards_to_go(rewards) for rewards in steps], []), is_whitened=True
+)
+REINFORCE_BASELINE = Estimator(
+    relative=lambda attempts, rewards, *_: _on_every_turn(
+        attempts, group_advantages(rewards, normalize=False)
+    ),
+    is_whitened=True,
+)
+GAE = Estimator(by_step=_gae_by_step, is_whitened=True)
+TURN = Estimator(relative=_turn)
+GIVEN = Estimator(relative=lambda attempts, rewards, *_: _on_every_turn(attempts, rewards))
 
 
 def _step_rewards(outcome: float, penalties_K: Sequence[float]) -> list[float]:

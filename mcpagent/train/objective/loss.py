@@ -3,15 +3,13 @@ sample by sample."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-LossName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
-# Means within samples first, over all tokens at once, or sums over a length that is the same for all.
-_AGGREGATION = {"grpo": "samples", "gspo": "samples", "dapo": "tokens", "cispo": "tokens", "dr_grpo": "fixed"}
+from mcpagent.core.registry import KL_ESTIMATORS, LOSSES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +17,10 @@ class Objective:
     """Which surrogate, and how it is bounded. `kl_estimator` None leaves the KL out of the loss;
     `kl_times_ratio` weighs it by the ratio, gradient and all (DeepSeek-V3.2, arXiv 2512.02556)."""
 
-    loss: LossName = "grpo"
+    loss: str = "grpo"  # a name of `core.registry.LOSSES`
     clip_low: float = 0.2
     clip_high: float = 0.2
-    kl_estimator: Literal["k2", "k3"] | None = "k3"
+    kl_estimator: str | None = "k3"
     kl_times_ratio: bool = False  # for k3, whose own gradient is not that of the KL
 
 
@@ -56,48 +54,104 @@ def policy_loss(
     `cispo` is `-min(r, 1 + high) A logp` with a gradient through logp alone (MiniMax-M1, arXiv 2506.13585,
     eq. 4).
     """
-    log_ratio = logprobs_N - old_logprobs_N
-    if objective.loss == "gspo":
-        mean = _sample_means(log_ratio.detach(), lengths_B)
-        log_ratio = mean + logprobs_N - logprobs_N.detach()
-    ratio = log_ratio.exp()
-    upper = 1.0 + objective.clip_high
-    if objective.loss == "cispo":
-        loss = -ratio.detach().clamp(max=upper) * advantages_N * logprobs_N
-        bounded = ratio > upper
-    else:
-        clipped = ratio.clamp(1.0 - objective.clip_low, upper)
-        loss = -torch.minimum(ratio * advantages_N, clipped * advantages_N)
-        bounded = ((ratio > upper) & (advantages_N > 0)) | (
-            (ratio < 1.0 - objective.clip_low) & (advantages_N < 0)
-        )
+    loss, ratio, bounded = _loss(objective.loss).surrogate(
+        logprobs_N, logprobs_N - old_logprobs_N, advantages_N, lengths_B, objective
+    )
     if weights_N is not None:
         loss = loss * weights_N
     if reference_logprobs_N is None:
         return LossParts(loss, ratio.detach(), bounded, torch.zeros_like(logprobs_N))
-    k3 = kl_terms(logprobs_N, reference_logprobs_N, estimator="k3")
+    shown = kl_terms(logprobs_N, reference_logprobs_N, estimator="k3")
     if objective.kl_estimator is not None:
-        is_k3 = objective.kl_estimator == "k3"
-        kl = k3 if is_k3 else kl_terms(logprobs_N, reference_logprobs_N, estimator="k2")
+        is_shown = objective.kl_estimator == "k3"
+        kl = (
+            shown
+            if is_shown
+            else kl_terms(logprobs_N, reference_logprobs_N, estimator=objective.kl_estimator)
+        )
         loss = loss + kl_coef * (kl * ratio if objective.kl_times_ratio else kl)
-    return LossParts(loss, ratio.detach(), bounded, k3.detach())
+    return LossParts(loss, ratio.detach(), bounded, shown.detach())
 
 
-def kl_terms(
-    logprobs_N: torch.Tensor, reference_logprobs_N: torch.Tensor, *, estimator: Literal["k1", "k2", "k3"]
-) -> torch.Tensor:
-    """Estimates [N] of KL(policy || reference) on tokens that the policy sampled (Schulman 2020).
+def _clipped(
+    logprobs_N: torch.Tensor,
+    log_ratio_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    lengths_B: torch.Tensor,
+    objective: Objective,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ratio, lower, upper = log_ratio_N.exp(), 1.0 - objective.clip_low, 1.0 + objective.clip_high
+    loss = -torch.minimum(ratio * advantages_N, ratio.clamp(lower, upper) * advantages_N)
+    bounded = ((ratio > upper) & (advantages_N > 0)) | ((ratio < lower) & (advantages_N < 0))
+    return loss, ratio, bounded
 
-    k1: the log ratio, unbiased, of either sign; its gradient is zero in expectation, so it belongs into the
-    reward. k2: half its square, whose gradient is that of the KL. k3: exp(-k1) + k1 - 1, unbiased and never
-    negative, as in GRPO (arXiv 2402.03300, eq. 4).
-    """
-    log_ratio = logprobs_N - reference_logprobs_N
-    if estimator == "k1":
-        return log_ratio
-    if estimator == "k2":
-        return 0.5 * log_ratio.square()
-    return (-log_ratio).exp() + log_ratio - 1.0
+
+def _sequence_clipped(
+    logprobs_N: torch.Tensor,
+    log_ratio_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    lengths_B: torch.Tensor,
+    objective: Objective,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    mean = _sample_means(log_ratio_N.detach(), lengths_B)
+    return _clipped(logprobs_N, mean + logprobs_N - logprobs_N.detach(), advantages_N, lengths_B, objective)
+
+
+def _bounded_weights(
+    logprobs_N: torch.Tensor,
+    log_ratio_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    lengths_B: torch.Tensor,
+    objective: Objective,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ratio, upper = log_ratio_N.exp(), 1.0 + objective.clip_high
+    return -ratio.detach().clamp(max=upper) * advantages_N * logprobs_N, ratio, ratio > upper
+
+
+@dataclass(frozen=True)
+class Loss:
+    """`surrogate` gives, of logprobs, log ratios, advantages [N], lengths [B] and the objective, the loss and
+    the ratio [N] with gradient, and where the bound was in force. `aggregation`: means within samples first,
+    the mean over all tokens at once, or sums over a length that is the same for all."""
+
+    surrogate: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Objective],
+        tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    ]
+    aggregation: Literal["samples", "tokens", "fixed"]
+
+
+GRPO = Loss(_clipped, "samples")
+DR_GRPO = Loss(_clipped, "fixed")
+DAPO = Loss(_clipped, "tokens")
+GSPO = Loss(_sequence_clipped, "samples")
+CISPO = Loss(_bounded_weights, "tokens")
+
+
+def _loss(name: str) -> Loss:
+    return LOSSES.load(name)
+
+
+def kl_terms(logprobs_N: torch.Tensor, reference_logprobs_N: torch.Tensor, *, estimator: str) -> torch.Tensor:
+    """Estimates [N] of KL(policy || reference) in nats on tokens that the policy sampled (Schulman 2020), by
+    a name of `core.registry.KL_ESTIMATORS`."""
+    return KL_ESTIMATORS.load(estimator)(logprobs_N - reference_logprobs_N)
+
+
+def k1(log_ratio_N: torch.Tensor) -> torch.Tensor:
+    """The log ratio, unbiased, of either sign; its gradient is zero in expectation, so it belongs into the
+    reward."""
+    return log_ratio_N
+
+
+def k2(log_ratio_N: torch.Tensor) -> torch.Tensor:
+    """Half the square of the log ratio, whose gradient is that of the KL."""
+    return 0.5 * log_ratio_N.square()
+
+
+def k3(log_ratio_N: torch.Tensor) -> torch.Tensor:
+    """exp(-k1) + k1 - 1, unbiased and never negative, as in GRPO (arXiv 2402.03300, eq. 4)."""
+    return (-log_ratio_N).exp() + log_ratio_N - 1.0
 
 
 def sampler_weights(
@@ -122,7 +176,7 @@ def sampler_weights(
 def token_weights(
     lengths: Sequence[int],
     *,
-    loss: LossName,
+    loss: str,
     max_tokens: int = 1,
     totals: tuple[float, float] | None = None,
 ) -> list[float]:
@@ -133,7 +187,7 @@ def token_weights(
     where `lengths` are only a part of it. Samples without tokens do not count.
     """
     samples, tokens = totals or batch_totals(lengths)
-    kind = _AGGREGATION[loss]
+    kind = _loss(loss).aggregation
     if kind == "tokens":
         return [1.0 / tokens if n else 0.0 for n in lengths]
     if kind == "fixed":

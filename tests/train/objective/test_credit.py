@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.objective.advantages import (
-    Advantage,
     CreditSettings,
     GradedAttempt,
     GradedBatch,
@@ -103,14 +102,14 @@ def test_turn_credit_comes_beside_the_outcome() -> None:
 
 
 @pytest.mark.parametrize("advantage", ["group", "rloo", "reinforce++_baseline", "turn"])
-def test_a_uniform_group_teaches_nothing_where_attempts_are_compared(advantage: Advantage) -> None:
+def test_a_uniform_group_teaches_nothing_where_attempts_are_compared(advantage: str) -> None:
     own = graded([(0.3, sample(2)), (0.3, sample(1)), (None, sample(1))], advantage=advantage)
     assert (own.uniform_groups, own.samples) == (1, [])
     assert assign_credit(own).advantages == []
 
 
 @pytest.mark.parametrize("advantage", ["reinforce++", "gae"])
-def test_a_uniform_group_teaches_where_the_baseline_lies_outside_of_it(advantage: Advantage) -> None:
+def test_a_uniform_group_teaches_where_the_baseline_lies_outside_of_it(advantage: str) -> None:
     own = graded([(0.3, sample(2)), (0.3, sample(1)), (None, sample(1))], advantage=advantage)
     assert (own.uniform_groups, len(own.samples)) == (0, 2)
     nothing = graded([(None, sample(2))], advantage=advantage)

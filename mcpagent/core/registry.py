@@ -1,0 +1,136 @@
+"""What can be chosen by name, one family each: the configuration's values, the command line's and the code's.
+
+An entry is its name, a sentence, and the dotted place of its implementation, which is imported when it is
+first used: this module imports nothing heavy. Adding a member is the file that implements it and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+from mcpagent.errors import UserError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One member of a family. `place` is `module:attribute`."""
+
+    summary: str
+    place: str
+
+
+class Family(Mapping[str, Entry]):
+    """Members by name, in the order in which they are shown. `kind` says what they are, for errors."""
+
+    def __init__(self, kind: str, members: Mapping[str, tuple[str, str]]) -> None:
+        self.kind = kind
+        self._entries = {name: Entry(summary, place) for name, (summary, place) in members.items()}
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def load(self, name: str) -> Any:
+        """The implementation of `name`. Raises UserError for a name that the family does not have."""
+        entry = self._entries.get(name)
+        if entry is None:
+            remedy = f"there are: {', '.join(self)}"
+            raise UserError(f"{name!r} is not a name of a {self.kind}", remedy=remedy)
+        return _load(entry.place)
+
+
+@cache
+def _load(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+_ADVANTAGES = "mcpagent.train.objective.advantages"
+_LOSSES = "mcpagent.train.objective.loss"
+_DIALECTS = "mcpagent.env.dialects"
+
+ADVANTAGES = Family(
+    "advantage",  # grpo.advantage: instances of `Estimator`
+    {
+        "group": ("against the mean of the group", f"{_ADVANTAGES}:GROUP"),
+        "rloo": ("against the mean of the group's other attempts", f"{_ADVANTAGES}:RLOO"),
+        "reinforce++": ("against the mean of the whole batch", f"{_ADVANTAGES}:REINFORCE"),
+        "reinforce++_baseline": (
+            "against the mean of the group, in deviations of the batch",
+            f"{_ADVANTAGES}:REINFORCE_BASELINE",
+        ),
+        "gae": ("against a learned value of each turn", f"{_ADVANTAGES}:GAE"),
+        "turn": ("each turn's own credit beside the outcome", f"{_ADVANTAGES}:TURN"),
+    },
+)
+LOSSES = Family(
+    "loss",  # grpo.loss: instances of `Loss`
+    {
+        "grpo": ("clipped ratio; mean of the samples' means", f"{_LOSSES}:GRPO"),
+        "dr_grpo": ("clipped ratio; sums over a fixed length", f"{_LOSSES}:DR_GRPO"),
+        "dapo": ("clipped ratio; mean over all tokens", f"{_LOSSES}:DAPO"),
+        "gspo": ("one clipped ratio a sample", f"{_LOSSES}:GSPO"),
+        "cispo": ("bounded weights instead of clipped tokens", f"{_LOSSES}:CISPO"),
+    },
+)
+KL_ESTIMATORS = Family(
+    "KL estimator",  # grpo.kl_estimator: functions of the log ratios [N]
+    {
+        "k1": ("the log ratio; for the reward", f"{_LOSSES}:k1"),
+        "k2": ("half its square; for the loss", f"{_LOSSES}:k2"),
+        "k3": ("unbiased and never negative; for the loss", f"{_LOSSES}:k3"),
+    },
+)
+DIALECTS = Family(
+    "tool format",  # rollout.tool_format: instances of `Dialect`
+    {
+        "hermes": ("JSON in <tool_call> tags", f"{_DIALECTS}.tagged:HERMES"),
+        "qwen3_coder": ("<function=NAME> with <parameter=NAME>", f"{_DIALECTS}.tagged:QWEN3_CODER"),
+        "llama3": ("JSON with name and parameters", f"{_DIALECTS}.json_forms:LLAMA3"),
+        "mistral": ("[TOOL_CALLS] and JSON", f"{_DIALECTS}.json_forms:MISTRAL"),
+        "glm": ("<arg_key> and <arg_value> in <tool_call> tags", f"{_DIALECTS}.tagged:GLM"),
+        "json": ("a JSON object", f"{_DIALECTS}.json_forms:JSON"),
+        "xml": ("tags named as the tool", f"{_DIALECTS}.tagged:XML"),
+    },
+)
+TOOL_FORMATS = ("auto", *DIALECTS)  # auto: as the model's chat template writes calls
+REWARD_METHODS = Family(
+    "reward method",  # reward_spec.method of a record: graders of an ended episode
+    {"rule": ("deterministic, from calls, answer and end state", "mcpagent.reward.rule:grade_by_rule")},
+)
+BACKENDS = Family(
+    "rollout backend",  # rollout.backend: policies
+    {
+        "hf": ("transformers, in this process", "mcpagent.policy.hf.policy:HFPolicy"),
+        "vllm": ("vLLM, in this process or on servers", "mcpagent.policy.vllm.policy:VllmPolicy"),
+    },
+)
+TRACKERS = Family(
+    "tracker",  # tracking.backends, each the name of its package too: called with a `TrackedRun`
+    {
+        "wandb": ("Weights & Biases", "mcpagent.train.trackers:Wandb"),
+        "weave": ("episodes as traces", "mcpagent.train.trackers:Weave"),
+        "trackio": ("a local dashboard", "mcpagent.train.trackers:Trackio"),
+        "tensorboard": ("event files", "mcpagent.train.trackers:TensorBoard"),
+    },
+)
+
+# For annotations: pydantic sees the names, a type checker strings, since it cannot read a list.
+if TYPE_CHECKING:
+    AdvantageName = LossName = KLName = ToolFormat = BackendName = TrackerName = str
+else:
+    AdvantageName = Literal[tuple(ADVANTAGES)]
+    LossName = Literal[tuple(LOSSES)]
+    KLName = Literal[tuple(KL_ESTIMATORS)]
+    ToolFormat = Literal[TOOL_FORMATS]
+    BackendName = Literal[("auto", *BACKENDS)]
+    TrackerName = Literal[tuple(TRACKERS)]

@@ -1,0 +1,81 @@
+"""What can be chosen by name: one list, which the schema, the command line and the code share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any, get_args
+
+import pytest
+
+from mcpagent.config.schema import GrpoConfig, RolloutConfig
+from mcpagent.config.sections import TrackingConfig
+from mcpagent.core import registry
+from mcpagent.core.registry import Family
+from mcpagent.core.tasks import RewardSpec
+from mcpagent.env.dialects.contract import Dialect
+from mcpagent.env.dialects.registry import TOOL_FORMATS
+from mcpagent.errors import UserError
+from mcpagent.train.objective.advantages import Estimator
+from mcpagent.train.objective.loss import Loss
+
+FAMILIES = {name: value for name, value in vars(registry).items() if isinstance(value, Family)}
+# What the schema takes: the annotation, in which a tuple of names is the innermost.
+CHOICES = {
+    "ADVANTAGES": GrpoConfig.model_fields["advantage"].annotation,
+    "LOSSES": GrpoConfig.model_fields["loss"].annotation,
+    "KL_ESTIMATORS": GrpoConfig.model_fields["kl_estimator"].annotation,
+    "DIALECTS": RolloutConfig.model_fields["tool_format"].annotation,
+    "BACKENDS": RolloutConfig.model_fields["backend"].annotation,
+    "TRACKERS": get_args(TrackingConfig.model_fields["backends"].annotation)[0],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_implementation_is_where_the_registry_says(family: str) -> None:
+    assert len(FAMILIES[family]) > 0
+    for name, entry in FAMILIES[family].items():
+        assert FAMILIES[family].load(name) is not None and entry.summary
+
+
+def test_members_are_of_one_kind() -> None:
+    kinds = {"ADVANTAGES": Estimator, "LOSSES": Loss, "DIALECTS": Dialect}
+    for family, kind in kinds.items():
+        assert all(isinstance(FAMILIES[family].load(name), kind) for name in FAMILIES[family])
+
+
+@pytest.mark.parametrize("family", CHOICES)
+def test_the_configuration_takes_the_names_of_the_registry_and_no_others(family: str) -> None:
+    names = set(get_args(CHOICES[family]))
+    assert names - {"auto"} == set(FAMILIES[family])
+
+
+def test_a_dialect_has_the_name_that_it_is_chosen_by() -> None:
+    assert tuple(TOOL_FORMATS) == registry.TOOL_FORMATS
+    assert all(dialect.name == name for name, dialect in TOOL_FORMATS.items())
+
+
+def test_a_name_that_no_member_has_is_an_error_that_names_them() -> None:
+    with pytest.raises(UserError, match=r"'ppo' is not a name of a loss") as caught:
+        registry.LOSSES.load("ppo")
+    assert "grpo, dr_grpo, dapo, gspo, cispo" in (caught.value.remedy or "")
+
+
+def test_a_member_is_one_line_and_one_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one_more_loss.py").write_text("LOSS = object()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    family = Family("loss", {"mine": ("a loss of my own", "one_more_loss:LOSS")})
+    assert type(family.load("mine")) is object
+
+
+def test_the_registry_needs_no_torch() -> None:
+    code = (
+        "import sys, mcpagent.core.registry\n"
+        "assert not {'torch', 'transformers', 'pydantic', 'mcp'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_record_names_a_method_of_the_registry() -> None:
+    for name in registry.REWARD_METHODS:
+        RewardSpec.model_validate({"method": name, "ground_truth": {"task_id": "t"}})
