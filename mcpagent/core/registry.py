@@ -12,8 +12,6 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from mcpagent.errors import UserError
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -40,11 +38,10 @@ class Family(Mapping[str, Entry]):
         return len(self._entries)
 
     def load(self, name: str) -> Any:
-        """The implementation of `name`. Raises UserError for a name that the family does not have."""
+        """The implementation of `name`. Raises LookupError, which lists the names, for one that is not there."""
         entry = self._entries.get(name)
         if entry is None:
-            remedy = f"there are: {', '.join(self)}"
-            raise UserError(f"{name!r} is not a name of a {self.kind}", remedy=remedy)
+            raise LookupError(f"{name!r} is not a name of a {self.kind}; there are {', '.join(self)}")
         return _load(entry.place)
 
 
