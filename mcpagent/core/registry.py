@@ -38,7 +38,7 @@ class Family(Mapping[str, Entry]):
         return len(self._entries)
 
     def load(self, name: str) -> Any:
-        """The implementation of `name`. Raises LookupError, which lists the names, for one that is not there."""
+        """The implementation of `name`. Raises LookupError, which lists the names, for any other."""
         entry = self._entries.get(name)
         if entry is None:
             raise LookupError(f"{name!r} is not a name of a {self.kind}; there are {', '.join(self)}")
