@@ -21,7 +21,8 @@ from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.demo.quickstart import Stages, make_tasks, open_job, warm_start
+from mcpagent.demo.job import Stages, open_job
+from mcpagent.demo.quickstart import make_tasks, warm_start
 from mcpagent.rollout.collector import attempts, collect, group_trajectories
 from mcpagent.rollout.setup import agent_settings, open_tools
 from mcpagent.run.stage import open_tasks

@@ -1,7 +1,7 @@
 """Every setting of a training run. Names that end in `_s` are seconds, `_tokens` tokens, `_chars` characters.
 
 Familiar spellings that are not field names (`grpo.lambda`, `training.learning_rate`, `tools.retry_attempts`,
-...) are mapped to these by `config.familiar`; rules that join several settings live in `config.checks`.
+...) are mapped to these by `config.resolve`; rules that join several settings live in `config.checks`.
 """
 
 from __future__ import annotations

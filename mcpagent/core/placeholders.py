@@ -4,7 +4,7 @@ An expression is a path into the structured result of an earlier step, a number,
 parentheses, or one of the functions
 
     round(x, n)  abs(x)  min(...)  max(...)
-    number(text, i)   the i-th number of a text (`core.numbers`), negative i counts from the end
+    number(text, i)   the i-th number of a text (`core.values`), negative i counts from the end
     word(text, i)     the i-th whitespace-separated word
     text(x)           x as text, for a parameter that is a string (`"${text(step1.price)}"`)
 

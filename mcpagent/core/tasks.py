@@ -114,7 +114,7 @@ class GroundTruth(OpenRecord):
         int, tuple[str, ...]
     ] = {}  # by user turn, `server.tool` names that are offered from it on
     abstain: bool = False
-    quiet_turns: tuple[int, ...] | None = None  # in which no call is right; None: see `reward.gates`
+    quiet_turns: tuple[int, ...] | None = None  # in which no call is right; None: see `reward.rule`
     reference_answer: str | None = None  # what a right final message says; may hold references
 
 

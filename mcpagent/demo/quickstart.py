@@ -49,7 +49,7 @@ def quickstart(
     controls: Callable[[QuickstartJob, Path], list[JsonObject]] | None = None,
 ) -> JsonObject:
     """Run what is not yet done in `out`; returns the document of `quickstart --json`. `controls` runs control
-    experiments from the warm-started checkpoint before the report is written (`workflows.controls`)."""
+    experiments from the warm-started checkpoint before the report is written (`demo.controls`)."""
     with run_session(out, kind="quickstart") as session:
         job = open_job(out, seed=seed, stages=stages)
         session.begin(job.grpo.total_steps(n_tasks=SPLITS["train"]))

@@ -189,7 +189,7 @@ class StepOutput:
 class Episode:
     """Single use: `start`, then `step` until done (or `finish` from outside), then `grade`, then `close`.
 
-    `tool_format` is the dialect that actions are read in (`env.dialects.known`). Infrastructure failures end
+    `tool_format` is the dialect that actions are read in (`dialects.registry`). Infrastructure failures end
     it and leave it unscored; they are listed in `errors`.
     """
 

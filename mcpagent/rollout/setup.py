@@ -236,7 +236,7 @@ def tool_pool(
 
 
 def _isolation(config: ToolsConfig) -> dict[str, Isolation]:
-    """By server. Raises UserError where `tools.isolation` and `tools.per_server` disagree."""
+    """By server. Raises UserError where `tools.probes.isolation` and `tools.per_server` disagree."""
     chosen: dict[str, Isolation] = dict(config.isolation)
     for name, section in config.per_server.items():
         if section.isolation is None:

@@ -148,7 +148,7 @@ _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
 
 @dataclass(frozen=True, kw_only=True)
 class StdioServer:
-    """A server run as a child process. The child sees what `tools.inherited` passes on, and `env`.
+    """A server run as a child process. The child sees what `inherited` passes on, and `env`.
 
     `timeout_s` is the hard deadline of a call, None for the pool's default. `isolation` None means shared.
     `written` is the command and its arguments for a shell, with `${VAR}` where the file has it.

@@ -13,7 +13,7 @@ from mcpagent.storage.checkpoints import MODEL_FILE
 
 _ADAPTER_BYTES = 4  # adapters are in float32
 _NF4_BYTES = 0.516  # 4 bits, and 0.127 bits of block constants (arXiv 2305.14314, section 3)
-_LOGITS_CHUNK = 1 << 25  # elements; as in `train.scoring`
+_LOGITS_CHUNK = 1 << 25  # elements; as in `train.batch.scoring`
 _LOGITS_COPIES = 3  # logits, probabilities and their gradient, in float32
 ASSUMED_CONTEXT = 2048  # tokens, where rollout.max_context_tokens is not set
 

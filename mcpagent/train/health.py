@@ -57,7 +57,7 @@ class Measure:
     of_episodes: Literal["no", "mean", "share"] = "no"
 
 
-# By the names of the limits in the configuration (`config.watching.HealthLimits`).
+# By the names of the limits in the configuration (`config.sections.HealthLimits`).
 MEASURES: dict[str, Measure] = {
     "approx_kl": Measure("approx_kl", "above", "one update moved the policy far from what sampled"),
     "kl": Measure("kl", "above", "the policy is far from the reference"),

@@ -1,7 +1,7 @@
 """Generation for models that the slot cache cannot serve: sliding windows, recurrent layers, other kernels.
 
 Each turn is a row of its own with the cache that transformers makes for the architecture, filled from the
-whole context when the turn begins. Slower than `hf_engine`, and right for whatever transformers can generate.
+whole context when the turn begins. Slower than `slot_engine`, right for whatever transformers can generate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batched generation with transformers' own modules and a slot cache.
 
 Continuous: a request joins the running batch between two steps and leaves it when its turn ends, so a
-waiting tool holds nothing up. The engine is synchronous and single-threaded; `policy.hf` feeds it.
+waiting tool holds nothing up. The engine is synchronous and single-threaded; `policy.hf.policy` feeds it.
 
 Slots are in three regions: [0, active) are sampling, [active, used) are parked between two turns of their
 episode, the rest are free.

@@ -1,7 +1,7 @@
 """Samples without padding: every token that several of them share is in the row once.
 
 Prefixes of samples may be shared as far as they carry no loss: the system prompt of a whole batch, the prompt
-of a group. They become a tree of segments (a radix tree) in one row, for `models.tree_attention`.
+of a group. They become a tree of segments (a radix tree) in one row, for `models.attention`.
 """
 
 from __future__ import annotations
