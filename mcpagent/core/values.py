@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import json
 import math
+import random
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -110,6 +111,15 @@ def _is_deeper(value: object, limit: int) -> bool:
     if not isinstance(value, list):
         return False
     return limit == 0 or any(_is_deeper(item, limit - 1) for item in value)
+
+
+def backoff_s(failures: int, *, first_s: float, max_s: float, asked_s: float | None = None) -> float:
+    """Seconds to wait before the next try, after `failures` in a row: what the server asked for (`asked_s`),
+    else `first_s`, doubled each time up to `max_s`, less up to a quarter at random so that many clients of
+    one service do not return at once."""
+    if asked_s is not None:
+        return asked_s
+    return min(max_s, first_s * 2.0 ** min(failures - 1, 64)) * random.uniform(0.75, 1.0)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

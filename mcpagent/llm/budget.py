@@ -102,6 +102,7 @@ class ApiBudget:
         self._count(bound, usage)
 
     def as_json(self) -> JsonObject:
+        """What was spent, for a report; `cost_usd` is None without a price."""
         cost = self.cost
         return {
             "requests": self.requests,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from contextlib import nullcontext
 from typing import Protocol
 
 from aiolimiter import AsyncLimiter
 
+from mcpagent.core.values import backoff_s
 from mcpagent.llm.budget import ApiBudget, at_most
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
 
@@ -19,32 +19,33 @@ _PASSING = {
     FailureReason.CONNECTION,
     FailureReason.BAD_BODY,
 }
-_BACKOFF_S = 0.5
+_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 30.0
 
 
 class Sender(Protocol):
     """Makes one attempt."""
 
-    async def send(self, request: ChatRequest, *, key: str) -> ChatReply: ...
+    async def send(self, request: ChatRequest, *, key: str) -> ChatReply:
+        """Make one attempt. Raises ChatFailed."""
+        ...
 
 
 class AttemptObserver(Protocol):
     """Told of every attempt before it is sent, and of how it ended before anything is made of it."""
 
-    def sent(self, key: str, bound: Usage) -> None: ...
+    def sent(self, key: str, bound: Usage) -> None:
+        """Called before the attempt is sent; `bound` is the most that it can use."""
 
-    def answered(self, key: str, reply: ChatReply) -> None: ...
+    def answered(self, key: str, reply: ChatReply) -> None:
+        """Called with the reply, before anything is made of it."""
 
-    def failed(self, key: str, failure: ChatFailed) -> None: ...
+    def failed(self, key: str, failure: ChatFailed) -> None:
+        """Called where the attempt gave no answer."""
 
 
-class NoObserver:
-    def sent(self, key: str, bound: Usage) -> None: ...
-
-    def answered(self, key: str, reply: ChatReply) -> None: ...
-
-    def failed(self, key: str, failure: ChatFailed) -> None: ...
+class NoObserver(AttemptObserver):
+    """Observes nothing."""
 
 
 class RetryingClient:
@@ -74,6 +75,7 @@ class RetryingClient:
         self._held_until = 0.0  # on the loop's clock
 
     async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
+        """Ask until there is an answer. Raises ChatFailed, BudgetSpent and UserError."""
         bound = at_most(request)
         failures = 0
         while True:
@@ -108,10 +110,7 @@ class RetryingClient:
                 await self._budget.settle(bound, usage)
 
     async def _wait(self, failure: ChatFailed, failures: int) -> None:
-        pause_s = failure.retry_after_s
-        if pause_s is None:
-            longest = min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0**failures)
-            pause_s = random.uniform(longest / 2, longest)
+        pause_s = backoff_s(failures, first_s=_BACKOFF_S, max_s=_MAX_BACKOFF_S, asked_s=failure.retry_after_s)
         if pause_s > self._max_wait_s:
             raise failure
         if failure.reason is FailureReason.RATE_LIMITED:

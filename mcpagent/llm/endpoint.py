@@ -31,6 +31,7 @@ _FINISH = {
 
 
 def chat_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, Any]:
+    """The body of a Chat Completions request; `mode` is one of MODES."""
     body: dict[str, Any] = {
         "model": model,
         "messages": list(request.messages),
@@ -48,6 +49,7 @@ def chat_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, Any]:
 
 
 def responses_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, Any]:
+    """The body of a Responses request; `mode` is one of MODES."""
     body: dict[str, Any] = {
         "model": model,
         "input": list(request.messages),
@@ -256,6 +258,7 @@ class Endpoint:
         return reply
 
     async def close(self) -> None:
+        """Close the connections. Idempotent."""
         await self._client.close()
 
     async def __aenter__(self) -> Self:

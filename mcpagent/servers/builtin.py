@@ -1,4 +1,4 @@
-"""What the built-in servers share: how tools are declared, how calls are stamped, recorded, answered."""
+"""What the built-in servers share: how tools are declared, called and recorded; checks of arguments; news."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import logging
 import secrets
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from datetime import date
+from typing import Any, TypeVar
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
@@ -21,6 +22,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from mcpagent import __version__
 from mcpagent.core.tools import NONCE_META_KEY, PURPOSE_META_KEY
 from mcpagent.servers.ledger import MODEL_PURPOSE, Ledger
+
+T = TypeVar("T")
 
 
 def clean_text(text: str) -> str:
@@ -149,9 +152,9 @@ class BuiltinServer(MCPServer[Any]):
         if isinstance(result, InputRequiredResult):
             return result
         if not result.is_error:
-            found = json.dumps(result.structured_content, ensure_ascii=False)
-            text = self._redact(found)
-            if text != found:
+            answer = json.dumps(result.structured_content, ensure_ascii=False)
+            text = self._redact(answer)
+            if text != answer:
                 result.structured_content = json.loads(text)
             result.content = [TextContent(type="text", text=text)]
         result.meta = {**(result.meta or {}), NONCE_META_KEY: nonce}
@@ -185,3 +188,57 @@ def _readable(error: ToolError) -> str:
         faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in cause.errors()]
         return f"Invalid arguments. {'; '.join(faults)}."
     return str(cause) if isinstance(cause, ToolError) else str(error)
+
+
+_MAX_ECHO_CHARS = 40
+
+
+def echo(text: str) -> str:
+    """The model's own words in an error, short enough not to fill its context."""
+    return text if len(text) <= _MAX_ECHO_CHARS else text[:_MAX_ECHO_CHARS] + "..."
+
+
+def unknown_symbol(symbol: str) -> ToolError:
+    """The error for a stock symbol that does not exist."""
+    return ToolError(f"Unknown symbol {echo(symbol)}.")
+
+
+def at_least_one(name: str, value: int) -> int:
+    """`value`, the argument `name`. Raises `ToolError` where it is below 1."""
+    if value < 1:
+        raise ToolError(f"{name} must be at least 1.")
+    return value
+
+
+def first(items: Sequence[T], limit: int) -> Sequence[T]:
+    """The first `limit` items. Raises `ToolError` where `limit` is below 1."""
+    return items[: at_least_one("limit", limit)]
+
+
+def days(start: str, end: str) -> tuple[str, str]:
+    """The first and the last day as YYYY-MM-DD. Raises `ToolError` for no date, or the wrong way."""
+    first_day, last_day = _day("start_date", start), _day("end_date", end)
+    if first_day > last_day:
+        raise ToolError("start_date is after end_date.")
+    return first_day.isoformat(), last_day.isoformat()
+
+
+def _day(name: str, text: str) -> date:
+    try:
+        return date.fromisoformat(text.strip())
+    except ValueError:
+        raise ToolError(f"{name} must be a date like 2025-11-17.") from None
+
+
+class Article(Answer):
+    """`published` is a date, YYYY-MM-DD."""
+
+    title: str
+    url: str
+    published: str
+
+
+class Articles(Answer):
+    """Newest first."""
+
+    articles: list[Article]

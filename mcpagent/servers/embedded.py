@@ -13,7 +13,7 @@ from typing import TypeVar
 from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.seeds import derive_seed
-from mcpagent.servers.arguments import Article, Articles, at_least_one, days, echo, first, unknown_symbol
+from mcpagent.servers.builtin import Article, Articles, at_least_one, days, echo, first, unknown_symbol
 
 DATASET_VERSION = 1  # raise it when any answer changes: datasets made from other answers are stale
 DATASET_DATE = date(2025, 11, 18)
@@ -101,12 +101,16 @@ class Company:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceUser:
+    """A person in the chat workspace."""
+
     id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
+    """A message; `user` is an id, `ts` names it within its channel."""
+
     user: str
     text: str
     ts: str
@@ -134,6 +138,7 @@ class Dataset:
 
     @functools.cached_property
     def by_ticker(self) -> dict[str, Company]:
+        """Companies by ticker."""
         return {c.ticker: c for c in self.companies}
 
     @functools.cached_property
@@ -143,6 +148,7 @@ class Dataset:
 
     @functools.cached_property
     def pages(self) -> tuple[Page, ...]:
+        """The web pages of all companies."""
         return tuple(page for company in self.companies for page in company.pages)
 
 
@@ -313,6 +319,7 @@ def bars_between(found: Company, *, start: str, end: str) -> list[PriceBar]:
 
 
 def articles(found: Company, *, limit: int) -> Articles:
+    """The newest `limit` news pages of a company."""
     return Articles(
         articles=[
             Article(title=page.title, url=page.url, published=page.published)

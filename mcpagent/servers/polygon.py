@@ -11,8 +11,7 @@ from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from mcpagent.servers import embedded as lookup
-from mcpagent.servers.arguments import Articles
-from mcpagent.servers.builtin import Answer, BuiltinTool, ServerDefinition
+from mcpagent.servers.builtin import Answer, Articles, BuiltinTool, ServerDefinition
 from mcpagent.servers.embedded import SERVER_TIME, build
 
 Frequency = Literal["daily", "weekly", "monthly"]
@@ -82,13 +81,33 @@ class TickerMatches(Answer):
 class PolygonUpstream(Protocol):
     """Where the answers come from. Every method raises `ToolError` with a sentence for the model."""
 
-    async def aggs(self, ticker: str, *, start: str, end: str, frequency: Frequency) -> Aggs: ...
-    async def news(self, ticker: str, *, limit: int) -> Articles: ...
-    async def ticker_details(self, ticker: str) -> TickerDetails: ...
-    async def market_status(self) -> MarketStatus: ...
-    async def previous_close(self, ticker: str) -> PreviousClose: ...
-    async def last_trade(self, ticker: str) -> LastTrade: ...
-    async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches: ...
+    async def aggs(self, ticker: str, *, start: str, end: str, frequency: Frequency) -> Aggs:
+        """Opening and closing prices from `start` to `end`, one bar for each day, week or month."""
+        ...
+
+    async def news(self, ticker: str, *, limit: int) -> Articles:
+        """Articles about a company, the newest first."""
+        ...
+
+    async def ticker_details(self, ticker: str) -> TickerDetails:
+        """Name and market capitalisation of a company."""
+        ...
+
+    async def market_status(self) -> MarketStatus:
+        """Whether the market is open, and the time there."""
+        ...
+
+    async def previous_close(self, ticker: str) -> PreviousClose:
+        """Closing price and volume of the last trading day."""
+        ...
+
+    async def last_trade(self, ticker: str) -> LastTrade:
+        """Price and size of the last trade."""
+        ...
+
+    async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
+        """One page of the companies whose symbol or name matches."""
+        ...
 
 
 _PERIOD_OF: dict[Frequency, Callable[[date], tuple[int, ...]]] = {
@@ -176,30 +195,37 @@ class EmbeddedPolygon:
         self._data = build()
 
     async def aggs(self, ticker: str, *, start: str, end: str, frequency: Frequency) -> Aggs:
+        """Opening and closing prices from `start` to `end`, one bar for each day, week or month."""
         company = lookup.company(self._data, ticker)
         found = lookup.bars_between(company, start=start, end=end)
         daily = [Bar(date=bar.date, open=bar.open, close=bar.close) for bar in found]
         return Aggs(ticker=company.ticker, bars=by_period(daily, frequency))
 
     async def news(self, ticker: str, *, limit: int) -> Articles:
+        """Articles about a company, the newest first."""
         return lookup.articles(lookup.company(self._data, ticker), limit=limit)
 
     async def ticker_details(self, ticker: str) -> TickerDetails:
+        """Name and market capitalisation of a company."""
         company = lookup.company(self._data, ticker)
         return TickerDetails(ticker=company.ticker, name=company.name, market_cap=company.market_cap)
 
     async def market_status(self) -> MarketStatus:
+        """Whether the market is open, and the time there."""
         return MarketStatus(market="open", server_time=SERVER_TIME)
 
     async def previous_close(self, ticker: str) -> PreviousClose:
+        """Closing price and volume of the last trading day."""
         company = lookup.company(self._data, ticker)
         return PreviousClose(ticker=company.ticker, close=company.previous_close, volume=company.volume)
 
     async def last_trade(self, ticker: str) -> LastTrade:
+        """Price and size of the last trade."""
         company = lookup.company(self._data, ticker)
         return LastTrade(ticker=company.ticker, price=company.price, size=company.last_size)
 
     async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
+        """One page of the companies whose symbol or name matches."""
         found, next_cursor = lookup.page(lookup.matching(self._data, query), limit=limit, cursor=cursor)
         return TickerMatches(
             results=[TickerMatch(ticker=c.ticker, name=c.name) for c in found], next_cursor=next_cursor

@@ -45,6 +45,7 @@ class PythonSession:
 
     @property
     def stored(self) -> Mapping[str, JsonValue]:
+        """The kept values by key, read-only."""
         return MappingProxyType(self._stored)
 
     def store(self, key: str, value: JsonValue) -> None:

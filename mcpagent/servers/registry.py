@@ -17,6 +17,7 @@ from mcpagent.servers.polygon import POLYGON, EmbeddedPolygon
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.servers.slack import SLACK, EmbeddedSlack
 from mcpagent.servers.tavily import TAVILY, EmbeddedTavily
+from mcpagent.storage.packages import require
 
 _PYTHON = "python"  # its definition depends on the sandbox, which has to be tried first
 _DEFINITIONS = {definition.name: definition for definition in (POLYGON, FMP, TAVILY, SLACK)}
@@ -67,10 +68,39 @@ def _python(kind: SandboxKind) -> tuple[ServerDefinition, Upstream]:
 def _upstream(name: str, kind: UpstreamKind, allow_send: Collection[str]) -> Upstream:
     """A server that asks no web service is the same with every kind."""
     if kind is UpstreamKind.LIVE and name in KEY_NAMES:
-        from mcpagent.servers.live.opening import live_upstream  # its packages are not for every start
-
-        return live_upstream(name, allow_send=allow_send)
+        return _live_slack(allow_send) if name == "slack" else _live_upstream(name)
     return Upstream(open=_EMBEDDED[name])
+
+
+def _live_upstream(name: str) -> Upstream:
+    """The live upstream of a server; its clients share its rate. Raises UserError for a missing key."""
+    from mcpagent.servers.live import fmp, polygon, tavily  # their packages are not for every start
+    from mcpagent.servers.live.client import RequestPace, read_settings
+
+    base_url, rate, opened = {
+        "polygon": (polygon.BASE_URL, polygon.RATE, polygon.open_polygon),
+        "fmp": (fmp.BASE_URL, fmp.RATE, fmp.open_fmp),
+        "tavily": (tavily.BASE_URL, tavily.RATE, tavily.open_tavily),
+    }[name]
+    settings = read_settings(name, base_url=base_url)
+    pace = RequestPace(settings.rate or rate)
+    return Upstream(open=lambda: opened(settings, pace=pace), is_live=True, redact=settings.redact)
+
+
+def _live_slack(allow_send: Collection[str]) -> Upstream:
+    """Its methods have a rate each; `allow_send` names the channels that it may write to."""
+    require("servers", use="the live slack")
+    from mcpagent.servers.live import slack  # an extra, which the other servers do without
+    from mcpagent.servers.live.client import RequestPace, read_settings
+
+    settings = read_settings("slack", base_url=slack.BASE_URL)
+    paces = {method: RequestPace(settings.rate or rate) for method, rate in slack.RATES.items()}
+    channels = slack.allowed_channels(allow_send)
+    return Upstream(
+        open=lambda: slack.open_slack(settings, paces=paces, allow_send=channels),
+        is_live=True,
+        redact=settings.redact,
+    )
 
 
 def is_stateful(name: str) -> bool:

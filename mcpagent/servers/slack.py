@@ -10,8 +10,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from mcpagent.servers import embedded as lookup
-from mcpagent.servers.arguments import echo, first
-from mcpagent.servers.builtin import Answer, BuiltinTool, ServerDefinition
+from mcpagent.servers.builtin import Answer, BuiltinTool, ServerDefinition, echo, first
 from mcpagent.servers.embedded import SERVER_EPOCH_S, ChatMessage, WorkspaceChannel, build
 
 ChannelIdArg = Annotated[str, Field(description="Channel id.")]
@@ -96,14 +95,37 @@ class Identity(Answer):
 class SlackUpstream(Protocol):
     """Where the answers come from. Every method raises `ToolError` with a sentence for the model."""
 
-    async def channels(self, *, limit: int, cursor: str) -> Channels: ...
-    async def send(self, channel: str, message: str) -> Sent: ...
-    async def history(self, channel_id: str, *, limit: int) -> History: ...
-    async def users(self, *, limit: int, cursor: str) -> Users: ...
-    async def thread(self, channel_id: str, ts: str) -> Thread: ...
-    async def react(self, channel_id: str, ts: str, name: str) -> Reaction: ...
-    async def identity(self) -> Identity: ...
-    async def changes(self) -> WorkspaceChanges: ...
+    async def channels(self, *, limit: int, cursor: str) -> Channels:
+        """One page of the channels."""
+        ...
+
+    async def send(self, channel: str, message: str) -> Sent:
+        """Post a message to a channel."""
+        ...
+
+    async def history(self, channel_id: str, *, limit: int) -> History:
+        """The newest messages of a channel."""
+        ...
+
+    async def users(self, *, limit: int, cursor: str) -> Users:
+        """One page of the users."""
+        ...
+
+    async def thread(self, channel_id: str, ts: str) -> Thread:
+        """A message and its replies."""
+        ...
+
+    async def react(self, channel_id: str, ts: str, name: str) -> Reaction:
+        """Add a reaction to a message."""
+        ...
+
+    async def identity(self) -> Identity:
+        """The user that the calls are made as."""
+        ...
+
+    async def changes(self) -> WorkspaceChanges:
+        """The messages and reactions that this client made."""
+        ...
 
 
 def _upstream(ctx: Context[Any, Any]) -> SlackUpstream:
@@ -212,10 +234,12 @@ class EmbeddedSlack:
         return Snapshot(messages=tuple(self._sent), reactions=tuple(self._reactions))
 
     async def channels(self, *, limit: int, cursor: str) -> Channels:
+        """One page of the channels."""
         found, next_cursor = lookup.page(self._data.channels, limit=limit, cursor=cursor)
         return Channels(channels=[Channel(id=c.id, name=c.name) for c in found], next_cursor=next_cursor)
 
     async def send(self, channel: str, message: str) -> Sent:
+        """Post a message to a channel."""
         target = self._channel(channel)
         if not message.strip():
             raise ToolError("message is empty.")
@@ -227,20 +251,24 @@ class EmbeddedSlack:
         return Sent(channel=target.id, ts=ts)
 
     async def history(self, channel_id: str, *, limit: int) -> History:
+        """The newest messages of a channel."""
         newest_first = list(reversed(self._messages(self._channel(channel_id))))
         return History(messages=[_message(m) for m in first(newest_first, limit)])
 
     async def users(self, *, limit: int, cursor: str) -> Users:
+        """One page of the users."""
         found, next_cursor = lookup.page(self._data.users, limit=limit, cursor=cursor)
         return Users(users=[User(id=u.id, name=u.name) for u in found], next_cursor=next_cursor)
 
     async def thread(self, channel_id: str, ts: str) -> Thread:
+        """A message and its replies."""
         channel = self._channel(channel_id)
         parent = self._message(channel, ts)
         replies = channel.replies if parent is channel.message else ()
         return Thread(messages=[_message(m) for m in (parent, *replies)])
 
     async def react(self, channel_id: str, ts: str, name: str) -> Reaction:
+        """Add a reaction to a message."""
         channel = self._channel(channel_id)
         parent = self._message(channel, ts)
         emoji = name.strip().strip(":")
@@ -253,10 +281,12 @@ class EmbeddedSlack:
         return Reaction(channel=channel.id, ts=parent.ts, name=emoji)
 
     async def identity(self) -> Identity:
+        """The user that the calls are made as."""
         me = self._data.users[0]
         return Identity(user_id=me.id, user=me.name, team=_TEAM)
 
     async def changes(self) -> WorkspaceChanges:
+        """The messages and reactions that this client made."""
         added = self.snapshot().since(Snapshot())
         return WorkspaceChanges(
             messages=[SentMessage(channel=c, text=m.text, ts=m.ts) for c, m in added.messages],

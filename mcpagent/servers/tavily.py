@@ -12,8 +12,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
-from mcpagent.servers.arguments import at_least_one, echo
-from mcpagent.servers.builtin import Answer, BuiltinTool, ServerDefinition
+from mcpagent.servers.builtin import Answer, BuiltinTool, ServerDefinition, at_least_one, echo
 from mcpagent.servers.embedded import Page, build
 
 QueryArg = Annotated[str, Field(description="What to look for.")]
@@ -45,9 +44,17 @@ class ShortAnswer(Answer):
 class TavilyUpstream(Protocol):
     """Where the answers come from. Every method raises `ToolError` with a sentence for the model."""
 
-    async def search(self, query: str, *, max_results: int) -> SearchResults: ...
-    async def extract(self, url: str) -> PageText: ...
-    async def qna(self, query: str) -> ShortAnswer: ...
+    async def search(self, query: str, *, max_results: int) -> SearchResults:
+        """Pages that match, each with a passage of its text."""
+        ...
+
+    async def extract(self, url: str) -> PageText:
+        """The text of a page."""
+        ...
+
+    async def qna(self, query: str) -> ShortAnswer:
+        """One short answer to a question."""
+        ...
 
 
 def _upstream(ctx: Context[Any, Any]) -> TavilyUpstream:
@@ -105,6 +112,7 @@ class PageIndex:
         )
 
     def page(self, url: str) -> Page | None:
+        """The page at `url`; None where there is none."""
         return self._by_url.get(url)
 
     def search(self, query: str, *, limit: int) -> list[tuple[Page, str]]:
@@ -143,18 +151,21 @@ class EmbeddedTavily:
     """A `TavilyUpstream` without state; the index is built at the process's first call."""
 
     async def search(self, query: str, *, max_results: int) -> SearchResults:
+        """Pages that match, each with a passage of its text."""
         found = _index().search(query, limit=at_least_one("max_results", max_results))
         return SearchResults(
             results=[SearchResult(title=p.title, url=p.url, content=sentence) for p, sentence in found]
         )
 
     async def extract(self, url: str) -> PageText:
+        """The text of a page."""
         page = _index().page(url.strip().rstrip("/"))
         if page is None:
             raise ToolError(f"No page at {echo(url)}.")
         return PageText(url=page.url, text=page.text)
 
     async def qna(self, query: str) -> ShortAnswer:
+        """One short answer to a question."""
         found = _index().search(query, limit=1)
         if not found:
             raise ToolError("No page answers this query.")

@@ -21,8 +21,16 @@ from mcpagent.core.tasks import Complexity, GroundTruth, Message, PlanCall, Rewa
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.rollout.setup import note_named
-from mcpagent.servers.bfcl.names import BACKENDS, STATELESS, load_tool, state_tool
-from mcpagent.servers.bfcl.package import VERSION, Backend, BfclPackage, state_digest
+from mcpagent.servers.bfcl.package import (
+    BACKENDS,
+    STATELESS,
+    VERSION,
+    Backend,
+    BfclPackage,
+    load_tool,
+    state_digest,
+    state_tool,
+)
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.datasets import write_jsonl
 from mcpagent.synth.generate import check_dataset_servers, write_servers

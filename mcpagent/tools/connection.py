@@ -132,9 +132,12 @@ class Connection:
 
 async def _sit_out(throttled: CallThrottled, pending: PendingCall) -> None:
     """Wait as long as the server asks, or longer each time where it does not say. Raises CallFailed where
-    that would pass the call's deadline. The slot is kept: another call would fare no better."""
-    own_s = _THROTTLED_FIRST_S + pending.throttled_s  # so it at least doubles, whatever the server says
-    wait_s = max(throttled.retry_after_s or 0.0, own_s) * random.uniform(1.0, 1.25)
+    that would pass the call's deadline. The slot is kept: another call would fare no better.
+
+    Not `core.values.backoff_s`: what the server asks is a floor here, and the sum of all waits doubles:
+    it counts against the deadline of this one call."""
+    least_s = _THROTTLED_FIRST_S + pending.throttled_s  # so it at least doubles, whatever the server says
+    wait_s = max(throttled.retry_after_s or 0.0, least_s) * random.uniform(1.0, 1.25)
     if pending.throttled_s + wait_s > pending.timeout_s:
         asked = throttled.retry_after_s
         text = f"{throttled.text}; it asks to wait {asked:g} s" if asked is not None else throttled.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from aiolimiter import AsyncLimiter
+
+from mcpagent.core.values import backoff_s
 
 START_TIMEOUT_S = 60.0  # a cold `npx -y` or `uvx` takes up to 13 s on an idle machine
 
@@ -139,8 +140,8 @@ class CircuitBreaker:
         self._is_trying = False
 
     def _back_off(self) -> None:
-        backoff_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 16))
-        self._next_try_s = self._clock() + backoff_s * random.uniform(0.75, 1.0)
+        pause_s = backoff_s(self._failures, first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
+        self._next_try_s = self._clock() + pause_s
 
 
 _LATE_S = 0.1  # a timer that fires later than this was held up

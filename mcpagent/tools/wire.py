@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 from mcp.types import (
     AudioContent,
@@ -29,7 +29,7 @@ MAX_DEPTH = 100  # the SDK's own encoder fails past about 250
 MAX_MESSAGE_BYTES = 8 * 2**20  # of a response; what the model sees of it is cut far earlier
 # What a transport answers to one call, as a JSON-RPC error of its own; the connection lives on after each.
 OVERSIZE_RESULT = -33001  # the response is larger than the transport takes
-MALFORMED_RESULT = -33002  # the response is no valid JSON-RPC
+MALFORMED_RESULT = -33002  # the response is not valid JSON-RPC
 NOT_SENT = -33003  # the server never got the request: it is safe to repeat
 RESPONSE_LOST = -33004  # the request went out, its response never came: it may have had its effect
 THROTTLED = -33005  # the server takes no more calls for now, and did not take this one
@@ -53,18 +53,19 @@ def wire_fault(value: object, *, depth: int = 0) -> str | None:
     if depth >= MAX_DEPTH:
         return f"nesting deeper than {MAX_DEPTH}"
     if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                return f"a key of type {type(key).__name__}"
-            if fault := wire_fault(key) or wire_fault(item, depth=depth + 1):
-                return fault
-        return None
+        return _object_fault(value, depth)
     if isinstance(value, (list, tuple)):
-        for item in value:
-            if fault := wire_fault(item, depth=depth + 1):
-                return fault
-        return None
+        return next((fault for item in value if (fault := wire_fault(item, depth=depth + 1))), None)
     return f"a value of type {type(value).__name__}"
+
+
+def _object_fault(value: dict[Any, Any], depth: int) -> str | None:
+    for key, item in value.items():
+        if not isinstance(key, str):
+            return f"a key of type {type(key).__name__}"
+        if fault := wire_fault(key) or wire_fault(item, depth=depth + 1):
+            return fault
+    return None
 
 
 def render(blocks: Sequence[ContentBlock], structured: JsonObject | None) -> str:

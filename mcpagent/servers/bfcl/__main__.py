@@ -26,8 +26,15 @@ from mcp.types import (
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.servers.bfcl.names import BACKENDS, STATELESS, load_tool, state_tool
-from mcpagent.servers.bfcl.package import VERSION, Backend, BfclPackage
+from mcpagent.servers.bfcl.package import (
+    BACKENDS,
+    STATELESS,
+    VERSION,
+    Backend,
+    BfclPackage,
+    load_tool,
+    state_tool,
+)
 from mcpagent.servers.builtin import clean_text
 
 _Context = ServerRequestContext[Backend, Any]
@@ -120,6 +127,7 @@ async def _serve(package: Path, backend: str) -> None:
 
 
 def main() -> int:
+    """Serve one backend over stdio; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m mcpagent.servers.bfcl")
     parser.add_argument("backend", choices=BACKENDS)
     parser.add_argument("--package", type=Path, required=True, help="The folder that holds bfcl_eval.")

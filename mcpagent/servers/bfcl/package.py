@@ -17,7 +17,19 @@ import jsonlines
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.servers.bfcl.names import BACKENDS, STATELESS
+
+# The class of a backend, which is also the name of its server, and the module and the tool list of it.
+BACKENDS = {
+    "GorillaFileSystem": "gorilla_file_system",
+    "MathAPI": "math_api",
+    "MessageAPI": "message_api",
+    "TicketAPI": "ticket_api",
+    "TradingBot": "trading_bot",
+    "TravelAPI": "travel_booking",
+    "TwitterAPI": "posting_api",
+    "VehicleControlAPI": "vehicle_control",
+}
+STATELESS = frozenset({"MathAPI"})  # takes no scenario
 
 VERSION = "2026.3.23"
 _GET_IT = (
@@ -28,6 +40,16 @@ _MODULES = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 # One right answer in each category closes ticket 'ticket_001', where the tool list asks for an integer.
 _WIDENED = {("close_ticket", "ticket_id"): ["integer", "string"]}
+
+
+def load_tool(backend: str) -> str:
+    """The tool by which an episode brings a backend into its initial state; never offered to a model."""
+    return f"{backend}_load_scenario"
+
+
+def state_tool(backend: str) -> str:
+    """The tool by which an episode reads a backend's state; never offered to a model."""
+    return f"{backend}_read_state"
 
 
 @dataclass(frozen=True)
@@ -140,10 +162,12 @@ class Backend:
         return {name: _plain(value) for name, value in vars(self._instance).items() if name[:1] != "_"}
 
     def state_digest(self) -> str:
+        """SHA-256 of the state as JSON, with what cannot be compared left out."""
         return state_digest(json.dumps(_comparable(self.state()), sort_keys=True))
 
 
 def state_digest(text: str) -> str:
+    """SHA-256 of a state as JSON, with its name."""
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, quote_plus, urlsplit
 from weakref import WeakKeyDictionary
@@ -28,11 +29,10 @@ from tenacity import (
     stop_after_attempt,
     stop_any,
     stop_before_delay,
-    wait_random_exponential,
 )
 
 from mcpagent.config.environment import environment
-from mcpagent.core.values import retry_after_s
+from mcpagent.core.values import backoff_s, retry_after_s
 from mcpagent.errors import UserError
 from mcpagent.servers.builtin import clean_values
 from mcpagent.servers.names import KEY_NAMES, live_variable
@@ -83,24 +83,24 @@ class LiveSettings:
 def read_settings(service: str, *, base_url: str) -> LiveSettings:
     """The settings of a service: its key by name, `MCPAGENT_<NAME>_BASE_URL` in place of `base_url`, and
     `MCPAGENT_<NAME>_RATE` as CALLS/SECONDS. Raises UserError, which never shows the key."""
-    known = environment()
-    key_name, key = _key(service, known)
+    variables = environment()
+    key_name, key = _key(service, variables)
     url_name = live_variable(service, "BASE_URL")
     return LiveSettings(
         service=service,
         key=key,
         key_name=key_name,
-        base_url=_base_url(url_name, known.get(url_name) or base_url),
-        rate=_rate(live_variable(service, "RATE"), known),
+        base_url=_base_url(url_name, variables.get(url_name) or base_url),
+        rate=_rate(live_variable(service, "RATE"), variables),
     )
 
 
-def _key(service: str, known: Mapping[str, str]) -> tuple[str, str]:
+def _key(service: str, variables: Mapping[str, str]) -> tuple[str, str]:
     names = KEY_NAMES[service]
     for name in names:
-        key = known.get(name, "").strip()
+        key = variables.get(name, "").strip()
         if key and not _KEY.fullmatch(key):
-            raise UserError(f"{name} holds what can be no key", where=service, remedy="Copy it anew.")
+            raise UserError(f"{name} holds what cannot be a key", where=service, remedy="Copy it anew.")
         if key:
             return name, key
     raise UserError(
@@ -114,12 +114,12 @@ def _base_url(name: str, url: str) -> str:
     parts = urlsplit(url)
     is_here = parts.hostname in {"127.0.0.1", "::1", "localhost"}
     if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and is_here)):
-        raise UserError(f"{url!r} is no https:// address", where=name, remedy=f"unset {name}")
+        raise UserError(f"{url!r} is not an https:// address", where=name, remedy=f"unset {name}")
     return url.rstrip("/")
 
 
-def _rate(name: str, known: Mapping[str, str]) -> Rate | None:
-    text = known.get(name, "")
+def _rate(name: str, variables: Mapping[str, str]) -> Rate | None:
+    text = variables.get(name, "")
     if not text:
         return None
     calls, _, period_s = text.partition("/")
@@ -129,7 +129,7 @@ def _rate(name: str, known: Mapping[str, str]) -> Rate | None:
         rate = Rate(0, 0)
     if not (1 <= rate.calls < math.inf and 0 < rate.period_s < math.inf):
         raise UserError(
-            f"{text!r} is no rate", where=name, remedy=f"{name}=100/60 is 100 calls in 60 seconds"
+            f"{text!r} is not a rate", where=name, remedy=f"{name}=100/60 is 100 calls in 60 seconds"
         )
     return rate
 
@@ -163,6 +163,7 @@ class RequestPace:
         self._limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLimiter] = WeakKeyDictionary()
 
     async def wait(self) -> None:
+        """Wait until one more request is within the rate."""
         loop = asyncio.get_running_loop()
         if loop not in self._limiters:
             self._limiters[loop] = AsyncLimiter(self.rate.calls, self.rate.period_s)
@@ -189,7 +190,7 @@ async def persist(attempt: Callable[[], Awaitable[T]], *, settings: LiveSettings
         retry=retry_if_exception_type(Transient),
         # A pause that would pass the deadline is not begun: the reason is known now.
         stop=stop_any(stop_after_attempt(settings.attempts), stop_before_delay(settings.deadline_s)),
-        wait=_Pause(settings.backoff_s),
+        wait=partial(_pause_s, first_s=settings.backoff_s),
         reraise=True,
     )
     try:
@@ -213,17 +214,10 @@ def misshapen(settings: LiveSettings, error: ValidationError) -> UpstreamFailed:
     return UpstreamFailed(settings, f"its answer is not shaped as documented ({'; '.join(faults)})")
 
 
-class _Pause:
-    """What the service asked for, else a random pause that doubles."""
-
-    def __init__(self, backoff_s: float) -> None:
-        self._own = wait_random_exponential(multiplier=backoff_s, max=_MAX_PAUSE_S)
-
-    def __call__(self, state: RetryCallState) -> float:
-        failure = state.outcome.exception() if state.outcome is not None else None
-        if isinstance(failure, Transient) and failure.retry_after_s is not None:
-            return failure.retry_after_s
-        return self._own(state)
+def _pause_s(state: RetryCallState, *, first_s: float) -> float:
+    failure = state.outcome.exception() if state.outcome is not None else None
+    asked_s = failure.retry_after_s if isinstance(failure, Transient) else None
+    return backoff_s(state.attempt_number, first_s=first_s, max_s=_MAX_PAUSE_S, asked_s=asked_s)
 
 
 # They log whole URLs, and the key of fmp is in its URL.
@@ -346,11 +340,11 @@ def _message(document: Any) -> str:
     if not isinstance(document, dict):
         return ""
     for name in ("Error Message", "error", "message", "detail"):
-        found = document.get(name)
-        if isinstance(found, dict):
-            found = found.get("error")
-        if found:
-            text = found if isinstance(found, str) else json.dumps(found)
+        said = document.get(name)
+        if isinstance(said, dict):
+            said = said.get("error")
+        if said:
+            text = said if isinstance(said, str) else json.dumps(said)
             return " ".join(text.split())[:_MAX_MESSAGE_CHARS]
     return ""
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel, Field
 
-from mcpagent.servers.arguments import Article, Articles, at_least_one, days, first, unknown_symbol
+from mcpagent.servers.builtin import Article, Articles, at_least_one, days, first, unknown_symbol
 from mcpagent.servers.fmp import (
     ChangePercent,
     CompanyProfile,
@@ -85,16 +85,19 @@ class LiveFmp:
         self._api = api
 
     async def quote(self, symbol: str) -> Quote:
+        """The last price, and the change of the day in percent."""
         found = await self._one("/quote", _Quote, symbol)
         return Quote(symbol=found.symbol, price=found.price, change_percent=_percent(found.changePercentage))
 
     async def company_profile(self, symbol: str) -> CompanyProfile:
+        """Name and sector of a company."""
         found = await self._one("/profile", _Profile, symbol)
         if not found.sector:
             raise ToolError(f"No sector is known of {found.symbol}.")
         return CompanyProfile(symbol=found.symbol, name=found.companyName, sector=found.sector)
 
     async def income_statement(self, symbol: str, *, period: Period, limit: int) -> IncomeStatement:
+        """Revenue and net income, the newest statement first."""
         name, wanted = _symbol(symbol), at_least_one("limit", limit)
         found = await self._api.get(
             "/income-statement", list[_Statement], symbol=name, period=period, limit=wanted
@@ -105,9 +108,11 @@ class LiveFmp:
         return IncomeStatement(symbol=name, statements=[_statement(s) for s in newest_first[:wanted]])
 
     async def gainers(self, *, limit: int) -> Movers:
+        """The stocks that rose most today, in that order."""
         return await self._movers("/biggest-gainers", limit=limit, sign=-1)
 
     async def losers(self, *, limit: int) -> Movers:
+        """The stocks that fell most today, in that order."""
         return await self._movers("/biggest-losers", limit=limit, sign=1)
 
     async def search_ticker(self, query: str, *, limit: int) -> SymbolMatches:
@@ -118,9 +123,11 @@ class LiveFmp:
         return _matches(found, limit)
 
     async def search_name(self, query: str, *, limit: int) -> SymbolMatches:
+        """Companies whose name matches."""
         return _matches(await self._search("/search-name", query, limit), limit)
 
     async def stock_news(self, symbol: str, *, limit: int) -> Articles:
+        """Articles about a company, the newest first."""
         wanted = at_least_one("limit", limit)
         found = await self._api.get("/news/stock", list[_Article], symbols=_symbol(symbol), limit=wanted)
         newest_first = sorted(found, key=lambda a: a.publishedDate, reverse=True)
@@ -132,14 +139,17 @@ class LiveFmp:
         )
 
     async def change_percent(self, symbol: str) -> ChangePercent:
+        """The change of the day in percent."""
         found = await self._one("/stock-price-change", _Change, symbol)
         return ChangePercent(symbol=found.symbol, change_percent=_percent(found.day))
 
     async def previous_close(self, symbol: str) -> PreviousClose:
+        """The closing price of the last trading day."""
         found = await self._one("/quote", _Quote, symbol)
         return PreviousClose(symbol=found.symbol, previous_close=found.previousClose)
 
     async def historical_prices(self, symbol: str, *, start: str, end: str) -> HistoricalPrices:
+        """Closing prices from `start` to `end`, the oldest first."""
         name, (first_day, last_day) = _symbol(symbol), days(start, end)
         found = await self._api.get(
             "/historical-price-eod/light", list[_Day], symbol=name, **{"from": first_day, "to": last_day}
@@ -173,6 +183,7 @@ class LiveFmp:
 
 @asynccontextmanager
 async def open_fmp(settings: LiveSettings, *, pace: RequestPace) -> AsyncGenerator[LiveFmp]:
+    """A client of the live service; it is closed on leaving."""
     async with open_api(settings, pace=pace, params={"apikey": settings.key}) as api:
         yield LiveFmp(api)
 

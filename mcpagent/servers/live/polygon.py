@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
-from mcpagent.servers.arguments import Article, Articles, at_least_one, days, echo, unknown_symbol
+from mcpagent.servers.builtin import Article, Articles, at_least_one, days, echo, unknown_symbol
 from mcpagent.servers.live.client import ApiClient, LiveSettings, Rate, RefusedRequest, RequestPace, open_api
 from mcpagent.servers.polygon import (
     Aggs,
@@ -115,6 +115,7 @@ class LivePolygon:
         return Aggs(ticker=symbol, bars=by_period(daily, frequency))
 
     async def news(self, ticker: str, *, limit: int) -> Articles:
+        """Articles about a company, the newest first."""
         symbol, wanted = _symbol(ticker), at_least_one("limit", limit)
         articles: list[Article] = []
         async for page in self._pages(
@@ -129,16 +130,19 @@ class LivePolygon:
         return Articles(articles=articles[:wanted])
 
     async def ticker_details(self, ticker: str) -> TickerDetails:
+        """Name and market capitalisation of a company."""
         found = (await self._about(ticker, "/v3/reference/tickers/{}", _Details)).results
         if found.market_cap is None:
             raise ToolError(f"No market cap is known of {found.ticker}.")
         return TickerDetails(ticker=found.ticker, name=found.name, market_cap=round(found.market_cap))
 
     async def market_status(self) -> MarketStatus:
+        """Whether the market is open, and the time there."""
         status = await self._api.get("/v1/marketstatus/now", _Status)
         return MarketStatus(market=status.market, server_time=status.serverTime)
 
     async def previous_close(self, ticker: str) -> PreviousClose:
+        """Closing price and volume of the last trading day."""
         found = await self._about(ticker, "/v2/aggs/ticker/{}/prev", _Bars)
         if not found.results:
             raise unknown_symbol(ticker)
@@ -146,10 +150,12 @@ class LivePolygon:
         return PreviousClose(ticker=_symbol(ticker), close=bar.c, volume=round(bar.v))
 
     async def last_trade(self, ticker: str) -> LastTrade:
+        """Price and size of the last trade."""
         trade = (await self._about(ticker, "/v2/last/trade/{}", _LastTrade)).results
         return LastTrade(ticker=_symbol(ticker), price=trade.p, size=round(trade.s))
 
     async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
+        """One page of the companies whose symbol or name matches."""
         wanted = min(at_least_one("limit", limit), _MAX_TICKERS)
         # A cursor carries its query with it; the service refuses both together.
         asked = (
@@ -185,6 +191,7 @@ class LivePolygon:
 
 @asynccontextmanager
 async def open_polygon(settings: LiveSettings, *, pace: RequestPace) -> AsyncGenerator[LivePolygon]:
+    """A client of the live service; it is closed on leaving."""
     async with open_api(settings, pace=pace, headers={"Authorization": f"Bearer {settings.key}"}) as api:
         yield LivePolygon(api)
 

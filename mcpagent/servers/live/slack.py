@@ -21,8 +21,7 @@ from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
 from mcpagent.config.environment import environment
 from mcpagent.core.values import retry_after_s
-from mcpagent.servers.arguments import at_least_one, echo
-from mcpagent.servers.builtin import clean_values
+from mcpagent.servers.builtin import at_least_one, clean_values, echo
 from mcpagent.servers.live.client import (
     LiveSettings,
     Rate,
@@ -225,6 +224,7 @@ class LiveSlack:
         self._reactions: list[Reaction] = []
 
     async def channels(self, *, limit: int, cursor: str) -> Channels:
+        """One page of the channels."""
         page = await self._channels(min(at_least_one("limit", limit), _MAX_CHANNELS), cursor)
         return Channels(
             channels=[Channel(id=c.id, name=c.name) for c in page.channels],
@@ -232,6 +232,7 @@ class LiveSlack:
         )
 
     async def send(self, channel: str, message: str) -> Sent:
+        """Post a message to a channel."""
         target = await self._writable(channel)
         if not message.strip():
             raise ToolError("message is empty.")
@@ -240,11 +241,13 @@ class LiveSlack:
         return Sent(channel=posted.channel, ts=posted.ts)
 
     async def history(self, channel_id: str, *, limit: int) -> History:
+        """The newest messages of a channel."""
         wanted, channel = at_least_one("limit", limit), await self._id(channel_id)
         found = await self._messages("conversations.history", wanted, channel=channel)
         return History(messages=found[:wanted])
 
     async def users(self, *, limit: int, cursor: str) -> Users:
+        """One page of the users."""
         wanted = min(at_least_one("limit", limit), _MAX_USERS)
         page = await self._api.call("users.list", _Users, limit=wanted, cursor=cursor)
         return Users(
@@ -253,11 +256,13 @@ class LiveSlack:
         )
 
     async def thread(self, channel_id: str, ts: str) -> Thread:
+        """A message and its replies."""
         channel = await self._id(channel_id)
         found = await self._messages("conversations.replies", None, channel=channel, ts=ts.strip())
         return Thread(messages=found)
 
     async def react(self, channel_id: str, ts: str, name: str) -> Reaction:
+        """Add a reaction to a message."""
         target = await self._writable(channel_id)
         emoji = name.strip().strip(":")
         if not emoji:
@@ -268,10 +273,12 @@ class LiveSlack:
         return reaction
 
     async def identity(self) -> Identity:
+        """The user that the calls are made as."""
         me = await self._api.call("auth.test", _Identity)
         return Identity(user_id=me.user_id, user=me.user, team=me.team)
 
     async def changes(self) -> WorkspaceChanges:
+        """The messages and reactions that this client made."""
         return WorkspaceChanges(messages=list(self._sent), reactions=list(self._reactions))
 
     async def _channels(self, limit: int, cursor: str) -> _Channels:
@@ -336,6 +343,7 @@ def allowed_channels(given: Collection[str]) -> tuple[str, ...]:
 async def open_slack(
     settings: LiveSettings, *, paces: dict[str, RequestPace], allow_send: Collection[str]
 ) -> AsyncGenerator[LiveSlack]:
+    """A client of the live service; it is closed on leaving."""
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
         yield LiveSlack(SlackApi(settings, paces=paces, http=http), allow_send=allow_send)
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
-from mcpagent.servers.arguments import at_least_one, echo
+from mcpagent.servers.builtin import at_least_one, echo
 from mcpagent.servers.live.client import ApiClient, LiveSettings, Rate, RequestPace, open_api
 from mcpagent.servers.tavily import PageText, SearchResult, SearchResults, ShortAnswer
 
@@ -46,6 +46,7 @@ class LiveTavily:
         self._api = api
 
     async def search(self, query: str, *, max_results: int) -> SearchResults:
+        """Pages that match, each with a passage of its text."""
         wanted = at_least_one("max_results", max_results)
         if not query.strip():  # the service refuses it; the embedded one finds nothing
             return SearchResults(results=[])
@@ -57,6 +58,7 @@ class LiveTavily:
         )
 
     async def extract(self, url: str) -> PageText:
+        """The text of a page."""
         address = url.strip()
         if not address:
             raise ToolError("url is empty.")
@@ -66,6 +68,7 @@ class LiveTavily:
         return PageText(url=found.results[0].url, text=found.results[0].raw_content)
 
     async def qna(self, query: str) -> ShortAnswer:
+        """One short answer to a question."""
         if not query.strip():
             raise ToolError(_NO_ANSWER)
         found = await self._api.post("/search", _Found, query=query, include_answer=True)
@@ -76,5 +79,6 @@ class LiveTavily:
 
 @asynccontextmanager
 async def open_tavily(settings: LiveSettings, *, pace: RequestPace) -> AsyncGenerator[LiveTavily]:
+    """A client of the live service; it is closed on leaving."""
     async with open_api(settings, pace=pace, headers={"Authorization": f"Bearer {settings.key}"}) as api:
         yield LiveTavily(api)

@@ -67,7 +67,7 @@ def _places(limits: SandboxLimits, _process: int) -> tuple[_Place, ...]:
 
 
 def _unified(memory: int) -> tuple[_Place, ...]:
-    """cgroup v2: beside our own group, since one that has processes has no limited groups below it."""
+    """The place in cgroup v2: beside our own group, which has processes and so no limited groups below it."""
     path = _own_groups().get("")
     if path is None or not (_ROOT / "cgroup.controllers").exists():
         return ()
@@ -81,7 +81,7 @@ def _unified(memory: int) -> tuple[_Place, ...]:
 
 
 def _by_controller(memory: int) -> tuple[_Place, ...]:
-    """cgroup v1, where each controller has a hierarchy of its own."""
+    """The places in cgroup v1, where each controller has a hierarchy of its own."""
     own = _own_groups()
     settings = {
         "memory": {"memory.limit_in_bytes": str(memory)},
@@ -95,7 +95,7 @@ def _by_controller(memory: int) -> tuple[_Place, ...]:
 
 
 def _own_groups() -> dict[str, str]:
-    """This process's group by controller; that of cgroup v2 under an empty name."""
+    """Our own group by controller; that of cgroup v2 under an empty name."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

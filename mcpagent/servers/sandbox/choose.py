@@ -139,6 +139,7 @@ class MontySandbox:
         self._threads = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="sandbox-monty")
 
     async def run(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:
+        """Run the code with these variables set, in a thread."""
         return await asyncio.wrap_future(self._threads.submit(self.run_blocking, code, names))
 
     def run_blocking(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:

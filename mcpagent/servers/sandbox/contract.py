@@ -72,7 +72,7 @@ class Sandbox(Protocol):
 
 
 class SandboxUnavailable(Exception):
-    """This machine cannot isolate in this way; the text says why."""
+    """The machine cannot isolate in this way; the text says why."""
 
 
 class SandboxBroken(Exception):

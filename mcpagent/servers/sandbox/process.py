@@ -66,12 +66,12 @@ def _any_free(folder: Path, count: int) -> int | None:
 
 @cache
 def _folder(user: int) -> Path:
-    """This user's alone: another could hold every slot. This process's alone where that cannot be had."""
+    """A folder of this user alone: another could hold every slot. Else a folder of this process alone."""
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"mcpagent-sandbox-{user}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077:
+        status = folder.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == user and not status.st_mode & 0o077:
             return folder
     except OSError:
         pass
@@ -103,6 +103,7 @@ class ProcessSandbox:
         self._threads = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix=f"sandbox-{name}")
 
     async def run(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:
+        """Run the code with these variables set, in a process of its own."""
         call = self._call(code, names)
         try:
             return await asyncio.wrap_future(self._threads.submit(call.run))

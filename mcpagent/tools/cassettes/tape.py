@@ -112,14 +112,17 @@ class CallKey:
 
     @cached_property
     def call_id(self) -> str:
+        """A digest of the server, the tool and the arguments."""
         return content_digest(canonical([self.server, self.tool, self.arguments]))
 
     @cached_property
     def state_id(self) -> str:
+        """A digest of what else decides the answer: version, schema, earlier writes."""
         return content_digest(canonical([self.version, self.schema, self.after]))
 
     @property
     def id(self) -> str:
+        """The key as one text."""
         return f"{self.call_id}-{self.state_id}"
 
 
@@ -179,6 +182,7 @@ class RecordedAnswer(Record):
 
     @property
     def digest(self) -> str:
+        """A digest of the whole answer."""
         return content_digest(canonical(self.model_dump(mode="json")))
 
     def within(self, limit_chars: int) -> RecordedAnswer | None:

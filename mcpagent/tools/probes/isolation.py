@@ -155,7 +155,7 @@ class Probe:
                 )
 
     async def _compare_writes(self, written: Mapping[str, _Written]) -> None:
-        """Where reads show nothing: does a write's own answer tell of earlier writes?"""
+        """Where reads show nothing, look whether a write's own answer tells of earlier writes."""
         other = f"{self.text}-2"
         for tool, (arguments, first) in written.items():
             second = await self._ask(self._episodes.writer, tool, arguments)

@@ -152,6 +152,7 @@ class Inbox:
         self._wake()
 
     async def receive(self) -> SessionMessage | Exception:
+        """The next message. Raises EndOfStream after the last one."""
         while not self._items:
             if self._ended:
                 self._on_end()
@@ -163,6 +164,7 @@ class Inbox:
         return self._items.popleft()
 
     async def aclose(self) -> None:
+        """Drop what was not read, and end the stream."""
         self._items.clear()
         self.end()
 

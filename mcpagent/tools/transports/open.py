@@ -51,9 +51,11 @@ class MemoryLauncher:
     def client(
         self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
     ) -> AbstractAsyncContextManager[Client]:
+        """A client of the object; nothing is started."""
         return Client(self.server, mode=LATEST_MODERN_VERSION)
 
     def log_tail(self) -> str:
+        """Empty: it has no stderr."""
         return ""
 
 
@@ -94,6 +96,7 @@ class StdioLauncher:
     async def client(
         self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
     ) -> AsyncGenerator[Client]:
+        """Start the process and connect to it; it is ended on leaving."""
         with self.log_path.open("ab") as log:
             streams = stdio_streams(
                 self.config, log_file=log, on_eof=on_eof, on_end=on_end, on_left=self.on_left
@@ -105,6 +108,7 @@ class StdioLauncher:
                 without_secrets(self.log_path)
 
     def log_tail(self) -> str:
+        """The last 1500 bytes of its stderr, without secrets."""
         if not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as log:
@@ -126,9 +130,11 @@ class HttpLauncher:
     async def client(
         self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
     ) -> AsyncGenerator[Client]:
+        """Connect to the server; its session is ended on leaving."""
         streams = http_streams(self.config, on_eof=on_eof, on_end=on_end, param_headers=self._param_headers)
         async with self._negotiation.client(streams) as client:
             yield client
 
     def log_tail(self) -> str:
+        """Empty: its stderr is elsewhere."""
         return ""

@@ -93,7 +93,7 @@ def test_a_rate_is_calls_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_settings("fmp", base_url=URL).rate == Rate(300, 60)
     for wrong in ("300", "0/60", "1/0", "a/b", "inf/1", "1/nan"):
         monkeypatch.setenv("MCPAGENT_FMP_RATE", wrong)
-        with pytest.raises(UserError, match="is no rate"):
+        with pytest.raises(UserError, match="is not a rate"):
             read_settings("fmp", base_url=URL)
 
 

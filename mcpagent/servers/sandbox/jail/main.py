@@ -102,6 +102,7 @@ _SHORT_S = 0.25  # CPU time after which a call is no longer a short one
 
 
 def main() -> NoReturn:
+    """Confine this process, then run the code that stdin holds."""
     try:
         request = marshal.loads(sys.stdin.buffer.read())
         settings = JailSettings(**request["settings"])

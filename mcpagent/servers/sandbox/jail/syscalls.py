@@ -26,6 +26,7 @@ def syscall(name: str, number: int, *arguments: int | bytes | None) -> int:
 
 
 def prctl(option: int, value: int, pointer: ctypes.c_void_p | None = None) -> None:
+    """Set an attribute of this process, prctl(2). Raises OSError."""
     _checked(f"prctl {option}", _libc.prctl(option, ctypes.c_ulong(value), pointer, None, None))
 
 
@@ -35,6 +36,7 @@ def die_with_parent(signal: int) -> None:
 
 
 def forbid_new_privileges() -> None:
+    """Let no program that is executed from here on gain privileges."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -54,10 +56,12 @@ def filter_syscalls(program: bytes) -> None:
 
 
 def unshare(flags: int) -> None:
+    """Move this process into new namespaces, unshare(2). Raises OSError."""
     _checked("unshare", _libc.unshare(flags))
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """Mount `source` at `target`, mount(2). Raises OSError."""
     arguments = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
     _checked(f"mount {target}", _libc.mount(*arguments))
 
@@ -74,6 +78,7 @@ def clone_tree(path: str, *, attributes: int) -> int:
 
 
 def attach_tree(tree: int, target: str) -> None:
+    """Mount what `clone_tree` returned at `target`."""
     flags = _MOVE_MOUNT_F_EMPTY_PATH
     syscall(f"move_mount {target}", _MOVE_MOUNT, tree, b"", _AT_FDCWD, target.encode(), flags)
 
@@ -87,6 +92,7 @@ def change_root(path: str) -> None:
 
 
 def set_hostname(name: str) -> None:
+    """Set the host name of this UTS namespace. Raises OSError."""
     _checked("sethostname", _libc.sethostname(name.encode(), len(name)))
 
 
