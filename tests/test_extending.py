@@ -1,0 +1,169 @@
+"""The page "how to add a ...": each example is added to a copy of the package as the page says, and used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house import PACKAGE, ROOT
+
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+_FILE = re.compile(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_DIFF = re.compile(r"^```diff\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def _apply(tree: Path, diff: str) -> None:
+    """Make the changes of a diff: lines with + take the place of the line above them, if that has a -."""
+    for name, hunk in re.findall(r"^--- (\S+)\n(.*?)(?=^---|\Z)", diff, re.MULTILINE | re.DOTALL):
+        path = tree / name
+        for change in re.findall(r"(?:^[ -].*\n)(?:^\+.*\n)+", hunk, re.MULTILINE):
+            lines = change.splitlines(keepends=True)
+            before = "".join(line[1:] for line in lines if line[0] != "+")
+            text = path.read_text()
+            assert text.count(before) == 1, f"{name} does not hold once: {before}"
+            path.write_text(text.replace(before, "".join(line[1:] for line in lines if line[0] != "-")))
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with everything added that the page adds."""
+    folder = tmp_path_factory.mktemp("extended")
+    shutil.copytree(PACKAGE, folder / "mcpagent", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("configs", "templates", "data/samples"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name, text in _FILE.findall(PAGE):
+        (folder / name).parent.mkdir(exist_ok=True)
+        assert not (folder / name).exists()
+        (folder / name).write_text(text)
+    for diff in _DIFF.findall(PAGE):
+        _apply(folder, diff)
+    return folder
+
+
+def _run(tree: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _values(tree: Path, code: str) -> list[object]:
+    """What the code prints last; it runs with the copy."""
+    printed = _run(tree, "-c", f"import json, mcpagent\nprint(mcpagent.__file__)\n{code}")
+    *_, place, values = printed.splitlines()
+    assert Path(place).is_relative_to(tree)
+    return json.loads(values)
+
+
+def test_every_family_has_its_section() -> None:
+    sections = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
+    assert sections == [
+        "Advantage estimator",
+        "Loss",
+        "Dialect",
+        "Reward method",
+        "Rollout backend",
+        "Tracker",
+        "Built-in server",
+        "Task template",
+    ]
+    assert len(_FILE.findall(PAGE)) == 8
+
+
+def test_an_estimator_and_a_loss_that_were_added_are_settings_that_compute(tree: Path) -> None:
+    code = """
+import torch
+from mcpagent.core.registry import ADVANTAGES, LOSSES
+from mcpagent.config.loader import load_train_config
+from mcpagent.train.objective.advantages import GradedAttempt
+config = load_train_config([], ["grpo.advantage=median", "grpo.loss=unclipped"]).config
+attempts = [GradedAttempt(sample=None, reward=r, turn_rewards_K=[0.0]) for r in (0.0, 1.0, 5.0, None)]
+relative = ADVANTAGES.load(config.grpo.advantage).relative(attempts, [0.0, 1.0, 5.0, None], None, None)
+log_ratio = torch.tensor([0.0, 1.0])
+surrogate = LOSSES.load(config.grpo.loss).surrogate
+loss, ratio, bounded = surrogate(log_ratio, log_ratio, torch.tensor([2.0, -1.0]), None, None)
+print(json.dumps([relative, [round(x, 4) for x in loss.tolist()], bounded.tolist()]))
+"""
+    # Median 1; losses -1 * 2 and -(e^1) * -1.
+    assert _values(tree, code) == [[[-1.0], [0.0], [4.0], None], [-2.0, 2.7183], [False, False]]
+
+
+def test_a_dialect_that_was_added_is_a_setting_that_reads_what_it_writes(tree: Path) -> None:
+    code = """
+from mcpagent.config.loader import load_train_config
+from mcpagent.core.registry import DIALECTS
+from mcpagent.env.parsing import parse_action
+name = load_train_config([], ["rollout.tool_format=brackets"]).config.rollout.tool_format
+text = DIALECTS.load(name).write([("a", {"x": "]]"}), ("b", {})])
+read = parse_action(f"Look: {text}", tool_format=name)
+broken = parse_action("[[{]]", tool_format=name)
+print(json.dumps([[(c.tool, c.arguments) for c in read.calls], len(read.failures), len(broken.failures)]))
+"""
+    assert _values(tree, code) == [[["a", {"x": "]]"}], ["b", {}]], 0, 1]
+
+
+def test_a_reward_method_that_was_added_grades_the_records_that_name_it(tree: Path) -> None:
+    code = """
+from mcpagent import Task
+from mcpagent.core.trajectory import StopReason
+from mcpagent.reward.record import EpisodeRecord
+from mcpagent.reward.registry import grade
+from mcpagent.reward.rule import total_reward
+truth = {"task_id": "t", "complexity": "simple", "max_turns": 1, "abstain": True,
+         "final_answer": {"type": "string", "value": "no"}}
+task = Task.model_validate({"prompt": [{"role": "user", "content": "?"}],
+                            "reward_spec": {"method": "short", "ground_truth": truth}})
+ended = [
+    EpisodeRecord(turns=(), final_answer=text, stop_reason=StopReason.ANSWERED) for text in ("no", "x" * 300)
+]
+print(json.dumps([total_reward(grade(task, record)) for record in ended]))
+"""
+    assert _values(tree, code) == [1.0, 0.0]
+
+
+def test_a_tracker_that_was_added_is_a_setting_that_writes(tree: Path) -> None:
+    code = """
+from pathlib import Path
+from mcpagent.core.registry import TRACKERS
+from mcpagent.config.loader import load_train_config
+from mcpagent.train.trackers import TrackedRun
+(name,) = load_train_config([], ["tracking.backends=[csv]"]).config.tracking.backends
+tracker = TRACKERS.load(name)(TrackedRun(project="p", name="n", folder=Path("."), config={}, is_online=False))
+tracker.log(3, {"reward_mean": 0.5}, [])
+tracker.close()
+print(json.dumps(Path("metrics.csv").read_text().split()))
+"""
+    assert _values(tree, code) == ["3,reward_mean,0.5"]
+
+
+def test_a_built_in_server_that_was_added_answers_calls(tree: Path) -> None:
+    code = """
+import asyncio
+from mcpagent import ToolCall, ToolPool, builtin_servers
+async def main():
+    async with ToolPool(builtin_servers(["dice"])) as pool:
+        call = ToolCall(id="1", server="dice", tool="roll", arguments={"count": 3, "seed": 1})
+        return await pool.session().call(call)
+print(json.dumps(asyncio.run(main()).structured["faces"]))
+"""
+    # random.Random(1) gives 0.134, 0.847 and 0.764: faces 1, 6 and 5 of six.
+    assert _values(tree, code) == [1, 6, 5]
+
+
+def test_a_task_template_that_was_added_makes_tasks_that_were_proved(tree: Path) -> None:
+    out = ("--train", "4", "--validation", "1", "--heldout", "1", "--out", "data/mine")
+    _run(tree, "-m", "mcpagent", "gen-data", "--templates", "my_templates", *out)
+    records = [json.loads(line) for line in (tree / "data" / "mine" / "train.jsonl").read_text().splitlines()]
+    assert {record["extra_info"]["template"] for record in records} == {"company-name"} and len(records) == 4
