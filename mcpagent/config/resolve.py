@@ -69,7 +69,7 @@ def _mode_of_lora_enabled(enabled: Any) -> str:
 
 
 def _tracking_mode(value: Any) -> Any:
-    """wandb's own words for it too."""
+    """The mode, also in the words of wandb."""
     return {"run": "online", "dryrun": "offline"}.get(_lower(value), _lower(value))
 
 

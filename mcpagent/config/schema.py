@@ -370,7 +370,7 @@ class TrainConfig(Section):
         return planned + curriculum
 
     def for_sft(self) -> TrainConfig:
-        """This configuration as a supervised run: the overrides of `sft` moved to where they act."""
+        """The configuration as a supervised run: the overrides of `sft` moved to where they act."""
         own = self.sft
         length: dict[str, Any] = {}
         if own.epochs is not None:

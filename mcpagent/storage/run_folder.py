@@ -1,4 +1,4 @@
-"""A run on disk:
+"""A run on disk.
 
 config.yaml  manifest.json  status.json  metrics.jsonl  trajectories/  checkpoints/step-000010/  eval/  logs/
 """

@@ -102,7 +102,7 @@ def resident_mib(*, trimmed: bool = False) -> float:
 
 @lru_cache(maxsize=1)
 def _trim() -> Callable[[int], int]:
-    """glibc's `malloc_trim`; elsewhere nothing needs to be done."""
+    """Call `malloc_trim` of glibc; elsewhere nothing needs to be done."""
     name = ctypes.util.find_library("c") if sys.platform == "linux" else None
     library = ctypes.CDLL(name) if name else None
     return getattr(library, "malloc_trim", lambda _: 0)

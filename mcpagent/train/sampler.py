@@ -62,8 +62,10 @@ def hf_sampler(
 
 
 def vllm_sampler(engine: VllmPolicy | VllmServers, model: Any, *, folder: Path) -> RolloutEngine:
-    """vLLM in this process or behind HTTP. Adapters are written to `folder`, which servers must be able to
-    read too; so are whole checkpoints for servers. The first push makes version 0."""
+    """Sampling with vLLM in this process or behind HTTP.
+
+    Adapters are written to `folder`, which servers must be able to read too; so are whole checkpoints for
+    servers. The first push makes version 0."""
     kept: deque[Path] = deque()
     has_adapters = hasattr(model, "peft_config")
 

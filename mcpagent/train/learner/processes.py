@@ -65,7 +65,7 @@ class Processes:
             torch.manual_seed(derive_seed(*parts, "process", self.index))
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """This one's consecutive part; `gather` of the parts is the whole again, in order."""
+        """The consecutive part of this process; `gather` of the parts is the whole again, in order."""
         start, end = (len(items) * i // self.count for i in (self.index, self.index + 1))
         return items[start:end]
 
