@@ -197,8 +197,8 @@ class EmbeddedPolygon:
     async def aggs(self, ticker: str, *, start: str, end: str, frequency: Frequency) -> Aggs:
         """Opening and closing prices from `start` to `end`, one bar for each day, week or month."""
         company = lookup.company(self._data, ticker)
-        found = lookup.bars_between(company, start=start, end=end)
-        daily = [Bar(date=bar.date, open=bar.open, close=bar.close) for bar in found]
+        bars = lookup.bars_between(company, start=start, end=end)
+        daily = [Bar(date=bar.date, open=bar.open, close=bar.close) for bar in bars]
         return Aggs(ticker=company.ticker, bars=by_period(daily, frequency))
 
     async def news(self, ticker: str, *, limit: int) -> Articles:
@@ -226,7 +226,7 @@ class EmbeddedPolygon:
 
     async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
         """One page of the companies whose symbol or name matches."""
-        found, next_cursor = lookup.page(lookup.matching(self._data, query), limit=limit, cursor=cursor)
+        companies, next_cursor = lookup.page(lookup.matching(self._data, query), limit=limit, cursor=cursor)
         return TickerMatches(
-            results=[TickerMatch(ticker=c.ticker, name=c.name) for c in found], next_cursor=next_cursor
+            results=[TickerMatch(ticker=c.ticker, name=c.name) for c in companies], next_cursor=next_cursor
         )

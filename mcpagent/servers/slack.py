@@ -235,8 +235,8 @@ class EmbeddedSlack:
 
     async def channels(self, *, limit: int, cursor: str) -> Channels:
         """One page of the channels."""
-        found, next_cursor = lookup.page(self._data.channels, limit=limit, cursor=cursor)
-        return Channels(channels=[Channel(id=c.id, name=c.name) for c in found], next_cursor=next_cursor)
+        channels, next_cursor = lookup.page(self._data.channels, limit=limit, cursor=cursor)
+        return Channels(channels=[Channel(id=c.id, name=c.name) for c in channels], next_cursor=next_cursor)
 
     async def send(self, channel: str, message: str) -> Sent:
         """Post a message to a channel."""
@@ -257,8 +257,8 @@ class EmbeddedSlack:
 
     async def users(self, *, limit: int, cursor: str) -> Users:
         """One page of the users."""
-        found, next_cursor = lookup.page(self._data.users, limit=limit, cursor=cursor)
-        return Users(users=[User(id=u.id, name=u.name) for u in found], next_cursor=next_cursor)
+        users, next_cursor = lookup.page(self._data.users, limit=limit, cursor=cursor)
+        return Users(users=[User(id=u.id, name=u.name) for u in users], next_cursor=next_cursor)
 
     async def thread(self, channel_id: str, ts: str) -> Thread:
         """A message and its replies."""

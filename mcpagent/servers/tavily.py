@@ -123,8 +123,8 @@ class PageIndex:
             return []
         quoted = [f'"{word}"' for word in words]
         with self._lock:
-            found = self._ranked(" AND ".join(quoted), limit) or self._ranked(" OR ".join(quoted), limit)
-            return [(self._pages[i], self._best_sentence(i, " OR ".join(quoted))) for i in found]
+            matches = self._ranked(" AND ".join(quoted), limit) or self._ranked(" OR ".join(quoted), limit)
+            return [(self._pages[i], self._best_sentence(i, " OR ".join(quoted))) for i in matches]
 
     def _ranked(self, match: str, limit: int) -> list[int]:
         rows = self._db.execute(
@@ -152,9 +152,9 @@ class EmbeddedTavily:
 
     async def search(self, query: str, *, max_results: int) -> SearchResults:
         """Pages that match, each with a passage of its text."""
-        found = _index().search(query, limit=at_least_one("max_results", max_results))
+        matches = _index().search(query, limit=at_least_one("max_results", max_results))
         return SearchResults(
-            results=[SearchResult(title=p.title, url=p.url, content=sentence) for p, sentence in found]
+            results=[SearchResult(title=p.title, url=p.url, content=sentence) for p, sentence in matches]
         )
 
     async def extract(self, url: str) -> PageText:
@@ -166,7 +166,7 @@ class EmbeddedTavily:
 
     async def qna(self, query: str) -> ShortAnswer:
         """One short answer to a question."""
-        found = _index().search(query, limit=1)
-        if not found:
+        matches = _index().search(query, limit=1)
+        if not matches:
             raise ToolError("No page answers this query.")
-        return ShortAnswer(answer=found[0][1])
+        return ShortAnswer(answer=matches[0][1])

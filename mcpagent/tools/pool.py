@@ -122,13 +122,13 @@ class ToolPool:
         """How the server keeps episodes apart: as overridden, else as its configuration says, else as is due
         to its kind. Known before entry."""
         config = next(config for config in self._configs if config.name == name)
-        chosen = self._isolation.get(name) or config.isolation
-        if chosen is None and isinstance(config, MemoryServer):
+        setting = self._isolation.get(name) or config.isolation
+        if setting is None and isinstance(config, MemoryServer):
             # Built-in servers are read only by those who run them in process.
             from mcpagent.servers.registry import is_stateful
 
             return "episode" if is_stateful(name) else "shared"
-        return chosen or "shared"
+        return setting or "shared"
 
     def metrics(self) -> PoolMetrics:
         """What the calls came to so far: latencies, failures, restarts. Cheap, and safe at any time."""
@@ -190,13 +190,17 @@ class ToolPool:
         self._catalog = Catalog.of(declared(specs, read_only=self._read_only), allow=self._allow)
 
     def _prepare(self, config: ServerConfig) -> StartedServer:
+        limits = self._per_server.get(config.name, ServerLimits())
+        limits = replace(
+            limits,
+            timeout_s=limits.timeout_s or config.timeout_s or self._timeout_s,
+            max_in_flight=limits.max_in_flight or self._max_in_flight,
+        )
         return StartedServer(
             config.name,
             self._launcher(config),
             isolation=self.isolation(config.name),
-            limits=self._per_server.get(config.name, ServerLimits()),
-            timeout_s=config.timeout_s or self._timeout_s,
-            max_in_flight=self._max_in_flight,
+            limits=limits,
             repeats=self._retry,
             list_limits=self._list_limits,
             on_change=self.on_change,

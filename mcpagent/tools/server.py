@@ -39,8 +39,8 @@ _LONG_DESCRIPTION = 4000  # characters; longer ones are worth a look before a mo
 class StartedServer:
     """A server of the pool. `shared` is its one connection; None where every session has its own.
 
-    `timeout_s` and `max_in_flight` are those of the pool, used where `limits` has none; `on_note` is told
-    what of its tool list was left out, cleaned, cut or changed. With `on_change` "refuse", a process that
+    `limits` have the pool's values where the server has none of its own; `on_note` is told what of its tool
+    list was left out, cleaned, cut or changed. With `on_change` "refuse", a process that
     comes back with other tools is not used.
     """
 
@@ -51,8 +51,6 @@ class StartedServer:
         *,
         isolation: Isolation,
         limits: ServerLimits,
-        timeout_s: float,
-        max_in_flight: int,
         repeats: int,
         list_limits: ToolListLimits,
         on_change: OnChange,
@@ -61,7 +59,8 @@ class StartedServer:
         self.name = name
         self.isolation: Isolation = isolation
         self.limits = limits
-        self.timeout_s = limits.timeout_s or timeout_s
+        assert limits.timeout_s is not None and limits.max_in_flight is not None
+        self.timeout_s = limits.timeout_s
         self.repeats = repeats  # of a call that is safe to repeat, or that the server never got
         self.shared: Connection | None = None
         self.inputs: dict[str, SchemaCheck] = {}
@@ -69,7 +68,7 @@ class StartedServer:
         self.counts = CallCounts()
         self.version = ""  # what the server says of itself, when it is started
         self._launcher = launcher
-        self._gate = Gate(limits.max_in_flight or max_in_flight, calls_per_minute=limits.calls_per_minute)
+        self._gate = Gate(limits.max_in_flight, calls_per_minute=limits.calls_per_minute)
         self._breaker = CircuitBreaker()
         self._list_limits = list_limits
         self._on_change: OnChange = on_change

@@ -86,26 +86,28 @@ class LiveFmp:
 
     async def quote(self, symbol: str) -> Quote:
         """The last price, and the change of the day in percent."""
-        found = await self._one("/quote", _Quote, symbol)
-        return Quote(symbol=found.symbol, price=found.price, change_percent=_percent(found.changePercentage))
+        answer = await self._one("/quote", _Quote, symbol)
+        return Quote(
+            symbol=answer.symbol, price=answer.price, change_percent=_percent(answer.changePercentage)
+        )
 
     async def company_profile(self, symbol: str) -> CompanyProfile:
         """Name and sector of a company."""
-        found = await self._one("/profile", _Profile, symbol)
-        if not found.sector:
-            raise ToolError(f"No sector is known of {found.symbol}.")
-        return CompanyProfile(symbol=found.symbol, name=found.companyName, sector=found.sector)
+        answer = await self._one("/profile", _Profile, symbol)
+        if not answer.sector:
+            raise ToolError(f"No sector is known of {answer.symbol}.")
+        return CompanyProfile(symbol=answer.symbol, name=answer.companyName, sector=answer.sector)
 
     async def income_statement(self, symbol: str, *, period: Period, limit: int) -> IncomeStatement:
         """Revenue and net income, the newest statement first."""
-        name, wanted = _symbol(symbol), at_least_one("limit", limit)
-        found = await self._api.get(
-            "/income-statement", list[_Statement], symbol=name, period=period, limit=wanted
+        name, count = _symbol(symbol), at_least_one("limit", limit)
+        answer = await self._api.get(
+            "/income-statement", list[_Statement], symbol=name, period=period, limit=count
         )
-        if not found:
+        if not answer:
             raise unknown_symbol(symbol)
-        newest_first = sorted(found, key=lambda s: (s.fiscalYear, s.period), reverse=True)
-        return IncomeStatement(symbol=name, statements=[_statement(s) for s in newest_first[:wanted]])
+        newest_first = sorted(answer, key=lambda s: (s.fiscalYear, s.period), reverse=True)
+        return IncomeStatement(symbol=name, statements=[_statement(s) for s in newest_first[:count]])
 
     async def gainers(self, *, limit: int) -> Movers:
         """The stocks that rose most today, in that order."""
@@ -117,10 +119,10 @@ class LiveFmp:
 
     async def search_ticker(self, query: str, *, limit: int) -> SymbolMatches:
         """The service searches symbols and names apart; names fill what symbols leave of `limit`."""
-        found = await self._search("/search-symbol", query, limit)
-        if len(found) < limit:
-            found = found | await self._search("/search-name", query, limit)
-        return _matches(found, limit)
+        answer = await self._search("/search-symbol", query, limit)
+        if len(answer) < limit:
+            answer = answer | await self._search("/search-name", query, limit)
+        return _matches(answer, limit)
 
     async def search_name(self, query: str, *, limit: int) -> SymbolMatches:
         """Companies whose name matches."""
@@ -128,46 +130,46 @@ class LiveFmp:
 
     async def stock_news(self, symbol: str, *, limit: int) -> Articles:
         """Articles about a company, the newest first."""
-        wanted = at_least_one("limit", limit)
-        found = await self._api.get("/news/stock", list[_Article], symbols=_symbol(symbol), limit=wanted)
-        newest_first = sorted(found, key=lambda a: a.publishedDate, reverse=True)
+        count = at_least_one("limit", limit)
+        answer = await self._api.get("/news/stock", list[_Article], symbols=_symbol(symbol), limit=count)
+        newest_first = sorted(answer, key=lambda a: a.publishedDate, reverse=True)
         return Articles(
             articles=[
                 Article(title=a.title, url=a.url, published=a.publishedDate[:10])
-                for a in newest_first[:wanted]
+                for a in newest_first[:count]
             ]
         )
 
     async def change_percent(self, symbol: str) -> ChangePercent:
         """The change of the day in percent."""
-        found = await self._one("/stock-price-change", _Change, symbol)
-        return ChangePercent(symbol=found.symbol, change_percent=_percent(found.day))
+        answer = await self._one("/stock-price-change", _Change, symbol)
+        return ChangePercent(symbol=answer.symbol, change_percent=_percent(answer.day))
 
     async def previous_close(self, symbol: str) -> PreviousClose:
         """The closing price of the last trading day."""
-        found = await self._one("/quote", _Quote, symbol)
-        return PreviousClose(symbol=found.symbol, previous_close=found.previousClose)
+        answer = await self._one("/quote", _Quote, symbol)
+        return PreviousClose(symbol=answer.symbol, previous_close=answer.previousClose)
 
     async def historical_prices(self, symbol: str, *, start: str, end: str) -> HistoricalPrices:
         """Closing prices from `start` to `end`, the oldest first."""
         name, (first_day, last_day) = _symbol(symbol), days(start, end)
-        found = await self._api.get(
+        answer = await self._api.get(
             "/historical-price-eod/light", list[_Day], symbol=name, **{"from": first_day, "to": last_day}
         )
-        oldest_first = sorted(found, key=lambda day: day.date)
+        oldest_first = sorted(answer, key=lambda day: day.date)
         return HistoricalPrices(
             symbol=name, prices=[DayClose(date=day.date, close=day.price) for day in oldest_first]
         )
 
     async def _one(self, path: str, shape: type[T], symbol: str) -> T:
-        found = await self._api.get(path, list[shape], symbol=_symbol(symbol))
-        if not found:
+        answer = await self._api.get(path, list[shape], symbol=_symbol(symbol))
+        if not answer:
             raise unknown_symbol(symbol)
-        return found[0]
+        return answer[0]
 
     async def _movers(self, path: str, *, limit: int, sign: int) -> Movers:
-        found = await self._api.get(path, list[_Mover])
-        ranked = sorted(found, key=lambda mover: sign * mover.changesPercentage)
+        answer = await self._api.get(path, list[_Mover])
+        ranked = sorted(answer, key=lambda mover: sign * mover.changesPercentage)
         return Movers(
             tickers=[
                 ChangePercent(symbol=m.symbol, change_percent=_percent(m.changesPercentage))
@@ -176,9 +178,9 @@ class LiveFmp:
         )
 
     async def _search(self, path: str, query: str, limit: int) -> dict[str, str]:
-        wanted = at_least_one("limit", limit)
-        found = await self._api.get(path, list[_Match], query=query.strip(), limit=wanted)
-        return {match.symbol: match.name for match in found if match.name}
+        count = at_least_one("limit", limit)
+        answer = await self._api.get(path, list[_Match], query=query.strip(), limit=count)
+        return {match.symbol: match.name for match in answer if match.name}
 
 
 @asynccontextmanager
@@ -200,15 +202,15 @@ def _percent(value: float) -> float:
     return round(value, 2)
 
 
-def _statement(found: _Statement) -> Statement:
-    is_quarter = found.period.startswith("Q")
+def _statement(filed: _Statement) -> Statement:
+    is_quarter = filed.period.startswith("Q")
     return Statement(
-        fiscal_year=f"{found.fiscalYear}-{found.period}" if is_quarter else found.fiscalYear,
-        revenue=found.revenue,
-        net_income=found.netIncome,
+        fiscal_year=f"{filed.fiscalYear}-{filed.period}" if is_quarter else filed.fiscalYear,
+        revenue=filed.revenue,
+        net_income=filed.netIncome,
     )
 
 
-def _matches(found: dict[str, str], limit: int) -> SymbolMatches:
-    pairs = list(found.items())[:limit]
+def _matches(answer: dict[str, str], limit: int) -> SymbolMatches:
+    pairs = list(answer.items())[:limit]
     return SymbolMatches(results=[SymbolMatch(symbol=symbol, name=name) for symbol, name in pairs])

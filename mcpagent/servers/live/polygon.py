@@ -116,25 +116,25 @@ class LivePolygon:
 
     async def news(self, ticker: str, *, limit: int) -> Articles:
         """Articles about a company, the newest first."""
-        symbol, wanted = _symbol(ticker), at_least_one("limit", limit)
+        symbol, count = _symbol(ticker), at_least_one("limit", limit)
         articles: list[Article] = []
         async for page in self._pages(
-            "/v2/reference/news", _News, ticker=symbol, order="desc", limit=min(wanted, _MAX_ARTICLES)
+            "/v2/reference/news", _News, ticker=symbol, order="desc", limit=min(count, _MAX_ARTICLES)
         ):
             articles += [
                 Article(title=a.title, url=a.article_url, published=a.published_utc[:10])
                 for a in page.results
             ]
-            if len(articles) >= wanted:
+            if len(articles) >= count:
                 break
-        return Articles(articles=articles[:wanted])
+        return Articles(articles=articles[:count])
 
     async def ticker_details(self, ticker: str) -> TickerDetails:
         """Name and market capitalisation of a company."""
-        found = (await self._about(ticker, "/v3/reference/tickers/{}", _Details)).results
-        if found.market_cap is None:
-            raise ToolError(f"No market cap is known of {found.ticker}.")
-        return TickerDetails(ticker=found.ticker, name=found.name, market_cap=round(found.market_cap))
+        answer = (await self._about(ticker, "/v3/reference/tickers/{}", _Details)).results
+        if answer.market_cap is None:
+            raise ToolError(f"No market cap is known of {answer.ticker}.")
+        return TickerDetails(ticker=answer.ticker, name=answer.name, market_cap=round(answer.market_cap))
 
     async def market_status(self) -> MarketStatus:
         """Whether the market is open, and the time there."""
@@ -143,10 +143,10 @@ class LivePolygon:
 
     async def previous_close(self, ticker: str) -> PreviousClose:
         """Closing price and volume of the last trading day."""
-        found = await self._about(ticker, "/v2/aggs/ticker/{}/prev", _Bars)
-        if not found.results:
+        answer = await self._about(ticker, "/v2/aggs/ticker/{}/prev", _Bars)
+        if not answer.results:
             raise unknown_symbol(ticker)
-        bar = found.results[0]
+        bar = answer.results[0]
         return PreviousClose(ticker=_symbol(ticker), close=bar.c, volume=round(bar.v))
 
     async def last_trade(self, ticker: str) -> LastTrade:
@@ -156,13 +156,13 @@ class LivePolygon:
 
     async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
         """One page of the companies whose symbol or name matches."""
-        wanted = min(at_least_one("limit", limit), _MAX_TICKERS)
+        count = min(at_least_one("limit", limit), _MAX_TICKERS)
         # A cursor carries its query with it; the service refuses both together.
         asked = (
             {"cursor": cursor} if cursor else {"search": query.strip(), "market": "stocks", "active": "true"}
         )
         try:
-            page = await self._api.get("/v3/reference/tickers", _Tickers, limit=wanted, **asked)
+            page = await self._api.get("/v3/reference/tickers", _Tickers, limit=count, **asked)
         except RefusedRequest:
             raise ToolError(f"Unknown cursor {echo(cursor)}." if cursor else "No such search.") from None
         return TickerMatches(

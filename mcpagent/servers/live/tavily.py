@@ -47,13 +47,13 @@ class LiveTavily:
 
     async def search(self, query: str, *, max_results: int) -> SearchResults:
         """Pages that match, each with a passage of its text."""
-        wanted = at_least_one("max_results", max_results)
+        count = at_least_one("max_results", max_results)
         if not query.strip():  # the service refuses it; the embedded one finds nothing
             return SearchResults(results=[])
-        found = await self._api.post("/search", _Found, query=query, max_results=min(wanted, _MAX_RESULTS))
+        answer = await self._api.post("/search", _Found, query=query, max_results=min(count, _MAX_RESULTS))
         return SearchResults(
             results=[
-                SearchResult(title=r.title, url=r.url, content=r.content) for r in found.results[:wanted]
+                SearchResult(title=r.title, url=r.url, content=r.content) for r in answer.results[:count]
             ]
         )
 
@@ -62,19 +62,19 @@ class LiveTavily:
         address = url.strip()
         if not address:
             raise ToolError("url is empty.")
-        found = await self._api.post("/extract", _Pages, urls=[address], format="text")
-        if not found.results:
+        answer = await self._api.post("/extract", _Pages, urls=[address], format="text")
+        if not answer.results:
             raise ToolError(f"No page at {echo(url)}.")
-        return PageText(url=found.results[0].url, text=found.results[0].raw_content)
+        return PageText(url=answer.results[0].url, text=answer.results[0].raw_content)
 
     async def qna(self, query: str) -> ShortAnswer:
         """One short answer to a question."""
         if not query.strip():
             raise ToolError(_NO_ANSWER)
-        found = await self._api.post("/search", _Found, query=query, include_answer=True)
-        if not found.answer:
+        answer = await self._api.post("/search", _Found, query=query, include_answer=True)
+        if not answer.answer:
             raise ToolError(_NO_ANSWER)
-        return ShortAnswer(answer=found.answer)
+        return ShortAnswer(answer=answer.answer)
 
 
 @asynccontextmanager
