@@ -53,9 +53,9 @@ def wire_fault(value: object, *, depth: int = 0) -> str | None:
     if depth >= MAX_DEPTH:
         return f"nesting deeper than {MAX_DEPTH}"
     if isinstance(value, dict):
-        return _object_fault(value, depth)
+        return _object_fault(value, depth + 1)
     if isinstance(value, (list, tuple)):
-        return next((fault for item in value if (fault := wire_fault(item, depth=depth + 1))), None)
+        return _array_fault(value, depth + 1)
     return f"a value of type {type(value).__name__}"
 
 
@@ -63,7 +63,14 @@ def _object_fault(value: dict[Any, Any], depth: int) -> str | None:
     for key, item in value.items():
         if not isinstance(key, str):
             return f"a key of type {type(key).__name__}"
-        if fault := wire_fault(key) or wire_fault(item, depth=depth + 1):
+        if fault := wire_fault(key) or wire_fault(item, depth=depth):
+            return fault
+    return None
+
+
+def _array_fault(value: Sequence[Any], depth: int) -> str | None:
+    for item in value:
+        if fault := wire_fault(item, depth=depth):
             return fault
     return None
 
