@@ -135,6 +135,28 @@ def test_no_file_is_too_long() -> None:
     assert {str(path): n for path, n in lengths.items() if n > MAX_LINES} == {}
 
 
+# Short files that only one other file imports, each with the reason why it is not a part of that file.
+SHORT_AND_ALONE = {
+    "policy.vllm.worker": "vLLM's worker process imports it by name, without the engine",
+    "run.inputs": "the command checks the inputs of a run before it imports torch",
+}
+
+
+def test_a_short_file_that_one_other_file_imports_has_a_reason() -> None:
+    importers: dict[str, set[str]] = {}
+    for module, path in modules().items():
+        for target in own_imports(path) - {module}:
+            importers.setdefault(target, set()).add(module)
+    short = {
+        module.removeprefix("mcpagent.")
+        for module, path in modules().items()
+        if not path.name.startswith("__")
+        and len(path.read_text(encoding="utf-8").splitlines()) < 80
+        and len(importers.get(module, ())) == 1
+    }
+    assert short <= SHORT_AND_ALONE.keys()
+
+
 # Programs of their own, whose stdout is the wire to the process that started them.
 SPEAK_A_PROTOCOL = {"tools/probes/stdio_proxy.py", "servers/sandbox/jail/main.py"}
 
