@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from mcpagent.core.matching import expect_holds, others_unchanged
 from mcpagent.core.placeholders import PlaceholderError, format_value, resolve_references, result_value
@@ -25,8 +25,12 @@ MAX_WORDS = (
 FEW_WORDS = 60  # an answer may always have so many
 WORDS_PER_REFERENCE_WORD = 8
 _FLOAT_NOISE = 1e-9
-_SCALES = {"thousand": 3, "k": 3, "million": 6, "m": 6, "mn": 6, "mio": 6, "billion": 9, "b": 9, "bn": 9}
-_SCALES |= {"trillion": 12, "t": 12, "tn": 12}
+_SCALES = {
+    **dict.fromkeys(("thousand", "k"), 3),
+    **dict.fromkeys(("million", "m", "mn", "mio"), 6),
+    **dict.fromkeys(("billion", "b", "bn"), 9),
+    **dict.fromkeys(("trillion", "t", "tn"), 12),
+}
 _SCALE = re.compile(rf"\s?({'|'.join(sorted(_SCALES, key=len, reverse=True))})\b", re.IGNORECASE)
 _FALLING = re.compile(
     r"\b(?:fell|fall(?:s|en|ing)?|down|drop\w*|declin\w+|los[et]|loss(?:es)?|decreas\w+|lower|minus"
@@ -34,6 +38,11 @@ _FALLING = re.compile(
     re.IGNORECASE,
 )
 _NOTHING = Evidence()
+
+
+def as_facts(value: Any) -> list[Any]:
+    """The facts of a check's value: those of a list, or the one that it is."""
+    return [*cast("list[Any] | tuple[Any, ...]", value)] if isinstance(value, list | tuple) else [value]
 
 
 def answer_holds(
@@ -49,7 +58,7 @@ def answer_holds(
             return abstention_holds(check, answer, resolve_references(check.without, results), evidence)
     except PlaceholderError:
         return False
-    facts: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+    facts = as_facts(value)
     match check.type:
         case "string":
             return plain(str(value)) == plain(answer)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from mcpagent.core.placeholders import result_value
 from mcpagent.core.tools import ToolResult
@@ -189,10 +189,10 @@ def has_words(words: str, text: str) -> bool:
 def _values(value: Any, place: str) -> Iterator[tuple[str, str]]:
     """(field, text) of the strings of a result, and of each line of a text; all of a list are one field."""
     if isinstance(value, Mapping):
-        for key, item in value.items():
+        for key, item in cast("Mapping[str, Any]", value).items():
             yield from _values(item, f"{place}.{key}")
     elif isinstance(value, list | tuple):
-        for item in value:
+        for item in cast("Sequence[Any]", value):
             yield from _values(item, f"{place}[]")
     elif isinstance(value, str):
         lines = [line.strip() for line in value.splitlines() if line.strip()]

@@ -10,7 +10,7 @@ from mcpagent.core.placeholders import PlaceholderError, format_value, reference
 from mcpagent.core.tasks import AnswerCheck, GroundTruth, Task
 from mcpagent.core.values import as_number
 from mcpagent.reward.abstention import ABSTENTIONS
-from mcpagent.reward.answer import answer_holds
+from mcpagent.reward.answer import answer_holds, as_facts
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.phrasing import Evidence
 
@@ -113,7 +113,7 @@ def _own_answer_problems(task: Task) -> Iterator[str]:
         return
     if reference is None and check.type in ("regex", "abstention"):
         return
-    facts = check.value if isinstance(check.value, list | tuple) else [check.value]
+    facts = as_facts(check.value)
     said = reference if reference is not None else " ".join(map(format_value, facts))
     user = [message.content for message in task.prompt if message.role == "user"]
     evidence = Evidence(

@@ -316,19 +316,22 @@ def _gae_by_step(
 
 
 GROUP = Estimator(relative=_group)
-RLOO = Estimator(relative=lambda attempts, rewards, *_: _on_every_turn(attempts, rloo_advantages(rewards)))
+RLOO = Estimator(
+    relative=lambda attempts, rewards, _settings, _std: _on_every_turn(attempts, rloo_advantages(rewards))
+)
 REINFORCE = Estimator(
-    by_step=lambda steps, *_: ([rewards_to_go(rewards) for rewards in steps], []), is_whitened=True
+    by_step=lambda steps, _values, _settings: ([rewards_to_go(rewards) for rewards in steps], []),
+    is_whitened=True,
 )
 REINFORCE_BASELINE = Estimator(
-    relative=lambda attempts, rewards, *_: _on_every_turn(
+    relative=lambda attempts, rewards, _settings, _std: _on_every_turn(
         attempts, group_advantages(rewards, normalize=False)
     ),
     is_whitened=True,
 )
 GAE = Estimator(by_step=_gae_by_step, is_whitened=True)
 TURN = Estimator(relative=_turn)
-GIVEN = Estimator(relative=lambda attempts, rewards, *_: _on_every_turn(attempts, rewards))
+GIVEN = Estimator(relative=lambda attempts, rewards, _settings, _std: _on_every_turn(attempts, rewards))
 
 
 def _step_rewards(outcome: float, penalties_K: Sequence[float]) -> list[float]:

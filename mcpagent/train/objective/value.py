@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import pvariance
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
 from mcpagent.models.load import causal_lm
@@ -49,7 +49,7 @@ class ValueHead(nn.Module):
         return self.outer(nn.functional.gelu(self.inner(standard)))[:, 0]
 
     @contextmanager
-    def measuring(self, add_up: Callable[[Sequence[float]], Sequence[float]]) -> Iterator[None]:
+    def measuring(self, add_up: Callable[[Sequence[float]], Sequence[float]]) -> Generator[None, None, None]:
         """The first states that are seen, in here, are those by whose mean and spread all are standardised:
         later ones would move the values that were learned. `add_up` adds the sums of all processes."""
         if self.scale.any():
@@ -62,7 +62,8 @@ class ValueHead(nn.Module):
         finally:
             hook.remove()
         states_K = torch.cat([states.cpu().double() for states in seen])
-        sums = torch.stack([states_K.sum(0), states_K.square().sum(0)]).flatten().tolist()
+        both = torch.stack([states_K.sum(0), states_K.square().sum(0)]).flatten()
+        sums = [float(value) for value in both]
         count, *added = add_up([float(len(states_K)), *sums])
         first, second = torch.tensor(added, dtype=torch.float64).view(2, -1) / max(count, 1.0)
         variance = (second - first.square()).clamp(min=0.0)
