@@ -26,7 +26,6 @@ from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.datasets.split import split_dataset
 from mcpagent.synth.datasets.validate import validate_dataset
 from mcpagent.synth.templates.pools import SplitShares
-from mcpagent.train.run_state import TaskOrder
 
 _SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 _NAMED = re.compile(r"\b(?:[A-Z]{4}|C[0-9]{3})\b")  # tickers and channels
@@ -133,6 +132,8 @@ def reopen(folder: Path, records: int) -> int:
 
 def epoch(folder: Path, records: int) -> int:
     """Every task once in the order of training, from a file that was opened before."""
+    from mcpagent.train.run_state import TaskOrder  # and with it torch, which the other steps do without
+
     with TaskFile(_tasks(folder)) as tasks:
         order = TaskOrder(len(tasks), batch_size=_BATCH, seed=0)
         return sum(len([tasks[i] for i in order.batch(step)]) for step in range(1, len(tasks) // _BATCH + 1))

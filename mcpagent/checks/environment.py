@@ -1,4 +1,4 @@
-"""Does the environment tell right from wrong on a dataset, and do its servers keep episodes apart?"""
+"""Whether the environment tells right from wrong on a dataset, and its servers keep episodes apart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
 from mcpagent.reward.validate import task_problems
 from mcpagent.rollout.collector import attempts, collect
 from mcpagent.rollout.setup import Tools, agent_settings, configured_servers, open_tools, tool_pool
-from mcpagent.run.stage import catalog_note, open_tasks
+from mcpagent.run.episodes import catalog_note, open_tasks
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.packages import pip_install
 from mcpagent.synth.templates.rules import generate_dataset
@@ -175,6 +175,7 @@ class ServerIsolation:
     forecast: str = ""
 
     def as_json(self) -> JsonObject:
+        """The verdict on one server, as `env check --json` has it."""
         return {
             "check": self.check.model_dump(mode="json"),
             "configured": self.configured,
@@ -323,10 +324,12 @@ class EnvCheckOutcome:
 
     @property
     def passed(self) -> bool:
+        """Whether no check failed."""
         checks = (*self.checks, *(server.check for server in self.isolation))
         return all(check.status is not CheckStatus.FAIL for check in checks)
 
     def as_json(self) -> JsonObject:
+        """The document of `env check --json`."""
         return {
             "passed": self.passed,
             "checks": [check.model_dump(mode="json") for check in self.checks],

@@ -32,6 +32,7 @@ class OpenTool:
     session: ToolSession
 
     async def call(self, arguments: JsonObject, *, call_id: str) -> ToolResult:
+        """Call the tool in the session; the result as the environment would see it."""
         call = ToolCall(id=call_id, server=self.spec.server, tool=self.spec.name, arguments=arguments)
         return await self.session.call(call)
 
@@ -144,6 +145,7 @@ class ChaosOutcome:
         return all(result.status is not CheckStatus.FAIL for result in self.results)
 
     def as_json(self) -> JsonObject:
+        """The document of `env check --chaos --json`."""
         return {
             "passed": self.passed,
             "chaos": [result.model_dump(mode="json") for result in self.results],
@@ -219,10 +221,12 @@ class BenchOutcome:
 
     @property
     def calls_per_s(self) -> float | None:
+        """Calls with an outcome a second of wall time; None before the first."""
         return self.calls / self.wall_s if self.calls else None
 
     @property
     def cpu_s_per_call(self) -> float | None:
+        """CPU seconds for one call with an outcome; None before the first."""
         return self.cpu_s / self.calls if self.calls else None
 
     def latency_s(self, quantile: float) -> float | None:
@@ -232,6 +236,7 @@ class BenchOutcome:
         return sorted(self.latencies_s)[max(0, math.ceil(quantile * len(self.latencies_s)) - 1)]
 
     def add(self, result: ToolResult) -> None:
+        """Count one result: its latency in seconds, or why it failed."""
         if result.failure is None:
             self.latencies_s.append(result.latency_s)
             return
@@ -239,6 +244,7 @@ class BenchOutcome:
         self.first_failure = self.first_failure or result.content
 
     def as_json(self) -> dict[str, Any]:
+        """One row of `tools bench --json`."""
         return {
             "tool": self.tool,
             "planned": self.planned,

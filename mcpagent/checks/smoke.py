@@ -27,7 +27,7 @@ from mcpagent.models.tokens import Renderer
 from mcpagent.policy.backend import choose_backend, require_vllm
 from mcpagent.policy.canary import Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
-from mcpagent.run.stage import pinned_model
+from mcpagent.run.episodes import pinned_model
 from mcpagent.train.build import build_learner, load, open_sampler
 from mcpagent.train.sampler import score_completions
 
@@ -60,6 +60,7 @@ class SmokeResult:
     swapped: Proof
 
     def as_json(self) -> JsonObject:
+        """The document of `smoke --json`."""
         proofs = {"first": self.first, "swapped": self.swapped}
         return {**vars(self), **{name: vars(proof) for name, proof in proofs.items()}}
 

@@ -58,7 +58,7 @@ def doctor(
         from mcpagent.checks.doctor import doctor as check_all
         from mcpagent.console import Console
         from mcpagent.core.records import CheckStatus
-        from mcpagent.run.stage import load_for_dataset
+        from mcpagent.run.episodes import load_for_dataset
         from mcpagent.storage.datasets import dataset_file
     except ModuleNotFoundError as error:
         # The one thing that the checks cannot report: without its base packages mcpagent has no checks.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 class Category(StrEnum):
+    """The four kinds of BFCL's multi-turn tasks."""
+
     BASE = "base"
     MISS_FUNC = "miss_func"
     MISS_PARAM = "miss_param"

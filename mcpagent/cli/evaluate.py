@@ -121,7 +121,7 @@ def compare(
     b: Annotated[Path, typer.Argument(help="What it is compared with.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Compare two evaluations task by task: is B better than A, or is it chance?
+    """Compare two evaluations task by task: whether B is better than A, or it is chance.
 
     Example: mcpagent eval compare before.json after.json
     """

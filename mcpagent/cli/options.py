@@ -19,7 +19,7 @@ from mcpagent.console import Console
 from mcpagent.core.registry import TOOL_FORMATS
 from mcpagent.rollout.setup import configured_servers as configured_servers
 from mcpagent.rollout.setup import note_named
-from mcpagent.run.stage import load_for_dataset
+from mcpagent.run.episodes import load_for_dataset
 from mcpagent.servers.names import BUILTIN_NAMES
 from mcpagent.tools.servers_config import ServerConfig, builtin_servers, load_servers
 
@@ -228,7 +228,7 @@ class Chosen:
         the ones that ship with mcpagent), then what the folder of `data` (None: of the validation set)
         remembers of its servers, unless the command `has_data` not, then `--set`, then the options. Raises
         UserError."""
-        from mcpagent.run.stage import load_for_dataset
+        from mcpagent.run.episodes import load_for_dataset
 
         files, defaults = self.files or (), list[str]()
         run_config = None if files or policy is None else _config_of_run(policy)
@@ -274,7 +274,7 @@ def cassette_settings(path: Path | None, mode: str | None) -> dict[str, str | No
 
 
 def _config_of_run(policy: str) -> Path | None:
-    from mcpagent.run.stage import SCRIPTED
+    from mcpagent.run.episodes import SCRIPTED
     from mcpagent.storage.checkpoints import find_model, run_of
 
     if policy in SCRIPTED or policy.startswith("openai:"):

@@ -267,6 +267,8 @@ serve_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 class Transport(StrEnum):
+    """How `mcpagent serve` speaks to its client."""
+
     STDIO = "stdio"
     HTTP = "http"
 

@@ -28,8 +28,8 @@ from mcpagent.console import Advance, Console, ProgressRate, duration
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.run.episodes import load_for_dataset
 from mcpagent.run.inputs import check_inputs
-from mcpagent.run.stage import load_for_dataset
 from mcpagent.storage.packages import require
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.runs import last_run
@@ -161,7 +161,7 @@ def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | Non
 
 
 def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
-    from mcpagent.run.stage import next_data
+    from mcpagent.run.episodes import next_data
     from mcpagent.run.train import Watch, train
 
     config, folder = loaded.config, Path()

@@ -268,23 +268,38 @@ def idle(config: TrainConfig) -> dict[str, str]:
 
 
 def _idle_objective(grpo: GrpoConfig) -> Iterator[tuple[str, str]]:
-    if grpo.advantage != "gae":
-        why = f"grpo.advantage is {grpo.advantage}, which has no value head and no discount; gae has both"
-        for name in ("gamma", "lambda_gae", "value_loss_coef", "value_clip", "value_learning_rate"):
-            yield name, why
-    if grpo.advantage != "turn":
-        yield "turn_coef", f"grpo.advantage is {grpo.advantage}, not turn"
-    if grpo.advantage == "rloo":
-        yield "normalize_advantages", "the advantage rloo is never divided by a standard deviation"
-    if grpo.loss == "cispo":
-        yield "clip_ratio", "the loss cispo has an upper bound only: grpo.clip_ratio_high"
-    if not grpo.adaptive_kl:
-        yield "target_kl", "grpo.adaptive_kl is false"
-    if grpo.reference != "ema":
-        for name in ("reference_update_every", "reference_decay"):
-            yield name, f"grpo.reference is {grpo.reference}, not ema"
-    if grpo.tis_cap is None:
-        for name in ("tis_level", "tis_beyond"):
-            yield name, "grpo.tis_cap is not set, so that no weights are used"
-    if not grpo.overlong_penalty:
-        yield "overlong_buffer_tokens", "grpo.overlong_penalty is 0"
+    is_gae, is_turn, is_ema = grpo.advantage == "gae", grpo.advantage == "turn", grpo.reference == "ema"
+    rules: list[tuple[bool, tuple[str, ...], str]] = [
+        (
+            is_gae,
+            ("gamma", "lambda_gae", "value_loss_coef", "value_clip", "value_learning_rate"),
+            f"grpo.advantage is {grpo.advantage}, which has no value head and no discount; gae has both",
+        ),
+        (is_turn, ("turn_coef",), f"grpo.advantage is {grpo.advantage}, not turn"),
+        (
+            grpo.advantage != "rloo",
+            ("normalize_advantages",),
+            "the advantage rloo is never divided by a standard deviation",
+        ),
+        (
+            grpo.loss != "cispo",
+            ("clip_ratio",),
+            "the loss cispo has an upper bound only: grpo.clip_ratio_high",
+        ),
+        (grpo.adaptive_kl, ("target_kl",), "grpo.adaptive_kl is false"),
+        (
+            is_ema,
+            ("reference_update_every", "reference_decay"),
+            f"grpo.reference is {grpo.reference}, not ema",
+        ),
+        (
+            grpo.tis_cap is not None,
+            ("tis_level", "tis_beyond"),
+            "grpo.tis_cap is not set, so that no weights are used",
+        ),
+        (grpo.overlong_penalty > 0, ("overlong_buffer_tokens",), "grpo.overlong_penalty is 0"),
+    ]
+    for is_used, names, why in rules:
+        if not is_used:
+            for name in names:
+                yield name, why

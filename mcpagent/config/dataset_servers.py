@@ -69,6 +69,7 @@ class DatasetServers:
         )
 
     def says_the_same(self, other: DatasetServers) -> bool:
+        """Whether both name the same servers with the same settings, wherever they are kept."""
         return (self.settings, self.servers) == (other.settings, other.servers)
 
     def as_yaml(self) -> str:

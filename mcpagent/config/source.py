@@ -25,6 +25,7 @@ class Entry:
 
     @property
     def dotted(self) -> str:
+        """The key with dots between its parts."""
         return ".".join(self.key)
 
 

@@ -19,8 +19,8 @@ from mcpagent.errors import RunError
 from mcpagent.evaluate.report.page import write_report
 from mcpagent.evaluate.summary import summarise
 from mcpagent.rollout.setup import open_tools
+from mcpagent.run.episodes import open_episodes
 from mcpagent.run.evaluate import evaluate_on
-from mcpagent.run.stage import open_stage
 from mcpagent.run.train import Watch, train
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder, step_of
@@ -187,16 +187,16 @@ def _evaluate_at(
     on_done: Callable[[Trajectory], None],
 ) -> None:
     rollout = job.grpo.rollout.model_copy(update={"temperature": temperature, "num_envs": _EPISODES_AT_ONCE})
-    with open_stage(
+    with open_episodes(
         job.grpo.model_copy(update={"rollout": rollout}),
         policy=str(checkpoint),
         samples=samples,
         console=Console(is_json=True),
         data=job.out / "data" / "heldout.jsonl",
         ledger=job.ledger,
-    ) as stage:
-        trajectories = evaluate_on(stage, samples=samples, on_done=on_done)
-        provenance = stage.provenance(samples=samples)
+    ) as setup:
+        trajectories = evaluate_on(setup, samples=samples, on_done=on_done)
+        provenance = setup.provenance(samples=samples)
     write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", trajectories)
     result = summarise(trajectories, seed=job.seed).with_provenance({**provenance, "split": "heldout"})
     write_text(path, result.model_dump_json(indent=1) + "\n")

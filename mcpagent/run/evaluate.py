@@ -21,8 +21,8 @@ from mcpagent.evaluate.summary import (
     evaluate,
     summarise,
 )
+from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.run.rollout import check_writable, episode_progress
-from mcpagent.run.stage import EpisodeSetup, open_stage
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.checkpoints import run_of
 from mcpagent.storage.json_stream import reading
@@ -70,17 +70,17 @@ def evaluate_model(
     console = console or Console()
     if out is not None:
         check_evaluation_path(out)
-    with open_stage(config, policy=model, samples=samples, console=console, data=data) as stage:
-        if samples > 1 and stage.settings.sampling.temperature == 0.0:
+    with open_episodes(config, policy=model, samples=samples, console=console, data=data) as setup:
+        if samples > 1 and setup.settings.sampling.temperature == 0.0:
             console.note(f"at temperature 0 all {samples} attempts at a task are the same")
-        with episode_progress(console, "Evaluation", total=len(stage.tasks) * samples) as on_done:
-            trajectories = evaluate_on(stage, samples=samples, on_done=on_done)
-        provenance = stage.provenance(samples=samples)
-        found = _run_of(stage)
+        with episode_progress(console, "Evaluation", total=len(setup.tasks) * samples) as on_done:
+            trajectories = evaluate_on(setup, samples=samples, on_done=on_done)
+        provenance = setup.provenance(samples=samples)
+        found = _run_of(setup)
         if found is not None:
             provenance["step"] = step_of(found[1])
-        cassette = stage.tools.take_cassette_counts()
-        tool_metrics = stage.tools.pool.metrics()
+        cassette = setup.tools.take_cassette_counts()
+        tool_metrics = setup.tools.pool.metrics()
     result = summarise(trajectories).with_provenance(provenance, cassette=cassette, tool_metrics=tool_metrics)
     stored = None
     if out is not None:
@@ -92,9 +92,9 @@ def evaluate_model(
     return EvalOutcome(result=result, path=out, trajectories=stored, in_run=in_run, failure=failure)
 
 
-def _run_of(stage: EpisodeSetup) -> tuple[RunFolder, Path] | None:
+def _run_of(setup: EpisodeSetup) -> tuple[RunFolder, Path] | None:
     """The run whose checkpoint was evaluated, and that checkpoint; None for any other model."""
-    identity = stage.ready.identity
+    identity = setup.ready.identity
     if "weights_sha256" not in identity:
         return None
     checkpoint = Path(identity["path"])
@@ -132,20 +132,20 @@ def _dataset_of(path: Path) -> object:
 
 
 def evaluate_on(
-    stage: EpisodeSetup, *, samples: int, on_done: Callable[[Trajectory], None]
+    setup: EpisodeSetup, *, samples: int, on_done: Callable[[Trajectory], None]
 ) -> list[Trajectory]:
-    """`samples` attempts at each task of the stage, with the seeds of an evaluation."""
-    return stage.tools.io.run(
+    """`samples` attempts at each task of the setup, with the seeds of an evaluation."""
+    return setup.tools.io.run(
         evaluate(
-            stage.tasks,
-            policy=stage.ready.policy,
-            tools=stage.tools.pool,
-            settings=stage.settings,
-            renderer=stage.ready.renderer,
+            setup.tasks,
+            policy=setup.ready.policy,
+            tools=setup.tools.pool,
+            settings=setup.settings,
+            renderer=setup.ready.renderer,
             samples=samples,
-            seed=stage.config.seed,
-            concurrency=stage.concurrency,
-            deterministic=stage.ready.is_deterministic,
+            seed=setup.config.seed,
+            concurrency=setup.concurrency,
+            deterministic=setup.ready.is_deterministic,
             on_done=on_done,
         )
     )

@@ -18,7 +18,7 @@ from mcpagent.core.records import JsonObject, Metric
 from mcpagent.core.redact import SECRETS, secrets_of
 from mcpagent.errors import UserError
 from mcpagent.models.weights import PICKLES, weight_shapes
-from mcpagent.run.stage import next_data
+from mcpagent.run.episodes import next_data
 from mcpagent.storage.atomic import atomic_dir
 from mcpagent.storage.checkpoints import (
     ADAPTER_FILE,
@@ -158,6 +158,7 @@ class Exported:
     data: str
 
     def as_json(self) -> JsonObject:
+        """The document of `export --json`."""
         return {
             "out": str(self.out),
             "checkpoint": str(self.checkpoint),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +10,16 @@ from pathlib import Path
 from mcpagent.config.loader import dump_config, load_train_config, public_settings
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.rollout.setup import Tools
+from mcpagent.run.self_evaluation import MeasuredTasks, SelfEvaluation
 from mcpagent.storage.checkpoints import last_good_checkpoint
+from mcpagent.storage.datasets import TaskFile
 from mcpagent.storage.run_folder import RunFolder, RunLog, step_of
 from mcpagent.storage.runs import RunSession
-from mcpagent.train.health import HealthMonitor, HealthSettings
+from mcpagent.train.health import Callback, HealthMonitor, HealthSettings
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.trackers import TrackedRun, Trackers, open_trackers
@@ -69,6 +73,7 @@ class TrainOutcome:
         return self.stop_reason.startswith("health: ")
 
     def as_json(self) -> JsonObject:
+        """The document of `train --json`."""
         return {
             "run_dir": str(self.run_dir),
             "steps": self.steps,
@@ -157,6 +162,34 @@ _FREE_TRAINING = {
     "patience",
     "eval_samples",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInputs:
+    """Everything that a run needs before weights are loaded. `validation` is empty where the run never
+    evaluates, `measured` None where nothing judges it; `callbacks` watch the steps of GRPO."""
+
+    config: TrainConfig
+    tasks: TaskFile
+    validation: Sequence[Task]
+    measured: MeasuredTasks | None
+    tools: Tools
+    place: RunPlace
+    watch: Watch
+    callbacks: Sequence[Callback]
+
+    def judge(self, run: RunFolder) -> SelfEvaluation | None:
+        """What plays the measured tasks before and after training, where there are some."""
+        if self.measured is None:
+            return None
+        return SelfEvaluation(
+            self.config,
+            self.measured,
+            run=run,
+            tools=self.tools,
+            processes=self.place.processes,
+            note=self.watch.note,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

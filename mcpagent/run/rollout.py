@@ -18,7 +18,7 @@ from mcpagent.errors import UserError
 from mcpagent.evaluate.report.run_data import NonceCount
 from mcpagent.evaluate.summary import EvalSummary, summarise
 from mcpagent.rollout.collector import attempts, collect
-from mcpagent.run.stage import EpisodeSetup, open_stage
+from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.storage.datasets import write_jsonl
 from mcpagent.storage.locks import locked_file
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, token_file, write_trajectories
@@ -40,6 +40,7 @@ class RolloutOutcome:
     cassette: JsonObject | None = None
 
     def as_json(self) -> JsonObject:
+        """The document of `rollout --json`."""
         summary = self.summary.model_dump(mode="json", exclude={"tasks"})
         return {
             "path": str(self.path),
@@ -71,10 +72,10 @@ def rollout(
     console = console or Console()
     check_trajectory_path(out)
     with locked_file(out):
-        with open_stage(config, policy=policy, samples=samples, console=console, data=data) as stage:
-            trajectories = play(stage, samples=samples, label="rollout", console=console)
-            provenance = stage.provenance(samples=samples)
-            tool_metrics, cassette = stage.tools.pool.metrics(), stage.tools.take_cassette_counts()
+        with open_episodes(config, policy=policy, samples=samples, console=console, data=data) as setup:
+            trajectories = play(setup, samples=samples, label="rollout", console=console)
+            provenance = setup.provenance(samples=samples)
+            tool_metrics, cassette = setup.tools.pool.metrics(), setup.tools.take_cassette_counts()
         path = write_trajectories(out, trajectories)
     return RolloutOutcome(
         path=path,
@@ -87,19 +88,19 @@ def rollout(
     )
 
 
-def play(stage: EpisodeSetup, *, samples: int, label: str, console: Console) -> list[Trajectory]:
-    """`samples` attempts at each task of the stage; `label` tells their random streams from others'."""
-    wanted = list(attempts(stage.tasks, per_task=samples, seed=stage.config.seed, label=label))
+def play(setup: EpisodeSetup, *, samples: int, label: str, console: Console) -> list[Trajectory]:
+    """`samples` attempts at each task of the setup; `label` tells their random streams from others'."""
+    wanted = list(attempts(setup.tasks, per_task=samples, seed=setup.config.seed, label=label))
     with episode_progress(console, "Episodes", total=len(wanted)) as on_done:
-        return stage.tools.io.run(
+        return setup.tools.io.run(
             collect(
                 wanted,
-                policy=stage.ready.policy,
-                tools=stage.tools.pool,
-                settings=stage.settings,
-                renderer=stage.ready.renderer,
-                concurrency=stage.concurrency,
-                deterministic=stage.ready.is_deterministic,
+                policy=setup.ready.policy,
+                tools=setup.tools.pool,
+                settings=setup.settings,
+                renderer=setup.ready.renderer,
+                concurrency=setup.concurrency,
+                deterministic=setup.ready.is_deterministic,
                 on_done=on_done,
             )
         )
@@ -159,10 +160,10 @@ def calibrate_file(
     others give no gradient. Each record kept says in `extra_info.difficulty` how often it was solved.
 
     An attempt that could not be scored does not count; a task without a scored attempt is not kept."""
-    with open_stage(config, policy=policy, samples=samples, console=console, data=path) as stage:
-        tasks = list(stage.tasks)
+    with open_episodes(config, policy=policy, samples=samples, console=console, data=path) as setup:
+        tasks = list(setup.tasks)
         outcomes: defaultdict[str, list[bool]] = defaultdict(list)
-        for trajectory in play(stage, samples=samples, label="calibrate", console=console):
+        for trajectory in play(setup, samples=samples, label="calibrate", console=console):
             if trajectory.is_success is not None:
                 outcomes[trajectory.task_id].append(trajectory.is_success)
     kept = [

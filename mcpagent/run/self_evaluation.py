@@ -17,7 +17,7 @@ from mcpagent.evaluate.summary import (
     success_of_all,
 )
 from mcpagent.rollout.setup import Tools
-from mcpagent.run.stage import measured_file, open_tasks
+from mcpagent.run.episodes import measured_file, open_tasks
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.storage.packages import provenance
 from mcpagent.storage.run_folder import RunFolder

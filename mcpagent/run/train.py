@@ -18,11 +18,10 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.threads import limit_threads
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.rollout.setup import open_tools
-from mcpagent.run.lifecycle import RunPlace, TrainOutcome, Watch, logged
+from mcpagent.run.algorithms import run_grpo, run_sft
+from mcpagent.run.episodes import catalog_note, evaluated_file, open_tasks, pinned_model
+from mcpagent.run.lifecycle import RunInputs, RunPlace, TrainOutcome, Watch, logged
 from mcpagent.run.self_evaluation import open_measured
-from mcpagent.run.stage import catalog_note, evaluated_file, open_tasks, pinned_model
-from mcpagent.run.train_grpo import run_grpo
-from mcpagent.run.train_sft import run_sft
 from mcpagent.storage.datasets import TaskFile, find_dataset
 from mcpagent.storage.run_folder import RunFolder, run_log
 from mcpagent.storage.runs import RunSession, last_run, new_session, planned_folder, run_session
@@ -106,11 +105,17 @@ def train(
             ledger_start=ledger_start,
             processes=processes,
         )
-        outcome = (
-            run_sft(config, tasks, measured, tools, place, watch)
-            if config.algorithm == "sft"
-            else run_grpo(config, tasks, validation, measured, tools, place, watch, callbacks)
+        inputs = RunInputs(
+            config=config,
+            tasks=tasks,
+            validation=validation,
+            measured=measured,
+            tools=tools,
+            place=place,
+            watch=watch,
+            callbacks=callbacks,
         )
+        outcome = run_sft(inputs) if config.algorithm == "sft" else run_grpo(inputs)
         if session is not None:
             session.end(outcome.stop_reason, has_failed=outcome.is_ill)
         return outcome

@@ -9,13 +9,12 @@ import json
 import os
 import shlex
 import shutil
-import sqlite3
 import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, Generic, Literal, Self, TypeVar, overload
+from typing import IO, Any, Literal, Self, overload
 
 import jsonlines
 from pydantic import BaseModel, ValidationError
@@ -79,7 +78,7 @@ def _or_without(split: str) -> str:
 
 
 def dataset_file(path: Path, *splits: str) -> Path:
-    """The file of the first of `splits` that the folder `path` holds; `path` itself where it is no folder.
+    """The file of the first of `splits` that the folder `path` holds; `path` itself where it is not a folder.
     Raises UserError."""
     if not path.is_dir():
         return path
@@ -201,59 +200,9 @@ def task_record(task: Task) -> JsonObject:
     }
 
 
-V = TypeVar("V", int, str)
-
-_CACHE_KIB = 16 << 10
-_SIGNED = 1 << 63  # SQLite's integers have a sign, digests have none
-
-
 def text_digest(text: str) -> int:
-    """64 bits that stand for a text in large tables."""
+    """64 bits that stand for a text in tables with an entry for each of many thousand tasks."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
-
-
-class DiskTable(Generic[V]):
-    """Values by `text_digest`, in an unnamed temporary file that is gone when this is closed. However many
-    there     are, it takes a few megabytes of memory. For the thread that made it."""
-
-    def __init__(self) -> None:
-        self._database = sqlite3.connect("", isolation_level=None)
-        for setting in (f"cache_size = -{_CACHE_KIB}", "journal_mode = OFF", "synchronous = OFF"):
-            self._database.execute(f"PRAGMA {setting}")
-        self._database.execute("CREATE TABLE entries (key INTEGER PRIMARY KEY, value NOT NULL)")
-        self._database.execute("BEGIN")
-
-    def add(self, key: int, value: V) -> V | None:
-        """Give `value` to a key that has none; else the value that it has, and keeps."""
-        added = self._database.execute("INSERT OR IGNORE INTO entries VALUES (?, ?)", (key - _SIGNED, value))
-        return None if added.rowcount else self.least([key])
-
-    def least(self, keys: Sequence[int]) -> V | None:
-        """The smallest value that any of `keys` has; None where none has one."""
-        places = ", ".join("?" * len(keys))
-        query = f"SELECT min(value) FROM entries WHERE key IN ({places})"
-        return self._database.execute(query, [key - _SIGNED for key in keys]).fetchone()[0]
-
-    def count(self, keys: Iterable[int]) -> None:
-        """Add one to the value of each key, which is a number and begins with 0."""
-        self._database.executemany(
-            "INSERT INTO entries VALUES (?, 1) ON CONFLICT (key) DO UPDATE SET value = value + 1",
-            ((key - _SIGNED,) for key in keys),
-        )
-
-    def above(self, value: float) -> set[int]:
-        """The keys with a greater value than `value`."""
-        found = self._database.execute("SELECT key FROM entries WHERE value > ?", (value,))
-        return {key + _SIGNED for (key,) in found}
-
-    def close(self) -> None:
-        self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 _ENTRY = struct.Struct("<QQQ")  # line, start and end of a record
@@ -300,6 +249,7 @@ class TaskFile(Sequence[Task]):
         return parse_task(decode_line(raw.strip(), path=self.path, line=line), where=f"{self.path}:{line}")
 
     def close(self) -> None:
+        """Close both files; those without a name are gone then."""
         self._file.close()
         self._index.close()
 
@@ -348,17 +298,19 @@ class TaskFile(Sequence[Task]):
         return index
 
     def _entries(self) -> Iterator[tuple[int, int, int]]:
-        with reading(self.path), DiskTable() as ids:
+        ids: dict[str, int] = {}
+        with reading(self.path):
             for line, start, end, record in locate_records(self._file, self.path):
                 if isinstance(record, UserError):
                     raise record
                 task = parse_task(record, where=f"{self.path}:{line}")
-                if (first := ids.add(text_digest(task.id), line)) is not None:
+                if (first := ids.get(task.id)) is not None:
                     raise UserError(
                         f"the task id {task.id!r} occurs twice, in lines {first} and {line}",
                         where=str(self.path),
                         remedy=f"mcpagent data validate {self.path} names the lines",
                     )
+                ids[task.id] = line
                 yield line, start, end
 
 

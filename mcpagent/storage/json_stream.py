@@ -31,6 +31,7 @@ DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
 
 
 def is_compressed(path: Path) -> bool:
+    """Whether the name says that the file is compressed with gzip or Zstandard."""
     return path.suffix in (".gz", ".zst")
 
 

@@ -75,26 +75,32 @@ class RunFolder:
 
     @property
     def trajectories(self) -> Path:
+        """The folder of the episodes of each step."""
         return self.path / "trajectories"
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the checkpoints, one a step that was saved."""
         return self.path / "checkpoints"
 
     @property
     def evaluations(self) -> Path:
+        """The folder of the results of evaluations."""
         return self.path / "eval"
 
     @property
     def logs(self) -> Path:
+        """The folder of log files and of what trackers keep offline."""
         return self.path / "logs"
 
     @property
     def config_path(self) -> Path:
+        """The resolved configuration that the run was started with."""
         return self.path / "config.yaml"
 
     @property
     def manifest(self) -> JsonObject:
+        """What the run was made with: versions, data, catalog, seeds."""
         return json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
@@ -231,6 +237,7 @@ class RunLog(logging.Handler):
                 stream.write(f"{now} step {self.step}: {clean}\n")
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write one record of the logging module as a line of the run's log."""
         if record is self._latest:
             return  # it came by its library's logger and by the root
         self._latest = record

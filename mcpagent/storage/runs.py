@@ -175,6 +175,7 @@ class RunInfo:
     process: JsonObject | None
 
     def as_json(self) -> JsonObject:
+        """One row of `runs --json`."""
         return asdict(self)
 
 
@@ -269,4 +270,5 @@ def _remove_new(folder: Path, before: set[str]) -> None:
 
 
 def now() -> str:
+    """The time in UTC, to the second, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -211,6 +211,7 @@ class Imported:
     config: Path
 
     def as_json(self) -> JsonObject:
+        """The document of `data import --json`."""
         return {
             "tasks": self.tasks,
             "calls": self.calls,

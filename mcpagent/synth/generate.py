@@ -235,4 +235,5 @@ def short_note(short: Mapping[str, tuple[int, int]], why: str) -> str:
 
 
 def split_path(folder: Path, split: str) -> Path:
+    """Where a split of a dataset is kept."""
     return folder / f"{split}.jsonl"

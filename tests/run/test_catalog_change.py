@@ -5,7 +5,7 @@ import pytest
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.rollout.setup import open_tools
-from mcpagent.run.stage import catalog_note
+from mcpagent.run.episodes import catalog_note
 from tests.run.world import config, samples
 
 

@@ -21,9 +21,9 @@ from mcpagent.evaluate.summary import EvalResult
 from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.rollout.setup import agent_settings, open_tools
+from mcpagent.run.episodes import open_episodes
 from mcpagent.run.evaluate import EvalOutcome, compare_files, evaluate_model, evaluate_on, read_evaluation
 from mcpagent.run.rollout import rollout
-from mcpagent.run.stage import open_stage
 from mcpagent.storage.checkpoints import find_checkpoint, run_of, weights_sha256
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
@@ -220,10 +220,12 @@ class Watched:
 @pytest.mark.parametrize(("setting", "has_barriers"), [("true", True), ("false", False)])
 def test_an_evaluation_follows_the_deterministic_setting(setting: str, has_barriers: bool) -> None:
     settings = config(f"rollout.deterministic={setting}", "data.max_tasks=6")
-    with open_stage(settings, policy="gold", samples=1, console=Console(is_json=True), data=TRAIN) as stage:
-        watched = Watched(stage.ready.policy)
+    with open_episodes(
+        settings, policy="gold", samples=1, console=Console(is_json=True), data=TRAIN
+    ) as setup:
+        watched = Watched(setup.ready.policy)
         evaluate_on(
-            replace(stage, ready=replace(stage.ready, policy=watched)), samples=1, on_done=lambda _: None
+            replace(setup, ready=replace(setup.ready, policy=watched)), samples=1, on_done=lambda _: None
         )
     assert watched.sizes[0] == (6 if has_barriers else 1)
     assert (max(watched.sizes) > 1) is has_barriers

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mcpagent.errors import UserError
-from mcpagent.storage.datasets import DiskTable, TaskFile, read_tasks, text_digest, write_jsonl
+from mcpagent.storage.datasets import TaskFile, read_tasks, write_jsonl
 from mcpagent.storage.json_stream import locate_records
 from tests.storage.test_datasets import record, records
 
@@ -116,21 +116,3 @@ def test_a_compressed_file_is_as_good_after_it_is_gone(tmp_path: Path) -> None:
     with TaskFile(path) as tasks:
         path.unlink()
         assert [tasks[i] for i in range(10)] == expected
-
-
-def test_a_table_on_disk_does_what_a_dictionary_does() -> None:
-    rng = random.Random(1)
-    keys = [text_digest(str(rng.randrange(500))) for _ in range(3_000)] + [0, 2**63, 2**64 - 1]
-    first: dict[int, int] = {}
-    counts: dict[int, int] = {}
-    with DiskTable() as table, DiskTable() as counter:
-        for place, key in enumerate(keys):
-            assert table.add(key, place) == first.get(key)
-            first.setdefault(key, place)
-            counts[key] = counts.get(key, 0) + 1
-        counter.count(keys[:1_000])
-        counter.count(keys[1_000:])
-        assert counter.above(6) == {key for key, count in counts.items() if count > 6} != set()
-        for _ in range(200):
-            some = [text_digest(str(rng.randrange(1_000))) for _ in range(rng.randrange(1, 9))]
-            assert table.least(some) == min((first[key] for key in some if key in first), default=None)

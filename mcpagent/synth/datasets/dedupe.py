@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from datasketch import MinHash, MinHashLSH
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.storage.datasets import DiskTable, read_tasks, text_digest
+from mcpagent.storage.datasets import read_tasks, text_digest
 from mcpagent.synth.tasks.inspect import plan_signature, said, shingles, task_entities
 
 _PERMUTATIONS = 128
@@ -30,11 +28,13 @@ class DedupeReport:
     examples: list[JsonObject] = field(default_factory=list)
 
     def remove(self, task: Task, reason: str, kept: str) -> None:
+        """Count a task that goes for the one named `kept`."""
         self.removed[reason] += 1
         if len(self.examples) < _EXAMPLES:
             self.examples.append({"task_id": task.id, "reason": reason, "like": kept})
 
     def as_json(self) -> JsonObject:
+        """The document of `data dedupe --json`."""
         removed = dict(sorted(self.removed.items()))
         return {"records": self.records, "kept": self.kept, "removed": removed, "examples": self.examples}
 
@@ -42,26 +42,23 @@ class DedupeReport:
 def distinct_tasks(path: Path, *, threshold: float, report: DedupeReport) -> Iterator[Task]:
     """The first task of each kind, in the order of the file, which is read twice. `threshold` is the Jaccard
     similarity of the questions, in pieces of five characters, from which tasks that call the same tools about
-    the same things are one. What is kept of each task lies on disk."""
-    with ExitStack() as stack:
-        kinds: DiskTable[int] = stack.enter_context(DiskTable())
-        plans: DiskTable[str] = stack.enter_context(DiskTable())
-        alike = stack.enter_context(_AlikeTasks(threshold))
-        for task in read_tasks(path):
-            kinds.count([_kind(task)])
-        for task in read_tasks(path):
-            report.records += 1
-            # The same calls in other words are the same task; without a call the words are all there is.
-            if (first := plans.least([signature := text_digest(plan_signature(task))])) is not None:
-                report.remove(task, "same_plan", first)
-                continue
-            is_only_one = kinds.least([kind := _kind(task)]) == 1
-            if not is_only_one and (near := alike.add(task, kind)) is not None:
-                report.remove(task, "similar", near)
-                continue
-            plans.add(signature, _storable(task.id))
-            report.kept += 1
-            yield task
+    the same things are one."""
+    plans: dict[int, str] = {}
+    alike = _AlikeTasks(threshold)
+    kinds = Counter(_kind(task) for task in read_tasks(path))
+    for task in read_tasks(path):
+        report.records += 1
+        # The same calls in other words are the same task; without a call the words are all there is.
+        if (first := plans.get(signature := text_digest(plan_signature(task)))) is not None:
+            report.remove(task, "same_plan", first)
+            continue
+        is_only_one = kinds[kind := _kind(task)] == 1
+        if not is_only_one and (near := alike.add(task, kind)) is not None:
+            report.remove(task, "similar", near)
+            continue
+        plans[signature] = task.id
+        report.kept += 1
+        yield task
 
 
 class _AlikeTasks:
@@ -70,9 +67,8 @@ class _AlikeTasks:
     def __init__(self, threshold: float) -> None:
         self._sketch = MinHash(num_perm=_PERMUTATIONS, seed=1)
         self._bands = MinHashLSH(threshold=threshold, num_perm=_PERMUTATIONS).hashranges
-        self._number_with: DiskTable[int] = DiskTable()
-        self._names: DiskTable[str] = DiskTable()
-        self._count = 0
+        self._number_with: dict[int, int] = {}
+        self._names: list[str] = []
 
     def add(self, task: Task, kind: int) -> str | None:
         """Remember a task that is like none of its kind; else the name of one that it is like."""
@@ -80,25 +76,13 @@ class _AlikeTasks:
         self._sketch.update_batch(sorted(shingles(task)))
         values = self._sketch.hashvalues
         keys = [text_digest(repr((kind, start, values[start:end].tolist()))) for start, end in self._bands]
-        if (number := self._number_with.least(keys)) is not None:
-            return self._names.least([number])
-        self._count += 1
-        self._names.add(self._count, _storable(f"{task.id}: {said(task)[:60]}"))
+        numbers = [self._number_with[key] for key in keys if key in self._number_with]
+        if numbers:
+            return self._names[min(numbers)]
         for key in keys:
-            self._number_with.add(key, self._count)
+            self._number_with[key] = len(self._names)
+        self._names.append(f"{task.id}: {said(task)[:60]}")
         return None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._number_with.close()
-        self._names.close()
-
-
-def _storable(text: str) -> str:
-    """Half of a surrogate pair, which models do write, cannot be stored as text."""
-    return text.encode(errors="replace").decode()
 
 
 def _kind(task: Task) -> int:

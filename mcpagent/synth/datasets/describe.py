@@ -35,6 +35,7 @@ class DatasetCounts:
     sequences: tuple[Counter[str], ...] = field(default_factory=lambda: tuple(Counter() for _ in range(_N)))
 
     def add(self, task: Task) -> None:
+        """Count one task."""
         self.records += 1
         plan = task.truth.tool_sequence
         self.by_class[task_class(task)] += 1
@@ -81,6 +82,7 @@ class DatasetCounts:
 
 
 def count_tasks(tasks: Iterable[Task]) -> DatasetCounts:
+    """The counts over all `tasks`, which are read once."""
     counts = DatasetCounts()
     for task in tasks:
         counts.add(task)
@@ -131,12 +133,29 @@ def render_task(task: Task) -> Iterator[str]:
     for server, calls in truth.setup.items():
         for call in calls:
             yield f"  before     {server}.{call.tool}({_arguments(call.arguments)})"
+    yield from _rendered_plan(task)
+    yield from _rendered_checks(task)
+    limits = {n: v for n, v in truth.limits.model_dump().items() if v is not None}
+    yield f"  limits     {truth.max_turns} turns{', ' + _arguments(limits) if limits else ''}"
+    for name in ("withheld", "fails", "verdicts"):
+        if name in task.extra_info:
+            yield f"  {name:10} {json.dumps(task.extra_info[name], ensure_ascii=False)}"
+    if reasons := volatile_because(task, None):
+        yield f"  volatile   {'; '.join(reasons)}"
+
+
+def _rendered_plan(task: Task) -> Iterator[str]:
+    truth = task.truth
     for step in truth.tool_sequence:
         turn = f"  [user turn {step.user_turn}]" if truth.user_turns else ""
         together = f"  [together: {step.parallel_group}]" if step.parallel_group is not None else ""
         yield f"  step {step.step}     {step.server}.{step.tool}({_arguments(step.params)}){turn}{together}"
         for other in step.alternatives:
             yield f"     or      {other.server}.{other.tool}({_arguments(other.params)})"
+
+
+def _rendered_checks(task: Task) -> Iterator[str]:
+    truth = task.truth
     if truth.abstain:
         yield "  right is   no call at all"
     if truth.success.must_call:
@@ -153,13 +172,6 @@ def render_task(task: Task) -> Iterator[str]:
             yield f"  state      {call} gives {expected}{turn}"
     if truth.reference_answer:
         yield f"  says       {truth.reference_answer}"
-    limits = {n: v for n, v in truth.limits.model_dump().items() if v is not None}
-    yield f"  limits     {truth.max_turns} turns{', ' + _arguments(limits) if limits else ''}"
-    for name in ("withheld", "fails", "verdicts"):
-        if name in task.extra_info:
-            yield f"  {name:10} {json.dumps(task.extra_info[name], ensure_ascii=False)}"
-    if reasons := volatile_because(task, None):
-        yield f"  volatile   {'; '.join(reasons)}"
 
 
 def _arguments(values: dict[str, object]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
-from mcpagent.storage.datasets import DiskTable, read_tasks, record_writer, text_digest
+from mcpagent.storage.datasets import read_tasks, record_writer, text_digest
 from mcpagent.synth.generate import carry_servers, write_servers
 from mcpagent.synth.tasks.inspect import plan_signature, task_entities
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
@@ -39,6 +40,7 @@ class SplitOutcome:
     crossing: int
 
     def as_json(self) -> JsonObject:
+        """The document of `data split --json`."""
         return {
             "records": sum(self.counts.values()) + self.crossing,
             "by_split": self.counts,
@@ -101,11 +103,11 @@ def _share(shares: SplitShares, split: str) -> float:
 
 def _common_texts(path: Path) -> set[int]:
     records = 0
-    with DiskTable() as counts:
-        for task in read_tasks(path):
-            records += 1
-            counts.count(text_digest(entity) for entity in task_entities(task))
-        return counts.above(max(_FEW, _COMMON * records))
+    counts: Counter[int] = Counter()
+    for task in read_tasks(path):
+        records += 1
+        counts.update(text_digest(entity) for entity in task_entities(task))
+    return {key for key, count in counts.items() if count > max(_FEW, _COMMON * records)}
 
 
 def _keys(task: Task, group_by: GroupBy, common: set[int]) -> list[int]:
@@ -125,13 +127,12 @@ def _groups(path: Path, group_by: GroupBy, common: set[int]) -> array[int]:
             index = parent[index]
         return index
 
-    with DiskTable() as first_with:
-        for index, task in enumerate(read_tasks(path)):
-            parent.append(index)
-            for key in _keys(task, group_by, common):
-                if (first := first_with.add(key, index)) is not None:
-                    one, other = root(first), root(index)
-                    parent[max(one, other)] = min(one, other)
+    first_with: dict[int, int] = {}
+    for index, task in enumerate(read_tasks(path)):
+        parent.append(index)
+        for key in _keys(task, group_by, common):
+            one, other = root(first_with.setdefault(key, index)), root(index)
+            parent[max(one, other)] = min(one, other)
     return array("q", (root(index) for index in range(len(parent))))
 
 

@@ -18,7 +18,7 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.reward.validate import task_problems, task_warnings
 from mcpagent.storage.atomic import atomic_file
-from mcpagent.storage.datasets import DiskTable, empty_dataset, record_writer, text_digest, write_jsonl
+from mcpagent.storage.datasets import empty_dataset, record_writer, write_jsonl
 from mcpagent.storage.json_stream import Located, compressed_writer, locate_records, open_bytes, reading
 from mcpagent.synth.tasks.inspect import answer_in_prompt, argument_faults, limit_faults
 from mcpagent.synth.tasks.prove import examine
@@ -55,20 +55,24 @@ class ValidationReport:
     is_executed: bool = False
 
     def add(self, finding: RecordFinding) -> None:
+        """Count a record that is refused; the first findings are kept."""
         self.rejects[finding.code] += 1
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(finding)
 
     def warn(self, where: str, task: Task) -> None:
+        """Count what is doubtful about a sound task, with the first place of each kind."""
         for warning in task_warnings(task):
             self.warnings[warning] += 1
             self.warned.setdefault(warning, where)
 
     @property
     def valid(self) -> int:
+        """How many records are sound."""
         return self.records - self.rejects.total()
 
     def as_json(self) -> JsonObject:
+        """The document of `data validate --json`."""
         stages = {**VALIDATION_STAGES, **(EXECUTION_STAGES if self.is_executed else {})}
         rejects = {code.value: self.rejects[code] for code in RejectCode if self.rejects[code]}
         findings = [{"code": f.code.value, "where": f.where, "message": f.message} for f in self.findings]
@@ -101,7 +105,8 @@ def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> Valid
 def sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -> Iterator[tuple[str, Task]]:
     """(file:line, task) for each record that is sound as it is written; `report` is told of every record."""
     known = None if shelf is None else {name for t in shelf.specs for name in (t.dotted, t.name, t.server)}
-    with DiskTable() as ids, reading(path), open_bytes(path) as stream:
+    ids: dict[str, int] = {}  # the line of each
+    with reading(path), open_bytes(path) as stream:
         for found in locate_records(stream, path):
             report.records += 1
             where = f"{path}:{found.line}"
@@ -168,7 +173,7 @@ def _drop_empty(out: Path, count: int) -> None:
 
 
 def _problem(
-    found: Located, known: set[str] | None, shelf: ToolShelf | None, ids: DiskTable
+    found: Located, known: set[str] | None, shelf: ToolShelf | None, ids: dict[str, int]
 ) -> Task | tuple[RejectCode, str]:
     """The task, or the first thing that is wrong with it."""
     if isinstance(found.record, UserError):
@@ -193,8 +198,9 @@ def _problem(
         return RejectCode.LIMITS, faults[0]
     if (said := answer_in_prompt(task)) is not None:
         return RejectCode.ANSWER_IN_PROMPT, f"the question itself says {said!r}"
-    if (first := ids.add(text_digest(task.id), found.line)) is not None:
+    if (first := ids.get(task.id)) is not None:
         return RejectCode.DUPLICATE_ID, f"task_id {task.id!r} is that of line {first}"
+    ids[task.id] = found.line
     return task
 
 

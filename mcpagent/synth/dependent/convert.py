@@ -55,10 +55,12 @@ class Conversion:
 
     @property
     def tasks(self) -> list[Task]:
+        """The tasks without a fault, in the order of the spec."""
         return [item.task for item in self.items if item.task is not None]
 
     @property
     def faults(self) -> list[SpecFault]:
+        """Everything that is wrong, in the order of the spec."""
         return [fault for item in self.items for fault in item.faults]
 
 

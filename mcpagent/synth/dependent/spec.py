@@ -60,6 +60,7 @@ class SpecFault:
     remedy: str
 
     def as_json(self) -> JsonObject:
+        """The fault as `convert --json` shows it."""
         return {
             "code": self.code.value,
             "pointer": self.pointer,

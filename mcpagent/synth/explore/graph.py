@@ -35,6 +35,7 @@ class Leaf:
     value: str | int | float
 
     def of_step(self, number: int) -> str:
+        """The placeholder of this value in the result of step `number` of a plan."""
         return "${" + self.expression.replace("@", f"step{number}") + "}"
 
 
@@ -146,6 +147,7 @@ class Walk:
 
     @property
     def key(self) -> str:
+        """A text that is equal for walks that make the same calls and ask the same."""
         calls = [[fact.spec.dotted, fact.arguments] for fact in self.facts]
         return json.dumps([self.kind, calls, [leaf.expression for leaf in self.asked]], sort_keys=True)
 

@@ -68,13 +68,16 @@ class DraftFault:
 
     @property
     def is_repairable(self) -> bool:
+        """Whether the model may try again, told of the fault."""
         return self.code not in _FINAL
 
     def as_json(self) -> JsonObject:
+        """The fault as the journal keeps it."""
         return {"stage": self.stage.value, "code": self.code, "detail": self.detail}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> DraftFault:
+        """What `as_json` gave."""
         return cls(DraftStage(value["stage"]), value["code"], value["detail"])
 
 
@@ -86,10 +89,12 @@ class Failures:
     examples: dict[str, str] = field(default_factory=dict[str, str])
 
     def count(self, reason: str, text: str) -> None:
+        """Count one request without an answer; the first text of each reason is kept."""
         self.counts[reason] += 1
         self.examples.setdefault(reason, text)
 
     def as_json(self) -> JsonObject:
+        """The counts by reason, as `gen-data --llm --json` shows them."""
         reasons = sorted(self.counts)
         return {
             "total": self.counts.total(),

@@ -66,6 +66,7 @@ class Journal:
 
     @property
     def answered_count(self) -> int:
+        """How many requests have an answer."""
         return len(self._answers)
 
     def charge(self, budget: ApiBudget) -> None:
@@ -84,29 +85,36 @@ class Journal:
         return None
 
     def executed(self, key: str) -> JsonObject | None:
+        """What executing the plan under `key` gave, where that is known."""
         return self._executed.get(key)
 
     def sent(self, key: str, bound: Usage) -> None:
+        """Note, before a request leaves, the tokens that it may cost at most."""
         self._append({"kind": "sent", "key": key, "bound": [bound.input_tokens, bound.output_tokens]})
 
     def answered(self, key: str, reply: ChatReply) -> None:
+        """Keep an answer."""
         self._answers[key] = self._append({"kind": "answered", "key": key, "raw": reply.raw})
 
     def failed(self, key: str, failure: ChatFailed) -> None:
+        """Keep why one attempt at a request failed, and whether it may have been billed."""
         line = {"reason": failure.reason.value, "text": failure.text, "billed": failure.may_be_billed}
         self._append({"kind": "failed", "key": key, **line})
         self.failures.count(failure.reason.value, failure.text)
 
     def gave_up(self, key: str, failure: ChatFailed) -> None:
+        """Keep that a request is not tried again."""
         line = {"kind": "gave_up", "key": key, "reason": failure.reason.value, "text": failure.text}
         self._gave_up[key] = line
         self._append(line)
 
     def keep_executed(self, key: str, outcome: JsonObject) -> None:
+        """Keep what executing a plan gave."""
         self._executed[key] = outcome
         self._append({"kind": "executed", "key": key, "outcome": outcome})
 
     def close(self) -> None:
+        """Close the file, which gives up its lock."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -198,6 +206,7 @@ class JournaledClient:
         self._journal = journal
 
     async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
+        """The answer of the journal where it has one, else that of the model. Raises ChatFailed."""
         key = f"{self._journal.prefix}:{key}"
         known = self._journal.answer(key)
         if known is not None:

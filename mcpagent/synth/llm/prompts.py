@@ -138,11 +138,15 @@ _BLANKS = {
 
 
 class Pair(Record):
+    """A system message and a user message, with places to fill in."""
+
     system: str
     user: str
 
 
 class PromptTexts(Record):
+    """Every text that the model is told."""
+
     generate: Pair
     repair: str
     judge: Pair
@@ -151,6 +155,8 @@ class PromptTexts(Record):
 
 @dataclass(frozen=True)
 class Prompts:
+    """The texts of a file, and the hash of the file."""
+
     texts: PromptTexts
     sha256: str
 
@@ -266,6 +272,7 @@ class PromptBuilder:
     seed: int
 
     def __call__(self, number: int) -> Commission:
+        """What sample `number` asks for: the same for the same seed."""
         rng = Random(derive_seed(self.seed, "commission", number))
         idea = self.curriculum[number % len(self.curriculum)] if self.curriculum else None
         complexity = idea.complexity if idea else rng.choice(self.complexities)

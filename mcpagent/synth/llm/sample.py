@@ -43,10 +43,12 @@ class Executed:
     calls: tuple[JsonObject, ...]
 
     def as_json(self) -> JsonObject:
+        """The task and its calls as the journal keeps them."""
         return {"task": task_record(self.task), "calls": list(self.calls)}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> Executed:
+        """What `as_json` gave."""
         return cls(task=Task.model_validate(value["task"]), calls=tuple(value["calls"]))
 
 

@@ -61,6 +61,7 @@ class Draw:
         self._seed = seed
 
     def __call__(self, index: int) -> Candidate:
+        """The candidate of that number: the same for the same seed and split."""
         rng = Random(derive_seed(self._seed, self._split, index))
         template = rng.choices(self.templates, weights=self._weights)[0]
         slots: dict[str, Any] = {}
@@ -90,6 +91,7 @@ class ToolSelection:
 
     @cached_property
     def catalog_hash(self) -> str:
+        """The hash of every tool of the catalog."""
         return catalog_hash(self.catalog.values())
 
     def tools_for(

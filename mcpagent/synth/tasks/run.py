@@ -172,6 +172,7 @@ async def _carry_out(
 
 
 async def ask(session: SynthSession, server: str, call: StateCall, code: RejectCode) -> ToolResult:
+    """Make a call about the state of a server. Raises RejectedTask with `code` where it fails."""
     result = await session.call(server=server, tool=call.tool, arguments=call.arguments)
     if result.is_error or result.failure is not None:
         raise RejectedTask(code, f"{server}.{call.tool}({call.arguments}): {result.content[:200]}")

@@ -106,6 +106,7 @@ class RejectLog:
     examples: dict[RejectCode, list[str]] = field(default_factory=dict)
 
     def add(self, rejection: Rejection) -> None:
+        """Count a candidate that was refused; the first texts of each code are kept."""
         self.counts[rejection.code] += 1
         texts = self.examples.setdefault(rejection.code, [])
         if len(texts) < _EXAMPLES_KEPT:

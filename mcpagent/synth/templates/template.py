@@ -44,6 +44,7 @@ class Derived(Record):
     length: int = Field(default=4, ge=1)
 
     def value(self, source: str) -> str:
+        """The part of `source` that decides the split, in capitals."""
         return source[: self.length].upper()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
-from mcpagent.run.stage import evaluated_file, open_tasks
+from mcpagent.run.episodes import evaluated_file, open_tasks
 from mcpagent.storage.datasets import read_tasks, write_jsonl
 from mcpagent.synth.explore.walks import explore_dataset
 from mcpagent.synth.templates.pools import SPLITS, SplitShares

@@ -201,7 +201,7 @@ class EpisodeSetup:
     concurrency: int
 
     def provenance(self, *, samples: int) -> JsonObject:
-        """What a result of this stage was made with."""
+        """What a result of this setup was made with."""
         config, spent = self.config, self.ready.spent()
         return {
             **provenance(),
@@ -226,7 +226,7 @@ class EpisodeSetup:
 
 
 @contextmanager
-def open_stage(
+def open_episodes(
     config: TrainConfig,
     *,
     policy: str,
