@@ -47,6 +47,7 @@ class Live:
     health_check: asyncio.Task[None] | None = None  # while it runs, calls wait for it
     is_shaky: bool = False  # its last call was lost, though not the connection: calls wait out the backoff
     fault: str = "it ended by itself"
+    is_counted: bool = False  # the breaker knows its end already
 
 
 class HealthCheck:
@@ -348,8 +349,8 @@ class ServerSupervisor:
         def on_end(ended: ServerEnded) -> None:
             if ended.is_lasting:  # another process of the server would do so again, between two answers
                 self._breaker.failed(str(ended), is_lasting=True)
-            elif live is not None:
-                live.fault = str(ended)
+            if live is not None:
+                live.fault, live.is_counted = str(ended), ended.is_lasting
 
         try:
             async with self._launcher.client(on_eof=leave.set, on_end=on_end) as client:
@@ -377,7 +378,7 @@ class ServerSupervisor:
         """Count the end of an instance, once, unless we ended it ourselves."""
         if self._live is live:
             self._live = None
-            if not self._closed:
+            if not self._closed and not live.is_counted:
                 self._breaker.failed(live.fault)
 
     def _open_error(self, error: Exception) -> OpenFailed:
