@@ -19,10 +19,11 @@ import torch
 
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.config.schema import TrainConfig
+from mcpagent.config.schema import GrpoConfig, TrainConfig
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.demo.job import Stages, open_job
 from mcpagent.demo.quickstart import make_tasks, warm_start
+from mcpagent.errors import UserError
 from mcpagent.rollout.collector import attempts, collect, group_trajectories
 from mcpagent.rollout.setup import agent_settings, open_tools
 from mcpagent.run.episodes import open_tasks
@@ -37,10 +38,14 @@ from mcpagent.train.run_state import TaskOrder
 from mcpagent.train.update import UpdateSettings, sampler_logprobs
 
 FOLDER = Path("outputs/grpo_minimal")
+LEFT_OUT = "kl_placement, adaptive_kl, reference, tis_cap, entropy_coef, epochs_per_batch, minibatches"
 
 
 def train(config: TrainConfig, *, steps: int) -> Iterator[tuple[Learner, list[Trajectory]]]:
     """Train for `steps` steps; gives the learner and the episodes of each step after its update."""
+    for key in LEFT_OUT.split(", "):
+        if getattr(config.grpo, key) != getattr(GrpoConfig(), key) or config.grpo.advantage == "gae":
+            raise UserError(f"the page leaves {key} and gae out", where="grpo", remedy="mcpagent train")
     loaded, settings = load(config), update_settings(config)
     group_size, seed = config.rollout.group_size, config.seed
     with (

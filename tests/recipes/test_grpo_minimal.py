@@ -7,11 +7,13 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
+from mcpagent.errors import UserError
 from mcpagent.run.train import train as train_run
 from recipes import grpo_minimal
 
@@ -47,6 +49,15 @@ def test_its_updates_are_those_of_the_trainer(tiny_checkpoint: Path, tmp_path: P
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
     for earlier, later in pairwise(weights):
         assert any(not torch.equal(earlier[name], later[name]) for name in later), "every step moved them"
+
+
+@pytest.mark.parametrize(
+    "setting", ["advantage=gae", "minibatches=2", "epochs_per_batch=2", "reference=ema", "entropy_coef=0.1"]
+)
+def test_what_the_page_leaves_out_is_refused(setting: str) -> None:
+    config = load_train_config([resource_path("configs/quickstart.yaml")], [f"grpo.{setting}"]).config
+    with pytest.raises(UserError, match="the page leaves"):
+        next(grpo_minimal.train(config, steps=1))
 
 
 def test_it_runs_as_a_program_and_prints_the_success_of_each_step(
