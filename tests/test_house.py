@@ -262,7 +262,7 @@ def test_the_constraints_pin_every_dependency_within_its_range() -> None:
 
 # "embedded" is also the name of the data behind the built-in servers (`tools.upstream`).
 NAMES_THE_DATA = {"config/schema.py", "servers/names.py"}
-KNOWS_THE_MODEL = {"config/registry.py"}  # the line that names its builder
+KNOWS_THE_MODEL = {"config/named_parts.py"}  # the line that names its builder
 
 
 def test_only_the_demonstration_and_one_line_know_of_the_embedded_model() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from mcpagent import __version__
 from mcpagent.config.loader import load_train_config
-from mcpagent.config.registry import SMOKE_MODEL, model_builder
+from mcpagent.config.named_parts import SMOKE_MODEL, model_builder
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject

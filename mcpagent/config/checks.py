@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mcpagent.config.registry import is_built
+from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import GrpoConfig, TrainConfig
 
 

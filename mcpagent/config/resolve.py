@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mcpagent.config.registry import COPYING
+from mcpagent.config.named_parts import COPYING
 from mcpagent.config.schema import ServerSection, TrainConfig
 from mcpagent.config.sections import Section
 from mcpagent.config.source import Entry, Key, Problem

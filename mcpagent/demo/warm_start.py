@@ -24,7 +24,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class EmbeddedBuilder:
-    """What the trainer asks of the embedded model (`config.registry.ModelBuilder`)."""
+    """What the trainer asks of the embedded model (`config.named_parts.ModelBuilder`)."""
 
     advice = (
         "warm it up first: mcpagent train --algo sft --config configs/warm_start.yaml --data DATA "

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from mcpagent.config.registry import is_built, model_builder
+from mcpagent.config.named_parts import is_built, model_builder
 from mcpagent.errors import UserError
 from mcpagent.models.load import load_config
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mcpagent.config.registry import is_built, load_named, model_builder
+from mcpagent.config.named_parts import is_built, load_named, model_builder
 from mcpagent.config.schema import SftConfig, TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.policy.canary import CANARY_ROWS

@@ -13,7 +13,7 @@ from typing import Literal
 from mcpagent.config.dataset_servers import read_dataset_servers
 from mcpagent.config.environment import environment
 from mcpagent.config.loader import LoadedConfig, load_train_config
-from mcpagent.config.registry import is_built
+from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import ToolsConfig, TrainConfig
 from mcpagent.config.sections import ApiConfig
 from mcpagent.console import Console

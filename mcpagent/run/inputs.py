@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mcpagent.config.registry import is_built
+from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import UserError
 from mcpagent.models.weights import holds_weights, weight_files

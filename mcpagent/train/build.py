@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mcpagent.config.registry import is_built, model_builder
+from mcpagent.config.named_parts import is_built, model_builder
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from mcpagent.config.checks import refused_on_cpu
-from mcpagent.config.registry import is_built
+from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
