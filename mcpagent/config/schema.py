@@ -64,7 +64,7 @@ def _cassette_mode(value: Any) -> Any:
 class ModelConfig(Section):
     """Which model is trained, and how it is held."""
 
-    # A hub id, a path, or a model that mcpagent builds itself, for machines without a hub (config.named_parts).
+    # A hub id, a path, or a model that mcpagent builds itself, for machines without a hub (`named_parts`).
     name: str = "Qwen/Qwen3-0.6B"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype_name)] = (
         "auto"  # auto: float32 on CPU, bfloat16 on an accelerator
