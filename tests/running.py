@@ -69,7 +69,14 @@ def children() -> list[psutil.Process]:
     """The processes below that of these tests, without the warm one and the commands."""
     warm = shared().process.pid if shared.cache_info().currsize else None
     own = [child for child in psutil.Process().children() if child.pid != warm]
-    return own + [below for child in own for below in child.children(recursive=True)]
+    return own + [below for child in own for below in _below(child)]
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:  # it ended a moment ago
+        return []
 
 
 class Python(subprocess.Popen[Any]):

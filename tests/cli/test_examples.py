@@ -105,6 +105,7 @@ KEY = "a key of somebody's service"
 SERVICE = "a running API or server of models"
 INSTALL = "installs or downloads packages"
 LONG = "minutes; tests/slow runs it, or what it runs"
+EXT = "run by tests/test_extending.py, with the files that the page makes"
 STAYS = "serves until it is stopped, on a fixed port or in a sandbox that not every machine has"
 ELSEWHERE = {
     "pip install mcpagent": INSTALL,
@@ -119,6 +120,11 @@ ELSEWHERE = {
     "mcpagent report outputs/quickstart": LONG,
     "mcpagent train --config configs/quickstart.yaml --set model.name=PATH --set seed=1": LONG,
     "make quickstart": LONG,
+    "make bench": LONG,
+    "make test": LONG,
+    "make lint": LONG,
+    "make install": INSTALL,
+    "mcpagent gen-data --templates my_templates --train 4 --validation 1 --heldout 1 --out data/mine": EXT,
     "make quickstart ARGS='--seed 1 --out outputs/seed-1'": LONG,
     'make test-slow ARGS="tests/slow/test_variants.py -s"': LONG,
     "python -m benchmarks.update": LONG,
@@ -128,8 +134,7 @@ ELSEWHERE = {
     "python -m benchmarks.rollout generate": LONG,
     "python -m benchmarks.rollout latency": LONG,
     "python -m benchmarks.data --records 100000": LONG,
-    "python -m benchmarks.data --records 1000000 --steps make validate stats split dedupe iterate index"
-    " reopen epoch": LONG,
+    "python -m benchmarks.data --records 1000000 --steps make stats iterate index reopen epoch": LONG,
     "mcpagent gen-data --templates full --train 8000 --validation 500 --heldout 1500 --out data/full": LONG,
     "mcpagent doctor --servers mcp.json --model Qwen/Qwen3-0.6B": HUB,
     "mcpagent doctor --model Qwen/Qwen3-0.6B": HUB,
@@ -362,6 +367,13 @@ def a_template(text: str, folder: Path) -> None:
     assert len(load_templates(folder).templates) == 1
 
 
+def a_template_set(text: str, folder: Path) -> None:
+    pages = [block for page, block in blocks("ya?ml") if page == "docs/extending.md"]
+    for block in pages:
+        (folder / Path(block.splitlines()[0].removeprefix("# ")).name).write_text(block)
+    assert text in pages and len(load_templates(folder).templates) == 1
+
+
 def a_configuration(text: str, folder: Path) -> None:
     (folder / "mine.yaml").write_text(text)
     assert load_train_config([folder / "mine.yaml"], []).config.tools.per_server
@@ -374,6 +386,7 @@ _RECORDS: dict[tuple[str, str], Callable[[str, Path], Any]] = {
     ("docs/data.md", '{"state"'): a_state,
     ("docs/data.md", "- name: channel-price"): a_template,
     ("docs/tools.md", "tools:"): a_configuration,
+    ("docs/extending.md", "# my_templates/"): a_template_set,
 }
 
 

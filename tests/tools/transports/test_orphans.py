@@ -35,7 +35,8 @@ def test_a_pool_ends_whole_families_of_servers_and_its_watchdog(tmp_path: Path) 
         async with ToolPool([stubborn(tmp_path, *traits) for traits in FAMILIES]):
             return {child.pid for child in children()}
 
-    everybody = asyncio.run(run())
+    before = {child.pid for child in children()}
+    everybody = asyncio.run(run()) - before
     assert len(everybody) == 8  # the four servers, their three children, the watchdog
     assert living(everybody) == set()
 
