@@ -14,7 +14,8 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.synth.explore.graph import Edge, Fact, Leaf, Walk, answer_fields
-from mcpagent.synth.explore.walks import WORDINGS, explore_dataset, words_of
+from mcpagent.synth.explore.walks import explore_dataset
+from mcpagent.synth.explore.wording import WORDINGS, words_of
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer, builtin_servers
 
