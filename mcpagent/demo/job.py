@@ -54,14 +54,14 @@ class Progress:
         """That of an earlier call, or a new one. Raises UserError if that call had another seed."""
         if not path.is_file():
             return cls(path, seed)
-        known = cls(path, **json.loads(path.read_text(encoding="utf-8")))
-        if known.seed != seed:
+        progress = cls(path, **json.loads(path.read_text(encoding="utf-8")))
+        if progress.seed != seed:
             raise UserError(
-                f"this quickstart was begun with seed {known.seed}, not {seed}",
+                f"this quickstart was begun with seed {progress.seed}, not {seed}",
                 where=str(path.parent),
-                remedy=f"use --seed {known.seed}, or another --out",
+                remedy=f"use --seed {progress.seed}, or another --out",
             )
-        return known
+        return progress
 
 
 @dataclass(frozen=True)

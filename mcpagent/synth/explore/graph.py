@@ -206,7 +206,7 @@ class ToolGraph:
 
 async def learn(cache: CallCache) -> ToolGraph:
     """Call the tools that say they only read: first those that need nothing, then the others about what was
-    found. A call that fails, or says what it says of nonsense, is no fact."""
+    found. A call that fails, or says what it says of nonsense, is not a fact."""
     graph = ToolGraph()
     texts: list[str] = []
     tried: dict[str, set[str]] = {}
@@ -217,13 +217,13 @@ async def learn(cache: CallCache) -> ToolGraph:
     async with cache.session() as session:
         nonsense = {spec.dotted: await _nonsense(session, spec) for spec in readers}
         for _ in range(_ROUNDS):
-            known = len(texts)
+            texts_before = len(texts)
             for spec in readers:
                 for arguments in _untried(spec, texts, tried.setdefault(spec.dotted, set())):
                     fact = await _fact(session, spec, arguments, nonsense[spec.dotted])
                     if fact is not None:
                         texts += [text for text in graph.add(fact) if text not in texts]
-            if len(texts) == known:
+            if len(texts) == texts_before:
                 break
     have = {fact.spec.dotted for fact in graph.facts}
     for spec in cache.specs:
@@ -287,5 +287,5 @@ async def _fact(session: SynthSession, spec: ToolSpec, arguments: JsonObject, no
     if not fact.leaves or _SAYS_NO.search(said[:400]):
         return None
     for _, text in fact.texts:
-        said = said.replace(text, _PROBE)  # an echo of the question is no answer
+        said = said.replace(text, _PROBE)  # an echo of the question is not an answer
     return None if said == json.dumps(nonsense, ensure_ascii=False) else fact

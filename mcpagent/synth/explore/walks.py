@@ -160,9 +160,9 @@ class _WalkSource:
         """Take away every tool that was seen to give the answer, and those that were not seen at all."""
         fact = walk.asked[0].value
         telling = {walk.facts[-1].spec.dotted, *self.graph.not_tried} | {
-            known.spec.dotted
-            for known in self.graph.facts
-            if any(stands_in(fact, str(leaf.value)) for leaf in known.leaves)
+            other.spec.dotted
+            for other in self.graph.facts
+            if any(stands_in(fact, str(leaf.value)) for leaf in other.leaves)
         }
         tools = self.offer.tools_for(set(), seed=derive_seed(self.seed, walk.key), withheld=telling)
         if not tools:
@@ -187,7 +187,7 @@ def _walk(rng: Random, graph: ToolGraph, facts: Sequence[Fact]) -> Walk | None:
     if kind == "parallel":
         twins = [f for f in facts if f.spec is last.spec and f is not last]
         other = rng.choice(twins) if twins else None
-        same = [own for own in other.leaves if own.expression == leaf.expression] if other else []
+        same = [twin for twin in other.leaves if twin.expression == leaf.expression] if other else []
         if other is None or not same or str(same[0].value) == str(leaf.value):
             return None
         return Walk(kind, (other, last), (None, None), (same[0], leaf), wording)

@@ -48,7 +48,7 @@ _VERBS = (
 _STANDS_ALONE = re.compile(
     r"(the|a|an|all|any|this|these|today's|whether|who|what|which|when|where|how)\b", re.I
 )
-_NO_NOUN = re.compile(r"(what|which|who|whether|how|when|where|if|to|optional|required)\b", re.I)
+_NOT_A_NOUN = re.compile(r"(what|which|who|whether|how|when|where|if|to|optional|required)\b", re.I)
 _LONGEST_NAME = 4  # words of a parameter's description that can stand for its name
 _LONGEST_TASK = 140  # characters
 _PLAIN = re.compile(r"[\w-]+")
@@ -110,15 +110,15 @@ def _placed(task: str, called: str, value: str) -> str:
     """`look up the price of a stock` for the `stock ticker` AAPL is `look up the price of the stock AAPL`."""
     for noun in re.findall(r"\w{4,}", called):
         vague = rf"\ban? (?:(?:specific|specified|given|particular|single) )?((?:\w+ )?{re.escape(noun)})\b"
-        if found := re.search(vague, task):
-            return f"{task[: found.start()]}the {found[1]} {value}{task[found.end() :]}"
+        if match := re.search(vague, task):
+            return f"{task[: match.start()]}the {match[1]} {value}{task[match.end() :]}"
     return task
 
 
 def _base_form(word: str) -> str | None:
-    """`lists` and `list` are `list`; None for what is no verb that a description begins with."""
-    known = next((base for base in (word, word[:-1], word[:-2]) if base in _VERBS), None)
-    return "get" if known in _GIVING else known
+    """`lists` and `list` are `list`; None for what is not a verb that a description begins with."""
+    verb = next((base for base in (word, word[:-1], word[:-2]) if base in _VERBS), None)
+    return "get" if verb in _GIVING else verb
 
 
 def _given(fact: Fact) -> str:
@@ -140,7 +140,7 @@ def _parameter(name: str, schema: Any) -> str:
     """A parameter for a person: its description where that is short and a noun, else its name in words."""
     described = str(schema.get("description") or "") if isinstance(schema, dict) else ""
     words = re.split(r"[.,:;(]", described, maxsplit=1)[0].split()
-    if 0 < len(words) <= _LONGEST_NAME and not _NO_NOUN.match(words[0]):
+    if 0 < len(words) <= _LONGEST_NAME and not _NOT_A_NOUN.match(words[0]):
         first = words[0] if words[0].isupper() else words[0][:1].lower() + words[0][1:]
         return " ".join([first, *words[1:]])
     return _spaced(name)
