@@ -28,6 +28,7 @@ from mcpagent.cli.main import run
 
 # What commands import only when they need it.
 LATER = (
+    "openai",
     "peft",
     "plotly.graph_objects",
     "scipy.stats",

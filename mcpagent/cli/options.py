@@ -17,14 +17,11 @@ from typer.models import OptionInfo
 
 from mcpagent.console import Console
 from mcpagent.core.registry import TOOL_FORMATS
-from mcpagent.rollout.setup import configured_servers as configured_servers
-from mcpagent.rollout.setup import note_named
-from mcpagent.run.episodes import load_for_dataset
 from mcpagent.servers.names import BUILTIN_NAMES
-from mcpagent.tools.servers_config import ServerConfig, builtin_servers, load_servers
 
 if TYPE_CHECKING:
     from mcpagent.config.schema import TrainConfig
+    from mcpagent.tools.servers_config import ServerConfig
 
 
 class Group(typer.core.TyperGroup):
@@ -299,6 +296,10 @@ def chosen_servers(
 ) -> Sequence[ServerConfig]:
     """The servers of an mcp.json, else those that the folder of `data` remembers, else the built-in ones
     (`limited` or full). Raises UserError."""
+    from mcpagent.rollout.setup import configured_servers, note_named
+    from mcpagent.run.episodes import load_for_dataset
+    from mcpagent.tools.servers_config import builtin_servers, load_servers
+
     if path is None and data is not None:
         tools = load_for_dataset(data=data, split=None, note=console.note, for_training=False).config.tools
         return configured_servers(tools, on_note=console.note)

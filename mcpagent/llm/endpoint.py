@@ -8,15 +8,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
-
-import openai
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS, redact
 from mcpagent.core.values import retry_after_s
 from mcpagent.errors import UserError
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureReason, Finish, Usage
+
+if TYPE_CHECKING:
+    import openai  # at run time only once there is an endpoint: it takes most of a second to import
 
 # How far a server enforces the schema of an answer, the most first.
 MODES = ("json_schema", "json_object", "text")
@@ -225,6 +226,8 @@ class Endpoint:
     def __init__(
         self, settings: EndpointSettings, *, on_note: Callable[[str], None] = lambda _: None
     ) -> None:
+        import openai
+
         self._settings = settings
         self._concessions = Concessions(on_note=on_note)
         SECRETS.learn({"API_KEY": settings.api_key})
@@ -238,6 +241,8 @@ class Endpoint:
 
     async def send(self, request: ChatRequest, *, key: str) -> ChatReply:
         """Raises ChatFailed, and UserError for what no other request would survive (key, model, quota)."""
+        import openai
+
         asked = self._concessions.state
         # Gateways that know the header bill one key once, also when the answer to it was lost.
         headers = {"Idempotency-Key": key}
