@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -219,6 +220,49 @@ def test_every_package_is_more_than_an_empty_folder() -> None:
         if path.parent != PACKAGE and len(list(path.parent.rglob("*.py"))) == 1
     ]
     assert empty == []
+
+
+# Names that say nothing of what they hold: a noun does.
+THROW_AWAY_NAMES = {"found", "own", "known", "wanted", "chosen"}
+STILL_WITH_THEM = {"synth", "servers", "tools", "train", "policy", "models", "demo"}
+
+
+def _bindings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, name) of each variable, attribute, parameter, function, class and import that a file binds."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case (
+                ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+            ):
+                yield node.lineno, name
+            case ast.MatchMapping(rest=str(name)):
+                yield node.lineno, name
+            case ast.alias(name=name, asname=asname):
+                yield node.lineno, asname or name
+
+
+def test_no_binding_has_a_throw_away_name() -> None:
+    source = (
+        "import a as own\ndef known(chosen, *wanted): self.found = 1\nfor found in (): pass\n"
+        "try: pass\nexcept E as own: pass\nmatch x:\n case [*known]: pass\n case {**wanted}: pass\n"
+    )
+    caught = [name for _, name in _bindings(ast.parse(source)) if name in THROW_AWAY_NAMES]
+    assert Counter(caught) == {"own": 2, "known": 2, "wanted": 2, "found": 2, "chosen": 1}
+    throw_away = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for module, path in modules().items()
+        for line, name in _bindings(ast.parse(path.read_text(encoding="utf-8")))
+        if name in THROW_AWAY_NAMES and _folder(module) not in STILL_WITH_THEM
+    ]
+    assert throw_away == []
 
 
 @pytest.mark.parametrize("path", _shipped("configs"), ids=lambda path: path.name)

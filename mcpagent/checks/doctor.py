@@ -53,10 +53,10 @@ def check_model(name: str, *, tool_format: str, catalog: Sequence[ToolSpec]) -> 
 
     checks: list[CheckResult] = []
     try:
-        chosen = find_model(name)
-        place = name if chosen is None else str(chosen.path)
+        checkpoint = find_model(name)
+        place = name if checkpoint is None else str(checkpoint.path)
         tokenizer: Any = load_tokenizer(place)
-        why = f" ({chosen.why})" if chosen is not None and chosen.why else ""
+        why = f" ({checkpoint.why})" if checkpoint is not None and checkpoint.why else ""
         checks.append(_passed("model tokenizer", f"{place}{why}: {len(tokenizer)} tokens"))
         renderer = open_renderer(tokenizer, name=name, tool_format=tool_format)
         how = "in the system message" if renderer.instruction is not None else "by its template"
@@ -123,12 +123,12 @@ EXTRAS = (
 def check_python() -> CheckResult:
     """Python against what the installed mcpagent asks for."""
     version = platform.python_version()
-    wanted = SpecifierSet(metadata.metadata("mcpagent")["Requires-Python"])
-    is_good = wanted.contains(version, prereleases=True)
+    supported = SpecifierSet(metadata.metadata("mcpagent")["Requires-Python"])
+    is_good = supported.contains(version, prereleases=True)
     return CheckResult(
         name="python",
         status=CheckStatus.PASS if is_good else CheckStatus.FAIL,
-        detail=f"{version} at {sys.executable}" + ("" if is_good else f"; mcpagent needs {wanted}"),
+        detail=f"{version} at {sys.executable}" + ("" if is_good else f"; mcpagent needs {supported}"),
         remedy=None if is_good else "python3.11 -m venv .venv",
     )
 
@@ -167,8 +167,8 @@ def check_device() -> CheckResult:
 
 def check_keys() -> list[CheckResult]:
     """Which API keys are set, in the environment or in `.env`; a value is never shown."""
-    known = {**dotenv_values(Path.cwd() / ".env"), **os.environ}
-    return [_check_key(service, names, known) for service, names in KEY_NAMES.items()]
+    variables = {**dotenv_values(Path.cwd() / ".env"), **os.environ}
+    return [_check_key(service, names, variables) for service, names in KEY_NAMES.items()]
 
 
 def check_hub(*, ask: bool = True) -> CheckResult:
@@ -243,8 +243,8 @@ def _check_extra(extra: Extra, requirements: Sequence[Requirement]) -> CheckResu
             and not marker.evaluate({"extra": ""})
         )
 
-    chosen = [requirement for requirement in requirements if applies(requirement)]
-    return _check_group(f"extra {extra.name}", chosen, use=extra.use, missing=extra.missing)
+    applicable = [requirement for requirement in requirements if applies(requirement)]
+    return _check_group(f"extra {extra.name}", applicable, use=extra.use, missing=extra.missing)
 
 
 def _check_group(
@@ -270,12 +270,14 @@ def _check_group(
     )
 
 
-def _check_key(service: str, names: Sequence[str], known: dict[str, str | None]) -> CheckResult:
-    found = next((name for name in names if known.get(name)), None)
+def _check_key(service: str, names: Sequence[str], variables: dict[str, str | None]) -> CheckResult:
+    variable = next((name for name in names if variables.get(name)), None)
     return CheckResult(
         name=f"key {service}",
-        status=CheckStatus.PASS if found else CheckStatus.SKIP,
-        detail=f"{found} is set" if found else f"{' / '.join(names)} not set; the embedded data need none",
+        status=CheckStatus.PASS if variable else CheckStatus.SKIP,
+        detail=f"{variable} is set"
+        if variable
+        else f"{' / '.join(names)} not set; the embedded data need none",
     )
 
 

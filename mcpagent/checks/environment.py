@@ -194,13 +194,13 @@ def check_isolation(
     with console.progress("Isolation", total=len(servers)) as advance:
 
         async def probe_all() -> list[ServerIsolation]:
-            found: list[ServerIsolation] = []
+            isolations: list[ServerIsolation] = []
             for server in servers:
-                found.append(
+                isolations.append(
                     await _check(server, config, pool, allow_writes=allow_writes, on_note=console.note)
                 )
                 advance(note=server.name)
-            return found
+            return isolations
 
         return tuple(asyncio.run(probe_all()))
 
@@ -292,10 +292,10 @@ def _shortage(cost: InstanceCost, *, episodes: int) -> str | None:
     if cost.rss_bytes is None or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    wanted = cost.rss_bytes * episodes
-    if wanted <= memory:
+    need_bytes = cost.rss_bytes * episodes
+    if need_bytes <= memory:
         return None
-    return f"{episodes} instances need {wanted / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB"
+    return f"{episodes} instances need {need_bytes / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB"
 
 
 _SAMPLES = "data/samples"
@@ -375,8 +375,8 @@ def env_check(
         acting = [task for task in tasks if not task.truth.abstain]
         with console.progress("Episodes", total=2 * len(tasks) + len(abstaining)) as advance:
 
-            def play(policy: Policy, chosen: Sequence[Task]) -> list[Trajectory]:
-                return _play(policy, chosen, config=config, tools=tools, on_done=lambda _: advance())
+            def play(policy: Policy, played: Sequence[Task]) -> list[Trajectory]:
+                return _play(policy, played, config=config, tools=tools, on_done=lambda _: advance())
 
             runs = {
                 "gold": play(GoldPolicy(tasks), tasks),

@@ -92,9 +92,9 @@ def _place(dotted: str, configs: Sequence[ServerConfig]) -> tuple[ServerConfig, 
     raise _unknown("server", server, [config.name for config in configs])
 
 
-def _unknown(kind: str, name: str, known: Sequence[str]) -> UserError:
-    near = near_match(name, known)
-    return UserError(f"there is no {kind} {name!r}", remedy=near or f"There are: {', '.join(sorted(known))}")
+def _unknown(kind: str, name: str, names: Sequence[str]) -> UserError:
+    near = near_match(name, names)
+    return UserError(f"there is no {kind} {name!r}", remedy=near or f"There are: {', '.join(sorted(names))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,10 +179,10 @@ def check_chaos(config: TrainConfig, *, console: Console | None = None) -> Chaos
 
 def _servers(config: TrainConfig, console: Console) -> list[StdioServer | HttpServer]:
     if config.tools.servers is None:
-        chosen = builtin_servers(limited=config.tools.limited, transport="stdio")
+        configured = builtin_servers(limited=config.tools.limited, transport="stdio")
     else:
-        chosen = configured_servers(config.tools, on_note=console.note)
-    return [server for server in chosen if isinstance(server, StdioServer | HttpServer)]
+        configured = configured_servers(config.tools, on_note=console.note)
+    return [server for server in configured if isinstance(server, StdioServer | HttpServer)]
 
 
 def _not_ours(server: HttpServer) -> list[ChaosResult]:

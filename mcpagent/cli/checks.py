@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from mcpagent.cli.options import Chosen, Data, Group, Json, ToolFormat, with_options
+from mcpagent.cli.options import ConfigOptions, Data, Group, Json, ToolFormat, with_options
 from mcpagent.errors import RunError, UserError
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def check(
         bool, typer.Option("--allow-writes", help="The isolation probe may call every tool.")
     ] = False,
     *,
-    chosen: Chosen,
+    options: ConfigOptions,
     as_json: Json = False,
 ) -> None:
     """Check that the environment tells right from wrong and keeps episodes apart.
@@ -151,7 +151,7 @@ def check(
     from mcpagent.console import Console
 
     console = Console(is_json=as_json)
-    config = chosen.config(console, data=data, has_data=data is not None)
+    config = options.config(console, data=data, has_data=data is not None)
     if chaos:
         from mcpagent.checks.servers import check_chaos
 

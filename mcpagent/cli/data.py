@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mcpagent.cli.options import Chosen, Group, Json, Overwrite, Settings, out_file, refuse_existing
+from mcpagent.cli.options import ConfigOptions, Group, Json, Overwrite, Settings, out_file, refuse_existing
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
@@ -159,7 +159,9 @@ def validate(
     if calibrate is not None and out is not None and report.valid:
         from mcpagent.run.rollout import calibrate_file
 
-        config = Chosen(servers=servers, settings=settings).config(console, policy=calibrate, data=file)
+        config = ConfigOptions(servers=servers, settings=settings).config(
+            console, policy=calibrate, data=file
+        )
         document["calibration"] = calibrate_file(
             out, config=config, policy=calibrate, samples=samples, console=console
         )
@@ -330,7 +332,7 @@ def _pool(file: Path, servers: Path | None, settings: list[str] | None, console:
     from mcpagent.rollout.setup import configured_servers, tool_pool
     from mcpagent.servers.names import BUILTIN_NAMES
 
-    tools = Chosen(servers=servers, settings=settings).config(console, data=file).tools
+    tools = ConfigOptions(servers=servers, settings=settings).config(console, data=file).tools
     is_told = servers is not None or any(text.lstrip().startswith("tools.") for text in settings or ())
     if not is_told and read_dataset_servers(file) is None:
         # The full set of the built-in servers: it contains the limited one under the same names.

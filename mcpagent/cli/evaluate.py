@@ -12,7 +12,7 @@ import typer
 
 from mcpagent.cli.options import (
     BaseUrl,
-    Chosen,
+    ConfigOptions,
     Data,
     Group,
     Json,
@@ -69,7 +69,7 @@ def checkpoint(
     samples: Samples = 1,
     temperature: _Temperature = None,
     *,
-    chosen: Chosen,
+    options: ConfigOptions,
     out: _Out = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -84,9 +84,9 @@ def checkpoint(
     from mcpagent.storage.checkpoints import find_checkpoint
 
     find_checkpoint(path)  # a hub id is refused here: it names a model
-    chosen = replace(chosen, temperature=temperature)
+    options = replace(options, temperature=temperature)
     _refuse_replacing(out, overwrite=overwrite)
-    _evaluate(str(path), chosen, data=data, samples=samples, out=out, as_json=as_json)
+    _evaluate(str(path), options, data=data, samples=samples, out=out, as_json=as_json)
 
 
 @app.command()
@@ -101,7 +101,7 @@ def model(
     temperature: _Temperature = None,
     tool_format: ToolFormat = None,
     *,
-    chosen: Chosen,
+    options: ConfigOptions,
     out: _Out = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -110,9 +110,9 @@ def model(
 
     Example: mcpagent eval model Qwen/Qwen3-0.6B --data data/processed/heldout.jsonl --out base.json
     """
-    chosen = replace(chosen, tool_format=tool_format, base_url=base_url, temperature=temperature)
+    options = replace(options, tool_format=tool_format, base_url=base_url, temperature=temperature)
     _refuse_replacing(out, overwrite=overwrite)
-    _evaluate(name_or_path, chosen, data=data, samples=samples, out=out, as_json=as_json)
+    _evaluate(name_or_path, options, data=data, samples=samples, out=out, as_json=as_json)
 
 
 @app.command()
@@ -166,14 +166,14 @@ def _refuse_replacing(out: Path | None, *, overwrite: bool) -> None:
 
 
 def _evaluate(
-    name: str, chosen: Chosen, *, data: Path | None, samples: int, out: Path | None, as_json: bool
+    name: str, options: ConfigOptions, *, data: Path | None, samples: int, out: Path | None, as_json: bool
 ) -> None:
     from mcpagent.run.evaluate import evaluate_model
     from mcpagent.storage.locks import locked_file
 
     console = Console(is_json=as_json)
-    chosen = replace(chosen, default_temperature=0.0 if samples == 1 else 1.0)
-    config = chosen.config(console, policy=name, data=data)
+    options = replace(options, default_temperature=0.0 if samples == 1 else 1.0)
+    config = options.config(console, policy=name, data=data)
     with locked_file(out) if out is not None else nullcontext():
         outcome = evaluate_model(config, model=name, data=data, samples=samples, out=out, console=console)
     if as_json:
@@ -228,7 +228,7 @@ def rollout(
     ] = None,
     tool_format: ToolFormat = None,
     *,
-    chosen: Chosen,
+    options: ConfigOptions,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -243,9 +243,9 @@ def rollout(
 
     console = Console(is_json=as_json)
     refuse_existing(out, token_file(out), overwrite=overwrite)
-    chosen = replace(chosen, tool_format=tool_format, base_url=base_url, temperature=temperature)
+    options = replace(options, tool_format=tool_format, base_url=base_url, temperature=temperature)
     outcome = collect(
-        chosen.config(console, policy=policy, data=data),
+        options.config(console, policy=policy, data=data),
         policy=policy,
         out=out,
         data=data,

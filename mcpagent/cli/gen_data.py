@@ -13,7 +13,7 @@ from mcpagent.cli.gen_data_llm import LLMOptions, run_llm
 from mcpagent.cli.options import (
     Cassette,
     CassetteMode,
-    Chosen,
+    ConfigOptions,
     Json,
     Overwrite,
     out_file,
@@ -103,8 +103,10 @@ def gen_data(
     with locked_folder(out):
         check_output(out, overwrite=overwrite)
         counts = {"train": train, "validation": validation, "heldout": heldout}
-        chosen = Chosen(servers=servers, read_only=read_only, cassette=cassette, cassette_mode=cassette_mode)
-        tools = chosen.config(console, has_data=False).tools
+        config_options = ConfigOptions(
+            servers=servers, read_only=read_only, cassette=cassette, cassette_mode=cassette_mode
+        )
+        tools = config_options.config(console, has_data=False).tools
         if servers is None and not llm and (templates == "full" or explore):
             tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
         remembered = DatasetServers.of(out, tools)

@@ -165,12 +165,12 @@ def run_llm(
     from mcpagent.synth.llm.prompts import load_prompts
 
     prompts = load_prompts(options.prompts or resource_path("templates/prompts/tasks.yaml"))
-    wanted, asking = _settings(options, tools, seed=seed, distractors=distractors)
+    request, asking = _settings(options, tools, seed=seed, distractors=distractors)
     document = make_dataset_with_model(
         tools,
         prompts,
         output,
-        wanted=wanted,
+        wanted=request,
         asking=asking,
         budget=_budget(options, asking.endpoint.model, console),
         journal=JournalFile(options.journal or output.folder / "llm-journal.jsonl", options.retry_failed),
@@ -213,7 +213,7 @@ def _settings(
         timeout_s=options.request_timeout,
     )
     domains = _chosen(options.domains, env, "DOMAINS", "whatever these tools are for")
-    wanted = Wanted(
+    request = Wanted(
         samples=_chosen(options.samples, env, "N_SAMPLES", 20),
         max_tools=_chosen(options.max_tools, env, "MAX_TOOLS", 4),
         max_turns=_chosen(options.max_turns, env, "MAX_TURNS", 8),
@@ -232,7 +232,7 @@ def _settings(
         per_minute=options.rpm,
         max_output_tokens=options.max_output_tokens,
     )
-    return wanted, asking
+    return request, asking
 
 
 def _chosen(given: T | None, env: Mapping[str, str], name: str, default: T) -> T:
@@ -260,7 +260,7 @@ def _listed(text: str) -> tuple[str, ...]:
 def _complexities(text: str) -> tuple[Any, ...]:
     from mcpagent.synth.llm.prompts import complexity_of
 
-    found: dict[str, None] = {}
+    complexities: dict[str, None] = {}
     for word in _listed(text) or ("simple", "moderate", "complex"):
         complexity = complexity_of(word)
         if complexity is None:
@@ -268,8 +268,8 @@ def _complexities(text: str) -> tuple[Any, ...]:
                 f"--complexities names {word!r}",
                 remedy="simple, moderate, complex (or easy, medium, difficult)",
             )
-        found[complexity] = None
-    return tuple(found)
+        complexities[complexity] = None
+    return tuple(complexities)
 
 
 def _budget(options: LLMOptions, model: str, console: Console) -> ApiBudget:

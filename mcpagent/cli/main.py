@@ -69,9 +69,9 @@ class _LazyGroup(typer.core.TyperGroup):
         return list(COMMANDS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, found, rest = super().resolve_command(ctx, args)
-        if name is None or found is None:
-            return name, found, rest
+        name, registered, rest = super().resolve_command(ctx, args)
+        if name is None or registered is None:
+            return name, registered, rest
         command = load_command(name)
         command.name = name
         return name, command, rest

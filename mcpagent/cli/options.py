@@ -34,16 +34,16 @@ class Group(typer.core.TyperGroup):
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes dataclasses of options (`chosen: Chosen`), for Typer: the fields that are declared
-    as `Annotated[..., typer.Option(...)]` stand as options where the parameter stands. Other fields keep
+    """A command that takes dataclasses of options (`options: ConfigOptions`), for Typer: the fields declared
+    as `Annotated[..., typer.Option(...)]` become options at the place of the parameter. Other fields keep
     their defaults."""
     parameters: list[inspect.Parameter] = []
     made: dict[str, tuple[Any, list[str]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if dataclasses.is_dataclass(kind := parameter.annotation):
-            own = _options(kind)
-            made[parameter.name] = (kind, [option.name for option in own])
-            parameters += own
+            options = _options(kind)
+            made[parameter.name] = (kind, [option.name for option in options])
+            parameters += options
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -201,7 +201,7 @@ def refuse_existing(*paths: Path, overwrite: bool) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ConfigOptions:
     """The options as they were given; None where they were not. The plain fields are options of some commands
     only. `default_temperature` None: what the configuration says."""
 
@@ -276,8 +276,8 @@ def _config_of_run(policy: str) -> Path | None:
 
     if policy in SCRIPTED or policy.startswith("openai:"):
         return None
-    chosen = find_model(policy)
-    run = None if chosen is None else run_of(chosen.path)
+    checkpoint = find_model(policy)
+    run = None if checkpoint is None else run_of(checkpoint.path)
     return None if run is None else run.config_path
 
 

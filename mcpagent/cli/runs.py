@@ -35,20 +35,20 @@ def runs(
     from mcpagent.storage.runs import list_runs
 
     console = Console(is_json=as_json)
-    found = list_runs(folder) if folder.exists() or folder != _DEFAULT else []
+    run_infos = list_runs(folder) if folder.exists() or folder != _DEFAULT else []
     if as_json:
-        console.print_json([run.as_json() for run in found])
+        console.print_json([run.as_json() for run in run_infos])
         return
-    if not found:
+    if not run_infos:
         console.say(f"no runs in {folder}")
         return
-    rows = [(run.name, run.kind, run.state, _steps(run), _success(run), _started(run)) for run in found]
+    rows = [(run.name, run.kind, run.state, _steps(run), _success(run), _started(run)) for run in run_infos]
     console.table(
         f"Runs in {folder}", ("run", "kind", "state", "steps", "success", "started"), rows, is_text=True
     )
-    if any(run.success_of == "training" for run in found):
+    if any(run.success_of == "training" for run in run_infos):
         console.say("* of the last step's episodes; the run has no evaluation")
-    for run in found:
+    for run in run_infos:
         if run.state == "failed" and run.reason is not None:
             console.say(f"{run.name} failed: {run.reason}")
         if run.state == "running" and run.process is not None:

@@ -20,18 +20,18 @@ class ConfigFinding:
 def findings(config: TrainConfig, *, for_training: bool = True) -> list[ConfigFinding]:
     """Everything that is wrong between the settings of a valid config; with `for_training` off, what only a
     training run must keep to is left out."""
-    found = list(_common(config))
+    problems = list(_common(config))
     if for_training:
-        found += _precision(config)
+        problems += _precision(config)
     if for_training and config.algorithm == "grpo":
-        found += [
+        problems += [
             *_sampling(config),
             *_staleness(config),
             *_objective(config),
             *_batches(config),
             *_endings(config),
         ]
-    return found
+    return problems
 
 
 def _common(config: TrainConfig) -> Iterator[ConfigFinding]:

@@ -73,14 +73,14 @@ def load_train_config(
     paths = paths or ([inherited] if inherited is not None else _default_files(from_options))
     from_files = _read_layer(paths, problems)
     problems += from_files.problems + from_options.problems
-    own = {} if inherited in paths else _not_preset(from_files.settings)
+    set_in_files = {} if inherited in paths else _not_preset(from_files.settings)
     if dataset is not None:
-        below = {key: setting for key, setting in from_files.settings.items() if key not in own}
-        from_files.settings = _overlay(dataset.over(below), own)
+        below = {key: setting for key, setting in from_files.settings.items() if key not in set_in_files}
+        from_files.settings = _overlay(dataset.over(below), set_in_files)
     settings = _overlay(from_files.settings, from_options.settings)
     from_environment = Layer()
     if inherited not in paths:
-        from_environment = _environment_layer(settings, explicit={*own, *from_options.settings})
+        from_environment = _environment_layer(settings, explicit={*set_in_files, *from_options.settings})
     problems += from_environment.problems
     settings = _overlay(settings, from_environment.settings)
     _learn_secrets(settings)
@@ -100,19 +100,19 @@ def load_train_config(
         config=config.for_sft() if config.algorithm == "sft" else config,
         notes=notes,
         sources={key: entry.where for key, entry in given.items()},
-        explicit=frozenset(".".join(key) for key in (*own, *from_options.settings)),
+        explicit=frozenset(".".join(key) for key in (*set_in_files, *from_options.settings)),
     )
 
 
 def _environment_layer(settings: dict[Key, Setting], *, explicit: Collection[Key]) -> Layer:
     """What the environment (or `.env`) says of keys that nobody set."""
-    known, trackers = environment(), settings.get(("tracking", "backends"))
+    variables, trackers = environment(), settings.get(("tracking", "backends"))
     entries = []
     for name, dotted in ENVIRONMENT.items():
         key = tuple(dotted.split("."))
         is_asked = key[0] != "tracking" or (trackers is not None and trackers.value)
-        if known.get(name) and is_asked and not {key, key[:1]} & set(explicit):
-            entries.append(Entry(key=key, value=known[name], where=f"{name} (environment)"))
+        if variables.get(name) and is_asked and not {key, key[:1]} & set(explicit):
+            entries.append(Entry(key=key, value=variables[name], where=f"{name} (environment)"))
     layer = resolve_entries(entries)
     layer.notes += [f"{entry.where}: {entry.dotted} is {entry.value}" for entry in entries]
     return layer
@@ -180,12 +180,12 @@ def _is_ppo(settings: dict[Key, Setting]) -> bool:
 def _as_ppo(settings: dict[Key, Setting], problems: list[Problem]) -> dict[Key, Setting]:
     """The settings over those of the preset, as settings of GRPO. An advantage that is not PPO's is a
     problem: one of the two would be silently left out."""
-    chosen, given = settings[_ALGORITHM], settings.get(_ADVANTAGE)
+    algorithm, given = settings[_ALGORITHM], settings.get(_ADVANTAGE)
     if given is not None and given.value != "gae":
-        why = f"the algorithm is ppo ({chosen.entry.where}), whose advantage is gae; leave one of them out"
+        why = f"the algorithm is ppo ({algorithm.entry.where}), whose advantage is gae; leave one of them out"
         problems.append(refusal(given.entry, why))
     preset = _read_layer([resource_path(_PPO)], problems)
-    grpo = Setting(value="grpo", entry=chosen.entry)
+    grpo = Setting(value="grpo", entry=algorithm.entry)
     return _overlay(preset.settings, settings) | {_ALGORITHM: grpo}
 
 

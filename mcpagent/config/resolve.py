@@ -202,9 +202,9 @@ def resolve_entries(entries: Iterable[Entry]) -> Layer:
         spelled = full_spelling(entry.key)
         dotted = ".".join(spelled)
         if dotted in NO_EFFECT:
-            known = NO_EFFECT[dotted]
-            if entry.value is None or entry.value != known.silent:
-                layer.notes.append(f"{entry.where}: {entry.dotted} has no effect: {known.reason}")
+            without_effect = NO_EFFECT[dotted]
+            if entry.value is None or entry.value != without_effect.silent:
+                layer.notes.append(f"{entry.where}: {entry.dotted} has no effect: {without_effect.reason}")
         elif dotted in ONLY_VALUES:
             only = ONLY_VALUES[dotted]
             if entry.value != only.value:
@@ -226,13 +226,13 @@ def _take(layer: Layer, entry: Entry, spelled: Key) -> None:
     key = tuple(ALIASES[dotted].split(".")) if dotted in ALIASES else spelled
     if key not in KNOWN_KEYS and key[:2] not in _OPEN_KEYS:
         problem = _unknown(entry, spelled)
-        if not any(problem.repeats(known) for known in layer.problems):  # once for a whole section
+        if not any(problem.repeats(earlier) for earlier in layer.problems):  # once for a whole section
             layer.problems.append(problem)
         return
     if key[:2] == _PER_SERVER and len(key) > 3 and key[3] not in ServerSection.model_fields:
-        known = list(ServerSection.model_fields)
-        near = difflib.get_close_matches(key[3], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        fields = list(ServerSection.model_fields)
+        near = difflib.get_close_matches(key[3], fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(fields)}"
         layer.problems.append(Problem(where=entry.where, message=f"unknown key {dotted}; {hint}"))
         return
     try:
@@ -277,12 +277,12 @@ def _unknown(entry: Entry, spelled: Key) -> Problem:
 def _near_match(dotted: str) -> str | None:
     """The known key that was probably meant: the same name in another section, else the nearest spelling."""
     section, _, name = dotted.rpartition(".")
-    elsewhere = [known for known in _NAMES if known.rpartition(".")[2] == name]
+    elsewhere = [key for key in _NAMES if key.rpartition(".")[2] == name]
     if elsewhere:
         return " or ".join(elsewhere[:2])
-    siblings = {known.rpartition(".")[2]: known for known in _NAMES if known.rpartition(".")[0] == section}
+    siblings = {key.rpartition(".")[2]: key for key in _NAMES if key.rpartition(".")[0] == section}
     headings = {} if section else {key[0]: key[0] for key in sorted(SECTIONS) if len(key) == 1}
-    anywhere = {known.rpartition(".")[2]: known for known in _NAMES}
+    anywhere = {key.rpartition(".")[2]: key for key in _NAMES}
     for candidates, cutoff in ((siblings | headings, 0.6), (anywhere, 0.75)):
         close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)
         if close:

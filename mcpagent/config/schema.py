@@ -371,20 +371,20 @@ class TrainConfig(Section):
 
     def for_sft(self) -> TrainConfig:
         """The configuration as a supervised run: the overrides of `sft` moved to where they act."""
-        own = self.sft
+        sft = self.sft
         length: dict[str, Any] = {}
-        if own.epochs is not None:
-            length = {"max_epochs": own.epochs, "steps_per_epoch": None, "max_steps": None}
-        if own.steps is not None:
-            length |= {"max_steps": own.steps}
-        training = length | _given(batch_size=own.batch_size, warmup_steps=own.warmup_steps)
-        optimization = _given(learning_rate=own.learning_rate, optimizer=own.optimizer)
+        if sft.epochs is not None:
+            length = {"max_epochs": sft.epochs, "steps_per_epoch": None, "max_steps": None}
+        if sft.steps is not None:
+            length |= {"max_steps": sft.steps}
+        training = length | _given(batch_size=sft.batch_size, warmup_steps=sft.warmup_steps)
+        optimization = _given(learning_rate=sft.learning_rate, optimizer=sft.optimizer)
         return self.model_copy(
             update={
                 "algorithm": "sft",
                 "training": self.training.model_copy(update=training),
                 "optimization": self.optimization.model_copy(update=optimization),
-                "sft": SftConfig.model_validate(own.model_dump(exclude=_REPLACING)),
+                "sft": SftConfig.model_validate(sft.model_dump(exclude=_REPLACING)),
             }
         )
 

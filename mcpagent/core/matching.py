@@ -231,7 +231,7 @@ def _expected_problems(expected: Any) -> list[str]:
 
 def _faults(rule: Mapping[str, Any]) -> list[str]:
     """What is wrong with the values of a rule."""
-    wanted = {
+    requirements = {
         "any_of": ("a list", lambda v: isinstance(v, list | tuple) and bool(v)),
         "tolerance": (
             "a number, 0 or more",
@@ -249,7 +249,7 @@ def _faults(rule: Mapping[str, Any]) -> list[str]:
     }
     problems = [
         f"{name} is {rule[name]!r}, but must be {what}"
-        for name, (what, is_right) in wanted.items()
+        for name, (what, is_right) in requirements.items()
         if name in rule and not reference_texts(rule[name]) and not is_right(rule[name])
     ]
     if "regex" in rule and (flaw := pattern_problem(rule["regex"])):
@@ -307,32 +307,32 @@ def _is_one_of(accepted: Iterable[Any], rule: Mapping[str, Any], given: Any) -> 
     return any(values_equal(value, given, tolerance=tolerance) for value in accepted)
 
 
-def _is_like(key: str, wanted: Any, given: Any) -> bool:
+def _is_like(key: str, expected: Any, given: Any) -> bool:
     match key:
         case "regex":
-            return isinstance(wanted, str) and re.search(wanted, format_value(given)) is not None
+            return isinstance(expected, str) and re.search(expected, format_value(given)) is not None
         case "length":
-            return isinstance(given, str | list | tuple | Mapping) and len(given) == as_number(wanted)
+            return isinstance(given, str | list | tuple | Mapping) and len(given) == as_number(expected)
         case _:
-            return _contains(wanted, given)
+            return _contains(expected, given)
 
 
-def _contains(wanted: Any, given: Any) -> bool:
+def _contains(expected: Any, given: Any) -> bool:
     if isinstance(given, str):
-        return wanted is not UNRESOLVED and format_value(wanted).casefold() in given.casefold()
+        return expected is not UNRESOLVED and format_value(expected).casefold() in given.casefold()
     if isinstance(given, Mapping):
-        return _has_fields(wanted, given)
+        return _has_fields(expected, given)
     if isinstance(given, list | tuple):
-        return any(_has_fields(wanted, item) or values_equal(wanted, item) for item in given)
+        return any(_has_fields(expected, item) or values_equal(expected, item) for item in given)
     return False
 
 
-def _has_fields(wanted: Any, given: Any) -> bool:
-    """Whether `given` has the fields that `wanted` names, each with its value or as its rule says."""
+def _has_fields(expected: Any, given: Any) -> bool:
+    """Whether `given` has the fields that `expected` names, each with its value or as its rule says."""
     return (
-        isinstance(wanted, Mapping)
+        isinstance(expected, Mapping)
         and isinstance(given, Mapping)
-        and all(_expected(value, given.get(name, MISSING), MISSING) for name, value in wanted.items())
+        and all(_expected(value, given.get(name, MISSING), MISSING) for name, value in expected.items())
     )
 
 

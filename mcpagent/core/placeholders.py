@@ -59,10 +59,10 @@ def resolve_references(value: Any, results: Mapping[str, Any]) -> Any:
 def references(value: Any) -> set[int]:
     """Numbers of the steps that `value` refers to. Raises PlaceholderError where one is malformed."""
     if isinstance(value, str):
-        found: set[int] = set()
+        steps: set[int] = set()
         for match in _REFERENCE.finditer(value):
-            found |= _steps(match[1])
-        return found
+            steps |= _steps(match[1])
+        return steps
     if isinstance(value, Mapping):
         return set().union(*(references(item) for item in value.values()))
     if isinstance(value, list | tuple):

@@ -194,7 +194,7 @@ class Secrets:
                 matcher = self._matcher = BytesAhoCorasick(list(self._forms))
         return matcher
 
-    def _spans(self, data: bytes, found: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, _Form]]:
+    def _spans(self, data: bytes, matches: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, _Form]]:
         """Where in `data` a secret stands: the matches in its squeezed form, in order, overlaps joined."""
         import numpy as np  # here, as the matcher: `--help` needs neither
 
@@ -204,7 +204,7 @@ class Secrets:
         kept[1:][escaped] = False
         place = np.flatnonzero(kept)
         spans: list[tuple[int, int, _Form]] = []
-        for number, first, last in sorted(found, key=lambda match: (match[1], -match[2])):
+        for number, first, last in sorted(matches, key=lambda match: (match[1], -match[2])):
             form = self._ordered[number]
             start, end = _widened(data, int(place[first]), int(place[last - 1]) + 1, form)
             if spans and start < spans[-1][1]:
@@ -251,13 +251,13 @@ def is_secret(value: str, name: str) -> bool:
 def secrets_of(*environments: Mapping[str, str]) -> dict[str, str]:
     """Secret value -> name of its variable, for the variables (or headers) whose name says that they hold it;
     also without the scheme of `Bearer VALUE`."""
-    found: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     for environment in environments:
         for name, value in environment.items():
             if _SECRET_NAME.search(name):
                 parts = {value, value.strip().rpartition(" ")[2]}
-                found |= dict.fromkeys((part for part in parts if len(part) >= _SHORTEST_NAMED), name)
-    return found
+                secrets |= dict.fromkeys((part for part in parts if len(part) >= _SHORTEST_NAMED), name)
+    return secrets
 
 
 def redact(value: Any, secrets: Mapping[str, str]) -> Any:

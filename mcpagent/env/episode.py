@@ -127,6 +127,7 @@ class CallRunner:
 
     @property
     def deadline_passed(self) -> bool:
+        """Whether the time limit of the episode is over; never without one."""
         deadline_s = self.limits.deadline_s
         return deadline_s is not None and asyncio.get_running_loop().time() >= deadline_s
 
@@ -223,6 +224,7 @@ class Episode:
 
     @property
     def done(self) -> bool:
+        """Whether the episode has ended; `stop_reason` says why."""
         return self.stop_reason is not None
 
     @property
@@ -235,8 +237,8 @@ class Episode:
     def read_only(self) -> tuple[str, ...]:
         """The tools of the plan (`server.tool`) of which their servers say that they only read."""
         planned = {f"{step.server}.{step.tool}" for step in self.task.truth.tool_sequence}
-        known = {spec.dotted for spec in self._catalog.values() if spec.annotations.read_only}
-        return tuple(sorted(planned & known))
+        read_only_tools = {spec.dotted for spec in self._catalog.values() if spec.annotations.read_only}
+        return tuple(sorted(planned & read_only_tools))
 
     @property
     def record(self) -> EpisodeRecord:
@@ -268,13 +270,13 @@ class Episode:
         )
         self._offer, self._runner = offered, CallRunner(self._session, offered, limits)
         for server, calls in truth.setup.items():
-            for wanted in calls:
-                result = await self._own_call(server, wanted.tool, wanted.arguments, purpose=Purpose.SETUP)
+            for call in calls:
+                result = await self._own_call(server, call.tool, call.arguments, purpose=Purpose.SETUP)
                 self._setup_results.append(result)
                 if result.failure is not None or result.is_error:
                     self._stop(StopReason.FAILED)
                     raise EpisodeError(
-                        f"set-up call {server}.{wanted.tool} failed: {result.content[:200]}",
+                        f"set-up call {server}.{call.tool} failed: {result.content[:200]}",
                         where=f"task {self.task.id}, ground_truth.setup",
                     )
         for server, check in checks_with_before(truth):

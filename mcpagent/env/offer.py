@@ -50,6 +50,7 @@ class OfferedTools:
         self.schemas: tuple[JsonObject, ...] = tuple(tool.schema for tool in tools)
 
     def find(self, name: str) -> OfferedTool | None:
+        """The tool by any of its names; None where it is not offered."""
         return self._by_name.get(name)
 
     def schema_of(self, name: str) -> JsonObject | None:
@@ -83,9 +84,9 @@ _cache: dict[tuple[str, str], OfferedTool] = {}
 def _compiled(name: str, spec: ToolSpec) -> OfferedTool:
     """Schemas are compiled once for each tool, not once an episode; a changed tool replaces its entry."""
     key = (name, spec.dotted)
-    known = _cache.get(key)
-    if known is not None and (known.spec is spec or known.spec == spec):
-        return known
+    cached = _cache.get(key)
+    if cached is not None and (cached.spec is spec or cached.spec == spec):
+        return cached
     tool = OfferedTool(
         name=name, spec=spec, schema=chat_schema(name, spec), validator=_validator(spec.input_schema)
     )

@@ -9,7 +9,7 @@ from functools import cache
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ParseFailure, ToolCall
-from mcpagent.env.dialects.contract import Dialect, Found
+from mcpagent.env.dialects.contract import Dialect, ParsedCalls
 from mcpagent.env.dialects.registry import TOOL_FORMATS
 
 _THINK = re.compile(r"<think>|</think>")
@@ -40,12 +40,12 @@ def parse_action(
     action = action.encode("utf-8", "replace").decode()  # lone surrogates cannot be stored or sent
     thinking, body = _split_thinking(action)
     dialect = TOOL_FORMATS[tool_format]
-    found = Found(next_id=first_id, schema_of=schema_of)
-    text = _parse_blocks(body, dialect, found)
-    if not found and dialect.read_text is not None:
-        text = dialect.read_text(text, found)
+    parsed = ParsedCalls(next_id=first_id, schema_of=schema_of)
+    text = _parse_blocks(body, dialect, parsed)
+    if not parsed and dialect.read_text is not None:
+        text = dialect.read_text(text, parsed)
     return ParsedAction(
-        calls=tuple(found.calls), failures=tuple(found.failures), text=text.strip(), thinking=thinking
+        calls=tuple(parsed.calls), failures=tuple(parsed.failures), text=text.strip(), thinking=thinking
     )
 
 
@@ -71,23 +71,23 @@ def _split_thinking(action: str) -> tuple[str | None, str]:
     return "\n".join(thoughts), "".join(rest)
 
 
-def _parse_blocks(body: str, dialect: Dialect, found: Found) -> str:
+def _parse_blocks(body: str, dialect: Dialect, parsed: ParsedCalls) -> str:
     """Calls and failures between tags; returns the text around them."""
     tags = _tags(dialect.name)
     text: list[str] = []
     position = 0
     while match := tags.search(body, position):
         text.append(body[position : match.start()])
-        if found.is_full:
-            found.fail(body[match.start() :], "too many broken calls: the rest was not read")
+        if parsed.is_full:
+            parsed.fail(body[match.start() :], "too many broken calls: the rest was not read")
             return "".join(text)
         read = dialect.blocks.get(match[0])
         if read is None:
             # The text before belongs to the failure: it is what was meant to be inside.
-            found.fail(body[position : match.end()], f"{match[0]} without an opening tag")
+            parsed.fail(body[position : match.end()], f"{match[0]} without an opening tag")
             position = match.end()
         else:
-            position = read(body, match.start(), match.end(), found)
+            position = read(body, match.start(), match.end(), parsed)
     return "".join([*text, body[position:]])
 
 

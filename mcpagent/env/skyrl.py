@@ -167,14 +167,15 @@ class MCPToolGroup(ToolGroup):
     def _tool(self, spec: ToolSpec) -> Callable[[JsonObject], str]:
         def call(arguments: JsonObject) -> str:
             self._made += 1
-            wanted = ToolCall(
+            tool_call = ToolCall(
                 id=f"c{self._made}", server=spec.server, tool=spec.name, arguments=dict(arguments)
             )
-            return self._runtime.io.run(self._session.call(wanted)).content
+            return self._runtime.io.run(self._session.call(tool_call)).content
 
         return call
 
     def close(self) -> None:
+        """Close the session; the servers keep running for the other environments of this process."""
         self._runtime.io.run(self._session.close())
 
 
@@ -226,7 +227,7 @@ def _parse_config(env_config: object) -> EnvConfig:
             dict(env_config) if isinstance(env_config, Mapping) else env_config or {}
         )
     except pydantic.ValidationError as error:
-        problems = "; ".join(describe(found, root="env_config") for found in error.errors())
+        problems = "; ".join(describe(detail, root="env_config") for detail in error.errors())
         raise UserError(problems, where=f"environment.skyrl_gym.{ENV_ID}") from None
 
 
@@ -246,7 +247,7 @@ def _task(prompt: Sequence[Mapping[str, str]], extras: Mapping[str, Any]) -> Tas
         return Task.model_validate(record)
     except pydantic.ValidationError as error:
         raise UserError(
-            "; ".join(describe(found) for found in error.errors()), where=f"{ENV_ID} record"
+            "; ".join(describe(detail) for detail in error.errors()), where=f"{ENV_ID} record"
         ) from None
     except json.JSONDecodeError as error:
         raise UserError(

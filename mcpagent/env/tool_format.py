@@ -59,22 +59,24 @@ def open_renderer(tokenizer: Any, *, name: str, tool_format: str = "auto") -> Re
             remedy=f"use one of {', '.join(TOOL_FORMATS)}",
         )
     renderer = Renderer(tokenizer, name=name)
-    own = _own_dialect(renderer, is_needed=tool_format == "auto")
+    from_template = _own_dialect(renderer, is_needed=tool_format == "auto")
     if tool_format == "auto":
         # Hermes with its two sisters, so that nothing that a model writes for want of better is lost.
-        dialect = TOOL_FORMATS["auto"] if own is None or own.name == "hermes" else own
-        is_told = renderer.has_tools and (own is not None or _teaches(renderer))
+        dialect = (
+            TOOL_FORMATS["auto"] if from_template is None or from_template.name == "hermes" else from_template
+        )
+        is_told = renderer.has_tools and (from_template is not None or _teaches(renderer))
     else:
         dialect = TOOL_FORMATS[tool_format]
-        is_told = renderer.has_tools and own is not None and own.name == tool_format
-    chosen = Renderer(
+        is_told = renderer.has_tools and from_template is not None and from_template.name == tool_format
+    dialect_renderer = Renderer(
         tokenizer,
         name=name,
         tool_format=dialect.name,
         instruction=None if is_told else dialect.instruction,
     )
-    refuse_forgery(chosen)
-    return chosen
+    refuse_forgery(dialect_renderer)
+    return dialect_renderer
 
 
 def read_back(written: str) -> Dialect | None:

@@ -126,14 +126,14 @@ def pass_metrics(successes_by_task: Sequence[Sequence[float]], *, seed: int) -> 
     A task with fewer than k scored attempts says nothing about k. Empty with one attempt a task.
     """
     most = max((len(s) for s in successes_by_task), default=0)
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for k in sorted({2**i for i in range(1, most.bit_length()) if 2**i <= most} | ({most} - {0, 1})):
         counts = [(len(s), round(sum(s))) for s in successes_by_task if len(s) >= k]
         any_of = [[1.0 - math.comb(n - c, k) / math.comb(n, k)] for n, c in counts]
         all_of = [[math.comb(c, k) / math.comb(n, k)] for n, c in counts]
-        found[f"pass@{k}"] = clustered_mean(any_of, seed=seed)
-        found[f"pass^{k}"] = clustered_mean(all_of, seed=seed)
-    return found
+        metrics[f"pass@{k}"] = clustered_mean(any_of, seed=seed)
+        metrics[f"pass^{k}"] = clustered_mean(all_of, seed=seed)
+    return metrics
 
 
 def _outcome(attempts: Sequence[Trajectory]) -> TaskOutcome:

@@ -111,8 +111,8 @@ def _usage(raw: JsonObject, input_key: str, output_key: str) -> Usage | None:
 
 
 def _sampling(request: ChatRequest) -> dict[str, Any]:
-    chosen = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
-    return {name: value for name, value in chosen.items() if value is not None}
+    parameters = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 _OPTIONAL = ("temperature", "seed", "store")

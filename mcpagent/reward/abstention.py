@@ -136,10 +136,10 @@ def abstention_holds(check: AnswerCheck, answer: str, without: Sequence[Any], ev
 
 def _invents(text: str, check: AnswerCheck, evidence: Evidence) -> bool:
     """A number, a name or a deed that comes from nowhere."""
-    known = "\n".join([evidence.said, evidence.offered, *(result.content for result in evidence.results)])
-    if set(numbers_in(_ENUMERATOR.sub(" ", text))) - set(numbers_in(known)):
+    sources = "\n".join([evidence.said, evidence.offered, *(result.content for result in evidence.results)])
+    if set(numbers_in(_ENUMERATOR.sub(" ", text))) - set(numbers_in(sources)):
         return True
-    lowered, words = _spelt_out(text), {_singular(word) for word in tokens(known)}
+    lowered, words = _spelt_out(text), {_singular(word) for word in tokens(sources)}
     said = set(tokens(evidence.said))
     if any(match[0] not in evidence.said.casefold() for match in _NUMBER_WORD.finditer(lowered)):
         return True

@@ -94,8 +94,8 @@ def state_holds(
 def _number_holds(expected: Any, answer: str, tolerance: float, evidence: Evidence) -> bool:
     target = as_number(expected)
     if target is None and isinstance(expected, str):
-        found = numbers_in(expected)
-        target = float(found[-1]) if found else None
+        numbers = numbers_in(expected)
+        target = float(numbers[-1]) if numbers else None
     if target is None:
         return False
     new = _new_numbers(answer, evidence, {target})
@@ -115,12 +115,12 @@ def _includes_all(facts: Sequence[Any], answer: str, tolerance: float, evidence:
     return all(_includes(fact, answer, tolerance, evidence) for fact in facts)
 
 
-def _new_numbers(answer: str, evidence: Evidence, wanted: set[Any]) -> list[tuple[int | float, int, int]]:
+def _new_numbers(answer: str, evidence: Evidence, targets: set[Any]) -> list[tuple[int | float, int, int]]:
     """The numbers of `answer` without those of the question, which an answer may repeat, unless they are
-    wanted. All of them where the question holds every one."""
-    given = set(numbers_in(evidence.said)) - wanted
-    found = quantities_in(answer)
-    return [quantity for quantity in found if quantity[0] not in given] or found
+    targets. All of them where the question holds every one."""
+    given = set(numbers_in(evidence.said)) - targets
+    quantities = quantities_in(answer)
+    return [quantity for quantity in quantities if quantity[0] not in given] or quantities
 
 
 def _includes(fact: Any, answer: str, tolerance: float, evidence: Evidence) -> bool:

@@ -68,33 +68,33 @@ class _Search:
         self._descend(0, {})
         return self._best
 
-    def _descend(self, depth: int, chosen: dict[int, int]) -> None:
-        if len(chosen) > len(self._best):
-            self._best = dict(chosen)
+    def _descend(self, depth: int, assigned: dict[int, int]) -> None:
+        if len(assigned) > len(self._best):
+            self._best = dict(assigned)
         remaining = len(self._order) - depth
-        if self._nodes_left <= 0 or len(chosen) + remaining <= len(self._best):
+        if self._nodes_left <= 0 or len(assigned) + remaining <= len(self._best):
             return
         self._nodes_left -= 1
         index = self._order[depth]
-        for call in self._candidates(index, chosen):
-            self._descend(depth + 1, {**chosen, index: call})
-        self._descend(depth + 1, chosen)
+        for call in self._candidates(index, assigned):
+            self._descend(depth + 1, {**assigned, index: call})
+        self._descend(depth + 1, assigned)
 
-    def _candidates(self, index: int, chosen: Mapping[int, int]) -> list[int]:
+    def _candidates(self, index: int, assigned: Mapping[int, int]) -> list[int]:
         """Unused calls that carry out the step, those without an error first. Of calls that are equal in
         question and answer only the first is tried."""
-        used = set(chosen.values())
+        used = set(assigned.values())
         seen: set[tuple[str, str]] = set()
-        found: list[int] = []
-        for position in self._fitting(index, chosen):
+        candidates: list[int] = []
+        for position in self._fitting(index, assigned):
             made = self._calls[position]
             twin = (made.identity, made.result.content)
             if position not in used and twin not in seen:
                 seen.add(twin)
-                found.append(position)
-        return sorted(found, key=lambda position: (self._calls[position].result.is_error, position))
+                candidates.append(position)
+        return sorted(candidates, key=lambda position: (self._calls[position].result.is_error, position))
 
-    def _fitting(self, index: int, chosen: Mapping[int, int]) -> list[int]:
+    def _fitting(self, index: int, assigned: Mapping[int, int]) -> list[int]:
         """Calls that carry out the step; the same under every choice where it refers to no other step."""
         if index in self._independent:
             return self._independent[index]
@@ -104,7 +104,7 @@ class _Search:
             for position, made in enumerate(self._calls)
             if made.user_turn == step.user_turn
             and made.was_made
-            and _carries_out(step, made, _results(self._plan, self._calls, chosen, before_turn=made.turn))
+            and _carries_out(step, made, _results(self._plan, self._calls, assigned, before_turn=made.turn))
         ]
         if not _uses_results(step):
             self._independent[index] = fitting
@@ -166,13 +166,13 @@ def _resolved(
 def _results(
     plan: Sequence[PlanStep],
     calls: Sequence[RecordedCall],
-    chosen: Mapping[int, int],
+    assigned: Mapping[int, int],
     *,
     before_turn: int | None = None,
 ) -> dict[str, Any]:
     return {
         f"step{plan[index].step}": result_value(calls[position].result)
-        for index, position in chosen.items()
+        for index, position in assigned.items()
         if before_turn is None or calls[position].turn < before_turn
     }
 

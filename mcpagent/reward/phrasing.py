@@ -72,6 +72,7 @@ def without_markup(text: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
+    """The words and numbers of `text` without letter case, in order."""
     return _TOKEN.findall(text.casefold())
 
 
@@ -161,7 +162,7 @@ def _repeats_results(answer: str, facts: Sequence[str], evidence: Evidence) -> b
 def _offers_others(answer: str, facts: Sequence[str], evidence: Evidence) -> bool:
     """Whether values of the results stand beside the facts: another one of a list, or several others."""
     given = plain(" ".join([evidence.said, evidence.reference or "", *facts]))
-    wanted = {plain(fact) for fact in facts}
+    plain_facts = {plain(fact) for fact in facts}
     spoken = plain(without_markup(answer))
     named: dict[str, str] = {}  # value -> its field, of the values that the answer mentions
     fields: set[str] = set()  # that hold a fact
@@ -169,10 +170,10 @@ def _offers_others(answer: str, facts: Sequence[str], evidence: Evidence) -> boo
         if count >= _MAX_VALUES:
             break
         text = plain(value)
-        if text in wanted:
+        if text in plain_facts:
             fields.add(place)
             continue
-        is_value = _MIN_VALUE <= len(text) <= _SHORT_VALUE and not any(fact in text for fact in wanted)
+        is_value = _MIN_VALUE <= len(text) <= _SHORT_VALUE and not any(fact in text for fact in plain_facts)
         if is_value and has_words(text, spoken) and not has_words(text, given):
             named[text] = place
     rivals = [text for text, place in named.items() if place in fields]

@@ -72,6 +72,7 @@ class EpisodeRecord:
 
     @property
     def calls(self) -> tuple[RecordedCall, ...]:
+        """Every call with its result, in the order of the turns."""
         return tuple(
             RecordedCall(turn=index, user_turn=turn.user_turn, call=call, result=result)
             for index, turn in enumerate(self.turns)
@@ -80,6 +81,7 @@ class EpisodeRecord:
 
     @property
     def parse_failure_count(self) -> int:
+        """How many calls of all turns did not parse."""
         return sum(len(turn.parse_failures) for turn in self.turns)
 
     @property

@@ -67,17 +67,17 @@ def _turns_with_calls(truth: GroundTruth) -> list[int]:
 
 
 def _was_called(
-    wanted: str, truth: GroundTruth, calls: Sequence[RecordedCall], assignment: Assignment
+    required: str, truth: GroundTruth, calls: Sequence[RecordedCall], assignment: Assignment
 ) -> bool:
-    """`wanted` is `server.tool`, a tool or a server; where the plan has it, it counts in those user turns."""
+    """`required` is `server.tool`, a tool or a server; where the plan has it, only those user turns count."""
     planned = {
         step.user_turn
         for step in truth.tool_sequence
         for gold in (step, *step.alternatives)
-        if _is_named(wanted, gold.server, gold.tool)
+        if _is_named(required, gold.server, gold.tool)
     }
     return any(
-        _is_named(wanted, made.call.server, made.call.tool) and (not planned or made.user_turn in planned)
+        _is_named(required, made.call.server, made.call.tool) and (not planned or made.user_turn in planned)
         for made in _ordinary(calls, assignment)
     )
 
@@ -93,8 +93,8 @@ def _ordinary(calls: Sequence[RecordedCall], assignment: Assignment) -> list[Rec
     ]
 
 
-def _is_named(wanted: str, server: str, tool: str) -> bool:
-    return wanted in {f"{server}.{tool}", tool, server}
+def _is_named(required: str, server: str, tool: str) -> bool:
+    return required in {f"{server}.{tool}", tool, server}
 
 
 def _is_optional(step: PlanStep) -> bool:

@@ -55,17 +55,17 @@ def _purpose_problems(truth: GroundTruth) -> Iterator[str]:
 
 
 def _plan_problems(truth: GroundTruth) -> Iterator[str]:
-    known: set[int] = set()
+    earlier: set[int] = set()
     for step in sorted(truth.tool_sequence, key=lambda step: (step.user_turn, step.step)):
         where = f"tool_sequence step {step.step}"
-        if step.step in known:
+        if step.step in earlier:
             yield f"{where} occurs twice; steps are numbered 1, 2, ..."
         if not 0 <= step.user_turn <= len(truth.user_turns):
             yield f"{where} has user_turn {step.user_turn}, but the last one is {len(truth.user_turns)}"
         for gold in (step, *step.alternatives):
             yield from (f"{where}: {problem}" for problem in rule_problems(match_rules(step, gold)))
-        yield from _reference_problems(where, step, depends_on, known)
-        known.add(step.step)
+        yield from _reference_problems(where, step, depends_on, earlier)
+        earlier.add(step.step)
     for user_turn in truth.quiet_turns or ():
         if not 0 <= user_turn <= len(truth.user_turns):
             yield f"quiet_turns has {user_turn}, but the last user turn is {len(truth.user_turns)}"
@@ -169,16 +169,16 @@ def _offer_problems(task: Task) -> Iterator[str]:
             yield f"tool_sequence step {step.step} calls {step.server}.{step.tool}, which is not offered"
     offered = set(everything)
     names = offered | {part for name in offered for part in name.split(".", 1)}
-    for wanted in task.truth.success.must_call:
-        if wanted not in names:
-            yield f"success.must_call_tool is {wanted!r}, but no offered tool has that name or server"
+    for required in task.truth.success.must_call:
+        if required not in names:
+            yield f"success.must_call_tool is {required!r}, but no offered tool has that name or server"
 
 
 def _reference_problems(
-    where: str, value: Any, find: Callable[[Any], set[int]], known: set[int]
+    where: str, value: Any, find: Callable[[Any], set[int]], earlier: set[int]
 ) -> Iterator[str]:
     try:
-        unknown = sorted(find(value) - known)
+        unknown = sorted(find(value) - earlier)
     except PlaceholderError as error:
         yield f"{where}: {error}"
         return

@@ -21,11 +21,17 @@ class ContextRenderer(Protocol):
     `tool_format` is the dialect in which it tells the model to call tools."""
 
     @property
-    def tool_format(self) -> str: ...
+    def tool_format(self) -> str:
+        """The name of a member of `core.registry.DIALECTS`, or `auto`."""
+        ...
 
-    def prompt_ids(self, messages: list[JsonObject], tools: tuple[JsonObject, ...]) -> tuple[int, ...]: ...
+    def prompt_ids(self, messages: list[JsonObject], tools: tuple[JsonObject, ...]) -> tuple[int, ...]:
+        """The conversation up to where the model goes on."""
+        ...
 
-    def suffix_ids(self, observations: list[JsonObject]) -> tuple[int, ...]: ...
+    def suffix_ids(self, observations: list[JsonObject]) -> tuple[int, ...]:
+        """What follows a completion: its end, the observations, and the opening of the next model step."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,7 @@ class Attempt:
 
     @property
     def episode_id(self) -> str:
+        """Unique in a collection: the id of the trajectory, and of the policy's cache."""
         return f"{self.group_id}#{self.attempt}"
 
 
@@ -158,7 +165,8 @@ def _trajectory(
         complexity=attempt.task.truth.complexity,
         prompt=tuple(prompt),
         turns=tuple(
-            turn.model_copy(update={"reward_terms": own}) for turn, own in zip(turns, graded, strict=True)
+            turn.model_copy(update={"reward_terms": turn_terms})
+            for turn, turn_terms in zip(turns, graded, strict=True)
         ),
         final_answer=episode.final_answer,
         stop_reason=episode.stop_reason or StopReason.FAILED,

@@ -47,6 +47,7 @@ class TurnBarrier:
         return list(await asyncio.gather(*futures))
 
     async def release(self, episode_id: str) -> None:
+        """The policy may drop what it keeps for the episode."""
         await self._policy.release(episode_id)
 
     def _flush_if_complete(self) -> None:
@@ -113,6 +114,7 @@ class Pipeline:
 
     @property
     def in_flight(self) -> int:
+        """Groups that have begun and that `take` has not given yet."""
         return len(self._begun)
 
     async def take(self, *, version: int) -> list[Trajectory]:
@@ -133,8 +135,8 @@ class Pipeline:
         await asyncio.gather(*(group.task for group in begun), return_exceptions=True)
 
     def _begin(self, version: int) -> None:
-        wanted = self._batch + self._batch * self._max_staleness // 2
-        while len(self._begun) < wanted and (attempts := next(self._groups, None)) is not None:
+        target = self._batch + self._batch * self._max_staleness // 2
+        while len(self._begun) < target and (attempts := next(self._groups, None)) is not None:
             self._begun.append(_Begun(version, asyncio.create_task(self._play_group(attempts))))
 
     async def _play_group(self, attempts: Sequence[Attempt]) -> list[Trajectory]:
@@ -186,7 +188,7 @@ def attempts(tasks: Iterable[Task], *, per_task: int, seed: int, label: str = ""
 
 
 async def collect(
-    wanted: Sequence[Attempt],
+    attempts: Sequence[Attempt],
     *,
     policy: Policy,
     tools: ToolProvider,
@@ -196,14 +198,14 @@ async def collect(
     deterministic: bool = True,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Trajectories in the order of `wanted`, at most `concurrency` episodes open at a time.
+    """Trajectories in the order of `attempts`, at most `concurrency` episodes open at a time.
 
     `deterministic` asks the policy in turn barriers (`TurnBarrier`); otherwise each episode asks when it is
     ready. Raises what `run_attempt` raises; the other episodes are cancelled then.
     """
-    results: list[Trajectory | None] = [None] * len(wanted)
+    results: list[Trajectory | None] = [None] * len(attempts)
     barrier = TurnBarrier(policy) if deterministic else None
-    queue = iter(enumerate(wanted))
+    queue = iter(enumerate(attempts))
 
     async def worker(first: tuple[int, Attempt]) -> None:
         item: tuple[int, Attempt] | None = first

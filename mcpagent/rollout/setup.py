@@ -237,18 +237,18 @@ def tool_pool(
 
 def _isolation(config: ToolsConfig) -> dict[str, Isolation]:
     """By server. Raises UserError where `tools.probes.isolation` and `tools.per_server` disagree."""
-    chosen: dict[str, Isolation] = dict(config.isolation)
+    isolation: dict[str, Isolation] = dict(config.isolation)
     for name, section in config.per_server.items():
         if section.isolation is None:
             continue
-        if chosen.setdefault(name, section.isolation) != section.isolation:
+        if isolation.setdefault(name, section.isolation) != section.isolation:
             raise UserError(
-                f"server {name!r} is {chosen[name]} in tools.isolation and {section.isolation} in "
+                f"server {name!r} is {isolation[name]} in tools.isolation and {section.isolation} in "
                 "tools.per_server",
                 where=f"tools.per_server.{name}.isolation",
                 remedy="Keep one of the two.",
             )
-    return chosen
+    return isolation
 
 
 def _limits(section: ServerSection) -> ServerLimits:

@@ -231,7 +231,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
     loaded = None if is_built(config.model.name) else load(config)
     tasks, processes = list(inputs.tasks), place.processes
     by_id = {task.id: task for task in tasks}
-    own = tools.io.run(
+    local_demonstrations = tools.io.run(
         demonstrate(
             processes.share(tasks),
             tools=tools.pool,
@@ -241,7 +241,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
             on_done=watch.on_episode,
         )
     )
-    demonstrations, of_tools = processes.gather(own), tools.take_metrics()
+    demonstrations, of_tools = processes.gather(local_demonstrations), tools.take_metrics()
     if "cassette" in of_tools:
         watch.note(f"cassette of the demonstrations: {of_tools['cassette']}")
     if loaded is None:

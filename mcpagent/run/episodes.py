@@ -133,9 +133,9 @@ def load_for_dataset(
     if remembered is None:
         return loaded
     if _NAMING & loaded.explicit:
-        own = config.tools.servers
-        names = frozenset(config.tools.builtin) if own is None else server_names(Path(own))
-        remembered = remembered.for_servers(names, are_builtin=own is None)
+        servers_file = config.tools.servers
+        names = frozenset(config.tools.builtin) if servers_file is None else server_names(Path(servers_file))
+        remembered = remembered.for_servers(names, are_builtin=servers_file is None)
     elif remembered.servers is not None:
         check_named(remembered.servers, by=remembered.path)
     again = load_train_config(
@@ -295,10 +295,10 @@ def next_data(config: TrainConfig) -> str:
     """The word after `--data` in what a person may type next: the file that `measured_file` finds, else
     FILE."""
     try:
-        found = measured_file(config)
+        measured = measured_file(config)
     except UserError:
-        found = None
-    return "FILE" if found is None else shlex.quote(str(found[0]))
+        measured = None
+    return "FILE" if measured is None else shlex.quote(str(measured[0]))
 
 
 def _validation_file(config: TrainConfig) -> Path:
@@ -333,8 +333,8 @@ def catalog_note(tasks: Sequence[Task], pool: PinnedTools) -> str | None:
 
 def _refuse_policy(name: str) -> None:
     """What can be said of a policy before servers start. Raises UserError."""
-    if name not in SCRIPTED and not name.startswith(PREFIX) and (chosen := find_model(name)) is not None:
-        weight_files(chosen.path)
+    if name not in SCRIPTED and not name.startswith(PREFIX) and (checkpoint := find_model(name)) is not None:
+        weight_files(checkpoint.path)
 
 
 @contextmanager
@@ -374,21 +374,21 @@ def pinned_model(config: TrainConfig, *, on_note: Callable[[str], None]) -> Trai
     run does later must not change what is built on it. Raises UserError."""
     if is_built(config.model.name):
         return config
-    chosen = find_model(config.model.name)
-    if chosen is None or not chosen.why:
+    checkpoint = find_model(config.model.name)
+    if checkpoint is None or not checkpoint.why:
         return config
-    on_note(f"model.name {config.model.name} means {chosen.path} ({chosen.why})")
-    return config.model_copy(update={"model": config.model.model_copy(update={"name": str(chosen.path)})})
+    on_note(f"model.name {config.model.name} means {checkpoint.path} ({checkpoint.why})")
+    return config.model_copy(update={"model": config.model.model_copy(update={"name": str(checkpoint.path)})})
 
 
 @contextmanager
 def _open_model(
     name: str, *, config: TrainConfig, slots: int, on_note: Callable[[str], None]
 ) -> Iterator[ReadyPolicy]:
-    chosen = find_model(name)
-    checkpoint = None if chosen is None else chosen.path
-    if chosen is not None and chosen.why:
-        on_note(f"checkpoint: {chosen.path} ({chosen.why})")
+    resolved = find_model(name)
+    checkpoint = None if resolved is None else resolved.path
+    if resolved is not None and resolved.why:
+        on_note(f"checkpoint: {resolved.path} ({resolved.why})")
     require("hf", use="running a model")
     from mcpagent.train.build import is_deterministic, load, open_sampler
 

@@ -76,9 +76,9 @@ def evaluate_model(
         with episode_progress(console, "Evaluation", total=len(setup.tasks) * samples) as on_done:
             trajectories = evaluate_on(setup, samples=samples, on_done=on_done)
         provenance = setup.provenance(samples=samples)
-        found = _run_of(setup)
-        if found is not None:
-            provenance["step"] = step_of(found[1])
+        run_checkpoint = _run_of(setup)
+        if run_checkpoint is not None:
+            provenance["step"] = step_of(run_checkpoint[1])
         cassette = setup.tools.take_cassette_counts()
         tool_metrics = setup.tools.pool.metrics()
     result = summarise(trajectories).with_provenance(provenance, cassette=cassette, tool_metrics=tool_metrics)
@@ -86,7 +86,7 @@ def evaluate_model(
     if out is not None:
         stored = write_trajectories(out.with_suffix(""), trajectories)
         write_text(out, result.model_dump_json(indent=1) + "\n")
-    in_run = None if found is None else _keep_in_run(*found, result, trajectories, console)
+    in_run = None if run_checkpoint is None else _keep_in_run(*run_checkpoint, result, trajectories, console)
     errors = [error for trajectory in trajectories for error in trajectory.errors]
     failure = (errors or ["no reward could be computed"])[0] if result.unscored == result.n_episodes else None
     return EvalOutcome(result=result, path=out, trajectories=stored, in_run=in_run, failure=failure)
@@ -195,12 +195,12 @@ def read_evaluation(path: Path) -> EvalSummary:
 
 def _differing_conditions(a: JsonObject, b: JsonObject) -> list[str]:
     """The conditions that both name, with different values."""
-    found: list[str] = []
+    differing: list[str] = []
     for dotted, name in _CONDITIONS.items():
         left, right = _at(a, dotted), _at(b, dotted)
         if left is not None and right is not None and left != right:
-            found.append(name)
-    return found
+            differing.append(name)
+    return differing
 
 
 def _at(tree: JsonObject, dotted: str) -> object:

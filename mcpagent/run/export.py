@@ -84,7 +84,7 @@ def _measured(checkpoint: Path, run: RunFolder) -> Iterator[str]:
     """Evaluations of exactly these weights, and the training step that made them."""
     yield "## Measured\n"
     step, weights = step_of(checkpoint), weights_sha256(checkpoint)
-    found = False
+    is_measured = False
     for path in sorted(run.evaluations.glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
@@ -95,7 +95,7 @@ def _measured(checkpoint: Path, run: RunFolder) -> Iterator[str]:
             and (provenance.get("policy") or {}).get("weights_sha256") != weights
         ):
             continue
-        found = True
+        is_measured = True
         where = provenance.get("split") or _short((provenance.get("dataset") or {}).get("path", path.stem))
         yield f"Evaluation `{path.stem}` on {where}, temperature {provenance.get('temperature')}:\n"
         yield "| metric | value | 95 % interval | tasks |\n|---|---|---|---|"
@@ -106,7 +106,7 @@ def _measured(checkpoint: Path, run: RunFolder) -> Iterator[str]:
     if records:
         shown = ", ".join(f"{name} {records[0][name]:.4g}" for name in _SHOWN_STEP if name in records[0])
         yield f"Training step {step}, whose episodes were sampled with the weights before it: {shown}\n"
-    if not found:
+    if not is_measured:
         yield "No evaluation of these weights is stored with the run: `mcpagent eval checkpoint` makes one.\n"
 
 
@@ -173,8 +173,8 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
     `merge` adds adapters to their base; without it they are exported as adapters. A checkpoint of all weights
     is a model either way. Raises UserError: no checkpoint, a damaged one, or something in `out` already.
     """
-    chosen = choose_checkpoint(path)
-    checkpoint = chosen.path
+    resolved = choose_checkpoint(path)
+    checkpoint = resolved.path
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("there is something here already", where=f"--out {out}", remedy="name a new folder")
     run = run_of(checkpoint)
@@ -193,7 +193,7 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
     return Exported(
         out=out,
         checkpoint=checkpoint,
-        why=chosen.why,
+        why=resolved.why,
         kind="adapter" if is_adapter else "model",
         weights_sha256=weights_sha256(out),
         data="FILE" if run is None else next_data(load_train_config([run.config_path]).config),

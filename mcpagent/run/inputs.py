@@ -32,9 +32,9 @@ def check_inputs(config: TrainConfig, *, resume: bool = False, dry_run: bool = F
             remedy=f"there are: {', '.join(BUILTIN_NAMES)}; your own are named with --servers",
         )
     if not is_built(config.model.name):
-        chosen = find_model(config.model.name)
-        if chosen is not None and (holds_weights(chosen.path) or not dry_run):
-            weight_files(chosen.path)
+        checkpoint = find_model(config.model.name)
+        if checkpoint is not None and (holds_weights(checkpoint.path) or not dry_run):
+            weight_files(checkpoint.path)
     if config.name is not None and not dry_run:
         _check_folder(Path(config.output_dir) / config.name, resume=resume)
 

@@ -90,11 +90,11 @@ def rollout(
 
 def play(setup: EpisodeSetup, *, samples: int, label: str, console: Console) -> list[Trajectory]:
     """`samples` attempts at each task of the setup; `label` tells their random streams from others'."""
-    wanted = list(attempts(setup.tasks, per_task=samples, seed=setup.config.seed, label=label))
-    with episode_progress(console, "Episodes", total=len(wanted)) as on_done:
+    planned = list(attempts(setup.tasks, per_task=samples, seed=setup.config.seed, label=label))
+    with episode_progress(console, "Episodes", total=len(planned)) as on_done:
         return setup.tools.io.run(
             collect(
-                wanted,
+                planned,
                 policy=setup.ready.policy,
                 tools=setup.tools.pool,
                 settings=setup.settings,

@@ -42,11 +42,11 @@ def open_measured(config: TrainConfig, *, on_note: Callable[[str], None]) -> Ite
     if config.training.eval_samples == 0:
         yield None
         return
-    found = measured_file(config, on_note=on_note)
-    if found is None:
+    measured = measured_file(config, on_note=on_note)
+    if measured is None:
         yield None
         return
-    path, split = found
+    path, split = measured
     with open_tasks(config, path) as tasks:
         yield MeasuredTasks(tasks, split)
 
@@ -83,14 +83,14 @@ class SelfEvaluation:
     def after(self, actor: LocalActor, learner: Learner, *, step: int, best_step: int | None) -> None:
         """Measure the best weights; those of the last step are in the sampler already. The learner holds the
         best ones afterwards, so this comes when training is over."""
-        chosen = step if best_step is None else best_step
-        if self._is_done(BEST, chosen):
+        measured = step if best_step is None else best_step
+        if self._is_done(BEST, measured):
             return
-        if chosen != step:
-            load_weights(learner.model, self._run.checkpoint_dir(chosen))
+        if measured != step:
+            load_weights(learner.model, self._run.checkpoint_dir(measured))
             actor.sync()
         kind = "last" if best_step is None else "best"
-        self._measure(actor, BEST, step=chosen, what=f"the {kind} checkpoint, of step {chosen},")
+        self._measure(actor, BEST, step=measured, what=f"the {kind} checkpoint, of step {measured},")
 
     def _measure(self, actor: LocalActor, name: str, *, step: int, what: str) -> None:
         if self._is_done(name, step):
@@ -129,7 +129,7 @@ class SelfEvaluation:
 
 
 def _shown(summary: EvalSummary) -> str:
-    found: Metric = success_of_all(summary)
-    interval = "" if found.ci_low is None else f" [{found.ci_low:.1%}, {found.ci_high:.1%}]"
+    success: Metric = success_of_all(summary)
+    interval = "" if success.ci_low is None else f" [{success.ci_low:.1%}, {success.ci_high:.1%}]"
     unscored = f", {summary.unscored} episodes unscored and counted as failed" if summary.unscored else ""
-    return f"{found.value or 0.0:.1%}{interval}{unscored}"
+    return f"{success.value or 0.0:.1%}{interval}{unscored}"

@@ -51,7 +51,7 @@ def choose_checkpoint(path: Path) -> ChosenCheckpoint:
     """`path` where it holds a model in Hugging Face or PEFT format. A run folder means its best checkpoint
     (the latest where the run evaluated none), `RUN@latest` its latest one, `RUN@STEP` that of a step. Raises
     UserError for anything else."""
-    folder, wanted = _split(path.expanduser())
+    folder, selector = _split(path.expanduser())
     if folder.is_file():
         raise UserError(
             "is a file, and a model is a folder with its config.json, its tokenizer and its weights as "
@@ -65,10 +65,12 @@ def choose_checkpoint(path: Path) -> ChosenCheckpoint:
             where=str(path),
             remedy="name the folder that mcpagent train printed, such as outputs/NAME",
         )
-    if wanted is None and _is_model(folder):
+    if selector is None and _is_model(folder):
         return ChosenCheckpoint(folder)
     run = RunFolder(folder)
-    steps = {step_of(found) or 0: found for found in run.all_checkpoints() if _is_model(found)}
+    steps = {
+        step_of(checkpoint) or 0: checkpoint for checkpoint in run.all_checkpoints() if _is_model(checkpoint)
+    }
     if not steps:
         raise UserError(
             f"is no checkpoint (it lacks {MODEL_FILE} and {ADAPTER_FILE}) and no run folder with one",
@@ -77,16 +79,16 @@ def choose_checkpoint(path: Path) -> ChosenCheckpoint:
             "outputs/NAME",
         )
     latest = max(steps)
-    if wanted == "latest":
+    if selector == "latest":
         return ChosenCheckpoint(steps[latest], f"the latest of {folder}")
-    if wanted not in (None, "best"):
-        if int(wanted) not in steps:
+    if selector not in (None, "best"):
+        if int(selector) not in steps:
             raise UserError(
-                f"the run has no checkpoint of step {int(wanted)}",
+                f"the run has no checkpoint of step {int(selector)}",
                 where=str(path),
                 remedy=f"it has those of steps {', '.join(map(str, steps))}: {folder}@{latest}",
             )
-        return ChosenCheckpoint(steps[int(wanted)], f"step {int(wanted)} of {folder}")
+        return ChosenCheckpoint(steps[int(selector)], f"step {int(selector)} of {folder}")
     best = _best_step(steps[latest])
     if best is None:
         return ChosenCheckpoint(
@@ -149,11 +151,11 @@ def damage(checkpoint: Path) -> str | None:
     hashes = _read_seal(checkpoint)
     if isinstance(hashes, str):
         return hashes
-    for name, wanted in hashes.items():
+    for name, expected_sha256 in hashes.items():
         path = checkpoint / name
         if not path.is_file():
             return f"it lacks {name}"
-        if _sha256(path) != wanted:
+        if _sha256(path) != expected_sha256:
             return f"{name} is not what was written (truncated or changed)"
     added = sorted(set(_readable(checkpoint)) - hashes.keys())
     return f"{added[0]} was added to it" if added else None

@@ -57,9 +57,9 @@ def find_dataset(
     if beside is not None:
         near = Path(beside)
         folders = (str(near if near.is_dir() else near.parent), *_DATA_FOLDERS)
-    found = next((path for folder in folders if (path := _in_folder(Path(folder), split))), None)
-    if found is not None:
-        return found
+    dataset = next((path for folder in folders if (path := _in_folder(Path(folder), split))), None)
+    if dataset is not None:
+        return dataset
     raise UserError(
         f"there is no {split} dataset: data.{split} is not set, and none of {', '.join(folders)} "
         f"holds {split}.json or {split}.jsonl",
@@ -82,14 +82,14 @@ def dataset_file(path: Path, *splits: str) -> Path:
     Raises UserError."""
     if not path.is_dir():
         return path
-    found = next((file for split in splits if (file := _in_folder(path, split))), None)
-    if found is None:
+    dataset = next((file for split in splits if (file := _in_folder(path, split))), None)
+    if dataset is None:
         raise UserError(
             f"the folder holds no dataset ({' or '.join(f'{split}.jsonl' for split in splits)})",
             where=str(path),
             remedy=f"make one: mcpagent gen-data --out {shlex.quote(str(path))}",
         )
-    return found
+    return dataset
 
 
 def _in_folder(folder: Path, split: str) -> Path | None:

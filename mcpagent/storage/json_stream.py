@@ -172,10 +172,10 @@ def read_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     Raises UserError for a missing, damaged or malformed file, and for anything in it that is no object.
     """
     with reading(path), open_bytes(path) as stream:
-        for found in locate_records(stream, path):
-            if isinstance(found.record, UserError):
-                raise found.record
-            yield found.line, found.record
+        for located in locate_records(stream, path):
+            if isinstance(located.record, UserError):
+                raise located.record
+            yield located.line, located.record
 
 
 def locate_records(stream: Peekable, path: Path) -> Iterator[Located]:
@@ -333,7 +333,7 @@ class _ArrayReader:
             self._fail(f"after the array stands {shown_value(self._excerpt())}")
 
     def _decode(self) -> JsonObject:
-        wanted = _CHUNK_BYTES
+        chunk_bytes = _CHUNK_BYTES
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._window, self._position)
@@ -348,8 +348,8 @@ class _ArrayReader:
                 if len(self._window) - self._position > self._longest:
                     where = f"{self._path}:{self._place()[0]}"
                     raise _too_long("record", self._longest, where=where) from None
-                self._read(wanted)
-                wanted *= 2  # a huge record is tried a few times only
+                self._read(chunk_bytes)
+                chunk_bytes *= 2  # a huge record is tried a few times only
             except ValueError as error:
                 self._fail(f"broken JSON: {error}")
             except RecursionError:

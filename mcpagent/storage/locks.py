@@ -191,10 +191,10 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 def _read(descriptor: int) -> JsonObject:
     try:
-        found = json.loads(os.pread(descriptor, 1 << 16, 0))
+        document = json.loads(os.pread(descriptor, 1 << 16, 0))
     except ValueError:  # it is being written
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _described(process: JsonObject) -> str:

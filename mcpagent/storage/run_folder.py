@@ -150,8 +150,8 @@ class RunFolder:
             write_jsonl(self._metrics_path, kept)
         for folder in (self.trajectories, self.evaluations):
             for path in (*folder.glob("step-*"), *folder.glob("eval_step-*")):
-                found = step_of(Path(path.name.removeprefix("eval_")))
-                if found is not None and found > step:
+                file_step = step_of(Path(path.name.removeprefix("eval_")))
+                if file_step is not None and file_step > step:
                     path.unlink()
 
     def trajectory_stem(self, step: int) -> Path:
@@ -164,8 +164,8 @@ class RunFolder:
 
     def all_checkpoints(self) -> list[Path]:
         """The complete checkpoints by step. A folder has this name only when it is complete."""
-        found = [path for path in self.checkpoints.glob("step-*") if path.is_dir()]
-        return sorted((path for path in found if step_of(path) is not None), key=lambda p: step_of(p) or 0)
+        folders = [path for path in self.checkpoints.glob("step-*") if path.is_dir()]
+        return sorted((path for path in folders if step_of(path) is not None), key=lambda p: step_of(p) or 0)
 
     def latest_checkpoint(self) -> Path | None:
         """The complete checkpoint of the highest step."""

@@ -42,19 +42,19 @@ def planned_folder(parent: Path, name: str | None) -> Path:
 
 def last_run(parent: Path, *, kind: str) -> Path:
     """The latest run with a default name that `kind` (grpo, ppo, sft) made. Raises UserError."""
-    found = [
+    candidates = [
         (match[1], len(match[2]), match[2], path)
         for path in (parent.iterdir() if parent.is_dir() else ())
         if (match := _DEFAULT_NAME.fullmatch(path.name)) and is_run(path) and _kind(path) == kind
     ]
-    if not found:
+    if not candidates:
         raise UserError(
             f"there is no {kind} run to resume here",
             where=str(parent),
             remedy=f"name the run: --out {parent}/NAME (mcpagent runs {parent} lists them), or start one "
             "without --resume",
         )
-    return max(found)[-1]
+    return max(candidates)[-1]
 
 
 @dataclass
@@ -190,8 +190,8 @@ def list_runs(parent: Path) -> list[RunInfo]:
         raise UserError(
             "there is no such folder", where=str(parent), remedy="name the folder that holds the runs"
         )
-    found = [_info(path) for path in parent.iterdir() if path.is_dir() and is_run(path)]
-    return sorted(found, key=lambda run: (run.started_at or "", run.name), reverse=True)
+    run_infos = [_info(path) for path in parent.iterdir() if path.is_dir() and is_run(path)]
+    return sorted(run_infos, key=lambda run: (run.started_at or "", run.name), reverse=True)
 
 
 def _info(folder: Path) -> RunInfo:
@@ -231,10 +231,10 @@ def _state(run: RunFolder, status: JsonObject, steps: int) -> State:
 
 def _status(folder: Path) -> JsonObject:
     try:
-        found = json.loads((folder / STATUS_NAME).read_text(encoding="utf-8"))
+        document = json.loads((folder / STATUS_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _kind(folder: Path) -> str:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mcpagent.cli.evaluate import app, metric_row
-from mcpagent.cli.options import Chosen
+from mcpagent.cli.options import ConfigOptions
 from mcpagent.config.loader import dump_config
 from mcpagent.console import Console
 from mcpagent.core.records import Metric
@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_is_one_message(tiny_checkpoint: Path, tmp_path: Pa
 
 def temperature(*, samples: int = 1, given: float | None = None, settings: tuple[str, ...] = ()) -> float:
     default = 0.0 if samples == 1 else 1.0
-    chosen = Chosen(settings=settings, temperature=given, default_temperature=default)
+    chosen = ConfigOptions(settings=settings, temperature=given, default_temperature=default)
     return chosen.config(Console()).rollout.temperature
 
 
@@ -124,23 +124,23 @@ def test_an_option_wins_over_a_setting_and_a_setting_over_the_default() -> None:
 
 
 def test_a_run_lends_its_settings_unless_a_config_is_named(run: Path, tmp_path: Path) -> None:
-    of_run = Chosen().config(Console(), policy=str(run))
+    of_run = ConfigOptions().config(Console(), policy=str(run))
     assert (of_run.rollout.max_new_tokens, of_run.seed, of_run.data.max_tasks) == (3, 0, None)
-    assert Chosen(seed=2, max_tasks=5).config(Console(), policy=str(run)).data.max_tasks == 5
+    assert ConfigOptions(seed=2, max_tasks=5).config(Console(), policy=str(run)).data.max_tasks == 5
     other = tmp_path / "other.yaml"
     other.write_text("rollout: {max_new_tokens: 11}\nseed: 4\n")
-    named = Chosen(files=[other]).config(Console(), policy=str(run))
+    named = ConfigOptions(files=[other]).config(Console(), policy=str(run))
     assert (named.rollout.max_new_tokens, named.seed) == (11, 4)
 
 
 def test_a_servers_path_may_hold_anything(tmp_path: Path) -> None:
     odd = tmp_path / "my: {servers} # 1.json"
-    assert Chosen(servers=odd).config(Console()).tools.servers == str(odd)
+    assert ConfigOptions(servers=odd).config(Console()).tools.servers == str(odd)
 
 
 def test_settings_are_checked_as_everywhere() -> None:
     with pytest.raises(UserError, match="unknown key"):
-        Chosen(settings=["rollout.temprature=1"]).config(Console())
+        ConfigOptions(settings=["rollout.temprature=1"]).config(Console())
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ class NotACall(Exception):
     """Why something that begins like a call is none."""
 
 
-class Found:
+class ParsedCalls:
     """Calls and failures in the order of the text. `schema_of` gives the input schema of a tool by the name
     that the model uses, None where it is not offered."""
 
@@ -37,6 +37,7 @@ class Found:
 
     @property
     def is_full(self) -> bool:
+        """As many failures as one model step may have: reading on would not end soon enough."""
         return len(self.failures) >= _MAX_FAILURES
 
     def add(self, raw: str, name: object, arguments: object) -> None:
@@ -52,6 +53,7 @@ class Found:
         self.calls.append(call)
 
     def fail(self, raw: str, reason: str) -> None:
+        """Add a failure; of its text only the beginning is kept."""
         self.failures.append(ParseFailure(raw=raw[:_MAX_RAW_CHARS], reason=reason))
 
     def fail_block(self, body: str, start: int, position: int, name: str, reason: str) -> int:
@@ -84,6 +86,7 @@ def end_of(body: str, position: int, tag: str) -> int:
 
 
 def skip_space(body: str, position: int) -> int:
+    """The first position from `position` on that is not white space."""
     return _SPACE.match(body, position).end()  # type: ignore[union-attr]  # it matches the empty string
 
 
@@ -96,7 +99,7 @@ def decode_json(text: str, position: int) -> tuple[Any, int]:
 
 
 # From the text, where a block starts, and where its opening tag ends, to where reading goes on.
-BlockReader = Callable[[str, int, int, Found], int]
+BlockReader = Callable[[str, int, int, ParsedCalls], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,7 @@ class Dialect:
     write: Callable[[Sequence[tuple[str, JsonObject]]], str]
     blocks: Mapping[str, BlockReader]
     strays: tuple[str, ...] = ()
-    read_text: Callable[[str, Found], str] | None = None
+    read_text: Callable[[str, ParsedCalls], str] | None = None
 
     @property
     def instruction(self) -> str:

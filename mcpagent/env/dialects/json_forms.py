@@ -7,26 +7,26 @@ import re
 from collections.abc import Sequence
 
 from mcpagent.core.records import JsonObject
-from mcpagent.env.dialects.contract import Dialect, Found, NotACall, decode_json, skip_space
+from mcpagent.env.dialects.contract import Dialect, NotACall, ParsedCalls, decode_json, skip_space
 
 _FENCE = re.compile(r"```(?:json|tool_call)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _JSON_CALL_LIKE = re.compile(r'\{\s*"(?:tool|name)"\s*:\s*"[^"]*"\s*,\s*"arguments"\s*:|\{\s*"tool"\s*:')
 
 
-def _read_json(text: str, found: Found) -> str:
+def _read_json(text: str, parsed: ParsedCalls) -> str:
     fences = list(_FENCE.finditer(text))
     if not fences:
-        return "" if _add_if_call(text, found) else text
+        return "" if _add_if_call(text, parsed) else text
     left: list[str] = []
     position = 0
     for fence in fences:
-        if not found.is_full and _add_if_call(fence[1], found):
+        if not parsed.is_full and _add_if_call(fence[1], parsed):
             left.append(text[position : fence.start()])
             position = fence.end()
     return "".join([*left, text[position:]])
 
 
-def _add_if_call(text: str, found: Found) -> bool:
+def _add_if_call(text: str, parsed: ParsedCalls) -> bool:
     """Add `text` if the whole of it is a call, or begins like one and is broken; else it is only text."""
     text = text.strip()
     if not text.startswith("{"):
@@ -35,15 +35,15 @@ def _add_if_call(text: str, found: Found) -> bool:
         value, end = decode_json(text, 0)
     except NotACall as problem:
         if _JSON_CALL_LIKE.match(text):
-            found.fail(text, str(problem))
+            parsed.fail(text, str(problem))
             return True
         return False
     if not isinstance(value, dict) or not ("tool" in value or {"name", "arguments"} <= value.keys()):
         return False
     if end < len(text):
-        found.fail(text, "text after the JSON")
+        parsed.fail(text, "text after the JSON")
     else:
-        found.add(text, value.get("name", value.get("tool")), value.get("arguments", {}))
+        parsed.add(text, value.get("name", value.get("tool")), value.get("arguments", {}))
     return True
 
 
@@ -61,13 +61,13 @@ _LLAMA3_CALL_LIKE = re.compile(
 )
 
 
-def _read_tagged(body: str, start: int, position: int, found: Found) -> int:
+def _read_tagged(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
     """After the tag there is nothing but calls."""
-    _read_objects(body, start, position, found)
+    _read_objects(body, start, position, parsed)
     return len(body)
 
 
-def _read_llama3(text: str, found: Found) -> str:
+def _read_llama3(text: str, parsed: ParsedCalls) -> str:
     start = skip_space(text, 0)
     if not text.startswith("{", start):
         return text
@@ -79,26 +79,26 @@ def _read_llama3(text: str, found: Found) -> str:
         is_call = _is_call(value)
     if not is_call:
         return text
-    _read_objects(text, start, start, found)
+    _read_objects(text, start, start, parsed)
     return ""
 
 
-def _read_objects(body: str, start: int, position: int, found: Found) -> None:
+def _read_objects(body: str, start: int, position: int, parsed: ParsedCalls) -> None:
     while True:
         try:
             value, end = decode_json(body, position)
         except NotACall as problem:
-            found.fail(body[start:], str(problem))
+            parsed.fail(body[start:], str(problem))
             return
         after = skip_space(body, end)
         is_last = after == len(body)
         if not is_last and body[after] != ";":
-            found.fail(body[start:], "text after the JSON")
+            parsed.fail(body[start:], "text after the JSON")
             return
         if not _is_call(value):
-            found.fail(body[start:end], _EXPECTED)
+            parsed.fail(body[start:end], _EXPECTED)
             return
-        found.add(body[start:end], value["name"], value.get("parameters", value.get("arguments")))
+        parsed.add(body[start:end], value["name"], value.get("parameters", value.get("arguments")))
         start = position = skip_space(body, after + 1)
         if is_last or position == len(body):
             return
@@ -125,13 +125,13 @@ _OPENING = "[TOOL_CALLS]"
 _NAME = re.compile(r"([^\[\]{}\s<>]++)(?:\[CALL_ID\][^\[\]{}\s]++)?\[ARGS\]")
 
 
-def _read(body: str, start: int, position: int, found: Found) -> int:
+def _read(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
     position = skip_space(body, position)
     name = _NAME.match(body, position)
     try:
         if name is not None:
             value, end = decode_json(body, name.end())
-            found.add(body[start:end], name[1], value)
+            parsed.add(body[start:end], name[1], value)
             return end
         if not body.startswith(("[", "{"), position):
             raise NotACall("expected [TOOL_CALLS]name[ARGS]{...} or a list of calls")
@@ -139,14 +139,14 @@ def _read(body: str, start: int, position: int, found: Found) -> int:
     except NotACall as problem:
         end = body.find(_OPENING, position)
         end = len(body) if end < 0 else end
-        found.fail(body[start:end], str(problem))
+        parsed.fail(body[start:end], str(problem))
         return end
     for call in value if isinstance(value, list) and value else [value]:
         if isinstance(call, dict):
-            found.add(body[start:end], call.get("name"), call.get("arguments", {}))
+            parsed.add(body[start:end], call.get("name"), call.get("arguments", {}))
         else:
-            found.fail(body[start:end], 'expected [{"name": ..., "arguments": {...}}]')
-        if found.is_full:
+            parsed.fail(body[start:end], 'expected [{"name": ..., "arguments": {...}}]')
+        if parsed.is_full:
             break
     return end
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from mcpagent.core.records import JsonObject
 from mcpagent.env.dialects.contract import (
     Dialect,
-    Found,
     NotACall,
+    ParsedCalls,
     decode_json,
     end_of,
     skip_space,
@@ -36,14 +36,14 @@ class TaggedBlock:
     value_form: str
     rest_form: str
 
-    def read(self, body: str, start: int, position: int, found: Found) -> int:
+    def read(self, body: str, start: int, position: int, parsed: ParsedCalls) -> int:
         """A `dialect.BlockReader`."""
         try:
             name, values, end = self._fields(body, position)
-            arguments = typed_values(values, found.schema_of(name))
+            arguments = typed_values(values, parsed.schema_of(name))
         except NotACall as problem:
-            return found.fail_block(body, start, position, "tool_call", str(problem))
-        found.add(body[start:end], name, arguments)
+            return parsed.fail_block(body, start, position, "tool_call", str(problem))
+        parsed.add(body[start:end], name, arguments)
         return end
 
     def _fields(self, body: str, position: int) -> tuple[str, dict[str, str], int]:
@@ -71,20 +71,20 @@ class TaggedBlock:
 _CLOSING = re.compile(r"\s*</tool_call>")
 
 
-def _read_hermes(body: str, start: int, position: int, found: Found) -> int:
+def _read_hermes(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
     """The JSON is decoded before the closing tag is looked for, since an argument may hold the tag's text."""
     try:
         value, end = decode_json(body, position)
     except NotACall as problem:
-        return found.fail_block(body, start, position, "tool_call", str(problem))
+        return parsed.fail_block(body, start, position, "tool_call", str(problem))
     closing = _CLOSING.match(body, end)
     if closing is None:
-        return found.fail_block(body, start, end, "tool_call", "text after the JSON")
+        return parsed.fail_block(body, start, end, "tool_call", "text after the JSON")
     raw = body[start : closing.end()]
     if not isinstance(value, dict):
-        found.fail(raw, 'expected {"name": ..., "arguments": {...}}')
+        parsed.fail(raw, 'expected {"name": ..., "arguments": {...}}')
     else:
-        found.add(raw, value.get("name", value.get("tool")), value.get("arguments", {}))
+        parsed.add(raw, value.get("name", value.get("tool")), value.get("arguments", {}))
     return closing.end()
 
 
@@ -100,25 +100,25 @@ HERMES = Dialect(
 _NAME = re.compile(r"\s*<([A-Za-z_][\w.-]*)>")
 
 
-def _read_xml(body: str, start: int, position: int, found: Found) -> int:
+def _read_xml(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
     name = _NAME.match(body, position)
     if name is None:
         end = end_of(body, position, "</tool>")
-        found.fail(body[start:end], "expected <tool><name>{...}</name></tool>")
+        parsed.fail(body[start:end], "expected <tool><name>{...}</name></tool>")
         return end
     try:
         value, end = decode_json(body, name.end())
     except NotACall as problem:
-        return found.fail_block(body, start, position, "tool", str(problem))
+        return parsed.fail_block(body, start, position, "tool", str(problem))
     at = end
     for tag in (f"</{name[1]}>", "</tool>"):
         at = skip_space(body, at)
         if not body.startswith(tag, at):
             end = end_of(body, end, "</tool>")
-            found.fail(body[start:end], f"expected </{name[1]}></tool> after the arguments")
+            parsed.fail(body[start:end], f"expected </{name[1]}></tool> after the arguments")
             return end
         at += len(tag)
-    found.add(body[start:at], name[1], value)
+    parsed.add(body[start:at], name[1], value)
     return at
 
 

@@ -195,15 +195,15 @@ def _parse_yaml(text: str, path: Path) -> JsonObject:
 
 
 def _read_evaluations(folder: Path) -> dict[str, EvalResult]:
-    found: dict[str, EvalResult] = {}
+    evaluations: dict[str, EvalResult] = {}
     for path in sorted(folder.glob("*.json")):
         if path.stem == "controls":
             continue
         try:
-            found[path.stem] = EvalResult.model_validate(_read_object(path))
+            evaluations[path.stem] = EvalResult.model_validate(_read_object(path))
         except ValidationError as error:
             raise _bad_file(path, f"not an evaluation: {_first(error)}") from error
-    return found
+    return evaluations
 
 
 def _sides(

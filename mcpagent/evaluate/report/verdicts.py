@@ -203,9 +203,9 @@ def _how(run: RunView) -> str:
     return "Sampled" if run.suffix else "Greedy"
 
 
-def _no_evaluation(run: RunView, wanted: str) -> str:
+def _no_evaluation(run: RunView, which: str) -> str:
     return (
-        f"no evaluation {wanted} is stored: mcpagent eval checkpoint {run.path} --data FILE makes one after, "
+        f"no evaluation {which} is stored: mcpagent eval checkpoint {run.path} --data FILE makes one after, "
         f"{run.path}@0 one before"
     )
 
