@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from mcpagent.core.values import is_json_array, is_json_object
+
 # Control characters, surrogates, line separators, and what Unicode calls default ignorable. Arabic number
 # signs are format characters too, but visible ones.
 _CLASS = (
@@ -71,10 +73,10 @@ def schema_without_hidden(schema: Any) -> tuple[Any, int]:
 def over_schema_texts(schema: Any, change: Callable[[str], tuple[str, int]]) -> tuple[Any, int]:
     """A JSON schema with `change` made to its descriptions and titles, which gives the new text and a count;
     and the sum of the counts. Names and data stay."""
-    if isinstance(schema, list):
+    if is_json_array(schema):
         changed = [over_schema_texts(item, change) for item in schema]
         return [item for item, _ in changed], sum(count for _, count in changed)
-    if not isinstance(schema, dict):
+    if not is_json_object(schema):
         return schema, 0
     result: dict[str, Any] = {}
     total = 0
@@ -96,13 +98,13 @@ def is_legible(name: str) -> bool:
 
 def illegible_name(schema: Any) -> str | None:
     """The first key of a JSON schema, such as the name of a property, that is not legible."""
-    if isinstance(schema, dict):
+    if is_json_object(schema):
         for key, value in schema.items():
             if not is_legible(key):
                 return key
             if (name := illegible_name(value)) is not None:
                 return name
-    elif isinstance(schema, list):
+    elif is_json_array(schema):
         return next((name for item in schema if (name := illegible_name(item)) is not None), None)
     return None
 

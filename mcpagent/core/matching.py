@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -47,7 +47,7 @@ from mcpagent.core.placeholders import (
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanCall, PlanStep
 from mcpagent.core.tools import ToolCall
-from mcpagent.core.values import as_number
+from mcpagent.core.values import as_number, is_json_array, is_json_object
 
 _SHARED: Final = frozenset({"any_of", "tolerance", "regex", "contains", "unordered", "length"})
 RULE_NAMES: Final = _SHARED | {"optional", "ignore"}
@@ -79,7 +79,7 @@ _PART = re.compile(r"([^.\[\]]+)|\[([0-9]+)\]")
 def match_rules(step: PlanStep, gold: PlanCall) -> Mapping[str, JsonObject]:
     """The rules for `gold`, which is `step` itself or one of its alternatives."""
     rules = (gold.model_extra or {}).get("match")
-    return rules if isinstance(rules, dict) else step.match
+    return rules if is_json_object(rules) else step.match
 
 
 def resolve_params(params: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,11 +118,11 @@ def values_equal(gold: Any, given: Any, *, tolerance: float = 0.0) -> bool:
         return False
     if isinstance(gold, str) and isinstance(given, str):
         return _strings_equal(gold, given, tolerance)
-    if isinstance(gold, list | tuple) and isinstance(given, list | tuple):
+    if is_json_array(gold) and is_json_array(given):
         return len(gold) == len(given) and all(
             values_equal(a, b, tolerance=tolerance) for a, b in zip(gold, given, strict=True)
         )
-    if isinstance(gold, Mapping) and isinstance(given, Mapping):
+    if is_json_object(gold) and is_json_object(given):
         return gold.keys() == given.keys() and all(
             values_equal(gold[key], given[key], tolerance=tolerance) for key in gold
         )
@@ -165,7 +165,7 @@ def call_matches(
 
 def is_rule(expected: Any) -> bool:
     """Whether a value of `expect` is a rule: an object all of whose names are those of rules."""
-    return isinstance(expected, Mapping) and bool(expected) and expected.keys() <= STATE_RULE_NAMES
+    return is_json_object(expected) and bool(expected) and expected.keys() <= STATE_RULE_NAMES
 
 
 def needs_before(expect: Mapping[str, Any]) -> bool:
@@ -190,10 +190,10 @@ def rule_problems(rules: Mapping[str, Any]) -> list[str]:
     """What is wrong with the acceptance rules of a gold call, one sentence each."""
     problems: list[str] = []
     for name, rule in rules.items():
-        unknown = sorted(set(rule) - RULE_NAMES) if isinstance(rule, dict) else []
+        unknown = sorted(set(rule) - RULE_NAMES) if is_json_object(rule) else []
         if unknown:
             problems.append(f"match.{name} has unknown rules {unknown}; known are {sorted(RULE_NAMES)}")
-        if not isinstance(rule, dict):
+        if not is_json_object(rule):
             problems.append(f"match.{name} is {rule!r}, but a rule is an object")
             continue
         problems += [f"match.{name}.{problem}" for problem in _faults(rule)]
@@ -213,11 +213,11 @@ def expect_problems(expect: Mapping[str, Any]) -> list[str]:
 
 
 def _expected_problems(expected: Any) -> list[str]:
-    if not isinstance(expected, Mapping):
+    if not is_json_object(expected):
         return []
     if is_rule(expected):
         nested = [expected[key] for key in ("contains",) if key in expected]
-        inner = [value for item in nested if isinstance(item, Mapping) for value in item.values()]
+        inner = [value for item in nested if is_json_object(item) for value in item.values()]
         faults = [f".{problem}" for problem in _faults(expected)]
         return [*faults, *(f".contains{problem}" for value in inner for problem in _expected_problems(value))]
     likely = sorted(name for name in expected if get_close_matches(str(name), STATE_RULE_NAMES, 1, 0.8))
@@ -231,8 +231,8 @@ def _expected_problems(expected: Any) -> list[str]:
 
 def _faults(rule: Mapping[str, Any]) -> list[str]:
     """What is wrong with the values of a rule."""
-    requirements = {
-        "any_of": ("a list", lambda v: isinstance(v, list | tuple) and bool(v)),
+    requirements: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "any_of": ("a list", lambda v: is_json_array(v) and bool(v)),
         "tolerance": (
             "a number, 0 or more",
             lambda v: (as_number(v) or 0.0) >= 0 and as_number(v) is not None,
@@ -312,7 +312,8 @@ def _is_like(key: str, expected: Any, given: Any) -> bool:
         case "regex":
             return isinstance(expected, str) and re.search(expected, format_value(given)) is not None
         case "length":
-            return isinstance(given, str | list | tuple | Mapping) and len(given) == as_number(expected)
+            length = len(given) if isinstance(given, str) else _length(given)
+            return length is not None and length == as_number(expected)
         case _:
             return _contains(expected, given)
 
@@ -320,9 +321,9 @@ def _is_like(key: str, expected: Any, given: Any) -> bool:
 def _contains(expected: Any, given: Any) -> bool:
     if isinstance(given, str):
         return expected is not UNRESOLVED and format_value(expected).casefold() in given.casefold()
-    if isinstance(given, Mapping):
+    if is_json_object(given):
         return _has_fields(expected, given)
-    if isinstance(given, list | tuple):
+    if is_json_array(given):
         return any(_has_fields(expected, item) or values_equal(expected, item) for item in given)
     return False
 
@@ -330,14 +331,14 @@ def _contains(expected: Any, given: Any) -> bool:
 def _has_fields(expected: Any, given: Any) -> bool:
     """Whether `given` has the fields that `expected` names, each with its value or as its rule says."""
     return (
-        isinstance(expected, Mapping)
-        and isinstance(given, Mapping)
+        is_json_object(expected)
+        and is_json_object(given)
         and all(_expected(value, given.get(name, MISSING), MISSING) for name, value in expected.items())
     )
 
 
 def _same_items(gold: Any, given: Any, tolerance: float) -> bool:
-    if not isinstance(gold, list | tuple) or not isinstance(given, list | tuple) or len(gold) != len(given):
+    if not is_json_array(gold) or not is_json_array(given) or len(gold) != len(given):
         return False
     left = list(given)
     for item in gold:
@@ -358,7 +359,13 @@ def _has_grown(before: Any, given: Any, by: Any, rule: Mapping[str, Any]) -> boo
 
 
 def _size(value: Any) -> float | None:
-    return float(len(value)) if isinstance(value, list | tuple | Mapping) else as_number(value)
+    length = _length(value)
+    return as_number(value) if length is None else float(length)
+
+
+def _length(value: Any) -> int | None:
+    """The number of items of an array or fields of an object; None for what is neither."""
+    return len(value) if is_json_array(value) or is_json_object(value) else None
 
 
 def _at(value: Any, path: str) -> Any:
@@ -381,13 +388,13 @@ def _without_paths(before: Any, now: Any, paths: Sequence[tuple[str | int, ...]]
     for path in paths:
         if len(path) > 1:
             deeper.setdefault(path[0], []).append(path[1:])
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
+    if is_json_object(before) and is_json_object(now):
         left = {name: item for name, item in before.items() if name not in whole}
         right = {name: item for name, item in now.items() if name not in whole}
-        for name in deeper.keys() & left.keys() & right.keys():
+        for name in left.keys() & right.keys() & deeper.keys():
             left[name], right[name] = _without_paths(left[name], right[name], deeper[name])
         return left, right
-    if isinstance(before, list) and isinstance(now, list):
+    if is_json_array(before) and is_json_array(now):
         places = {place for place in whole | deeper.keys() if isinstance(place, int)}
         rest = [item for place, item in enumerate(now) if place not in places]
         if len(now) - len(before) == len(places):

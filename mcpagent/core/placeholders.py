@@ -18,12 +18,12 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from mcpagent.core.tools import ToolResult
-from mcpagent.core.values import numbers_in
+from mcpagent.core.values import is_json_array, is_json_object, numbers_in
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _STEP = re.compile(r"step([0-9]+)")
@@ -49,25 +49,29 @@ def resolve_references(value: Any, results: Mapping[str, Any]) -> Any:
         if whole:
             return _value(whole[1], results)
         return _REFERENCE.sub(lambda match: format_value(_value(match[1], results)), value)
-    if isinstance(value, Mapping):
+    if is_json_object(value):
         return {key: resolve_references(item, results) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if is_json_array(value):
         return [resolve_references(item, results) for item in value]
     return value
 
 
 def references(value: Any) -> set[int]:
     """Numbers of the steps that `value` refers to. Raises PlaceholderError where one is malformed."""
+    steps: set[int] = set()
     if isinstance(value, str):
-        steps: set[int] = set()
         for match in _REFERENCE.finditer(value):
             steps |= _steps(match[1])
-        return steps
-    if isinstance(value, Mapping):
-        return set().union(*(references(item) for item in value.values()))
-    if isinstance(value, list | tuple):
-        return set().union(*(references(item) for item in value))
-    return set()
+    for item in _items(value):
+        steps |= references(item)
+    return steps
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """The values of a JSON object or the items of an array; nothing of anything else."""
+    if is_json_object(value):
+        return value.values()
+    return value if is_json_array(value) else ()
 
 
 def result_value(result: ToolResult) -> dict[str, Any]:
@@ -85,7 +89,7 @@ def text_value(content: str) -> dict[str, Any]:
         value = _printed(content)
         if value is None:
             return {"text": content}
-    return value if isinstance(value, dict) else {"result": value}
+    return dict(value) if is_json_object(value) else {"result": value}
 
 
 def _printed(content: str) -> Any:
@@ -108,11 +112,7 @@ def reference_texts(value: Any) -> list[str]:
     """Every `${...}` of `value` as it is written, in order."""
     if isinstance(value, str):
         return [match[0] for match in _REFERENCE.finditer(value)]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return (
-        [text for item in value for text in reference_texts(item)] if isinstance(value, list | tuple) else []
-    )
+    return [text for item in _items(value) for text in reference_texts(item)]
 
 
 def format_value(value: Any) -> str:
@@ -210,13 +210,13 @@ def _arithmetic(op: ast.operator, left: Any, right: Any) -> int | float:
 
 
 def _lookup(container: Any, key: str | int) -> Any:
-    if isinstance(container, Mapping) and key in container:
+    if is_json_object(container) and isinstance(key, str) and key in container:
         return container[key]
-    if isinstance(container, list | tuple) and isinstance(key, int):
+    if is_json_array(container) and isinstance(key, int):
         if -len(container) <= key < len(container):
             return container[key]
         raise PlaceholderError(f"index {key} of a list of {len(container)}")
-    kind = f"fields {sorted(map(str, container))}" if isinstance(container, Mapping) else repr(container)[:80]
+    kind = f"fields {sorted(map(str, container))}" if is_json_object(container) else repr(container)[:80]
     raise PlaceholderError(f"no {key!r} in {kind}")
 
 
@@ -263,7 +263,7 @@ def _round(value: Any, digits: Any = 0) -> int | float:
 
 
 def _extreme(pick: Callable[[list[int | float]], int | float], values: tuple[Any, ...]) -> int | float:
-    items = values[0] if len(values) == 1 and isinstance(values[0], list | tuple) else values
+    items = values[0] if len(values) == 1 and is_json_array(values[0]) else values
     numbers = [_number(item) for item in items]
     if not numbers:
         raise PlaceholderError("min and max need at least one number")
@@ -282,18 +282,34 @@ def _index(value: Any) -> int:
     return value
 
 
+def _abs(value: Any) -> int | float:
+    return abs(_number(value))
+
+
+def _number_in(text: Any, index: Any) -> int | float:
+    return _lookup(numbers_in(_text(text)), _index(index))
+
+
+def _word_in(text: Any, index: Any) -> str:
+    return _lookup(_text(text).split(), _index(index))
+
+
+def _divide(left: int | float, right: int | float) -> float:
+    return left / right  # `operator.truediv` has no types
+
+
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], int | float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+    ast.Div: _divide,
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "round": _round,
-    "abs": lambda value: abs(_number(value)),
+    "abs": _abs,
     "min": lambda *values: _extreme(min, values),
     "max": lambda *values: _extreme(max, values),
-    "number": lambda text, index: _lookup(numbers_in(_text(text)), _index(index)),
-    "word": lambda text, index: _lookup(_text(text).split(), _index(index)),
+    "number": _number_in,
+    "word": _word_in,
     "text": format_value,
 }

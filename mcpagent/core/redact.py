@@ -20,6 +20,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
+from mcpagent.core.values import is_json_array, is_json_object
+
 if TYPE_CHECKING:
     from ahocorasick_rs import BytesAhoCorasick
 
@@ -166,9 +168,9 @@ class Secrets:
     def _cleaned(self, value: Any, where: str | None) -> Any:
         if isinstance(value, str):
             return self.text(value, where=where)
-        if isinstance(value, dict):
+        if is_json_object(value):
             return {self._cleaned(k, where): self._cleaned(v, where) for k, v in value.items()}
-        if isinstance(value, list | tuple):
+        if is_json_array(value):
             return [self._cleaned(item, where) for item in value]
         if isinstance(value, int | float) and not isinstance(value, bool):
             clean = self.text(shown := str(value), where=where)
@@ -364,9 +366,9 @@ def _json_parts(name: str, value: str) -> Iterator[tuple[str, str]]:
     waiting: list[tuple[str, Any]] = [(name, document)]
     while waiting:
         key, item = waiting.pop()
-        if isinstance(item, dict):
+        if is_json_object(item):
             waiting += item.items()
-        elif isinstance(item, list):
+        elif is_json_array(item):
             waiting += ((key, element) for element in item)
         elif isinstance(item, str):
             yield key, item

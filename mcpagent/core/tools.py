@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from mcpagent.core.records import JsonObject, Record
+from mcpagent.core.values import is_json_array, is_json_object
 
 PURPOSE_META_KEY = "mcpagent/purpose"  # in a request's `_meta`: who makes the call (`tools.contract.Purpose`)
 NONCE_META_KEY = "mcpagent/nonce"  # in a result's `_meta`: fresh for each call that reached a built-in server
@@ -174,9 +175,9 @@ def chat_schema(name: str, tool: ToolSpec) -> JsonObject:
 
 
 def _without_titles(schema: object) -> object:
-    if isinstance(schema, dict):
+    if is_json_object(schema):
         # A property that is itself called "title" holds a schema (a dict), the annotation holds a string.
         return {k: _without_titles(v) for k, v in schema.items() if not (k == "title" and isinstance(v, str))}
-    if isinstance(schema, list):
+    if is_json_array(schema):
         return [_without_titles(v) for v in schema]
     return schema

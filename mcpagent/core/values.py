@@ -9,7 +9,7 @@ import random
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 # Dates carry no quantity: "187.2 on 2025-03-04" ends with the number 187.2.
 _ISO_DATE = re.compile(r"(?<![0-9A-Za-z])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])")
@@ -65,6 +65,16 @@ def _blank(match: re.Match[str]) -> str:
     return " " * len(match[0])
 
 
+def is_json_object(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a JSON value is an object; its names are strings then."""
+    return isinstance(value, Mapping)
+
+
+def is_json_array(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    """Whether a JSON value is an array; frozen records hold arrays as tuples."""
+    return isinstance(value, list | tuple)
+
+
 def as_number(value: object) -> float | None:
     """The number that `value` is: an int, a float, or a string that is a plain number; else None."""
     if isinstance(value, bool):
@@ -106,11 +116,8 @@ def decode_model_json(text: str, position: int = 0, *, max_depth: int = MAX_DEPT
 
 
 def _is_deeper(value: object, limit: int) -> bool:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list):
-        return False
-    return limit == 0 or any(_is_deeper(item, limit - 1) for item in value)
+    items = value.values() if is_json_object(value) else value if is_json_array(value) else None
+    return items is not None and (limit == 0 or any(_is_deeper(item, limit - 1) for item in items))
 
 
 def backoff_s(failures: int, *, first_s: float, max_s: float, asked_s: float | None = None) -> float:
