@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
 import resource
 import select
 import subprocess
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,10 @@ from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.models.chat_template import RENDER_CPU_S, RENDER_MEMORY_BYTES, render_chat
 from mcpagent.models.tokens import TEMPLATE_ERRORS, Renderer
+from tests.house import ROOT
 from tests.models import templates
 from tests.models.test_forgery import FAMILIES
+from tests.running import Python
 
 PLAIN = """{%- for m in messages -%}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
@@ -78,10 +78,17 @@ def _refusal(kind: str) -> tuple[str, float, int, int]:
 
 
 @pytest.fixture(scope="module")
-def bystander() -> Iterator[ProcessPoolExecutor]:
-    """A process of its own: the peak of a process's children counts every child that it ever had."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool
+def bystander() -> Iterator[Python]:
+    """A process of its own: the peak of a process's children counts every child that it ever had. It answers
+    each line, a kind, with a line, what `_refusal` found."""
+    code = (
+        f"import json, sys, {__name__} as this\n"
+        "for kind in sys.stdin: print(json.dumps(this._refusal(kind.strip())), flush=True)"
+    )
+    pipe = subprocess.PIPE
+    with Python("-c", code, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        process.communicate()
 
 
 # Each takes its two seconds: the others say nothing new but that the mechanism knows no ways.
@@ -91,9 +98,12 @@ KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else []) fo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_template_that_takes_too_much_is_one_error_in_bounded_time_and_memory(
-    bystander: ProcessPoolExecutor, kind: str
+    bystander: Python, kind: str
 ) -> None:
-    message, seconds, most_bytes, grown_bytes = bystander.submit(_refusal, kind).result()
+    assert bystander.stdin is not None and bystander.stdout is not None
+    bystander.stdin.write(f"{kind}\n")
+    bystander.stdin.flush()
+    message, seconds, most_bytes, grown_bytes = json.loads(bystander.stdout.readline())
     assert "the chat template of odd" in message
     if kind in ENDLESS:
         assert f"takes more than {RENDER_CPU_S:g} CPU seconds" in message
@@ -180,9 +190,8 @@ pathlib.Path({str(tmp_path / "child")!r}).write_text(f"{{child}} {{'tok_live' in
 os.kill(os.getpid(), 9)
 """
     environment = {**os.environ, "SHOP_TOKEN": "tok_live_9f8E7d6C5b4A"}
-    subprocess.run(
-        [sys.executable, "-c", program], env=environment, timeout=120, cwd=Path(__file__).parents[2]
-    )
+    with Python("-c", program, env=environment, cwd=ROOT) as process:
+        process.wait(timeout=120)
     child, _, knows_key = (tmp_path / "child").read_text().partition(" ")
     assert knows_key == "False"
     with suppress(ProcessLookupError):  # it has ended

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import multiprocessing
 
 from mcpagent.config.environment import resource_path
 from mcpagent.demo.embedded_model import train_tokenizer
@@ -31,6 +29,7 @@ from mcpagent.train.objective.loss import Objective
 from mcpagent.train.objective.value import named_parameters, new_value_head
 from mcpagent.train.sft import Curriculum, SftSettings, SftState, train_sft
 from mcpagent.train.update import UpdateSettings, update_policy
+from tests.running import BOUND_S, Python
 from tests.train.world import given, make_learner, some_samples, tiny_model
 
 # What is different from GRPO on all weights, by name.
@@ -46,29 +45,33 @@ ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 0.0, 0.0, 0.8, -0.8]
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def in_processes(work: Callable[[Path], None], folder: Path, *, count: int = 2) -> None:
+def in_processes(folder: Path, *, count: int = 2) -> None:
     """Call `work(folder)` in `count` processes that know of each other."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    multiprocessing.spawn(_enter, args=(work, folder, count, port), nprocs=count)  # type: ignore[attr-defined]
-
-
-def _enter(rank: int, work: Callable[[Path], None], folder: Path, count: int, port: int) -> None:
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    torch.set_num_threads(1)
+    shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    code = f"import sys, {__name__} as this; from pathlib import Path; this.work(Path(sys.argv[1]))"
+    started = [
+        Python(
+            *("-c", code, folder),
+            env={
+                **os.environ,
+                **{name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()},
+                "OMP_NUM_THREADS": "1",
+            },
+            cwd=Path(__file__).parents[3],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
     try:
-        work(folder)
+        said = [process.communicate(timeout=BOUND_S)[1] for process in started]
     finally:
-        torch.distributed.destroy_process_group()
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * count, "\n".join(said)
 
 
 def _update(
@@ -138,7 +141,9 @@ def _supervised(processes: Processes, folder: Path) -> tuple[dict[str, Any], lis
     return {n: p.detach() for n, p in model.named_parameters()}, [{k: r[k] for k in told} for r in records]
 
 
-def _work(folder: Path) -> None:
+def work(folder: Path) -> None:
+    """Of one process among several: leaves what it came to in the folder."""
+    torch.set_num_threads(1)
     processes = Processes.join(CPU)
     results: dict[str, Any] = {name: _update(processes, **case) for name, case in CASES.items()}
     results["sft"] = _supervised(processes, folder)
@@ -149,13 +154,14 @@ def _work(folder: Path) -> None:
         "first": processes.broadcast_from_rank0(lambda: processes.index),
     }
     torch.save((results, shares), folder / f"{processes.index}.pt")
+    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each of two processes came to."""
     folder = tmp_path_factory.mktemp("two")
-    in_processes(_work, folder)
+    in_processes(folder)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
