@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from mcpagent.cli.main import GC_THRESHOLD
+
 # Examples of a property: `make test` tries some, `make test-slow` many.
 settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("thorough", max_examples=500, deadline=None)
@@ -16,6 +19,7 @@ settings.load_profile("quick")
 
 
 def pytest_configure() -> None:
+    gc.set_threshold(GC_THRESHOLD)  # as in the commands: looking for cycles is a tenth of what tests cost
     # A shell starts background jobs with SIGINT ignored, nohup does so with SIGHUP, and children inherit it:
     # these signals would test nothing.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

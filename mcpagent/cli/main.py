@@ -19,7 +19,7 @@ from mcpagent.interrupts import listen, stopping
 
 # New objects between two collections: episodes and tasks make many objects and few cycles, and with the
 # default of 700 looking for cycles costs them CPU time.
-_GC_THRESHOLD = 50_000
+GC_THRESHOLD = 50_000
 
 # name -> (module that holds a Typer `app`, the line in the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -128,7 +128,7 @@ def run() -> None:
     if "--debug" in (words := sys.argv[1:]):  # it may stand anywhere
         words.remove("--debug")
         sys.argv[1:] = ["--debug", *words]
-    gc.set_threshold(_GC_THRESHOLD, 20, 50)
+    gc.set_threshold(GC_THRESHOLD, 20, 50)
     try:
         app()
     except ModuleNotFoundError as error:
