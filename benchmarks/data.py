@@ -21,9 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mcpagent.storage.datasets import TaskFile, read_tasks, write_jsonl
-from mcpagent.synth.datasets.dedupe import DedupeReport, distinct_tasks
 from mcpagent.synth.datasets.describe import count_tasks
-from mcpagent.synth.datasets.split import split_dataset
+from mcpagent.synth.datasets.split import DedupeReport, distinct_tasks, split_dataset
 from mcpagent.synth.datasets.validate import validate_dataset
 from mcpagent.synth.templates.pools import SplitShares
 

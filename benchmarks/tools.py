@@ -25,6 +25,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 
 from benchmarks import echo_server
 from mcpagent.core.tools import ToolCall
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, InProcessServer, ServerConfig, StdioServer
 
@@ -160,7 +161,10 @@ async def _bare(target: Any) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def _ours(config: ServerConfig) -> AsyncIterator[Call]:
-    async with ToolPool([config], max_in_flight=max(AT_ONCE)) as pool, pool.session() as session:
+    async with (
+        ToolPool([config], limits=CallLimits(max_in_flight=max(AT_ONCE))) as pool,
+        pool.session() as session,
+    ):
 
         async def call(text: str) -> str:
             request = ToolCall(id="1", server="echo", tool="echo", arguments={"text": text})

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from mcpagent.core.tools import ToolCall
-from mcpagent.tools.limits import ServerLimits
+from mcpagent.tools.limits import CallLimits, ServerLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 
@@ -97,7 +97,7 @@ async def _run(episodes: int, with_bad: bool, *, at_once: int) -> tuple[list[flo
     failed = 0
     numbers = iter(range(episodes))
 
-    async with ToolPool(servers, per_server=limits, on_note=lambda _: None) as pool:
+    async with ToolPool(servers, limits=CallLimits(per_server=limits), on_note=lambda _: None) as pool:
 
         async def episode(number: int) -> None:
             nonlocal failed

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from mcpagent.storage.datasets import read_tasks as read_tasks
     from mcpagent.storage.trajectories import read_trajectories as read_trajectories
     from mcpagent.storage.trajectories import write_trajectories as write_trajectories
+    from mcpagent.tools.catalog import CatalogSettings as CatalogSettings
+    from mcpagent.tools.limits import CallLimits as CallLimits
     from mcpagent.tools.pool import ToolPool as ToolPool
     from mcpagent.tools.servers_config import builtin_servers as builtin_servers
     from mcpagent.tools.servers_config import load_servers as load_servers
@@ -77,6 +79,8 @@ _HOMES = {
     "rollout.collector": ("attempts", "collect"),
     "storage.datasets": ("read_tasks",),
     "storage.trajectories": ("read_trajectories", "write_trajectories"),
+    "tools.catalog": ("CatalogSettings",),
+    "tools.limits": ("CallLimits",),
     "tools.pool": ("ToolPool",),
     "tools.servers_config": ("builtin_servers", "load_servers"),
     "train.health": ("Callback", "StepReport"),

@@ -128,6 +128,7 @@ def demonstration() -> list[str]:
 
 
 def main() -> None:
+    """Read the options, build the parts, train, and print a line for each step."""
     parser = argparse.ArgumentParser(description="GRPO on one page.")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--model", help="a checkpoint; without it the embedded model, warm-started")

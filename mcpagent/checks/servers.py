@@ -19,6 +19,7 @@ from mcpagent.errors import UserError
 from mcpagent.rollout.setup import configured_servers
 from mcpagent.tools.catalog import near_match
 from mcpagent.tools.contract import ToolSession
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.chaos import ChaosFault, ChaosResult, chaos, faults_of
 from mcpagent.tools.servers_config import HttpServer, ServerConfig, StdioServer, builtin_servers
@@ -53,7 +54,7 @@ async def open_tool(
     config, tool = _place(dotted, configs)
     if timeout_s is not None:
         config = replace(config, timeout_s=timeout_s)
-    pool = ToolPool([config], max_in_flight=max_in_flight, on_note=console.note)
+    pool = ToolPool([config], limits=CallLimits(max_in_flight=max_in_flight), on_note=console.note)
     async with pool, pool.session() as session:
         for spec in pool.tools.values():
             if spec.name == tool:

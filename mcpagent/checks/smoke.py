@@ -24,9 +24,8 @@ from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.models.load import save_model
 from mcpagent.models.tokens import Renderer
-from mcpagent.policy.backend import choose_backend, require_vllm
 from mcpagent.policy.canary import Canary, Proof
-from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
+from mcpagent.policy.contract import CompletionRequest, Policy, Sampling, choose_backend, require_vllm
 from mcpagent.run.episodes import pinned_model
 from mcpagent.train.build import build_learner, load, open_sampler
 from mcpagent.train.sampler import score_completions

@@ -284,7 +284,7 @@ def smoke(
     Example: mcpagent smoke --backend hf
     """
     from mcpagent.console import Console
-    from mcpagent.policy.backend import require_vllm
+    from mcpagent.policy.contract import require_vllm
     from mcpagent.storage.checkpoints import find_model
     from mcpagent.storage.packages import require
 

@@ -281,7 +281,7 @@ def dedupe(
 
     console = Console(is_json=as_json)
     require("data", use="data dedupe")
-    from mcpagent.synth.datasets.dedupe import DedupeReport, distinct_tasks
+    from mcpagent.synth.datasets.split import DedupeReport, distinct_tasks
     from mcpagent.synth.generate import carry_servers, write_servers
 
     refuse_existing(out, overwrite=overwrite)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from mcpagent.console import Console
     from mcpagent.llm.budget import ApiBudget
     from mcpagent.synth.generate import DatasetOutput
-    from mcpagent.synth.llm.generate import Asking, Wanted
+    from mcpagent.synth.llm.generate import TaskSettings
+    from mcpagent.synth.llm.sample import AskSettings
 
 T = TypeVar("T", int, str)
 
@@ -160,17 +161,13 @@ def run_llm(
     console: Console,
 ) -> None:
     """Generate, write the splits, and print what became of every sample. Raises UserError and RunError."""
-    from mcpagent.config.environment import resource_path
     from mcpagent.synth.llm.generate import JournalFile, make_dataset_with_model, no_task, requests_lost
-    from mcpagent.synth.llm.prompts import load_prompts
 
-    prompts = load_prompts(options.prompts or resource_path("templates/prompts/tasks.yaml"))
-    request, asking = _settings(options, tools, seed=seed, distractors=distractors)
+    settings, asking = _settings(options, tools, seed=seed, distractors=distractors)
     document = make_dataset_with_model(
         tools,
-        prompts,
         output,
-        wanted=request,
+        settings=settings,
         asking=asking,
         budget=_budget(options, asking.endpoint.model, console),
         journal=JournalFile(options.journal or output.folder / "llm-journal.jsonl", options.retry_failed),
@@ -188,12 +185,14 @@ def run_llm(
 
 def _settings(
     options: LLMOptions, tools: ToolsConfig, *, seed: int, distractors: int | None
-) -> tuple[Wanted, Asking]:
-    from mcpagent.config.environment import environment
+) -> tuple[TaskSettings, AskSettings]:
+    from mcpagent.config.environment import environment, resource_path
     from mcpagent.llm.endpoint import BACKENDS, EndpointSettings
-    from mcpagent.synth.llm.generate import Asking, Wanted
-    from mcpagent.synth.llm.prompts import load_curriculum
+    from mcpagent.synth.llm.generate import TaskSettings
+    from mcpagent.synth.llm.prompts import load_curriculum, load_prompts
+    from mcpagent.synth.llm.sample import AskSettings
 
+    prompts = load_prompts(options.prompts or resource_path("templates/prompts/tasks.yaml"))
     env = environment()
     base_url = options.base_url or env.get("OPENAI_BASE_URL") or None
     key = env.get("OPENAI_API_KEY", "")
@@ -213,26 +212,27 @@ def _settings(
         timeout_s=options.request_timeout,
     )
     domains = _chosen(options.domains, env, "DOMAINS", "whatever these tools are for")
-    request = Wanted(
-        samples=_chosen(options.samples, env, "N_SAMPLES", 20),
+    settings = TaskSettings(
         max_tools=_chosen(options.max_tools, env, "MAX_TOOLS", 4),
         max_turns=_chosen(options.max_turns, env, "MAX_TURNS", 8),
         domains=_listed(domains),
         complexities=_complexities(_chosen(options.complexities, env, "COMPLEXITIES", "")),
         curriculum=load_curriculum(options.curriculum) if options.curriculum else (),
         distractors=distractors,
-        votes=options.votes,
-        repairs=options.repairs,
         may_write=options.allow_writes or tools.servers is None,  # the built-in ones are embedded here
         seed=seed,
     )
-    asking = Asking(
+    asking = AskSettings(
         endpoint=endpoint,
+        prompts=prompts,
+        samples=_chosen(options.samples, env, "N_SAMPLES", 20),
+        votes=options.votes,
+        repairs=options.repairs,
         concurrency=options.concurrency,
         per_minute=options.rpm,
         max_output_tokens=options.max_output_tokens,
     )
-    return request, asking
+    return settings, asking
 
 
 def _chosen(given: T | None, env: Mapping[str, str], name: str, default: T) -> T:

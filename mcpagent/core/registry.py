@@ -108,7 +108,7 @@ BACKENDS = Family(
     "rollout backend",  # rollout.backend: policies
     {
         "hf": ("transformers, in this process", "mcpagent.policy.hf.policy:HFPolicy"),
-        "vllm": ("vLLM, in this process or on servers", "mcpagent.policy.vllm.policy:VllmPolicy"),
+        "vllm": ("vLLM, in this process or on servers", "mcpagent.policy.vllm.engine:VllmPolicy"),
     },
 )
 TRACKERS = Family(

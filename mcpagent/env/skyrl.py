@@ -31,6 +31,7 @@ from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput, prompt_mess
 from mcpagent.errors import EpisodeError, UserError
 from mcpagent.reward.rule import total_reward
 from mcpagent.tools.io_thread import IOThread
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import builtin_servers, load_servers
 
@@ -206,7 +207,7 @@ def _runtime(config: EnvConfig) -> _Runtime:
                 else load_servers(Path(config.servers)).servers
             )
             io = IOThread(name="mcpagent-skyrl")
-            pool = ToolPool(servers, timeout_s=config.tool_timeout_s)
+            pool = ToolPool(servers, limits=CallLimits(timeout_s=config.tool_timeout_s))
             try:
                 io.run(pool.__aenter__())
             except BaseException:

@@ -25,10 +25,12 @@ class Siblings:
 
     @property
     def width(self) -> int:
+        """The longest segment, in tokens."""
         return max(self.lengths)
 
     @property
     def end(self) -> int:
+        """The first position behind these segments."""
         return self.start + sum(self.lengths)
 
     @property
@@ -131,12 +133,12 @@ def _by_set(states: torch.Tensor, tree: PrefixTree, padding: _Padding | None) ->
 def _with_path(states: Sequence[torch.Tensor], at: int, tree: PrefixTree) -> torch.Tensor:
     """The set at place `at` of `states`, behind its ancestors:
     [siblings, heads, before + width, head_dim]."""
-    own = states[at]
+    tail = states[at]
     ancestors = [states[where][row, :, :length] for where, row, length in map(tree.place, tree.sets[at].path)]
     if not ancestors:
-        return own
-    shared = torch.cat(ancestors, dim=1).expand(len(own), -1, -1, -1)
-    return torch.cat([shared, own], dim=2)
+        return tail
+    shared = torch.cat(ancestors, dim=1).expand(len(tail), -1, -1, -1)
+    return torch.cat([shared, tail], dim=2)
 
 
 class _Pad(torch.autograd.Function):

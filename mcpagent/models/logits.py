@@ -36,6 +36,7 @@ class LogitTransform:
     cap: float | None = None
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits [..., vocabulary] as the model itself would give them, at least in float32."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.cap is None:
             return logits * self.scale
@@ -75,22 +76,22 @@ def refuse_other_logits(model: Any, *, name: str) -> None:
     was_training = inner.training
     inner.eval()
     ids = torch.arange(1, 1 + _PROBE_TOKENS, device=next(inner.parameters()).device)[None]
-    own = inner(input_ids=ids, use_cache=False).logits.float()
+    theirs = inner(input_ids=ids, use_cache=False).logits.float()
     states = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     ours = output_head(inner)(states).float()
     inner.train(was_training)
-    if own.shape != ours.shape:
-        raise _refusal(name, f"{own.shape[-1]} logits of the {ours.shape[-1]} of its head")
-    difference = float((own - ours).abs().max())
-    # Not `>`: a difference that is no number must not pass.
+    if theirs.shape != ours.shape:
+        raise _refusal(name, f"{theirs.shape[-1]} logits of the {ours.shape[-1]} of its head")
+    difference = float((theirs - ours).abs().max())
+    # Not `>`: a difference that is not a number must not pass.
     if not difference <= 8 * torch.finfo(model.dtype).eps * float(ours.abs().max()):
         raise _refusal(name, f"logits up to {difference:.2g} away from those that its configuration tells")
 
 
-def _refusal(name: str, found: str) -> UserError:
+def _refusal(name: str, difference: str) -> UserError:
     return UserError(
-        f"{name} changes its logits after the output head in a way of its own ({found}), which scoring and "
-        "sampling here would leave out, so that it would be trained on probabilities that are not its own",
+        f"{name} changes its logits after the output head in a way of its own ({difference}), which scoring "
+        "and sampling here would leave out: it would be trained on probabilities that are not its own",
         where="model.name",
         remedy="use a model whose logits are its head's, scaled or soft-capped by a setting of transformers, "
         "such as those of the Qwen3, Llama, Gemma or Granite families",

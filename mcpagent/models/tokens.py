@@ -210,7 +210,7 @@ class Renderer:
     def _control_tokens(self) -> tuple[str, ...]:
         """Longest first: special tokens, and added ones that the template uses (Qwen's <tool_call> is not
         special) or that look like a mark of one. Added tokens that merely abbreviate text, such as runs of
-        spaces, are none."""
+        spaces, do not count."""
         template = str(self.tokenizer.chat_template)
         controls = {
             token.content
@@ -310,7 +310,9 @@ class Renderer:
 
     def _encode(self, text: str) -> list[int]:
         if not text.isascii():
-            text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text to a tokenizer
+            text = text.encode(
+                "utf-8", "replace"
+            ).decode()  # half a surrogate pair is not text to a tokenizer
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -326,7 +328,8 @@ _PROBE_TOOL: JsonObject = {
 
 class _Veil:
     """Hides the control tokens that a text spells from the template and the tokenizer, by marks that none of
-    `texts` holds: no text spells its own hash. A tag that is no token is written with an entity instead."""
+    `texts` holds: no text spells its own hash. A tag that is not a token is written
+    with an entity instead."""
 
     def __init__(self, foreign: re.Pattern[str], control: frozenset[str], *texts: str) -> None:
         self._foreign, self._control = foreign, control
@@ -372,6 +375,7 @@ class TokenDrift:
 
     @property
     def share(self) -> float:
+        """The share of the kept tokens that another rendering would change, 0 to 1."""
         return self.changed / self.kept
 
 

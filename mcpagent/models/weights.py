@@ -46,9 +46,9 @@ def weight_files(folder: Path) -> list[Path]:
     a pickle, a file elsewhere, or nothing, or where the folder is not what a training run wrote."""
     verified(folder)
     is_adapter = (folder / ADAPTER_FILE).is_file()
-    wanted = "adapter_model.safetensors" if is_adapter else _named_weights(folder) or "model.safetensors"
-    if (folder / wanted).is_file():
-        return [folder / wanted]
+    file_name = "adapter_model.safetensors" if is_adapter else _named_weights(folder) or "model.safetensors"
+    if (folder / file_name).is_file():
+        return [folder / file_name]
     index = folder / "model.safetensors.index.json"
     if not is_adapter and index.is_file():
         return [folder / name for name in _shards(index)]
@@ -60,7 +60,7 @@ def weight_files(folder: Path) -> list[Path]:
             remedy=_CONVERT,
         )
     raise UserError(
-        f"there are no weights: {wanted} is missing",
+        f"there are no weights: {file_name} is missing",
         where=str(folder),
         remedy="copy or download the whole folder, or name another one",
     )
@@ -160,30 +160,32 @@ def refuse_other_sizes(folder: Path, config: Any) -> None:
         return  # packed weights have other shapes, and code of the model's own is not run for this
     where = str(folder / MODEL_FILE)
     model = meta_model(config.get_text_config(), where=where)
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     ignored = [re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     kept = {n: shape for n, shape in stored.items() if not any(p.search(n) for p in ignored)}
-    wrong = _other_shape(wanted, kept) or _other_count(model, wanted, kept) or _lacking(model, wanted, kept)
+    wrong = (
+        _other_shape(expected, kept) or _other_count(model, expected, kept) or _lacking(model, expected, kept)
+    )
     if wrong is not None:
         raise UserError(f"its sizes are not those of the weights: {wrong}", where=where, remedy=_REMEDY)
 
 
-def _other_shape(wanted: Mapping[str, Shape], stored: Mapping[str, Shape]) -> str | None:
+def _other_shape(expected: Mapping[str, Shape], stored: Mapping[str, Shape]) -> str | None:
     """The first weight of another size. As many numbers in another order may be a layout that is converted
     while it is read."""
-    for name in sorted(wanted.keys() & stored.keys()):
-        if math.prod(wanted[name]) != math.prod(stored[name]):
+    for name in sorted(expected.keys() & stored.keys()):
+        if math.prod(expected[name]) != math.prod(stored[name]):
             return (
-                f"{name} is {_shown(stored[name])} in the weights and {_shown(wanted[name])} by config.json"
+                f"{name} is {_shown(stored[name])} in the weights and {_shown(expected[name])} by config.json"
             )
     return None
 
 
-def _other_count(model: Any, wanted: Collection[str], stored: Collection[str]) -> str | None:
+def _other_count(model: Any, expected: Collection[str], stored: Collection[str]) -> str | None:
     """The first list of layers that is longer on one side."""
     import torch
 
-    ours, theirs = _layers(wanted), _layers(stored)
+    ours, theirs = _layers(expected), _layers(stored)
     lists = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
     for name in lists:
         here, there = ours.get(name, set()), theirs.get(name, set())
@@ -192,10 +194,10 @@ def _other_count(model: Any, wanted: Collection[str], stored: Collection[str]) -
     return None
 
 
-def _lacking(model: Any, wanted: Collection[str], stored: Collection[str]) -> str | None:
+def _lacking(model: Any, expected: Collection[str], stored: Collection[str]) -> str | None:
     """The first weight that nothing in the files is for. Where they have a name that the model has not, some
     are converted while they are read, and this cannot be told before that."""
-    if not set(stored) <= set(wanted):
+    if not set(stored) <= set(expected):
         return None
     optional = [re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
     names_of: dict[int, list[str]] = {}  # of tied weights one name is enough
@@ -209,11 +211,11 @@ def _lacking(model: Any, wanted: Collection[str], stored: Collection[str]) -> st
 
 def _layers(names: Collection[str]) -> dict[str, set[int]]:
     """The numbers of the layers in each list that the weights belong to."""
-    found: dict[str, set[int]] = {}
+    layers: dict[str, set[int]] = {}
     for name in names:
         if match := _LAYER.match(name):
-            found.setdefault(match[1], set()).add(int(match[2]))
-    return found
+            layers.setdefault(match[1], set()).add(int(match[2]))
+    return layers
 
 
 def refuse_incomplete(info: Mapping[str, Any], name: str) -> None:

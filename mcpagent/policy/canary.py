@@ -47,6 +47,7 @@ class Proof:
     cpu_s: float
 
     def as_metrics(self) -> JsonObject:
+        """The numbers of the proof under their names in a step record: nats, nats and CPU seconds."""
         return {
             "canary_difference": self.difference,
             "canary_max": self.largest,
@@ -74,6 +75,7 @@ class Canary:
         self._temperature = min(MAX_TEMPERATURE, _HEAT * (temperature or 1.0))
 
     def is_due(self, version: int) -> bool:
+        """Whether this version of the weights is one that is to be proved."""
         return self._every > 0 and bool(self._prompts) and version % self._every == 0
 
     async def prove(self, policy: Policy, *, version: int) -> Proof:
@@ -94,7 +96,7 @@ class Canary:
         trainer = self._score(self._prompts, [c.token_ids for c in completions], self._temperature)
         proof = _compare(completions, trainer, version=version, cpu_s=time.process_time() - started)
         limit = TOLERANCE[self._dtype]
-        # Not `>`: a difference that is no number must not pass.
+        # Not `>`: a difference that is not a number must not pass.
         if not proof.difference <= limit:
             raise RunError(
                 f"the sampler does not serve the weights that were trained: over {proof.tokens} tokens of "

@@ -31,6 +31,9 @@ class Finished:
 class BatchEngine(Protocol):
     """Continuous batching, single-threaded; every method returns the turns that it ended."""
 
+    sampled_tokens: int
+    prefilled_tokens: int
+
     @property
     def has_work(self) -> bool:
         """A turn is being sampled."""
@@ -200,3 +203,39 @@ class EngineThread(Generic[E]):
             logprobs=end.logprobs,
             policy_versions=end.versions or (whole,),
         )
+
+
+class EnginePolicy(Generic[E]):
+    """A `Policy` over an engine on its thread. `complete` may be called from any event loop, also many times
+    at once."""
+
+    def __init__(self, thread: EngineThread[E]) -> None:
+        self._thread = thread
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that samples."""
+        return self._thread.version
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the engine has sampled so far."""
+        return self._thread.engine.sampled_tokens
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """How many tokens of contexts the engine has computed so far."""
+        return self._thread.engine.prefilled_tokens
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """One completion for each request, in order."""
+        return await self._thread.complete(requests)
+
+    async def release(self, episode_id: str) -> None:
+        """Forget the episode, in order with what was asked before. A turn of it that is still being sampled
+        ends: with the tokens so far from transformers, without any from vLLM."""
+        self._thread.release(episode_id)
+
+    def close(self) -> None:
+        """Stop the compute thread. Turns that are being sampled, and whoever asks later, get an error."""
+        self._thread.close()

@@ -42,9 +42,11 @@ class OpenAIPolicy:
         self._run = uuid.uuid4().hex  # gateways answer a key only once, also that of an earlier run
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """One answer of the model behind the API for each request, in order, all asked at once."""
         return list(await asyncio.gather(*(self._answer(request) for request in requests)))
 
     async def release(self, episode_id: str) -> None:
+        """Forget the conversation of an episode."""
         self._conversations.pop(episode_id, None)
 
     async def _answer(self, request: CompletionRequest) -> Completion:
@@ -120,7 +122,7 @@ class _Conversation:
 
 @dataclass(frozen=True)
 class _Call:
-    """`arguments` is None where the model wrote no JSON object; `raw` is what it wrote."""
+    """`arguments` is None where the model did not write a JSON object; `raw` is what it wrote."""
 
     id: str
     name: str
@@ -162,7 +164,7 @@ class _Call:
 
 
 def _arguments(raw: str) -> JsonObject | None:
-    """The JSON object that `raw` is, by the environment's rules; None where it is none."""
+    """The JSON object that `raw` is, by the environment's rules; None where it is not one."""
     text = raw.strip()
     try:
         # The call around the arguments is a level of its own.
@@ -177,6 +179,6 @@ def _raw_finish(reply: ChatReply) -> str | None:
 
 
 def _finish(reply: ChatReply) -> FinishReason:
-    """A cut reply is no decision, whatever calls it holds; a refusal is an answer like any other."""
+    """A cut reply is not a decision, whatever calls it holds; a refusal is an answer like any other."""
     is_cut = reply.finish is Finish.LENGTH or _raw_finish(reply) == "length"
     return FinishReason.LENGTH if is_cut else FinishReason.STOP

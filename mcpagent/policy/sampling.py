@@ -79,6 +79,7 @@ class OpenTurn:
         self.versions.append((version, len(self.tokens)))
 
     def is_over(self, stop_ids: frozenset[int]) -> bool:
+        """Whether the last token is a stop token, or the turn is as long as it may be."""
         return self.tokens[-1] in stop_ids or len(self.tokens) == len(self.uniforms)
 
     def finished(self, stop_ids: frozenset[int]) -> Finished:
@@ -108,7 +109,7 @@ def sample_turns(turns: Sequence[OpenTurn], logits: torch.Tensor, *, sample: Tok
 
 
 def refuse_infinite(logprobs: Sequence[float]) -> None:
-    """Raises RunError where one of them is no number."""
+    """Raises RunError where one of them is not a number."""
     if not math.isfinite(sum(logprobs)):
         raise RunError(
             "the model's logits are not finite: its weights have diverged, or its dtype overflows",

@@ -46,9 +46,11 @@ class ScriptedPolicy:
         self._played: dict[str, int] = {}
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """What the script says to each request, in order."""
         return [Completion(text=self._text(request)) for request in requests]
 
     async def release(self, episode_id: str) -> None:
+        """Forget how many texts the episode has had."""
         self._played.pop(episode_id, None)
 
     def _text(self, request: CompletionRequest) -> str:
@@ -91,6 +93,7 @@ class GoldPolicy:
         return [Completion(text=self._text(request)) for request in requests]
 
     async def release(self, episode_id: str) -> None:
+        """Forget the flaw that the episode was given."""
         self._flaws.pop(episode_id, None)
 
     def _text(self, request: CompletionRequest) -> str:
@@ -180,6 +183,7 @@ class EmptyPolicy:
         self._text = text
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """The same text for each request."""
         return [Completion(text=self._text) for _ in requests]
 
     async def release(self, episode_id: str) -> None:

@@ -22,10 +22,10 @@ from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.storage.atomic import write_text
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassettes.tape import canonical, content_digest
-from mcpagent.tools.catalog import ToolListLimits
+from mcpagent.tools.catalog import CatalogSettings, ToolListLimits
 from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
-from mcpagent.tools.limits import ServerLimits
+from mcpagent.tools.limits import CallLimits, ServerLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import (
     HttpServer,
@@ -218,19 +218,23 @@ def tool_pool(
     contradict each other or name no server."""
     return ToolPool(
         servers,
-        timeout_s=config.timeout_s,
-        retry=config.retry,
-        result_limit_chars=config.result_limit_chars,
-        list_limits=ToolListLimits(
-            description_chars=config.description_limit_chars, schema_chars=config.schema_limit_chars
+        limits=CallLimits(
+            timeout_s=config.timeout_s,
+            retry=config.retry,
+            result_limit_chars=config.result_limit_chars,
+            per_server={name: _limits(section) for name, section in config.per_server.items()},
         ),
-        allow=config.allow_list,
-        read_only=config.read_only,
+        catalog=CatalogSettings(
+            list_limits=ToolListLimits(
+                description_chars=config.description_limit_chars, schema_chars=config.schema_limit_chars
+            ),
+            allow=config.allow_list,
+            read_only=config.read_only,
+            on_change=config.on_catalog_change,
+        ),
         isolation=_isolation(config),
-        per_server={name: _limits(section) for name, section in config.per_server.items()},
         ledger=ledger,
         log_dir=log_dir,
-        on_change=config.on_catalog_change,
         on_note=on_note,
     )
 

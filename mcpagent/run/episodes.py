@@ -25,8 +25,7 @@ from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.models.weights import weight_files
-from mcpagent.policy.backend import require_vllm
-from mcpagent.policy.contract import Policy
+from mcpagent.policy.contract import Policy, require_vllm
 from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
 from mcpagent.rollout.agent import AgentSettings, ContextRenderer

@@ -216,7 +216,8 @@ def first(items: Sequence[T], limit: int) -> Sequence[T]:
 
 
 def days(start: str, end: str) -> tuple[str, str]:
-    """The first and the last day as YYYY-MM-DD. Raises `ToolError` for no date, or the wrong way."""
+    """The first and the last day as YYYY-MM-DD. Raises `ToolError` for a text that is not a date, and for
+    days in the wrong order."""
     first_day, last_day = _day("start_date", start), _day("end_date", end)
     if first_day > last_day:
         raise ToolError("start_date is after end_date.")

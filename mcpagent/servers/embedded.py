@@ -185,10 +185,10 @@ def _rng(seed: int, *parts: str) -> Random:
 
 
 def _tickers(rng: Random) -> list[str]:
-    found: dict[str, None] = {}
-    while len(found) < N_COMPANIES:
-        found[rng.choice("QXZ") + "".join(rng.choice(_CONSONANTS) for _ in range(3))] = None
-    return list(found)
+    tickers: dict[str, None] = {}
+    while len(tickers) < N_COMPANIES:
+        tickers[rng.choice("QXZ") + "".join(rng.choice(_CONSONANTS) for _ in range(3))] = None
+    return list(tickers)
 
 
 def _names(rng: Random) -> list[str]:
@@ -297,10 +297,10 @@ T = TypeVar("T")
 
 def company(dataset: Dataset, symbol: str) -> Company:
     """Symbols match whatever their case and surrounding space. Raises `ToolError` if there is no such one."""
-    found = dataset.by_ticker.get(symbol.strip().upper())
-    if found is None:
+    listed = dataset.by_ticker.get(symbol.strip().upper())
+    if listed is None:
         raise unknown_symbol(symbol)
-    return found
+    return listed
 
 
 def page(items: Sequence[T], *, limit: int, cursor: str) -> tuple[Sequence[T], str]:
@@ -312,28 +312,26 @@ def page(items: Sequence[T], *, limit: int, cursor: str) -> tuple[Sequence[T], s
     return items[start:end], str(end) if end < len(items) else ""
 
 
-def bars_between(found: Company, *, start: str, end: str) -> list[PriceBar]:
+def bars_between(company: Company, *, start: str, end: str) -> list[PriceBar]:
     """Daily bars from one day to the other, both included. Raises `ToolError` for bad dates."""
     first_day, last_day = days(start, end)
-    return [bar for bar in daily_bars(found) if first_day <= bar.date <= last_day]
+    return [bar for bar in daily_bars(company) if first_day <= bar.date <= last_day]
 
 
-def articles(found: Company, *, limit: int) -> Articles:
+def articles(company: Company, *, limit: int) -> Articles:
     """The newest `limit` news pages of a company."""
     return Articles(
         articles=[
             Article(title=page.title, url=page.url, published=page.published)
-            for page in first(found.pages, limit)
+            for page in first(company.pages, limit)
         ]
     )
 
 
 def matching(dataset: Dataset, query: str, *, tickers: bool = True) -> list[Company]:
     """Companies whose name (or ticker) contains the query, the exact ticker first, else by ticker."""
-    wanted = query.strip().casefold()
-    found = [
-        c
-        for c in dataset.companies
-        if wanted in c.name.casefold() or (tickers and wanted in c.ticker.casefold())
+    text = query.strip().casefold()
+    matches = [
+        c for c in dataset.companies if text in c.name.casefold() or (tickers and text in c.ticker.casefold())
     ]
-    return sorted(found, key=lambda c: (c.ticker.casefold() != wanted, c.ticker))
+    return sorted(matches, key=lambda c: (c.ticker.casefold() != text, c.ticker))

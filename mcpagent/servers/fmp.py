@@ -289,8 +289,8 @@ def _movers(ranked: Sequence[Company], *, limit: int) -> Movers:
     return Movers(tickers=[_change(company) for company in first(ranked, limit)])
 
 
-def _matches(found: Sequence[Company], *, limit: int) -> SymbolMatches:
-    return SymbolMatches(results=[SymbolMatch(symbol=c.ticker, name=c.name) for c in first(found, limit)])
+def _matches(companies: Sequence[Company], *, limit: int) -> SymbolMatches:
+    return SymbolMatches(results=[SymbolMatch(symbol=c.ticker, name=c.name) for c in first(companies, limit)])
 
 
 def _annual(year: YearStatement) -> Statement:

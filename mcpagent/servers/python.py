@@ -197,7 +197,7 @@ class PipelineStep(BaseModel):
 
 
 class StepDone(Answer):
-    """`count` is how many items the step left, null where that is no list."""
+    """`count` is how many items the step left, null where that is not a list."""
 
     operation: str
     count: int | None

@@ -294,10 +294,10 @@ class EmbeddedSlack:
         )
 
     def _channel(self, id_or_name: str) -> WorkspaceChannel:
-        found = self._data.channel_by_key.get(id_or_name.strip().removeprefix("#").casefold())
-        if found is None:
+        channel = self._data.channel_by_key.get(id_or_name.strip().removeprefix("#").casefold())
+        if channel is None:
             raise ToolError(f"Unknown channel {echo(id_or_name)}.")
-        return found
+        return channel
 
     def _messages(self, channel: WorkspaceChannel) -> list[ChatMessage]:
         """Oldest first."""

@@ -38,7 +38,7 @@ from mcpagent.synth.tasks.record import system_message
 
 
 class CallSyntaxError(ValueError):
-    """A right answer that is no single call with literal arguments to a tool of the task."""
+    """A right answer that is not a single call with literal arguments to a tool of the task."""
 
 
 def parse_call(text: str, owners: Mapping[str, type[Any]]) -> PlanCall:

@@ -100,7 +100,7 @@ def _generate(
             done[split] = kept
 
         fitting = templates.for_servers({tool.server for tool in opened.pool.tools.values()})
-        wanted = {"counts": counts, "seed": seed, "distractors": distractors, "on_progress": on_progress}
+        options = {"counts": counts, "seed": seed, "distractors": distractors, "on_progress": on_progress}
         if explore or not fitting.templates:
             console.note("no templates: the tasks come from what the read-only tools are seen to do")
             untold = sorted(t.dotted for t in opened.pool.tools.values() if not t.annotations.read_only)
@@ -109,9 +109,9 @@ def _generate(
                     f"never called, since they do not say that they only read: {', '.join(untold)}; "
                     "--read-only names those that do"
                 )
-            data = opened.io.run(explore_dataset(opened.pool, **wanted))
+            data = opened.io.run(explore_dataset(opened.pool, **options))
         else:
-            data = opened.io.run(generate_dataset(opened.pool, fitting, **wanted))
+            data = opened.io.run(generate_dataset(opened.pool, fitting, **options))
         return data, opened.take_cassette_counts()
 
 
@@ -168,8 +168,8 @@ def check_dataset_servers(servers: DatasetServers, *, overwrite: bool) -> None:
     path = servers.path
     if overwrite or not path.is_file():
         return
-    known = read_dataset_servers(path)
-    if known is not None and not known.says_the_same(servers):
+    remembered = read_dataset_servers(path)
+    if remembered is not None and not remembered.says_the_same(servers):
         raise UserError(
             f"{path.name} names other servers for the tasks of this folder, and would be replaced",
             where=str(path.parent),
@@ -180,10 +180,10 @@ def check_dataset_servers(servers: DatasetServers, *, overwrite: bool) -> None:
 def carry_servers(source: Path, folder: Path, *, overwrite: bool) -> DatasetServers | None:
     """What the folder of the file `source` remembers, for its tasks in `folder`; None where that is the same
     folder, or nothing is remembered. Raises UserError where the tasks of `folder` have other servers."""
-    known = read_dataset_servers(source)
-    if known is None or source.resolve().parent == folder.resolve():
+    remembered = read_dataset_servers(source)
+    if remembered is None or source.resolve().parent == folder.resolve():
         return None
-    carried = known.at(folder)
+    carried = remembered.at(folder)
     check_dataset_servers(carried, overwrite=overwrite)
     return carried
 

@@ -25,6 +25,7 @@ from mcpagent.core.hidden_text import over_schema_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash, model_names
 from mcpagent.errors import UserError
+from mcpagent.tools.contract import OnChange
 from mcpagent.tools.wire import cut_middle
 
 
@@ -45,14 +46,14 @@ class Catalog:
         """
         if allow is None:
             return cls(specs)
-        known = {name for s in specs for name in (s.dotted, s.name, s.server)}
+        names = {name for s in specs for name in (s.dotted, s.name, s.server)}
         for entry in allow:
-            if entry not in known:
+            if entry not in names:
                 raise UserError(
-                    f"the allow-list names {entry!r}, which no server offers", remedy=near_match(entry, known)
+                    f"the allow-list names {entry!r}, which no server offers", remedy=near_match(entry, names)
                 )
-        wanted = set(allow)
-        offered = [s for s in specs if wanted & {s.dotted, s.name, s.server}]
+        allowed = set(allow)
+        offered = [s for s in specs if allowed & {s.dotted, s.name, s.server}]
         return cls(offered, denied=[s for s in specs if s not in offered])
 
     def find(self, server: str, tool: str) -> ToolSpec | None:
@@ -87,11 +88,11 @@ def declared(specs: Iterable[ToolSpec], *, read_only: Sequence[str]) -> list[Too
     """The tools as they would be if those that `read_only` names (`server.tool`, or a server) said of
     themselves that they only read. Raises UserError for a name that no tool has."""
     listed = list(specs)
-    known = {name for spec in listed for name in (spec.server, spec.dotted)}
+    names = {name for spec in listed for name in (spec.server, spec.dotted)}
     for name in read_only:
-        if name not in known:
+        if name not in names:
             raise UserError(
-                f"tools.read_only names {name!r}, which no server offers", remedy=near_match(name, known)
+                f"tools.read_only names {name!r}, which no server offers", remedy=near_match(name, names)
             )
     return [_reading(s) if {s.server, s.dotted} & set(read_only) else s for s in listed]
 
@@ -101,9 +102,9 @@ def _reading(spec: ToolSpec) -> ToolSpec:
     return spec.model_copy(update={"annotations": annotations})
 
 
-def near_match(name: str, known: Iterable[str]) -> str | None:
+def near_match(name: str, candidates: Iterable[str]) -> str | None:
     """`Did you mean ...?` for the nearest known name; None if nothing is near."""
-    names = sorted(known)
+    names = sorted(candidates)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     near = near or [n for n in names if name in n or n in name]
     return f"Did you mean {near[0]}?" if near else None
@@ -153,6 +154,18 @@ class ToolListLimits:
 
     description_chars: int = 20_000
     schema_chars: int = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogSettings:
+    """Which tools of the servers are offered. `allow` names them (None: all), `read_only` those that only
+    read though they do not say so (`declared`). Where the tools change while a pool runs, they are used all
+    the same ("warn") or not ("refuse")."""
+
+    allow: Sequence[str] | None = None
+    read_only: Sequence[str] = ()
+    list_limits: ToolListLimits = ToolListLimits()
+    on_change: OnChange = "warn"
 
 
 def cut_texts(spec: ToolSpec, limits: ToolListLimits) -> tuple[ToolSpec, int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
@@ -15,6 +15,19 @@ from aiolimiter import AsyncLimiter
 from mcpagent.core.values import backoff_s
 
 START_TIMEOUT_S = 60.0  # a cold `npx -y` or `uvx` takes up to 13 s on an idle machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallLimits:
+    """How the servers of a pool are called. `timeout_s` is the hard deadline of one call (a server's own
+    wins), `retry` how often a call that is safe to repeat is, `max_in_flight` the cap of concurrent calls on
+    one server, `per_server` overrides by server name."""
+
+    timeout_s: float = 30.0
+    retry: int = 3
+    result_limit_chars: int = 8000
+    max_in_flight: int = 64
+    per_server: Mapping[str, ServerLimits] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

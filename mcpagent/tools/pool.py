@@ -1,4 +1,4 @@
-"""A started set of servers, shared by many episodes at once."""
+"""A started set of servers, shared by many episodes at once, and the session of one episode."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mcp.types import CallToolResult
+
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.tools import ToolSpec
+from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
 from mcpagent.errors import UserError
 from mcpagent.servers.ledger import LEDGER_ENV
-from mcpagent.tools.catalog import Catalog, ToolListLimits, declared, near_match
-from mcpagent.tools.contract import OnChange
-from mcpagent.tools.faults import OpenFailed
-from mcpagent.tools.limits import ServerLimits
+from mcpagent.tools.catalog import Catalog, CatalogSettings, declared, near_match
+from mcpagent.tools.connection import Connection, PendingCall, WriteGeneration
+from mcpagent.tools.contract import PURPOSE_META_KEY, OnChange, Purpose
+from mcpagent.tools.faults import CallFailed, OpenFailed
+from mcpagent.tools.limits import CallLimits, ServerLimits
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.server import StartedServer
 from mcpagent.tools.servers_config import (
@@ -32,9 +35,142 @@ from mcpagent.tools.servers_config import (
     StdioServer,
     learn_secrets,
 )
-from mcpagent.tools.session import PoolSession
 from mcpagent.tools.transports.open import HttpLauncher, Launcher, MemoryLauncher, StdioLauncher
-from mcpagent.tools.wire import cut_middle
+from mcpagent.tools.wire import cut_meta, cut_middle, render, wire_fault
+
+_RESERVED_META = "io.modelcontextprotocol/"  # stamps of the protocol itself, the same on every result
+
+
+class PoolSession:
+    """A `ToolSession`. Isolated servers are opened at the session's first call of them."""
+
+    def __init__(
+        self,
+        servers: Mapping[str, StartedServer],
+        *,
+        catalog: Catalog,
+        result_limit_chars: int,
+        on_close: Callable[[PoolSession], None],
+    ) -> None:
+        self._servers = servers
+        self._catalog = catalog
+        self._result_limit_chars = result_limit_chars
+        self._on_close = on_close
+        self._opened: dict[str, Connection] = {}
+        self._write_generations: dict[str, WriteGeneration] = {}
+        self._closed = False
+
+    async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
+        """Make the call; every failure is a result. `call.server` may be empty: then `call.tool` is the name
+        that the model sees."""
+        if self._closed:
+            raise RuntimeError("the session is closed")
+        try:
+            spec = self._resolve(call)
+        except CallFailed as failure:
+            return failed_result(call, failure.kind, failure.text)
+        named = call.model_copy(update={"server": spec.server, "tool": spec.name})
+        server = self._servers[spec.server]
+        pending = self._pending_call(server, spec, call, purpose)
+        try:
+            if fault := wire_fault(call.arguments):
+                raise CallFailed(FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
+            raw = await self._connection(server).call(pending)
+            result = self._result(server, named, raw, latency_s=pending.latency_s)
+        except CallFailed as failure:
+            if failure.kind is FailureKind.UPSTREAM and server.inputs[spec.name].fault(call.arguments):
+                # Some servers break down over wrong arguments instead of refusing them.
+                failure = CallFailed(FailureKind.INVALID_ARGUMENTS, failure.text)
+            text = server.without_secrets(failure.text, tool=spec.name)
+            result = failed_result(named, failure.kind, text, latency_s=pending.latency_s)
+        server.counts.note(result, waited_s=pending.waited_s, sendings=pending.sendings)
+        return result
+
+    async def close(self) -> None:
+        """End the session's own instances. Idempotent."""
+        self._closed = True
+        self._on_close(self)
+        opened, self._opened = self._opened, {}
+        if opened:
+            await asyncio.gather(*(connection.supervisor.close() for connection in opened.values()))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _resolve(self, call: ToolCall) -> ToolSpec:
+        spec = self._catalog.find(call.server, call.tool)
+        if spec is not None:
+            return spec
+        name = f"{call.server}.{call.tool}" if call.server else call.tool
+        if self._catalog.denies(call.server, call.tool):
+            raise CallFailed(FailureKind.DENIED, f"{name} is not allowed here")
+        near = near_match(call.tool, self._catalog.tools)
+        raise CallFailed(
+            FailureKind.UNKNOWN_TOOL, f"there is no tool {name!r}" + (f". {near}" if near else "")
+        )
+
+    def _pending_call(
+        self, server: StartedServer, spec: ToolSpec, call: ToolCall, purpose: Purpose
+    ) -> PendingCall:
+        keeps_state = not server.limits.survives_restart
+        return PendingCall(
+            tool=spec.name,
+            arguments=call.arguments,
+            meta={PURPOSE_META_KEY: purpose.value},
+            timeout_s=server.timeout_s,
+            repeats=server.repeats,
+            is_safe=server.is_safe(spec),
+            is_write=not spec.annotations.read_only,
+            write_generation=self._write_generations.setdefault(server.name, WriteGeneration())
+            if keeps_state
+            else None,
+        )
+
+    def _connection(self, server: StartedServer) -> Connection:
+        if server.shared is not None:
+            return server.shared
+        if server.name not in self._opened:
+            self._opened[server.name] = server.connect()
+        return self._opened[server.name]
+
+    def _result(
+        self, server: StartedServer, call: ToolCall, raw: CallToolResult, *, latency_s: float
+    ) -> ToolResult:
+        structured = raw.structured_content if isinstance(raw.structured_content, dict) else None
+        if not raw.is_error and (output := server.outputs.get(call.tool)) is not None:
+            fault = output.fault(raw.structured_content)
+            if fault is not None:
+                raise CallFailed(FailureKind.SCHEMA, f"the server broke its own output schema at {fault}")
+        if structured is not None and (fault := wire_fault(structured)):
+            raise CallFailed(FailureKind.SCHEMA, f"the structured result holds {fault}")
+        # Here, before the model sees it: its tokens, the cassette and the report then say the same. And
+        # before it is cut, which could leave half a secret.
+        whole = server.without_secrets(render(raw.content, structured), tool=call.tool)
+        content, cut = cut_middle(whole, self._result_limit_chars)
+        meta = cut_meta({k: v for k, v in (raw.meta or {}).items() if not k.startswith(_RESERVED_META)})
+        failure = None
+        if raw.is_error:
+            # Servers say both in prose; the schema tells a wrong argument from one that found nothing.
+            broken = server.inputs[call.tool].fault(call.arguments) is not None
+            failure = FailureKind.INVALID_ARGUMENTS if broken else FailureKind.TOOL_ERROR
+        return ToolResult(
+            call_id=call.id,
+            server=call.server,
+            tool=call.tool,
+            content=content,
+            structured=server.without_secrets(structured, tool=call.tool),
+            is_error=raw.is_error,
+            failure=failure,
+            latency_s=latency_s,
+            truncated_chars=cut,
+            meta=server.without_secrets(meta, tool=call.tool) if meta else {},
+        )
+
 
 log = logging.getLogger(__name__)
 
@@ -45,47 +181,31 @@ _WHY_CHARS = 8000  # of what a server that does not start says
 class ToolPool:
     """Runs `servers` while entered; a `ToolProvider`. Bound to the event loop that enters it.
 
-    `timeout_s` is the hard deadline of one call (a server's own wins), `retry` how often a call that is safe
-    to repeat is, `max_in_flight` the cap of concurrent calls per server, `ledger` the file to which built-in
-    servers append every call, `isolation` and `per_server` are overrides by server name, `read_only` names
-    tools that only read though they do not say so (`catalog.declared`), `log_dir` is where
-    the stderr of child processes goes (default: a temporary folder). `on_note` is told what a person should
-    know about the tools; where they change while it runs, they are used all the same ("warn") or not.
-    Entering raises UserError, once for all servers, if one does not start, `allow` or `read_only` names
-    nothing.
+    `limits` say how the servers are called, `catalog` which of their tools are offered. `isolation` overrides
+    by server name, `ledger` is the file to which built-in servers append every call, `log_dir` where the
+    stderr of child processes goes (default: a temporary folder). `on_note` is told what a person should know
+    about the tools. Entering raises UserError, once for all servers, if one does not start, `catalog.allow`
+    or `catalog.read_only` names nothing.
     """
 
     def __init__(
         self,
         servers: Sequence[ServerConfig],
         *,
-        timeout_s: float = 30.0,
-        retry: int = 3,
-        result_limit_chars: int = 8000,
-        list_limits: ToolListLimits | None = None,
-        allow: Sequence[str] | None = None,
-        read_only: Sequence[str] = (),
-        ledger: Path | None = None,
+        limits: CallLimits = CallLimits(),
+        catalog: CatalogSettings = CatalogSettings(),
         isolation: Mapping[str, Isolation] | None = None,
-        max_in_flight: int = 64,
-        per_server: Mapping[str, ServerLimits] | None = None,
+        ledger: Path | None = None,
         log_dir: Path | None = None,
-        on_change: OnChange = "warn",
         on_note: Callable[[str], None] = log.warning,
     ) -> None:
         self._configs = tuple(servers)
-        self._timeout_s = timeout_s
-        self._retry = retry
-        self._result_limit_chars = result_limit_chars
-        self._list_limits = list_limits or ToolListLimits()
-        self._allow = allow
-        self._read_only = read_only
-        self._ledger = ledger
+        self._limits = limits
+        self._settings = catalog
+        self.on_change: OnChange = catalog.on_change
         self._isolation: dict[str, Isolation] = dict(isolation or {})
-        self._max_in_flight = max_in_flight
-        self._per_server: dict[str, ServerLimits] = dict(per_server or {})
+        self._ledger = ledger
         self._log_dir = log_dir
-        self.on_change: OnChange = on_change
         self._on_note: Callable[[str], None] = lambda text: on_note(SECRETS.text(text))
         self._temporary_logs: tempfile.TemporaryDirectory[str] | None = None
         self._servers: dict[str, StartedServer] = {}
@@ -95,7 +215,7 @@ class ToolPool:
         self._catalog = Catalog.of((), allow=None)
         names = [config.name for config in self._configs]
         learn_secrets(self._configs)
-        _check_names(names, isolation=self._isolation, per_server=self._per_server)
+        _check_names(names, isolation=self._isolation, per_server=limits.per_server)
 
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
@@ -139,7 +259,7 @@ class ToolPool:
         session = PoolSession(
             self._servers,
             catalog=self._catalog,
-            result_limit_chars=self._result_limit_chars,
+            result_limit_chars=self._limits.result_limit_chars,
             on_close=self._sessions.discard,
         )
         self._sessions.add(session)
@@ -187,22 +307,23 @@ class ToolPool:
                 specs += outcome
         if failures:
             raise UserError("\n".join(failures), remedy=_start_remedy(unstarted))
-        self._catalog = Catalog.of(declared(specs, read_only=self._read_only), allow=self._allow)
+        specs = declared(specs, read_only=self._settings.read_only)
+        self._catalog = Catalog.of(specs, allow=self._settings.allow)
 
     def _prepare(self, config: ServerConfig) -> StartedServer:
-        limits = self._per_server.get(config.name, ServerLimits())
+        limits = self._limits.per_server.get(config.name, ServerLimits())
         limits = replace(
             limits,
-            timeout_s=limits.timeout_s or config.timeout_s or self._timeout_s,
-            max_in_flight=limits.max_in_flight or self._max_in_flight,
+            timeout_s=limits.timeout_s or config.timeout_s or self._limits.timeout_s,
+            max_in_flight=limits.max_in_flight or self._limits.max_in_flight,
         )
         return StartedServer(
             config.name,
             self._launcher(config),
             isolation=self.isolation(config.name),
             limits=limits,
-            repeats=self._retry,
-            list_limits=self._list_limits,
+            repeats=self._limits.retry,
+            list_limits=self._settings.list_limits,
             on_change=self.on_change,
             on_note=self._on_note,
         )
@@ -265,7 +386,7 @@ def _check_names(names: Sequence[str], **overrides: Mapping[str, object]) -> Non
     for setting, by_server in overrides.items():
         for name in by_server:
             if name not in names:
-                known = f"There are: {', '.join(sorted(names))}"
+                listing = f"There are: {', '.join(sorted(names))}"
                 raise UserError(
-                    f"{setting} names no server: {name!r}", remedy=near_match(name, names) or known
+                    f"{setting} does not name a server: {name!r}", remedy=near_match(name, names) or listing
                 )

@@ -78,7 +78,7 @@ class StartedServer:
     async def start(self) -> Sequence[ToolSpec]:
         """Open the server and list its tools; one that every session has its own of is closed again.
 
-        Raises OpenFailed, and UserError where `safe_to_retry` names no tool.
+        Raises OpenFailed, and UserError where `safe_to_retry` does not name a tool.
         """
         connection = self.connect()
         if self.isolation == "shared":

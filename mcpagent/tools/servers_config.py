@@ -109,8 +109,8 @@ def parse_jsonc(text: str) -> Any:
 
 def _blank(match: re.Match[str]) -> str:
     """Spaces in place of what JSON does not have, so that every position stays; a string stays as it is."""
-    found = match[0]
-    return found if found.startswith('"') else re.sub(r"[^\n]", " ", found)
+    text = match[0]
+    return text if text.startswith('"') else re.sub(r"[^\n]", " ", text)
 
 
 _USER = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
@@ -124,8 +124,8 @@ _HAS_USER = re.compile(r"(?:[a-z][a-z0-9+.-]*://)?[^/@\s]+@", re.IGNORECASE)
 def inherited() -> dict[str, str]:
     """HOME, PATH and the like, certificates, and proxies but those whose address holds a user or password."""
     held_back = withheld(os.environ)
-    wanted = (name for name in _USER + _TRUST + _PROXY_NAMES if name not in held_back)
-    return {name: os.environ[name] for name in wanted if os.environ.get(name)}
+    names = (name for name in _USER + _TRUST + _PROXY_NAMES if name not in held_back)
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def withheld(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -413,7 +413,7 @@ class _Reader:
             return {}
         path = Path(self._text(name, "envFile", value))
         if not path.is_file():
-            raise self._error(name, f"envFile names no file: {path}")
+            raise self._error(name, f"envFile does not name a file: {path}")
         return {key: text for key, text in dotenv_values(path).items() if text is not None}
 
     def _text(self, name: str, key: str, value: object) -> str:
@@ -458,5 +458,5 @@ def _is_web_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:  # a port that is no number, a broken IPv6 address
+    except ValueError:  # a port that is not a number, a broken IPv6 address
         return False

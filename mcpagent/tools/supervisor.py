@@ -127,7 +127,7 @@ class HealthCheck:
 class _PingResult(Enum):
     """The result of a ping."""
 
-    ALIVE = auto()  # an answer, if only a refusal: revision 2026-07-28 has no ping any more
+    ALIVE = auto()  # an answer, if only a refusal: revision 2026-07-28 has dropped ping
     AWAY = auto()  # over HTTP: nobody there, or the exchange was lost; it may come back by itself
     SILENT = auto()  # no answer in time
     GONE = auto()  # the connection has ended

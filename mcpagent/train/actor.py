@@ -224,6 +224,7 @@ class DriftCallback:
         self._renderer = renderer
 
     def on_step(self, report: StepReport) -> None:
+        """Add the token drift of the first episode with a tool call to the metrics of the step."""
         played = (t for t in report.trajectories if t.stop_reason is not StopReason.FAILED)
         episode = next((t for t in played if len(t.turns) > 1), None)
         if episode is None:
@@ -236,6 +237,7 @@ class DriftCallback:
         report.metrics["drift_share"] = drift.share
 
     def should_stop(self) -> str | None:
+        """Never: drift is a measurement, and no reason to end a run."""
         return None
 
 
@@ -293,12 +295,14 @@ class PipelinedActor:
 
     @property
     def ledger_bytes(self) -> int:
+        """How long the record of tool calls is, in bytes."""
         return self._actor.ledger_bytes
 
     def roll_back(self, ledger_bytes: int) -> None:
         """Nothing: what was played beside the update is cut at the end of any run, and counted in no step."""
 
     def tool_metrics(self) -> JsonObject:
+        """The metrics of the tools since the last step."""
         return self._actor.tool_metrics()
 
     def sync(self) -> JsonObject:
@@ -307,6 +311,7 @@ class PipelinedActor:
         return {**self._measured, **self._actor.sync()}
 
     def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
+        """What the actor measures on `tasks` with the weights of now."""
         return self._actor.evaluate(tasks, step=step)
 
     def close(self) -> None:

@@ -165,7 +165,7 @@ def _by_name(
     before: Sequence[T], now: Sequence[T], *, name: Callable[[T], str], join: Callable[[T, T], T]
 ) -> tuple[T, ...]:
     """All of both, those of one name joined."""
-    known = {name(one): one for one in before}
+    joined = {name(one): one for one in before}
     for one in now:
-        known[name(one)] = join(known[name(one)], one) if name(one) in known else one
-    return tuple(known[key] for key in sorted(known))
+        joined[name(one)] = join(joined[name(one)], one) if name(one) in joined else one
+    return tuple(joined[key] for key in sorted(joined))

@@ -37,10 +37,9 @@ from mcpagent.models.load import (
 )
 from mcpagent.models.logits import refuse_other_logits
 from mcpagent.models.tokens import Renderer
-from mcpagent.policy.backend import choose_backend
 from mcpagent.policy.canary import CANARY_PROMPTS, MAX_TEMPERATURE, Canary
-from mcpagent.policy.vllm.engine import VllmSettings, cpu_cache_bytes
-from mcpagent.policy.vllm.policy import VllmPolicy
+from mcpagent.policy.contract import choose_backend
+from mcpagent.policy.vllm.engine import VllmPolicy, VllmSettings, cpu_cache_bytes
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.train.learner.learner import EmaReference, Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
@@ -339,5 +338,5 @@ def compute_dtype(loaded: Loaded, config: TrainConfig) -> torch.dtype:
 
 def is_deterministic(config: TrainConfig, device: torch.device) -> bool:
     """`rollout.deterministic`, by default on CPU only."""
-    wanted = config.rollout.deterministic
-    return device.type == "cpu" if wanted is None else wanted
+    configured = config.rollout.deterministic
+    return device.type == "cpu" if configured is None else configured

@@ -71,8 +71,8 @@ def trained_parameters(config: TrainConfig, shape: ModelShape) -> int:
 
 
 def _trained_bytes(config: TrainConfig, shape: ModelShape, itemsize: int) -> int:
-    own = itemsize if config.finetune.mode == "full" else _ADAPTER_BYTES
-    return trained_parameters(config, shape) * own
+    bytes_each = itemsize if config.finetune.mode == "full" else _ADAPTER_BYTES
+    return trained_parameters(config, shape) * bytes_each
 
 
 def checkpoint_bytes(config: TrainConfig, shape: ModelShape, *, itemsize: int) -> int:
@@ -90,6 +90,7 @@ class Forecast:
 
     @property
     def fixed(self) -> float:
+        """Bytes that are taken whatever the length of a batch."""
         return sum(self.parts[name] for name in _FIXED)
 
 

@@ -102,10 +102,12 @@ class HealthMonitor:
         self.is_well = True  # no limit of `stop` was passed at the last step
 
     def on_step(self, report: StepReport) -> None:
+        """Add the measures of the episodes to the metrics of the step, and hold them against the limits."""
         report.metrics.update(episode_measures(report.trajectories))
         self._assess(report.metrics, self._note)
 
     def should_stop(self) -> str | None:
+        """Why the run should end; None while it is healthy, or only warned about."""
         return self._reason
 
     def replay(self, records: Sequence[JsonObject]) -> None:
@@ -164,7 +166,8 @@ PPOHealthCallback = HealthMonitor  # the name under which users of PPO trainers 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A metric at one step; `episodes` is None where it is no mean over them, or the record does not say."""
+    """A metric at one step; `episodes` is None where it is not a mean over them, or the record does not
+    say."""
 
     value: float
     episodes: int | None

@@ -23,8 +23,8 @@ from mcpagent.models.load import (
     resolve_device,
     resolve_dtype,
 )
-from mcpagent.policy.backend import BackendChoice, choose_backend
 from mcpagent.policy.canary import MAX_TEMPERATURE
+from mcpagent.policy.contract import BackendChoice, choose_backend
 from mcpagent.rollout.setup import configured_servers
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.train.actor import refuse_pipeline
@@ -183,12 +183,12 @@ def _shape(config: TrainConfig) -> tuple[str, ModelShape | None]:
             where="model.name",
             remedy="merge it first: mcpagent export CKPT --merge --out DIR; or use --mode lora",
         )
-    found = find_architecture(name, trust_remote_code=config.model.trust_remote_code)
-    if found.config is None:
-        return found.source, None
+    architecture = find_architecture(name, trust_remote_code=config.model.trust_remote_code)
+    if architecture.config is None:
+        return architecture.source, None
     if not is_built(name):
-        check_weights(name, found.config)
-    shape = shape_of(found.config.get_text_config(), config.lora, where=found.source)
+        check_weights(name, architecture.config)
+    shape = shape_of(architecture.config.get_text_config(), config.lora, where=architecture.source)
     if config.finetune.mode != "full" and not shape.adapters:
         raise UserError(
             f"lora.target_modules {config.lora.target_modules} fits no layer of the model",
@@ -201,7 +201,7 @@ def _shape(config: TrainConfig) -> tuple[str, ModelShape | None]:
             where="model.gradient_checkpointing",
             remedy="set it to false; training.micro_batch_tokens bounds the memory of activations too",
         )
-    return found.source, shape
+    return architecture.source, shape
 
 
 def _memory_notes(config: TrainConfig, checked: Preflight) -> Iterator[str]:
@@ -314,8 +314,8 @@ def _may_be(key: str, value: Any, config: TrainConfig, checked: Preflight) -> bo
 
 def _with(config: TrainConfig, key: str, value: Any) -> TrainConfig:
     section, _, name = key.partition(".")
-    own = getattr(config, section).model_copy(update={name: value})
-    return config.model_copy(update={section: own})
+    changed = getattr(config, section).model_copy(update={name: value})
+    return config.model_copy(update={section: changed})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,6 +352,7 @@ class TrainPlan:
     notes: tuple[str, ...]
 
     def as_json(self) -> JsonObject:
+        """The document of `train --dry-run --json`."""
         return asdict(self)
 
 

@@ -60,8 +60,8 @@ class TaskOrder:
         # The first batch has `begun` tasks from the epoch before: those come later in this one.
         taken = set(self._epochs[epoch - 1][-begun:])
         head = list(islice((i for i in order if i not in taken), self._batch - begun))
-        chosen = set(head)
-        return array("Q", (*head, *(i for i in order if i not in chosen)))
+        in_head = set(head)
+        return array("Q", (*head, *(i for i in order if i not in in_head)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +161,7 @@ class GrpoState:
         return cls(**{**saved, "spent": Spent(**saved["spent"])})
 
     def as_json(self) -> JsonObject:
+        """The state as a checkpoint keeps it; `from_json` reads it."""
         return {**vars(self), "spent": dict(vars(self.spent))}
 
     def agree(self, saved: JsonObject) -> None:

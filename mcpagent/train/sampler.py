@@ -14,7 +14,7 @@ import torch
 from mcpagent.models.load import MergedCopy, causal_lm, is_quantised
 from mcpagent.policy.contract import Policy
 from mcpagent.policy.hf.policy import HFPolicy
-from mcpagent.policy.vllm.policy import VllmPolicy
+from mcpagent.policy.vllm.engine import VllmPolicy
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.train.batch.samples import sample_from_segments
 from mcpagent.train.learner.learner import Learner

@@ -81,6 +81,7 @@ class SftState:
         return cls(step=saved["step"], spent=Spent(**saved["spent"]))
 
     def as_json(self) -> JsonObject:
+        """The state as a checkpoint keeps it; `from_json` reads it."""
         return {"step": self.step, "spent": dict(vars(self.spent))}
 
 

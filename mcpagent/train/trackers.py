@@ -124,15 +124,17 @@ class Trackers:
         self._threads, self._secrets = threads, secrets
 
     def log(self, step: int, metrics: JsonObject, trajectories: Sequence[Trajectory]) -> None:
+        """Hand the numbers of a step to each tracker, and its episodes to those that take them, redacted."""
         if not self._threads:
             return
         numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
-        wanted = trajectories if any(t.name in _TAKE_EPISODES for t in self._threads) else ()
-        episodes = [SECRETS.value(redact(t.model_dump(mode="json"), self._secrets)) for t in wanted]
+        logged = trajectories if any(t.name in _TAKE_EPISODES for t in self._threads) else ()
+        episodes = [SECRETS.value(redact(t.model_dump(mode="json"), self._secrets)) for t in logged]
         for thread in self._threads:
             thread.log(step, numbers, episodes if thread.name in _TAKE_EPISODES else [])
 
     def close(self) -> None:
+        """Let every tracker finish what it was handed."""
         for thread in self._threads:
             thread.close()
 
@@ -141,12 +143,14 @@ def open_trackers(
     backends: Sequence[str], run: TrackedRun, *, note: Callable[[str], None], deadline_s: float = 30.0
 ) -> Trackers:
     """Start them. Raises UserError where the package of one is not installed."""
-    known = environment()
-    secrets = secrets_of(known)
+    variables = environment()
+    secrets = secrets_of(variables)
     if backends:
         # Their packages read keys and settings from the environment, which `.env` is not part of.
-        own = {name: value for name, value in known.items() if name.startswith(_OWN_VARIABLES)}
-        os.environ.update(own)
+        tracker_variables = {
+            name: value for name, value in variables.items() if name.startswith(_OWN_VARIABLES)
+        }
+        os.environ.update(tracker_variables)
     for backend in backends:
         require_tracker(backend)
     clean = TrackedRun(**{**vars(run), "config": safe_config(run.config, secrets)})
@@ -196,9 +200,11 @@ class Wandb:
         )
 
     def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
+        """Log the numbers of a step; the episodes are not sent."""
         self._run.log(metrics, step=step)
 
     def close(self) -> None:
+        """Finish the run."""
         self._run.finish()
 
 
@@ -214,9 +220,11 @@ class Trackio:
         trackio.init(project=run.project, name=run.name, config=run.config, embed=False)
 
     def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
+        """Log the numbers of a step; the episodes are not sent."""
         self._trackio.log(metrics, step=step)
 
     def close(self) -> None:
+        """Finish the run."""
         self._trackio.finish()
 
 
@@ -231,11 +239,13 @@ class TensorBoard:
         self._writer.add_text("config", "\n".join(f"    {k}: {v}" for k, v in run.config.items()))
 
     def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
+        """Write the numbers of a step, and flush them."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, global_step=step)
         self._writer.flush()
 
     def close(self) -> None:
+        """Close the event file."""
         self._writer.close()
 
 
@@ -256,6 +266,7 @@ class Weave:
         self._client = weave.init(weave_project(run)) if run.is_online else None
 
     def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
+        """Log each episode as one call; without a connection, to a file for each step."""
         if self._client is None:
             folder = self._run.folder / "weave"
             folder.mkdir(parents=True, exist_ok=True)
@@ -268,5 +279,6 @@ class Weave:
             self._client.finish_call(call, output=trajectory)
 
     def close(self) -> None:
+        """Finish the client, where there is one."""
         if self._client is not None:
             self._weave.finish()

@@ -13,6 +13,7 @@ from mcp.types import ToolAnnotations
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall
 from mcpagent.policy.scripted import call_text
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer, builtin_servers
 
@@ -40,7 +41,9 @@ async def scratch_pool(
     server = MCPServer("scratch")
     for function, hints in tools:
         server.add_tool(function, annotations=hints)
-    async with ToolPool([InProcessServer(name="scratch", server=server)], timeout_s=timeout_s) as pool:
+    async with ToolPool(
+        [InProcessServer(name="scratch", server=server)], limits=CallLimits(timeout_s=timeout_s)
+    ) as pool:
         yield pool
 
 

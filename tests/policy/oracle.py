@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.policy.contract import CompletionRequest, Sampling
-from mcpagent.policy.hf.plain_engine import why_no_slots
+from mcpagent.policy.hf.policy import why_no_slots
 from mcpagent.policy.hf.slot_engine import SlotEngine
 
 torch.set_num_threads(1)  # such small products only wait for a second thread

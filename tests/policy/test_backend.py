@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from mcpagent.errors import UserError
-from mcpagent.policy.backend import choose_backend, require_vllm
+from mcpagent.policy.contract import choose_backend, require_vllm
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 without_vllm = pytest.mark.skipif(HAS_VLLM, reason="vllm is installed here")

@@ -11,7 +11,7 @@ import torch
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
-from mcpagent.policy.hf.plain_engine import why_no_slots
+from mcpagent.policy.hf.policy import why_no_slots
 from mcpagent.policy.hf.slot_engine import Finished, SlotEngine
 from tests.policy.oracle import MAX_CONTEXT, STOP, VOCABULARY, make_engine, naive_turn, request, tiny_model
 

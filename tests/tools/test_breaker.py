@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
+from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import OnChange
-from mcpagent.tools.limits import BreakerState, CircuitBreaker, ServerLimits
+from mcpagent.tools.limits import BreakerState, CallLimits, CircuitBreaker, ServerLimits
 from mcpagent.tools.metrics import ServerMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
@@ -168,7 +169,7 @@ def test_a_server_that_does_not_come_back_fails_every_call_within_the_bound(tmp_
 def test_a_start_that_hangs_is_waited_for_no_longer_than_the_limit(tmp_path: Path) -> None:
     async def run() -> None:
         limits = {"crasher": ServerLimits(start_timeout_s=2.0)}
-        async with ToolPool([_server(tmp_path)], per_server=limits) as pool:
+        async with ToolPool([_server(tmp_path)], limits=CallLimits(per_server=limits)) as pool:
             (tmp_path / "hang-at-start").touch()
             (tmp_path / "die-at-calls").touch()
             async with asyncio.timeout(60):
@@ -220,7 +221,10 @@ def test_a_server_that_keeps_its_state_elsewhere_may_be_declared_so(tmp_path: Pa
     limits = {"crasher": ServerLimits(survives_restart=True)}
 
     async def run() -> None:
-        async with ToolPool([_server(tmp_path)], per_server=limits) as pool, pool.session() as session:
+        async with (
+            ToolPool([_server(tmp_path)], limits=CallLimits(per_server=limits)) as pool,
+            pool.session() as session,
+        ):
             change = ToolCall(id="1", server="crasher", tool="change", arguments={})
             assert (await session.call(change)).failure is None
             (tmp_path / "die-at-calls").touch()
@@ -235,7 +239,7 @@ def test_a_tool_that_the_user_declares_safe_is_repeated(tmp_path: Path) -> None:
     limits = {"crasher": ServerLimits(safe_to_retry=("change",))}
 
     async def run() -> None:
-        async with ToolPool([_server(tmp_path)], per_server=limits) as pool:
+        async with ToolPool([_server(tmp_path)], limits=CallLimits(per_server=limits)) as pool:
             (tmp_path / "die-once").touch()
             assert (await _call(pool, "change")).failure is None
             assert [tool.repeats for tool in _metrics(pool).tools] == [1]
@@ -250,7 +254,9 @@ def test_a_server_that_comes_back_with_other_tools_is_noted_or_refused(
     notes: list[str] = []
 
     async def run() -> ToolResult:
-        pool = ToolPool([_server(tmp_path)], on_change=on_change, on_note=notes.append)
+        pool = ToolPool(
+            [_server(tmp_path)], catalog=CatalogSettings(on_change=on_change), on_note=notes.append
+        )
         async with pool:
             pinned = pool.catalog_hash
             (tmp_path / "other-tools").touch()

@@ -14,7 +14,7 @@ import pytest
 from mcpagent.core.hidden_text import schema_without_hidden, without_hidden
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.tools.catalog import ToolListLimits
+from mcpagent.tools.catalog import CatalogSettings, ToolListLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from tests.tools.servers import lister
@@ -139,7 +139,9 @@ def _listed(*tools: Any, limits: ToolListLimits = SMALL) -> tuple[dict[str, Tool
     notes: list[str] = []
 
     async def run() -> dict[str, ToolSpec]:
-        async with ToolPool([_server(list(tools))], on_note=notes.append, list_limits=limits) as pool:
+        async with ToolPool(
+            [_server(list(tools))], catalog=CatalogSettings(list_limits=limits), on_note=notes.append
+        ) as pool:
             return dict(pool.tools)
 
     return asyncio.run(run()), notes

@@ -12,7 +12,7 @@ from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
 from mcpagent.rollout.setup import open_tools
-from mcpagent.tools.limits import Gate, ServerLimits
+from mcpagent.tools.limits import CallLimits, Gate, ServerLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
 from tests.tools.support import call, memory_echo
@@ -34,7 +34,9 @@ def test_no_more_calls_than_allowed_are_at_the_server_at_once() -> None:
 
     async def run() -> None:
         limits = {"counted": ServerLimits(max_in_flight=3)}
-        async with ToolPool([InProcessServer(name="counted", server=server)], per_server=limits) as pool:
+        async with ToolPool(
+            [InProcessServer(name="counted", server=server)], limits=CallLimits(per_server=limits)
+        ) as pool:
             async with pool.session() as session:
                 results = await asyncio.gather(*(call(session, "count", server="counted") for _ in range(40)))
             assert [result.failure for result in results] == [None] * 40
@@ -88,7 +90,10 @@ def test_a_caller_that_gives_up_while_it_waits_for_its_pace_keeps_no_slot() -> N
 def test_a_deadline_starts_when_the_slot_is_free() -> None:
     async def run() -> None:
         limits = {"echo": ServerLimits(max_in_flight=1, timeout_s=0.5)}
-        async with ToolPool([memory_echo()], per_server=limits) as pool, pool.session() as session:
+        async with (
+            ToolPool([memory_echo()], limits=CallLimits(per_server=limits)) as pool,
+            pool.session() as session,
+        ):
             *hung, last = await asyncio.gather(
                 *(call(session, "hang") for _ in range(3)), call(session, "echo", text="at last")
             )
@@ -101,14 +106,16 @@ def test_a_deadline_starts_when_the_slot_is_free() -> None:
 
 
 def test_settings_for_a_server_that_is_not_there_name_the_nearest() -> None:
-    with pytest.raises(UserError, match="per_server names no server: 'ecko'") as error:
-        ToolPool([memory_echo()], per_server={"ecko": ServerLimits()})
+    with pytest.raises(UserError, match="per_server does not name a server: 'ecko'") as error:
+        ToolPool([memory_echo()], limits=CallLimits(per_server={"ecko": ServerLimits()}))
     assert error.value.remedy == "Did you mean echo?"
 
 
 def test_a_tool_declared_safe_that_is_not_there_names_the_nearest() -> None:
     async def run() -> None:
-        async with ToolPool([memory_echo()], per_server={"echo": ServerLimits(safe_to_retry=("write",))}):
+        async with ToolPool(
+            [memory_echo()], limits=CallLimits(per_server={"echo": ServerLimits(safe_to_retry=("write",))})
+        ):
             pass
 
     with pytest.raises(UserError, match="does not have: 'write'") as error:

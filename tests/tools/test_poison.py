@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mcpagent.core.tools import FailureKind, ToolResult
-from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.limits import CallLimits
+from mcpagent.tools.pool import PoolSession, ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer
-from mcpagent.tools.session import PoolSession
 from tests.tools.servers.poison import TOOLS
 from tests.tools.support import call
 from tests.tools.wild import http_poison, stdio_poison
@@ -99,7 +99,7 @@ def test_poisoned_arguments_cost_their_own_call_and_no_neighbour(transport: tupl
 @pytest.mark.parametrize("transport", TRANSPORTS[1:4], ids="-".join)
 def test_a_huge_argument_passes_or_costs_its_own_call(transport: tuple[str, ...]) -> None:
     async def run(server: StdioServer | HttpServer) -> None:
-        pool = ToolPool([server], result_limit_chars=10_000_000)
+        pool = ToolPool([server], limits=CallLimits(result_limit_chars=10_000_000))
         async with pool, pool.session() as session:
             neighbour = asyncio.create_task(_poison(session, "wait"))
             huge = await _poison(session, "echo", text="x" * 5_000_000)

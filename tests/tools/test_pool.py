@@ -12,7 +12,9 @@ from mcp.types import CallToolResult, ListToolsResult, PaginatedRequestParams, T
 from mcpagent import __version__
 from mcpagent.core.tools import FailureKind, ToolCall, ToolSpec
 from mcpagent.errors import UserError
+from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import NONCE_META_KEY, Purpose
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer, MemoryServer, builtin_servers
 from tests.tools.servers import echo
@@ -119,7 +121,10 @@ def test_arguments_that_no_transport_can_carry_fail_before_they_are_sent(value: 
 
 def test_a_long_result_loses_its_middle_and_says_how_much() -> None:
     async def run() -> None:
-        async with ToolPool([memory_echo()], result_limit_chars=100) as pool, pool.session() as session:
+        async with (
+            ToolPool([memory_echo()], limits=CallLimits(result_limit_chars=100)) as pool,
+            pool.session() as session,
+        ):
             result = await call(session, "big", size=1000)
             head, cut, tail = result.content.split("\n")
             assert head.startswith("headx") and tail.endswith("xtail")
@@ -165,7 +170,7 @@ def test_an_unknown_tool_is_a_result_that_names_the_nearest() -> None:
 def test_the_allow_list_hides_and_denies_the_rest() -> None:
     async def run() -> None:
         async with (
-            ToolPool([memory_echo()], allow=["echo.pid", "picture"]) as pool,
+            ToolPool([memory_echo()], catalog=CatalogSettings(allow=["echo.pid", "picture"])) as pool,
             pool.session() as session,
         ):
             assert set(pool.tools) == {"pid", "picture"}
@@ -177,7 +182,7 @@ def test_the_allow_list_hides_and_denies_the_rest() -> None:
 
 def test_an_allow_list_entry_that_names_nothing_is_a_user_error() -> None:
     async def run() -> None:
-        async with ToolPool([memory_echo()], allow=["echo.pidd"]):
+        async with ToolPool([memory_echo()], catalog=CatalogSettings(allow=["echo.pidd"])):
             pass
 
     with pytest.raises(UserError, match=r"echo\.pidd") as error:

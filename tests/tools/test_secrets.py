@@ -19,6 +19,7 @@ from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.errors import UserError
 from mcpagent.evaluate.report.tables import tools_table
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer, learn_secrets, load_servers
@@ -64,7 +65,8 @@ def _call(server: StdioServer, **settings: object) -> tuple[ToolResult, list[str
     notes: list[str] = []
 
     async def run() -> tuple[ToolResult, int]:
-        pool = ToolPool([server], on_note=notes.append, result_limit_chars=10**6, **settings)  # type: ignore[arg-type]
+        limits = CallLimits(result_limit_chars=10**6)
+        pool = ToolPool([server], limits=limits, on_note=notes.append, **settings)  # type: ignore[arg-type]
         async with pool, pool.session() as session:
             result = await session.call(ToolCall(id="1", tool="look", arguments={}))
             return result, sum(t.secrets for s in pool.metrics().servers for t in s.tools)
@@ -139,7 +141,8 @@ def test_the_log_of_a_server_that_has_ended_holds_none(tmp_path: Path) -> None:
 def test_a_secret_is_not_cut_in_half_by_the_limit_of_a_result() -> None:
     async def run(limit: int) -> str:
         pool = ToolPool(
-            [_server(ANSWER="ab " * 30 + HELD["SHOP_TOKEN"] * 2 + " yz" * 30)], result_limit_chars=limit
+            [_server(ANSWER="ab " * 30 + HELD["SHOP_TOKEN"] * 2 + " yz" * 30)],
+            limits=CallLimits(result_limit_chars=limit),
         )
         async with pool, pool.session() as session:
             return (await session.call(ToolCall(id="1", tool="look", arguments={}))).content

@@ -184,7 +184,7 @@ def test_disabled_servers_and_unknown_keys_are_noted_and_not_fatal() -> None:
         ({"mcpServers": {"a": {"url": "h:8000/mcp"}}}, "url must be of the form"),
         ({"mcpServers": {"a": {"url": "http://h:port/mcp"}}}, "url must be of the form"),
         ({"mcpServers": {"a": {"command": "x", "url": "http://h"}}}, "both a command and a url"),
-        ({"mcpServers": {"a": {"command": "x", "envFile": "no.env"}}}, "envFile names no file: no.env"),
+        ({"mcpServers": {"a": {"command": "x", "envFile": "no.env"}}}, "does not name a file: no.env"),
         ({"mcpServers": {"a": {"url": "http://h", "headers": {"K": "${UNSET}"}}}}, "variable UNSET"),
         ({"mcpServers": {"a": {"command": "x", "timeout": "30s"}}}, "timeout must be a number"),
     ],

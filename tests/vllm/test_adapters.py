@@ -11,7 +11,7 @@ import pytest
 
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
-from mcpagent.policy.vllm.policy import VllmPolicy
+from mcpagent.policy.vllm.engine import VllmPolicy
 from tests.vllm.test_weights import engine_tokens, prove
 from tests.vllm.world import (
     PARITY,

@@ -13,7 +13,7 @@ import torch
 
 from mcpagent.core.trajectory import Completion, FinishReason
 from mcpagent.errors import UserError
-from mcpagent.policy.vllm.policy import VllmPolicy
+from mcpagent.policy.vllm.engine import VllmPolicy
 from tests.vllm.world import (
     MAX_CONTEXT,
     PARITY,

@@ -14,7 +14,7 @@ import torch
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.policy.canary import Canary
-from mcpagent.policy.vllm.policy import VllmPolicy
+from mcpagent.policy.vllm.engine import VllmPolicy
 from tests.vllm.world import (
     PARITY,
     ask,

@@ -14,8 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mcpagent.core.trajectory import Completion
 from mcpagent.models.load import LoraShape, attach_lora
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
-from mcpagent.policy.vllm.engine import VllmSettings, cpu_cache_bytes
-from mcpagent.policy.vllm.policy import VllmPolicy
+from mcpagent.policy.vllm.engine import VllmPolicy, VllmSettings, cpu_cache_bytes
 
 VOCABULARY = 512
 STOP = 0

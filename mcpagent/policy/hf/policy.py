@@ -1,25 +1,134 @@
-"""`HFPolicy`: the `Policy` of a transformers model, on a compute thread of its own."""
+"""`HFPolicy`: the `Policy` of a transformers model, on a compute thread of its own.
+
+`SlotEngine` serves most models. `PlainEngine`, below, serves those that the slot cache cannot: sliding
+windows, recurrent layers, other kernels. Each turn is a row of its own there, with the cache that
+transformers makes for the architecture, filled from the whole context when the turn begins: slower, and right
+for whatever transformers can generate.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from mcpagent.core.trajectory import Completion
+from mcpagent.core.trajectory import FinishReason
+from mcpagent.models.attention import NAME, use_own_attention
 from mcpagent.models.logits import output_head
 from mcpagent.policy.contract import CompletionRequest
-from mcpagent.policy.engine_thread import EngineThread
-from mcpagent.policy.hf.plain_engine import PlainEngine, why_no_slots
+from mcpagent.policy.engine_thread import EnginePolicy, EngineThread, Finished
 from mcpagent.policy.hf.slot_engine import SlotEngine
-from mcpagent.policy.sampling import TokenSampler, sample_rows
+from mcpagent.policy.sampling import OpenTurn, TokenSampler, sample_rows, sample_turns
+
+
+@dataclass(eq=False)
+class _Turn:
+    sampled: OpenTurn
+    cache: Any = None
+
+
+class PlainEngine:
+    """`decoder` and `head` as for `SlotEngine`, whose contract it keeps."""
+
+    def __init__(
+        self,
+        *,
+        decoder: Callable[..., Any],
+        head: Callable[[torch.Tensor], torch.Tensor],
+        stop_ids: frozenset[int],
+        max_context: int,
+        device: torch.device,
+        sample: TokenSampler = sample_rows,
+    ) -> None:
+        self._decoder, self._head, self._sample_rows = decoder, head, sample
+        self._stop_ids, self._max_context, self._device = stop_ids, max_context, device
+        self._turns: dict[str, _Turn] = {}
+        self.version = 0
+        self.sampled_tokens = 0
+        self.prefilled_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn is being sampled."""
+        return bool(self._turns)
+
+    def reset(self) -> None:
+        """The weights have changed: turns that are being sampled go on with the new ones."""
+        self.version += 1
+        for turn in self._turns.values():
+            turn.cache = None
+            turn.sampled.change_version(self.version)
+
+    def release(self, episode_id: str) -> list[Finished]:
+        """Forget an episode; a turn of it that is still being sampled ends where it is."""
+        turn = self._turns.pop(episode_id, None)
+        return [] if turn is None else [turn.sampled.finished(self._stop_ids)]
+
+    def admit(self, requests: Sequence[CompletionRequest]) -> list[Finished]:
+        """Let requests join; returns those that end at once because the context has no room."""
+        ends: list[Finished] = []
+        for request in requests:
+            if len(request.token_ids) >= self._max_context:
+                ends.append(Finished(request, (), (), FinishReason.OVERFLOW))
+                continue
+            if request.episode_id in self._turns:
+                raise RuntimeError(f"episode {request.episode_id} already has a turn that is being sampled")
+            sampled = OpenTurn.begin(request, max_context=self._max_context, version=self.version)
+            self._turns[request.episode_id] = _Turn(sampled)
+        return ends
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """One token for every turn that is being sampled; returns the turns that are over."""
+        hidden = torch.cat([self._forward(turn) for turn in self._turns.values()])
+        turns = [turn.sampled for turn in self._turns.values()]
+        sample_turns(turns, self._head(hidden), sample=self._sample_rows)
+        self.sampled_tokens += len(turns)
+        over = [turn for turn in turns if turn.is_over(self._stop_ids)]
+        for turn in over:
+            del self._turns[turn.request.episode_id]
+        return [turn.finished(self._stop_ids) for turn in over]
+
+    def _forward(self, turn: _Turn) -> torch.Tensor:
+        """The hidden state [1, hidden] that the next token is sampled from."""
+        tokens = turn.sampled.tokens
+        new = tokens[-1:] if turn.cache is not None else [*turn.sampled.request.token_ids, *tokens]
+        if turn.cache is None:
+            self.prefilled_tokens += len(new)
+        ids = torch.tensor([new], device=self._device)
+        out = self._decoder(input_ids=ids, past_key_values=turn.cache, use_cache=True)
+        # Some recurrent models (Mamba, RecurrentGemma) give none: their context is computed for every token.
+        turn.cache = getattr(out, "past_key_values", None)
+        return out.last_hidden_state[:, -1]
+
+
+def why_no_slots(model: Any) -> str | None:
+    """Why the slot cache cannot serve `model`; None where it can, and then its attention is ready for it.
+
+    The cache gives every layer one mask over all earlier positions, which kernels that take no mask, layers
+    with a sliding window and recurrent layers would not follow.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
+    window = getattr(config, "sliding_window", None) if not getattr(config, "layer_types", None) else None
+    if kinds != {"full_attention"} or window is not None:
+        layers = ", ".join(sorted(kinds - {"full_attention"})) or f"a sliding window of {window} tokens"
+        return f"{config.model_type} has {layers}"
+    if model._is_stateful:
+        return f"{config.model_type} has recurrent layers"
+    if config._attn_implementation not in ("sdpa", "eager", NAME):
+        return f"attn_implementation {config._attn_implementation} takes no mask of its own"
+    use_own_attention(model)
+    return None
+
 
 log = logging.getLogger(__name__)
 
 
-class HFPolicy:
+class HFPolicy(EnginePolicy[SlotEngine | PlainEngine]):
     """Samples from a causal LM of transformers.
 
     `complete` may be called from any event loop, also many times at once: requests join the running batch.
@@ -58,28 +167,7 @@ class HFPolicy:
                 return PlainEngine(**common)
             return SlotEngine(slots=slots, dtype=model.dtype, **common)
 
-        self._thread = EngineThread(make, decode=decode)
-
-    @property
-    def version(self) -> int:
-        return self._thread.version
-
-    @property
-    def sampled_tokens(self) -> int:
-        return self._thread.engine.sampled_tokens
-
-    @property
-    def prefilled_tokens(self) -> int:
-        return self._thread.engine.prefilled_tokens
-
-    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """One completion for each request, in order."""
-        return await self._thread.complete(requests)
-
-    async def release(self, episode_id: str) -> None:
-        """Free the episode's slot, in order with what was asked before. A turn that is still being sampled
-        ends where it is."""
-        self._thread.release(episode_id)
+        super().__init__(EngineThread(make, decode=decode))
 
     def on_weights_changed(self, write: Callable[[], None] = lambda: None) -> None:
         """Count a new policy version and drop every cached key, from any thread. `write` changes the weights,
@@ -91,7 +179,3 @@ class HFPolicy:
             self._thread.version = self._thread.engine.version
 
         self._thread.call(change)
-
-    def close(self) -> None:
-        """Stop the compute thread. Turns that are being sampled, and whoever asks later, get an error."""
-        self._thread.close()

@@ -175,6 +175,7 @@ class SlotEngine:
 
     @property
     def has_work(self) -> bool:
+        """Whether a turn is being sampled."""
         return self._active > 0
 
     @torch.inference_mode()

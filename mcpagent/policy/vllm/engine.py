@@ -1,4 +1,4 @@
-"""vLLM's engine in this process, stepped by `EngineThread`: token ids in, tokens with logprobs out.
+"""`VllmPolicy`: the `Policy` of a vLLM engine in this process, on a compute thread of its own.
 
 Each of the settings below that looks like a detail is there because its default gave wrong numbers silently:
 tests/vllm holds a test for each.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ import torch
 from mcpagent.core.trajectory import FinishReason, PolicySpan
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import CompletionRequest
-from mcpagent.policy.engine_thread import Finished
+from mcpagent.policy.engine_thread import EnginePolicy, EngineThread, Finished
 from mcpagent.policy.sampling import refuse_infinite
 from mcpagent.policy.vllm.worker import EXTENSION
 
@@ -69,6 +69,7 @@ class VllmEngine:
 
     @property
     def has_work(self) -> bool:
+        """Whether a turn is being sampled."""
         return bool(self._open)
 
     def admit(self, requests: Sequence[CompletionRequest]) -> list[Finished]:
@@ -255,7 +256,7 @@ def _start(settings: VllmSettings) -> Any:
 
 
 def _kernel_rank(rank: int) -> int:
-    fitting = [known for known in _LORA_RANKS if known >= rank]
+    fitting = [supported for supported in _LORA_RANKS if supported >= rank]
     if not fitting:
         raise UserError(
             f"lora.r is {rank}, but vLLM takes adapters up to rank {_LORA_RANKS[-1]}",
@@ -278,3 +279,62 @@ def _state_of_this_process() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+
+
+class VllmPolicy(EnginePolicy[VllmEngine]):
+    """Samples with vLLM. `complete` may be called from any event loop, also many times at once; weights may
+    be changed at any time, also while turns are being sampled."""
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        *,
+        decode: Callable[[Sequence[int]], str],
+        stop_ids: frozenset[int],
+        threads: int = 1,
+        version: int = 0,
+    ) -> None:
+        """`version` is that of the weights in `settings.model`; -1 where the first ones are still to come."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise UserError(
+                "vLLM needs the process group of this process for itself, and there is one already: another "
+                "engine, or a run on several devices",
+                where="rollout.backend",
+                remedy="start vLLM servers and name them in vllm.servers, or use --backend hf",
+            )
+
+        def make() -> VllmEngine:
+            # The number of OpenMP threads belongs to the calling thread.
+            torch.set_num_threads(threads)
+            return VllmEngine(settings, stop_ids=stop_ids)
+
+        super().__init__(EngineThread(make, decode=decode))
+        self._thread.version = version
+
+    def load_adapter(self, folder: Path) -> None:
+        """A new version: the adapter in `folder`, for turns that begin from now on."""
+        self._change(lambda version: self._thread.engine.load_adapter(folder, version=version))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """A new version: every weight by its name in the checkpoint, also for turns that are running."""
+        self._change(lambda version: self._thread.engine.load_weights(weights, version=version))
+
+    def sleep(self) -> None:
+        """Give the device's memory to the trainer until `wake`. Nothing may be running."""
+        self._thread.call(lambda: self._thread.engine.sleep())
+
+    def wake(self) -> None:
+        """Take the memory back after `sleep`."""
+        self._thread.call(lambda: self._thread.engine.wake())
+
+    def close(self) -> None:
+        """Stop the engine. Turns that are being sampled, and whoever asks later, get an error."""
+        super().close()
+        self._thread.engine.close()
+
+    def _change(self, load: Callable[[int], None]) -> None:
+        def change() -> None:
+            load(self._thread.version + 1)
+            self._thread.version += 1
+
+        self._thread.call(change)

@@ -45,9 +45,9 @@ def build_bfcl_server(package: BfclPackage, backend: str) -> Server[Backend]:
     episode needs a connection of its own. Like BFCL's executor it checks no argument: a backend refuses
     what it cannot take. `backend` is one of `names.BACKENDS`."""
     package.backend_class(backend)  # what is missing is said now, not to the first client
-    own = [Tool.model_validate(tool) for tool in package.tools(backend)]
-    names = {tool.name for tool in own}
-    listed = ListToolsResult(tools=[*own, *_environment_tools(backend)])
+    tools = [Tool.model_validate(tool) for tool in package.tools(backend)]
+    names = {tool.name for tool in tools}
+    listed = ListToolsResult(tools=[*tools, *_environment_tools(backend)])
 
     @asynccontextmanager
     async def lifespan(_: Server[Backend]) -> AsyncIterator[Backend]:
@@ -98,12 +98,12 @@ def _environment_tools(backend: str) -> list[Tool]:
 
 
 def _read_state(instance: Backend, results: list[str]) -> CallToolResult:
-    found: JsonObject = {
+    document: JsonObject = {
         "digest": instance.state_digest(),
         "missing_results": instance.missing(results),
         "state": instance.state(),
     }
-    text = clean_text(json.dumps(found, ensure_ascii=False))
+    text = clean_text(json.dumps(document, ensure_ascii=False))
     return _result(text, structured=json.loads(text))
 
 
@@ -131,9 +131,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mcpagent.servers.bfcl")
     parser.add_argument("backend", choices=BACKENDS)
     parser.add_argument("--package", type=Path, required=True, help="The folder that holds bfcl_eval.")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     try:
-        asyncio.run(_serve(chosen.package, chosen.backend))
+        asyncio.run(_serve(options.package, options.backend))
     except UserError as error:
         Console().fail(error)
         return error.exit_code

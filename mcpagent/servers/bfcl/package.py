@@ -105,7 +105,7 @@ class BfclPackage:
 
 
 def _json_schema(schema: JsonObject, *, tool: str, name: str = "") -> JsonObject:
-    """BFCL's description of a parameter with the type names of JSON Schema; `any` is no constraint."""
+    """BFCL's description of a parameter with the type names of JSON Schema; `any` is not a constraint."""
     converted = dict(schema)
     kind = converted.pop("type", "any")
     if kind != "any":
@@ -145,9 +145,9 @@ class Backend:
 
     def call(self, tool: str, arguments: JsonObject) -> BackendOutcome:
         """Any failure of the backend is a result in BFCL's words. `tool` is one of the tool list."""
-        own = copy.deepcopy(arguments)  # some keep a list that they were given, and add to it later
+        arguments = copy.deepcopy(arguments)  # some keep a list that they were given, and add to it later
         try:
-            outcome = _outcome(getattr(self._instance, tool)(**own))
+            outcome = _outcome(getattr(self._instance, tool)(**arguments))
         except Exception as error:  # noqa: BLE001 - boundary: the backends raise whatever they like
             outcome = BackendOutcome(f"Error during execution: {error}", is_error=True)
         self._results[state_digest(outcome.text)] += 1

@@ -327,7 +327,7 @@ async def open_api(
 
 
 def _json(response: httpx.Response) -> Any:
-    """The document, or None where the body is none."""
+    """The document, or None where the body is not one."""
     try:
         return json.loads(response.content)
     except (ValueError, RecursionError):
@@ -335,8 +335,8 @@ def _json(response: httpx.Response) -> Any:
 
 
 def _message(document: Any) -> str:
-    """What an error document says; empty where it is none. Massive answers {"status", "error" or "message"},
-    FMP {"Error Message"}, Tavily {"detail": {"error"}}."""
+    """What an error document says; empty where it is not one. Massive answers {"status", "error" or
+    "message"}, FMP {"Error Message"}, Tavily {"detail": {"error"}}."""
     if not isinstance(document, dict):
         return ""
     for name in ("Error Message", "error", "message", "detail"):

@@ -112,8 +112,8 @@ class SlackApi:
                 raise self._refusal(method, error) from None
             except aiohttp.ClientConnectorError as error:
                 raise Transient(f"the connection failed ({type(error).__name__})") from None
-            # The SDK raises an AttributeError for a body that is no JSON object, and a RecursionError for one
-            # that is nested too deeply.
+            # The SDK raises an AttributeError for a body that is not a JSON object, and a RecursionError
+            # for one that is nested too deeply.
             except (
                 aiohttp.ClientError,
                 TimeoutError,
@@ -219,7 +219,7 @@ class LiveSlack:
     def __init__(self, api: SlackApi, *, allow_send: Collection[str]) -> None:
         self._api = api
         self._allow_send = {_plain(name) for name in allow_send}
-        self._known: list[_Channel] = []
+        self._channel_cache: list[_Channel] = []
         self._sent: list[SentMessage] = []
         self._reactions: list[Reaction] = []
 
@@ -242,14 +242,14 @@ class LiveSlack:
 
     async def history(self, channel_id: str, *, limit: int) -> History:
         """The newest messages of a channel."""
-        wanted, channel = at_least_one("limit", limit), await self._id(channel_id)
-        found = await self._messages("conversations.history", wanted, channel=channel)
-        return History(messages=found[:wanted])
+        count, channel = at_least_one("limit", limit), await self._id(channel_id)
+        messages = await self._messages("conversations.history", count, channel=channel)
+        return History(messages=messages[:count])
 
     async def users(self, *, limit: int, cursor: str) -> Users:
         """One page of the users."""
-        wanted = min(at_least_one("limit", limit), _MAX_USERS)
-        page = await self._api.call("users.list", _Users, limit=wanted, cursor=cursor)
+        page_size = min(at_least_one("limit", limit), _MAX_USERS)
+        page = await self._api.call("users.list", _Users, limit=page_size, cursor=cursor)
         return Users(
             users=[User(id=u.id, name=u.name) for u in page.members if not u.deleted],
             next_cursor=page.response_metadata.next_cursor,
@@ -258,8 +258,8 @@ class LiveSlack:
     async def thread(self, channel_id: str, ts: str) -> Thread:
         """A message and its replies."""
         channel = await self._id(channel_id)
-        found = await self._messages("conversations.replies", None, channel=channel, ts=ts.strip())
-        return Thread(messages=found)
+        messages = await self._messages("conversations.replies", None, channel=channel, ts=ts.strip())
+        return Thread(messages=messages)
 
     async def react(self, channel_id: str, ts: str, name: str) -> Reaction:
         """Add a reaction to a message."""
@@ -285,18 +285,18 @@ class LiveSlack:
         page = {"limit": limit, "cursor": cursor, "exclude_archived": "true"}
         return await self._api.call("conversations.list", _Channels, **page)
 
-    async def _messages(self, method: str, wanted: int | None, **arguments: str) -> list[Message]:
+    async def _messages(self, method: str, count: int | None, **arguments: str) -> list[Message]:
         """The messages of as many pages as hold `wanted` of them; None is all, of at most 50 pages."""
-        found: list[Message] = []
+        messages: list[Message] = []
         cursor = ""
         for _ in range(_MAX_PAGES):
-            limit = min(_MAX_MESSAGES, (wanted or _MAX_MESSAGES + len(found)) - len(found))
+            limit = min(_MAX_MESSAGES, (count or _MAX_MESSAGES + len(messages)) - len(messages))
             page = await self._api.call(method, _Messages, limit=limit, cursor=cursor, **arguments)
-            found += [Message(user=m.user or m.bot_id, text=m.text, ts=m.ts) for m in page.messages]
+            messages += [Message(user=m.user or m.bot_id, text=m.text, ts=m.ts) for m in page.messages]
             cursor = page.response_metadata.next_cursor
-            if not cursor or (wanted is not None and len(found) >= wanted):
+            if not cursor or (count is not None and len(messages) >= count):
                 break
-        return found
+        return messages
 
     async def _writable(self, id_or_name: str) -> str:
         """The id of a channel that may be written to. Name and id are looked up, so that neither can stand
@@ -307,29 +307,29 @@ class LiveSlack:
         raise ToolError(f"Writing to {echo(channel.name)} is not allowed here.")
 
     async def _id(self, id_or_name: str) -> str:
-        wanted = id_or_name.strip()
-        return wanted if _CHANNEL_ID.fullmatch(wanted) else (await self._find(id_or_name)).id
+        channel = id_or_name.strip()
+        return channel if _CHANNEL_ID.fullmatch(channel) else (await self._find(id_or_name)).id
 
     async def _find(self, id_or_name: str) -> _Channel:
-        wanted = _plain(id_or_name)
+        name = _plain(id_or_name)
         for is_fresh in (False, True):
             if is_fresh:
-                self._known = await self._all_channels()
-            for channel in self._known:
-                if wanted in (_plain(channel.id), _plain(channel.name)):
+                self._channel_cache = await self._all_channels()
+            for channel in self._channel_cache:
+                if name in (_plain(channel.id), _plain(channel.name)):
                     return channel
         raise ToolError(f"Unknown channel {echo(id_or_name)}.")
 
     async def _all_channels(self) -> list[_Channel]:
-        found: list[_Channel] = []
+        channels: list[_Channel] = []
         cursor = ""
         for _ in range(_MAX_PAGES):
             page = await self._channels(_MAX_CHANNELS, cursor)
-            found += page.channels
+            channels += page.channels
             cursor = page.response_metadata.next_cursor
             if not cursor:
                 break
-        return found
+        return channels
 
 
 def allowed_channels(given: Collection[str]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class _Result(BaseModel):
     content: str
 
 
-class _Found(BaseModel):
+class _SearchAnswer(BaseModel):
     answer: str | None = None
     results: list[_Result]
 
@@ -50,7 +50,9 @@ class LiveTavily:
         count = at_least_one("max_results", max_results)
         if not query.strip():  # the service refuses it; the embedded one finds nothing
             return SearchResults(results=[])
-        answer = await self._api.post("/search", _Found, query=query, max_results=min(count, _MAX_RESULTS))
+        answer = await self._api.post(
+            "/search", _SearchAnswer, query=query, max_results=min(count, _MAX_RESULTS)
+        )
         return SearchResults(
             results=[
                 SearchResult(title=r.title, url=r.url, content=r.content) for r in answer.results[:count]
@@ -71,7 +73,7 @@ class LiveTavily:
         """One short answer to a question."""
         if not query.strip():
             raise ToolError(_NO_ANSWER)
-        answer = await self._api.post("/search", _Found, query=query, include_answer=True)
+        answer = await self._api.post("/search", _SearchAnswer, query=query, include_answer=True)
         if not answer.answer:
             raise ToolError(_NO_ANSWER)
         return ShortAnswer(answer=answer.answer)

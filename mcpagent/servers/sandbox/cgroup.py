@@ -71,9 +71,9 @@ def _unified(memory: int) -> tuple[_Place, ...]:
     path = _own_groups().get("")
     if path is None or not (_ROOT / "cgroup.controllers").exists():
         return ()
-    own = _ROOT / path.lstrip("/")
+    group = _ROOT / path.lstrip("/")
     settings = {"memory.max": str(memory), "memory.swap.max": "0", "pids.max": str(_PROCESSES_MAX)}
-    for parent in dict.fromkeys((own if own == _ROOT else own.parent, own)):
+    for parent in dict.fromkeys((group if group == _ROOT else group.parent, group)):
         with contextlib.suppress(OSError):
             if {"memory", "pids"} <= set((parent / "cgroup.subtree_control").read_text().split()):
                 return (_Place(parent, settings),)
@@ -82,15 +82,15 @@ def _unified(memory: int) -> tuple[_Place, ...]:
 
 def _by_controller(memory: int) -> tuple[_Place, ...]:
     """The places in cgroup v1, where each controller has a hierarchy of its own."""
-    own = _own_groups()
+    groups = _own_groups()
     settings = {
         "memory": {"memory.limit_in_bytes": str(memory)},
         "pids": {"pids.max": str(_PROCESSES_MAX)},
     }
     return tuple(
-        _Place(_ROOT / name / own[name].lstrip("/"), values)
+        _Place(_ROOT / name / groups[name].lstrip("/"), values)
         for name, values in settings.items()
-        if name in own
+        if name in groups
     )
 
 

@@ -26,7 +26,7 @@ from mcpagent.servers.sandbox.contract import (
     SandboxOutcome,
     SandboxUnavailable,
 )
-from mcpagent.servers.sandbox.jail.settings import JailSettings, jsonable
+from mcpagent.servers.sandbox.jail.settings import JailSettings, JailView, jsonable
 from mcpagent.servers.sandbox.process import ProcessSandbox
 from mcpagent.servers.sandbox.seccomp import syscall_filter
 from mcpagent.storage.packages import pip_install
@@ -77,11 +77,13 @@ def _sandbox(name: str, *, command: list[str], build_root: bool, limits: Sandbox
     settings = JailSettings(
         build_root=build_root,
         parent=os.getpid(),
-        read_only=_read_only(),
-        devices=_DEVICES,
-        links=_links(),
-        scratch=_SCRATCH,
-        scratch_bytes=limits.scratch_bytes,
+        view=JailView(
+            read_only=_read_only(),
+            devices=_DEVICES,
+            links=_links(),
+            scratch=_SCRATCH,
+            scratch_bytes=limits.scratch_bytes,
+        ),
         memory_bytes=limits.memory_bytes,
         cpu_s=limits.cpu_s,
         report_bytes=limits.result_bytes,

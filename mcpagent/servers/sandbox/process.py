@@ -191,6 +191,7 @@ class _Call:
     def _request(self, proc: int | None) -> bytes:
         # This process may have been forked since the settings were made.
         settings = vars(self.settings) | {"parent": os.getpid(), "proc": proc}
+        settings["view"] = vars(self.settings.view)
         return marshal.dumps({"settings": settings, "code": self.code, "names": self.names})
 
     def _exchange(self, process: subprocess.Popen[bytes], request: bytes, wakeup: int) -> None:

@@ -104,13 +104,15 @@ def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> Valid
 
 def sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -> Iterator[tuple[str, Task]]:
     """(file:line, task) for each record that is sound as it is written; `report` is told of every record."""
-    known = None if shelf is None else {name for t in shelf.specs for name in (t.dotted, t.name, t.server)}
+    tool_names = (
+        None if shelf is None else {name for t in shelf.specs for name in (t.dotted, t.name, t.server)}
+    )
     ids: dict[str, int] = {}  # the line of each
     with reading(path), open_bytes(path) as stream:
-        for found in locate_records(stream, path):
+        for located in locate_records(stream, path):
             report.records += 1
-            where = f"{path}:{found.line}"
-            task = _problem(found, known, shelf, ids)
+            where = f"{path}:{located.line}"
+            task = _problem(located, tool_names, shelf, ids)
             if isinstance(task, Task):
                 report.warn(where, task)
                 yield where, task
@@ -167,19 +169,19 @@ async def keep_proven(path: Path, cache: CallCache, report: ValidationReport, *,
 
 
 def _drop_empty(out: Path, count: int) -> None:
-    """A file without a task is no dataset: what reads it would fail there and not here."""
+    """A file without a task is not a dataset: what reads it would fail there and not here."""
     if not count:
         out.unlink()
 
 
 def _problem(
-    found: Located, known: set[str] | None, shelf: ToolShelf | None, ids: dict[str, int]
+    located: Located, tool_names: set[str] | None, shelf: ToolShelf | None, ids: dict[str, int]
 ) -> Task | tuple[RejectCode, str]:
     """The task, or the first thing that is wrong with it."""
-    if isinstance(found.record, UserError):
-        return RejectCode.JSON, found.record.message
+    if isinstance(located.record, UserError):
+        return RejectCode.JSON, located.record.message
     try:
-        task = Task.model_validate(found.record)
+        task = Task.model_validate(located.record)
     except ValidationError as error:
         details = error.errors()
         is_prompt = all(d["loc"] == ("prompt",) and d["type"] == "value_error" for d in details)
@@ -189,7 +191,7 @@ def _problem(
         # A plan that is longer than the limits is found with the rest of what cannot be graded.
         is_limit = all("limits.max_" in problem for problem in problems)
         return RejectCode.LIMITS if is_limit else RejectCode.GROUND_TRUTH, "; ".join(problems)
-    unknown = sorted(_tools_named(task) - known) if known is not None else []
+    unknown = sorted(_tools_named(task) - tool_names) if tool_names is not None else []
     if unknown:
         return RejectCode.UNKNOWN_TOOL, f"no server in use has {', '.join(unknown)}"
     if shelf is not None and (faults := argument_faults(task, shelf)):
@@ -200,7 +202,7 @@ def _problem(
         return RejectCode.ANSWER_IN_PROMPT, f"the question itself says {said!r}"
     if (first := ids.get(task.id)) is not None:
         return RejectCode.DUPLICATE_ID, f"task_id {task.id!r} is that of line {first}"
-    ids[task.id] = found.line
+    ids[task.id] = located.line
     return task
 
 

@@ -161,17 +161,17 @@ def _record(
         **_said(given),
         **{name: given[name] for name in _TAKEN_OVER if name in given},
     }
-    wanted = truth["success"].get("must_call_tool")
-    if wanted:
-        is_list = isinstance(wanted, list | tuple)
-        names = [_qualified(name, plan) for name in wanted] if is_list else _qualified(wanted, plan)
+    must_call = truth["success"].get("must_call_tool")
+    if must_call:
+        is_list = isinstance(must_call, list | tuple)
+        names = [_qualified(name, plan) for name in must_call] if is_list else _qualified(must_call, plan)
         truth["success"] = {**truth["success"], "must_call_tool": names}
-    own = [message.content for message in said if message.role == "system"]
+    system_texts = [message.content for message in said if message.role == "system"]
     return Task(
         data_source=data_source,
         env_class=env_class,
         prompt=(
-            Message(role="system", content="\n\n".join([*own, system_message(offer)])),
+            Message(role="system", content="\n\n".join([*system_texts, system_message(offer)])),
             Message(role="user", content=users[0]),
         ),
         reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),

@@ -40,8 +40,8 @@ class SpecFaultCode(StrEnum):
     DUPLICATE_ID = "duplicate_id"  # the task_id of an earlier task
     CONVERSATION = "conversation"  # nobody asks for anything
     STEP_ORDER = "step_order"  # step numbers do not count upwards
-    REFERENCE = "reference"  # a reference is malformed or names no earlier step
-    REFERENCE_PATH = "reference_path"  # the result that it points into has no such field
+    REFERENCE = "reference"  # a reference is malformed or does not name an earlier step
+    REFERENCE_PATH = "reference_path"  # the result that it points into does not have this field
     LIMITS = "limits"  # the plan itself breaks the limits
     UNKNOWN_SERVER = "unknown_server"
     UNKNOWN_TOOL = "unknown_tool"
@@ -139,7 +139,7 @@ class ReadTask:
 
 
 def read_spec(path: Path) -> Iterator[ReadTask]:
-    """The tasks of the spec in order. Raises UserError for a file that is no spec at all."""
+    """The tasks of the spec in order. Raises UserError for a file that is not a spec at all."""
     for number, raw in enumerate(_scenarios(path)):
         pointer = f"/{_KEY}/{number}"
         try:
@@ -181,7 +181,7 @@ def _scenarios(path: Path) -> list[Any]:
     scenarios = document.get(_KEY) if isinstance(document, dict) else None
     if not isinstance(scenarios, list):
         raise UserError(
-            f'is no dependent spec: it must be an object with "{_KEY}", a list of scenarios',
+            f'is not a dependent spec: it must be an object with "{_KEY}", a list of scenarios',
             where=str(path),
             remedy='{"dependent_dataset": [{"scenario": ..., "turns": ..., "tasks": [...]}]}',
         )
@@ -296,11 +296,11 @@ def _reference_faults(
             )
             continue
         if unknown:
-            known = ", ".join(f"step{n}" for n in earlier) or "none, this is the first"
+            before = ", ".join(f"step{n}" for n in earlier) or "none, this is the first"
             yield SpecFault(
                 code=SpecFaultCode.REFERENCE,
                 pointer=at,
-                message=f"refers to step{unknown[0]}, which is no earlier step (earlier steps: {known})",
+                message=f"refers to step{unknown[0]}, which is not an earlier step (earlier steps: {before})",
                 remedy="refer to a step that has run before",
             )
         elif catalog is not None:

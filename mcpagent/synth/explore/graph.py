@@ -235,7 +235,7 @@ async def learn(cache: CallCache) -> ToolGraph:
 
 
 def _untried(spec: ToolSpec, texts: list[str], tried: set[str]) -> Iterator[JsonObject]:
-    """Arguments that are none of `tried`, which they join, as long as the tool may be called again."""
+    """Arguments that are not in `tried`, which they join, as long as the tool may be called again."""
     for arguments in _candidates(spec, texts):
         key = json.dumps(arguments, sort_keys=True)
         if len(tried) >= _CALLS_A_TOOL:

@@ -40,11 +40,11 @@ class DraftFaultCode(StrEnum):
 
     REFUSED = "refused"  # the model or a content filter declined
     TRUNCATED = "truncated"  # the answer stops at the token limit
-    MALFORMED = "malformed"  # the answer is no JSON object
+    MALFORMED = "malformed"  # the answer is not a JSON object
     SCHEMA = "schema"  # a JSON object of another form
     UNKNOWN_TOOL = "unknown_tool"
     INVALID_ARGUMENTS = "invalid_arguments"  # they break the tool's input schema
-    BAD_REFERENCE = "bad_reference"  # unreadable, or to no earlier step
+    BAD_REFERENCE = "bad_reference"  # unreadable, or not to an earlier step
     LIMITS = "limits"  # too many calls, or too few for the complexity asked for
     UNUSED_STEP = "unused_step"  # a call that only reads and that nothing refers to
     UNGROUNDED = "ungrounded"  # the answer is the model's own words
@@ -107,7 +107,7 @@ _Form = TypeVar("_Form", bound=Record)
 
 
 class DraftStep(Record):
-    """`arguments` is a JSON object as text: strict structured outputs know no object of open form."""
+    """`arguments` is a JSON object as text: strict structured outputs do not allow an object of open form."""
 
     server: str
     tool: str
@@ -149,7 +149,7 @@ def form_of(form: type[Record]) -> JsonObject:
 
 
 def read_reply(reply: ChatReply, form: type[_Form]) -> _Form | DraftFault:
-    """The answer in its form, or why it is none."""
+    """The answer in its form, or why it does not have it."""
     if reply.finish is Finish.REFUSED:
         return DraftFault(DraftStage.GENERATE, DraftFaultCode.REFUSED, reply.text[:300])
     value = json_of(reply)
@@ -162,8 +162,8 @@ def read_reply(reply: ChatReply, form: type[_Form]) -> _Form | DraftFault:
     try:
         return form.model_validate(value)
     except ValidationError as error:
-        found = "; ".join(describe(detail, root="the answer") for detail in error.errors()[:5])
-        return DraftFault(DraftStage.GENERATE, DraftFaultCode.SCHEMA, found)
+        problems = "; ".join(describe(detail, root="the answer") for detail in error.errors()[:5])
+        return DraftFault(DraftStage.GENERATE, DraftFaultCode.SCHEMA, problems)
 
 
 DATA_SOURCE = "synthetic/llm"
@@ -199,9 +199,10 @@ class FormatCheck:
         """The record, its checks still holding references to the results. Raises FaultFound."""
         low, high = steps_for(complexity, self.max_tools)
         if not low <= len(draft.steps) <= high:
-            wanted = f"{low}" if low == high else f"{low} to {high}"
+            range_text = f"{low}" if low == high else f"{low} to {high}"
             _fail(
-                DraftFaultCode.LIMITS, f"{len(draft.steps)} steps, but a {complexity} task has {wanted} here"
+                DraftFaultCode.LIMITS,
+                f"{len(draft.steps)} steps, but a {complexity} task has {range_text} here",
             )
         if len(draft.steps) + 1 > self.max_turns:
             _fail(
@@ -230,7 +231,7 @@ class FormatCheck:
         except ValueError as error:
             _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}: arguments are not JSON: {error}")
         if not isinstance(arguments, dict):
-            _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}: arguments are no JSON object")
+            _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}: arguments are not a JSON object")
         late = sorted(n for n in _references(where, arguments) if not 1 <= n < number)
         if late:
             _fail(
@@ -309,12 +310,12 @@ def _references(where: str, value: Any) -> set[int]:
 
 
 def _argument_fault(schema: JsonObject, arguments: JsonObject) -> str | None:
-    """Names always; values where they are no references, whose type only the run can tell."""
+    """Names always; values where they are not references, whose type only the run can tell."""
     properties = schema.get("properties", {})
     unknown = sorted(set(arguments) - set(properties))
     if unknown and schema.get("additionalProperties") in (None, False):
-        known = ", ".join(properties) or "none"
-        return f"{unknown[0]!r} is no argument; there are: {known}"
+        parameters = ", ".join(properties) or "none"
+        return f"{unknown[0]!r} is not an argument; there are: {parameters}"
     missing = [name for name in schema.get("required", ()) if name not in arguments]
     if missing:
         return f"{missing[0]!r} is missing"

@@ -20,14 +20,15 @@ from mcpagent.errors import RunError, UserError
 from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import FailureReason
-from mcpagent.llm.endpoint import Endpoint, EndpointSettings, read_chat, read_responses
+from mcpagent.llm.endpoint import Endpoint, read_chat, read_responses
 from mcpagent.rollout.setup import open_tools
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.generate import DatasetOutput
 from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage, FormatCheck
 from mcpagent.synth.llm.journal import Journal, JournaledClient
-from mcpagent.synth.llm.prompts import CurriculumPrompt, PromptBuilder, Prompts, observe, unresolved_aliases
+from mcpagent.synth.llm.prompts import CurriculumPrompt, PromptBuilder, observe, unresolved_aliases
 from mcpagent.synth.llm.sample import (
+    AskSettings,
     Committee,
     Executed,
     Executor,
@@ -42,30 +43,17 @@ from mcpagent.tools.contract import ToolProvider
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class TaskSettings:
     """What the tasks are to be. `may_write` lets plans call tools that are not read-only."""
 
-    samples: int
     max_tools: int
     max_turns: int
     domains: Sequence[str]
     complexities: Sequence[Complexity]
     curriculum: Sequence[CurriculumPrompt] = ()
     distractors: int | None = None
-    votes: int = 3
-    repairs: int = 2
     may_write: bool = True
     seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asking:
-    """How the model is asked."""
-
-    endpoint: EndpointSettings
-    concurrency: int = 8
-    per_minute: float | None = None
-    max_output_tokens: int = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +80,10 @@ class JournalFile:
 
 def make_dataset_with_model(
     tools: ToolsConfig,
-    prompts: Prompts,
     output: DatasetOutput,
     *,
-    wanted: Wanted,
-    asking: Asking,
+    settings: TaskSettings,
+    asking: AskSettings,
     budget: ApiBudget,
     journal: JournalFile,
     console: Console,
@@ -105,7 +92,7 @@ def make_dataset_with_model(
     The counts of `output` are proportions. Raises UserError."""
     started = time.perf_counter()
     try:
-        data = _generate(tools, prompts, output.counts, wanted, asking, budget, journal, console)
+        data = _generate(tools, output.counts, settings, asking, budget, journal, console)
     except KeyboardInterrupt:
         console.note(f"{journal.path} has every answer so far: the same command goes on from there")
         raise
@@ -114,9 +101,9 @@ def make_dataset_with_model(
     document = _document(data, paths, tasks) | {
         "model": asking.endpoint.model,
         "backend": asking.endpoint.backend,
-        "prompts_sha256": prompts.sha256,
+        "prompts_sha256": asking.prompts.sha256,
         "journal": str(journal.path),
-        "seed": wanted.seed,
+        "seed": settings.seed,
         "seconds": round(time.perf_counter() - started, 3),
     }
     empty = {split: count for split, count in output.counts.items() if count and split not in tasks}
@@ -129,26 +116,22 @@ def make_dataset_with_model(
 
 def _generate(
     tools: ToolsConfig,
-    prompts: Prompts,
     counts: Mapping[str, int],
-    wanted: Wanted,
-    asking: Asking,
+    settings: TaskSettings,
+    asking: AskSettings,
     budget: ApiBudget,
     journal: JournalFile,
     console: Console,
 ) -> GeneratedByModel:
-    total = sum(counts.values()) or 1
-    shares = SplitShares(heldout=counts["heldout"] / total, validation=counts["validation"] / total)
-
     def open_journal(run: JsonObject) -> Journal:
         read = read_chat if asking.endpoint.backend == "chat" else read_responses
         return Journal(journal.path, run=run, read=read, retry_failed=journal.retry_failed)
 
     with (
         open_tools(tools, on_note=console.note) as opened,
-        console.progress("Samples", total=wanted.samples) as advance,
+        console.progress("Samples", total=asking.samples) as advance,
     ):
-        if unknown := unresolved_aliases(wanted.curriculum, tuple(opened.pool.tools.values())):
+        if unknown := unresolved_aliases(settings.curriculum, tuple(opened.pool.tools.values())):
             console.note(f"--curriculum: no tool is meant by {', '.join(unknown)}; ignored")
         kept = 0
 
@@ -162,13 +145,11 @@ def _generate(
         return opened.io.run(
             generate_with_model(
                 opened.pool,
-                prompts,
-                wanted=wanted,
+                counts,
+                settings=settings,
                 asking=asking,
                 budget=budget,
                 open_journal=open_journal,
-                shares=shares,
-                splits=[split for split, count in counts.items() if count],
                 on_note=console.note,
                 on_progress=on_progress,
             )
@@ -189,47 +170,45 @@ def _document(data: GeneratedByModel, paths: Mapping[str, Path], tasks: Mapping[
     }
 
 
-def run_description(wanted: Wanted, asking: Asking, prompts: Prompts, catalog_hash: str) -> JsonObject:
+def run_description(settings: TaskSettings, asking: AskSettings, catalog_hash: str) -> JsonObject:
     """What makes a journal another run's: all that decides what is asked under a key."""
     return {
-        "seed": wanted.seed,
+        "seed": settings.seed,
         "model": asking.endpoint.model,
         "backend": asking.endpoint.backend,
         "max_output_tokens": asking.max_output_tokens,
-        "prompts_sha256": prompts.sha256,
+        "prompts_sha256": asking.prompts.sha256,
         "catalog_hash": catalog_hash,
-        "max_tools": wanted.max_tools,
-        "max_turns": wanted.max_turns,
-        "domains": list(wanted.domains),
-        "complexities": list(wanted.complexities),
-        "curriculum": [prompt.model_dump(mode="json") for prompt in wanted.curriculum],
-        "distractors": wanted.distractors,
-        "votes": wanted.votes,
-        "repairs": wanted.repairs,
-        "may_write": wanted.may_write,
+        "max_tools": settings.max_tools,
+        "max_turns": settings.max_turns,
+        "domains": list(settings.domains),
+        "complexities": list(settings.complexities),
+        "curriculum": [prompt.model_dump(mode="json") for prompt in settings.curriculum],
+        "distractors": settings.distractors,
+        "votes": asking.votes,
+        "repairs": asking.repairs,
+        "may_write": settings.may_write,
     }
 
 
 async def generate_with_model(
     pool: ToolProvider,
-    prompts: Prompts,
+    counts: Mapping[str, int],
     *,
-    wanted: Wanted,
-    asking: Asking,
+    settings: TaskSettings,
+    asking: AskSettings,
     budget: ApiBudget,
     open_journal: Callable[[JsonObject], Journal],
-    shares: SplitShares,
-    splits: Collection[str] = SPLITS,
     on_note: Callable[[str], None] = lambda _: None,
     on_progress: Callable[[SampleOutcome], None] = lambda _: None,
 ) -> GeneratedByModel:
-    """`wanted.samples` samples, each a task or a counted reject; the same for the same journal. Each of
-    `splits` has a task where there are enough.
+    """`asking.samples` samples, each a task or a counted reject; the same for the same journal. The `counts`
+    of the splits are proportions, and each split with a count has a task where there are enough.
 
     Raises UserError where no request can succeed, and where no tool may be called.
     """
-    offer = ToolSelection(catalog=pool.tools, distractors=wanted.distractors)
-    usable = {t.dotted: t for t in pool.tools.values() if wanted.may_write or t.annotations.read_only}
+    offer = ToolSelection(catalog=pool.tools, distractors=settings.distractors)
+    usable = {t.dotted: t for t in pool.tools.values() if settings.may_write or t.annotations.read_only}
     if not usable:
         raise UserError(
             "no tool says that it only reads",
@@ -238,16 +217,16 @@ async def generate_with_model(
         )
     observations = await observe(CallCache(pool), usable.values())
     prompt_builder = PromptBuilder(
-        prompts=prompts,
+        prompts=asking.prompts,
         usable=tuple(usable.values()),
         observations=observations,
-        domains=wanted.domains,
-        complexities=wanted.complexities,
-        curriculum=wanted.curriculum,
-        max_tools=wanted.max_tools,
-        seed=wanted.seed,
+        domains=settings.domains,
+        complexities=settings.complexities,
+        curriculum=settings.curriculum,
+        max_tools=settings.max_tools,
+        seed=settings.seed,
     )
-    run = run_description(wanted, asking, prompts, offer.catalog_hash)
+    run = run_description(settings, asking, offer.catalog_hash)
     with open_journal(run) as journal:
         journal.charge(budget)
         recorded = journal.answered_count
@@ -259,13 +238,16 @@ async def generate_with_model(
                 max_in_flight=asking.concurrency,
                 per_minute=asking.per_minute,
             )
-            workshop = _workshop(patient, journal, prompts, pool, offer, usable, wanted, asking)
-            outcomes = await _all(workshop, prompt_builder, wanted.samples, asking.concurrency, on_progress)
+            workshop = _workshop(patient, journal, pool, offer, usable, settings, asking)
+            outcomes = await _all(workshop, prompt_builder, asking.samples, asking.concurrency, on_progress)
         executor = workshop.executor
     distinct = _without_duplicates(outcomes)
+    total = sum(counts.values()) or 1
+    shares = SplitShares(heldout=counts["heldout"] / total, validation=counts["validation"] / total)
+    splits = [split for split, count in counts.items() if count]
     kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
     return GeneratedByModel(
-        tasks=split_tasks(kept, tools=usable, shares=shares, seed=wanted.seed, wanted=splits),
+        tasks=split_tasks(kept, tools=usable, shares=shares, seed=settings.seed, splits=splits),
         yields=sample_yield_table(distinct),
         failures=journal.failures.as_json(),
         spend=budget.as_json(),
@@ -278,38 +260,38 @@ async def generate_with_model(
 def _workshop(
     patient: RetryingClient,
     journal: Journal,
-    prompts: Prompts,
     pool: ToolProvider,
     offer: ToolSelection,
     usable: Mapping[str, ToolSpec],
-    wanted: Wanted,
-    asking: Asking,
+    settings: TaskSettings,
+    asking: AskSettings,
 ) -> Workshop:
     client = JournaledClient(patient, journal)
     return Workshop(
         client=client,
         journal=journal,
-        prompts=prompts,
+        asking=asking,
         check=FormatCheck(
             usable=usable,
             offer=offer,
-            max_tools=wanted.max_tools,
-            max_turns=wanted.max_turns,
-            seed=wanted.seed,
+            max_tools=settings.max_tools,
+            max_turns=settings.max_turns,
+            seed=settings.seed,
         ),
         executor=Executor(pool),
         committee=Committee(
-            client=client, prompts=prompts, votes=wanted.votes, max_output_tokens=asking.max_output_tokens
+            client=client,
+            prompts=asking.prompts,
+            votes=asking.votes,
+            max_output_tokens=asking.max_output_tokens,
         ),
-        repairs=wanted.repairs,
-        max_output_tokens=asking.max_output_tokens,
-        seed=wanted.seed,
+        seed=settings.seed,
         provenance={
             "template": "llm",
             "model": asking.endpoint.model,
             "backend": asking.endpoint.backend,
-            "prompts_sha256": prompts.sha256,
-            "seed": wanted.seed,
+            "prompts_sha256": asking.prompts.sha256,
+            "seed": settings.seed,
             "catalog_hash": offer.catalog_hash,
         },
     )
@@ -431,18 +413,18 @@ def split_tasks(
     tools: Mapping[str, ToolSpec],
     shares: SplitShares,
     seed: int,
-    wanted: Collection[str] = SPLITS,
+    splits: Collection[str] = SPLITS,
 ) -> dict[str, tuple[Task, ...]]:
     """Every task in one split, in the order given. Two tasks whose executed calls name the same entity share
-    a split; so the shares hold for the groups that this makes, and only roughly for the tasks. Each split
-    that is `wanted` has a group, where there are enough."""
+    a split; so the shares hold for the groups that this makes, and only roughly for the tasks. Each of
+    `splits` has a group, where there are enough."""
     leaders = _Groups()
     named = [called_entities(item.calls, tools) or {item.task.id} for item in executed]
     for names in named:
         leaders.join(names)
     result: dict[str, list[Task]] = {split: [] for split in SPLITS}
     leading = [leaders.leader(min(names)) for names in named]
-    split_of = shares.assign(leading, seed=seed, least=dict.fromkeys(wanted, 1))
+    split_of = shares.assign(leading, seed=seed, least=dict.fromkeys(splits, 1))
     for item, leader in zip(executed, leading, strict=True):
         split = split_of[leader]
         info = {**item.task.extra_info, "split": split}
@@ -451,17 +433,17 @@ def split_tasks(
 
 
 def called_entities(calls: Sequence[JsonObject], tools: Mapping[str, ToolSpec]) -> set[str]:
-    """The words in the arguments of `calls` that name something: with a capital or a digit, and no number,
-    no date and no constant of the tool's schema. `tools` by `server.tool`."""
-    found: set[str] = set()
+    """The words in the arguments of `calls` that name something: with a capital or a digit, and neither a
+    number, a date nor a constant of the tool's schema. `tools` by `server.tool`."""
+    names: set[str] = set()
     for call in calls:
         properties = tools[f"{call['server']}.{call['tool']}"].input_schema.get("properties", {})
         for name, value in call["arguments"].items():
             schema = properties.get(name, {})
             is_constant = value in schema.get("enum", ()) or value == schema.get("default")
             if isinstance(value, str) and len(value) <= _LONGEST and not is_constant:
-                found |= {word for word in _WORD.findall(value) if _is_name(word)}
-    return found
+                names |= {word for word in _WORD.findall(value) if _is_name(word)}
+    return names
 
 
 def _is_name(word: str) -> bool:

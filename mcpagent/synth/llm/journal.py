@@ -150,7 +150,7 @@ class Journal:
                 self._take(json.loads(raw), offset, len(raw), is_first=number == 1)
             except (ValueError, LookupError, TypeError) as error:
                 raise UserError(
-                    f"is no line of a journal: {type(error).__name__}: {error}",
+                    f"is not a line of a journal: {type(error).__name__}: {error}",
                     where=f"{self._path}:{number}",
                     remedy="give the run another --journal",
                 ) from None
@@ -208,9 +208,9 @@ class JournaledClient:
     async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
         """The answer of the journal where it has one, else that of the model. Raises ChatFailed."""
         key = f"{self._journal.prefix}:{key}"
-        known = self._journal.answer(key)
-        if known is not None:
-            return known
+        recorded = self._journal.answer(key)
+        if recorded is not None:
+            return recorded
         try:
             return await self._inner.ask(request, key=key)
         except ChatFailed as failure:

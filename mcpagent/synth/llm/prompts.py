@@ -49,15 +49,15 @@ class Observation:
 async def observe(cache: CallCache, tools: Iterable[ToolSpec]) -> tuple[Observation, ...]:
     """Each read-only tool of `tools` that can be called with what is known, once; failures are left out."""
     waiting = [tool for tool in tools if tool.annotations.read_only]
-    known: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     seen: list[Observation] = []
     for _ in range(_ROUNDS):
-        ready = [tool for tool in waiting if set(tool.input_schema.get("required", ())) <= known.keys()]
+        ready = [tool for tool in waiting if set(tool.input_schema.get("required", ())) <= values.keys()]
         if not ready:
             break
         waiting = [tool for tool in waiting if tool not in ready]
         for tool in ready:
-            arguments = harmless_arguments(tool.input_schema, text=_PLACEHOLDER, known=known)
+            arguments = harmless_arguments(tool.input_schema, text=_PLACEHOLDER, values=values)
             if arguments is None:
                 continue
             async with cache.session() as session:
@@ -65,7 +65,7 @@ async def observe(cache: CallCache, tools: Iterable[ToolSpec]) -> tuple[Observat
             if not result.is_error and result.failure is None:
                 seen.append(Observation(tool.dotted, arguments, result_value(result)))
         for observation in seen:
-            known = {**known_values(observation.value), **_leaves(observation.value), **known}
+            values = {**known_values(observation.value), **_leaves(observation.value), **values}
     return tuple(seen)
 
 
@@ -103,7 +103,7 @@ def _without(root: JsonObject, name: str) -> JsonObject:
 
 def _leaves(value: Any) -> JsonObject:
     """The first text of each field name, wherever it stands."""
-    found: JsonObject = {}
+    texts: JsonObject = {}
     pending = [value]
     while pending:
         node = pending.pop(0)
@@ -112,18 +112,18 @@ def _leaves(value: Any) -> JsonObject:
         elif isinstance(node, dict):
             for name, below in node.items():
                 if isinstance(below, str):
-                    found.setdefault(name, below)
+                    texts.setdefault(name, below)
                 else:
                     pending.append(below)
-    return found
+    return texts
 
 
 def _thinned(value: Any, rng: Random) -> Any:
     if isinstance(value, dict):
         return {name: _thinned(below, rng) for name, below in value.items()}
     if isinstance(value, list):
-        chosen = sorted(rng.sample(range(len(value)), min(_LIST_SHOWN, len(value))))
-        return [_thinned(value[index], rng) for index in chosen]
+        indices = sorted(rng.sample(range(len(value)), min(_LIST_SHOWN, len(value))))
+        return [_thinned(value[index], rng) for index in indices]
     return value
 
 
@@ -165,17 +165,17 @@ def load_prompts(path: Path) -> Prompts:
     """Raises UserError with file and line, also for a blank that nothing fills."""
     source = read_yaml(path)
     texts = validate_yaml(PromptTexts, source, ())
-    for place, known in _BLANKS.items():
+    for place, blanks in _BLANKS.items():
         keys = tuple(place.split("."))
         text: object = texts
         for key in keys:
             text = getattr(text, key)
-        unknown = sorted(set(_BLANK.findall(str(text))) - known)
+        unknown = sorted(set(_BLANK.findall(str(text))) - blanks)
         if unknown:
             raise UserError(
                 f"nothing fills {{{{{unknown[0]}}}}} in {place}",
                 where=f"{path}:{source.line(keys)}",
-                remedy=f"there are: {', '.join(sorted(known)) or 'none here'}",
+                remedy=f"there are: {', '.join(sorted(blanks)) or 'none here'}",
             )
     return Prompts(texts, sha256(path.read_bytes()).hexdigest())
 
@@ -218,8 +218,8 @@ def load_curriculum(path: Path) -> tuple[CurriculumPrompt, ...]:
         try:
             prompts.append(CurriculumPrompt.model_validate(record))
         except ValidationError as error:
-            found = "; ".join(describe(detail) for detail in error.errors())
-            raise UserError(found, where=f"{path}:{line}") from None
+            problems = "; ".join(describe(detail) for detail in error.errors())
+            raise UserError(problems, where=f"{path}:{line}") from None
     if not prompts:
         raise UserError("holds no prompts", where=str(path))
     return tuple(prompts)
@@ -303,8 +303,8 @@ class PromptBuilder:
     def _shown(self, likely: Sequence[ToolSpec], rng: Random) -> list[ToolSpec]:
         if len(self.usable) <= _MOST_TOOLS:
             return list(self.usable)
-        chosen = {tool.dotted for tool in [*likely, *rng.sample(self.usable, _MOST_TOOLS)]}
-        return [tool for tool in self.usable if tool.dotted in chosen]
+        shown = {tool.dotted for tool in [*likely, *rng.sample(self.usable, _MOST_TOOLS)]}
+        return [tool for tool in self.usable if tool.dotted in shown]
 
 
 def unresolved_aliases(curriculum: Sequence[CurriculumPrompt], tools: Sequence[ToolSpec]) -> list[str]:

@@ -13,6 +13,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
+from mcpagent.llm.endpoint import EndpointSettings
 from mcpagent.storage.datasets import task_record
 from mcpagent.synth.llm.draft import (
     Draft,
@@ -215,16 +216,30 @@ def sample_yield_table(outcomes: Sequence[SampleOutcome]) -> JsonObject:
 
 
 def _examples(faults: Sequence[DraftFault]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    examples: dict[str, list[str]] = {}
     for fault in sorted(faults, key=lambda fault: fault.code):
-        texts = found.setdefault(fault.code, [])
+        texts = examples.setdefault(fault.code, [])
         if len(texts) < _EXAMPLES_KEPT:
             texts.append(fault.detail)
-    return found
+    return examples
 
 
 def _sorted(counter: Counter[str]) -> dict[str, int]:
     return dict(sorted(counter.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskSettings:
+    """How the model is asked: `samples` tasks, `votes` on each, up to `repairs` further attempts at one."""
+
+    endpoint: EndpointSettings
+    prompts: Prompts
+    samples: int
+    votes: int = 3
+    repairs: int = 2
+    concurrency: int = 8
+    per_minute: float | None = None
+    max_output_tokens: int = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,12 +248,10 @@ class Workshop:
 
     client: ChatClient
     journal: Journal
-    prompts: Prompts
+    asking: AskSettings
     check: FormatCheck
     executor: Executor
     committee: Committee
-    repairs: int
-    max_output_tokens: int
     seed: int
     provenance: JsonObject
 
@@ -253,7 +266,7 @@ class Workshop:
 
     async def _until_good(self, commission: Commission, faults: list[DraftFault]) -> Executed | None:
         messages = commission.messages
-        for attempt in range(self.repairs + 1):
+        for attempt in range(self.asking.repairs + 1):
             key = f"{self.seed}:{commission.number}"
             try:
                 reply = await self.client.ask(self._request(messages), key=f"{key}:draft:{attempt}")
@@ -267,7 +280,10 @@ class Workshop:
             if not outcome.is_repairable:
                 return None
             told = fill_in(
-                self.prompts.texts.repair, stage=outcome.stage, code=outcome.code, detail=outcome.detail
+                self.asking.prompts.texts.repair,
+                stage=outcome.stage,
+                code=outcome.code,
+                detail=outcome.detail,
             )
             # Only the last attempt goes back: a longer history costs more than it helps.
             messages = (
@@ -284,8 +300,8 @@ class Workshop:
             return draft
         try:
             task = self.check.task(draft, complexity=commission.complexity)
-        except FaultFound as found:
-            return found.fault
+        except FaultFound as fault_found:
+            return fault_found.fault
         executed = await self._executed(task, key.format("executed"))
         if isinstance(executed, DraftFault):
             return executed
@@ -297,19 +313,19 @@ class Workshop:
 
     async def _executed(self, task: Task, key: str) -> Executed | DraftFault:
         """From the journal where it is there: a live tool may answer differently today, or cost money."""
-        known: JsonObject | None = self.journal.executed(key)
-        if known is None:
+        recorded: JsonObject | None = self.journal.executed(key)
+        if recorded is None:
             outcome = await self.executor.run(task)
-            known = {"fault": outcome.as_json()} if isinstance(outcome, DraftFault) else outcome.as_json()
-            self.journal.keep_executed(key, known)
-        if "fault" in known:
-            return DraftFault.from_json(known["fault"])
-        return Executed.from_json(known)
+            recorded = {"fault": outcome.as_json()} if isinstance(outcome, DraftFault) else outcome.as_json()
+            self.journal.keep_executed(key, recorded)
+        if "fault" in recorded:
+            return DraftFault.from_json(recorded["fault"])
+        return Executed.from_json(recorded)
 
     def _request(self, messages: tuple[JsonObject, ...]) -> ChatRequest:
         return ChatRequest(
             messages=messages,
-            max_output_tokens=self.max_output_tokens,
+            max_output_tokens=self.asking.max_output_tokens,
             schema=form_of(Draft),
             schema_name="task",
         )

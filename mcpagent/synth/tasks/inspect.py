@@ -70,7 +70,7 @@ def stands_in(value: Any, text: str) -> bool:
     """Whether a fact is in a text: a number as a number, anything else as whole words."""
     number = as_number(value)
     if number is not None and not isinstance(value, str):
-        return any(abs(found - number) < 1e-9 * max(1.0, abs(number)) for found in numbers_in(text))
+        return any(abs(candidate - number) < 1e-9 * max(1.0, abs(number)) for candidate in numbers_in(text))
     words = " ".join(str(value).split()).casefold()
     return bool(words) and (
         re.search(rf"(?<!\w){re.escape(words)}(?!\w)", " ".join(text.split()).casefold()) is not None
@@ -95,8 +95,8 @@ def task_entities(task: Task) -> set[str]:
     plan = [step.params for step in task.truth.tool_sequence]
     would = [call.get("params", {}) for call in task.extra_info.get("would_call", ())]
     slots = task.extra_info.get("slots") or {}
-    found = _texts([plan, would, list(slots.values())])
-    return found or {said(task)}
+    texts = _texts([plan, would, list(slots.values())])
+    return texts or {said(task)}
 
 
 def said(task: Task) -> str:

@@ -57,7 +57,7 @@ def wrong_answers(
     task: Task, contents: Sequence[str], results: Mapping[str, Any], *, phrase_words: int
 ) -> list[str]:
     """Answers that must not succeed after the right calls. Results that hold nothing but the facts and
-    `phrase_words` words are no copy."""
+    `phrase_words` words are not a copy."""
     if task.truth.abstain:
         return wrong_abstentions(task)
     facts = _facts(task, results)
@@ -307,8 +307,8 @@ def _is_known(task: Task, run: GoldRun, without: Collection[int], sources: Colle
         return not set(sources) & set(without)
     values = check.value if isinstance(check.value, list) else [check.value]
     left = [result.content for step, _, result in run.calls if step.step not in without]
-    known = "\n".join([*left, *(m.content for m in task.prompt), *task.truth.user_turns])
-    return check.type != "regex" and all(stands_in(value, known) for value in map(_plain, values))
+    seen_text = "\n".join([*left, *(m.content for m in task.prompt), *task.truth.user_turns])
+    return check.type != "regex" and all(stands_in(value, seen_text) for value in map(_plain, values))
 
 
 def _plain(value: object) -> object:
@@ -378,5 +378,5 @@ def _check_answer(check: AnswerCheck | None, task: Task) -> None:
     is_empty = not values or any(value is None or value == "" for value in values)
     if is_empty or (check.type == "number" and as_number(check.value) is None):
         raise RejectedTask(RejectCode.ANSWER_INVALID, f"{check.type}: {check.value!r}")
-    if (found := answer_in_prompt(task)) is not None:
-        raise RejectedTask(RejectCode.ANSWER_IN_PROMPT, f"{found!r} stands in {task.prompt[-1].content!r}")
+    if (leaked := answer_in_prompt(task)) is not None:
+        raise RejectedTask(RejectCode.ANSWER_IN_PROMPT, f"{leaked!r} stands in {task.prompt[-1].content!r}")

@@ -103,8 +103,8 @@ class ToolSelection:
         if self.distractors is None:
             return catalog
         others = [name for name, tool in catalog.items() if tool.dotted not in plan_tools]
-        chosen = set(Random(seed).sample(others, min(self.distractors, len(others))))
-        return {n: t for n, t in catalog.items() if n in chosen or t.dotted in plan_tools}
+        distractors = set(Random(seed).sample(others, min(self.distractors, len(others))))
+        return {n: t for n, t in catalog.items() if n in distractors or t.dotted in plan_tools}
 
 
 def system_message(tools: Mapping[str, ToolSpec]) -> str:

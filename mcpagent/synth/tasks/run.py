@@ -94,9 +94,9 @@ class SynthSession:
             self._changed.add(server)
         key = json.dumps([self._generation, server, tool, arguments], sort_keys=True)
         is_cacheable = is_read and server not in self._changed
-        known = self._cache._answers.get(key) if is_cacheable else None
-        if known is not None:
-            return known.model_copy(update={"call_id": call.id})
+        cached = self._cache._answers.get(key) if is_cacheable else None
+        if cached is not None:
+            return cached.model_copy(update={"call_id": call.id})
         result = await self._inner.call(call, purpose=Purpose.SYNTH)
         self._cache.executed += 1
         if is_cacheable and result.failure is None:

@@ -16,7 +16,7 @@ class RejectCode(StrEnum):
     """Why a candidate did not become a task, or a record is not fit to train on."""
 
     # As it is written
-    JSON = "json"  # the line is no JSON object
+    JSON = "json"  # the line is not a JSON object
     SCHEMA = "schema"  # a field is missing or has a wrong type
     NOT_COMPACT = "not_compact"  # the prompt holds more than one system and one user message
     GROUND_TRUTH = "ground_truth"  # the reward could not judge it: references, match rules, checks

@@ -42,8 +42,8 @@ class SplitShares:
     def assign(self, keys: Iterable[K], *, seed: int, least: Mapping[str, int]) -> dict[K, str]:
         """The split of each key by its hash; but where there are few, each split has the `least` number asked
         for, as long as another can spare one, and those first in SPLITS have their first one first."""
-        found = {key: self.split_of(key, seed=seed) for key in keys}
-        members = {split: [key for key in found if found[key] == split] for split in SPLITS}
+        splits = {key: self.split_of(key, seed=seed) for key in keys}
+        members = {split: [key for key in splits if splits[key] == split] for split in SPLITS}
         for place, split in enumerate(SPLITS):
             while len(members[split]) < least.get(split, 0):
                 after = () if members[split] else SPLITS[place + 1 :]
@@ -54,8 +54,8 @@ class SplitShares:
                     break
                 key = members[giver].pop()
                 members[split].append(key)
-                found[key] = split
-        return found
+                splits[key] = split
+        return splits
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Entity:
 async def list_entities(templates: TemplateSet, cache: CallCache) -> dict[str, list[Entity]]:
     """The entities of every pool that a template uses, in the order in which the servers give them."""
     used = {pool for template in templates.templates for pool in template.slots.values()}
-    found: dict[str, list[Entity]] = {}
+    entities: dict[str, list[Entity]] = {}
     for name in sorted(used):
-        await _list_pool(name, templates.pools, cache, found)
-    return {name: found[name] for name in sorted(used)}
+        await _list_pool(name, templates.pools, cache, entities)
+    return {name: entities[name] for name in sorted(used)}
 
 
 def split_entities(
@@ -82,14 +82,14 @@ def split_entities(
     shares: SplitShares,
     seed: int,
     least: Mapping[str, int] = {},
-    wanted: Collection[str] = SPLITS,
+    splits: Collection[str] = SPLITS,
 ) -> dict[str, dict[str, list[Any]]]:
     """`result[split][pool]`: every entity in exactly one split, stated values in each. Where a pool has few,
-    each `wanted` split has the `least` number of that pool, as long as another can spare them."""
+    each of `splits` has the `least` number of that pool, as long as another can spare them."""
     split_of: dict[Any, str] = {}
     for pool, members in entities.items():
         keys = dict.fromkeys(entity.split_key for entity in members if not entity.is_shared)
-        needed = dict.fromkeys(wanted, least.get(pool, 0))
+        needed = dict.fromkeys(splits, least.get(pool, 0))
         for key, split in shares.assign(keys, seed=seed, least=needed).items():
             split_of.setdefault(key, split)  # pools that share a key share its split
     result: dict[str, dict[str, list[Any]]] = {split: {pool: [] for pool in entities} for split in SPLITS}
@@ -101,15 +101,15 @@ def split_entities(
 
 
 async def _list_pool(
-    name: str, pools: Mapping[str, Pool], cache: CallCache, found: dict[str, list[Entity]]
+    name: str, pools: Mapping[str, Pool], cache: CallCache, listed: dict[str, list[Entity]]
 ) -> list[Entity]:
-    if name in found:
-        return found[name]
+    if name in listed:
+        return listed[name]
     pool = pools[name]
     if pool.values is not None:
         members = [Entity(value, value, is_shared=True) for value in pool.values]
     elif pool.keys_of is not None:
-        keys = [entity.split_key for entity in await _list_pool(pool.keys_of, pools, cache, found)]
+        keys = [entity.split_key for entity in await _list_pool(pool.keys_of, pools, cache, listed)]
         members = [Entity(key, key) for key in dict.fromkeys(keys)]
     else:
         assert pool.list is not None, "Pool admits exactly one source"
@@ -117,7 +117,7 @@ async def _list_pool(
         members = [Entity(v, await _split_key(name, v, pool.split_key, cache)) for v in dict.fromkeys(values)]
     if not members:
         raise UserError(f"the pool {name!r} is empty: its call lists no entities")
-    found[name] = members
+    listed[name] = members
     return members
 
 

@@ -199,14 +199,14 @@ async def generate_dataset(
     """
     check_counts(counts)
     cache = CallCache(pool)
-    wanted = [split for split in SPLITS if counts.get(split)]
+    splits = [split for split in SPLITS if counts.get(split)]
     listed = await list_entities(templates, cache)
-    entities = split_entities(listed, shares=shares, seed=seed, least=templates.needed, wanted=wanted)
+    entities = split_entities(listed, shares=shares, seed=seed, least=templates.needed, splits=splits)
     offer = ToolSelection(catalog=pool.tools, distractors=distractors)
     tally = Tally()
     turn = asyncio.Lock()
     tasks: dict[str, tuple[Task, ...]] = {}
-    for split in wanted:
+    for split in splits:
         draw = Draw(templates.templates, entities[split], split=split, seed=seed)
         if not draw.templates:
             tasks[split] = ()

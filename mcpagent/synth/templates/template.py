@@ -65,10 +65,10 @@ class YamlSource:
         absent."""
         node, line = self.root, 1 if self.root is None else self.root.start_mark.line + 1
         for part in place:
-            found = _child(node, part)
-            if found is None:
+            child = _child(node, part)
+            if child is None:
                 break
-            line, node = found
+            line, node = child
         return line
 
 
@@ -86,7 +86,7 @@ def read_yaml(path: Path) -> YamlSource:
         raise UserError(f"not valid YAML: {error.problem}", where=f"{path}:{line}") from None
     except RecursionError:
         raise UserError("the values are nested too deeply", where=str(path)) from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is not one
         raise UserError(f"not valid YAML: {error}", where=str(path)) from None
 
 
@@ -153,8 +153,8 @@ class SplitKey(Record):
 
 class Pool(Record):
     """Entities of one kind. `keys_of` takes the split keys of another pool as values, `values` states them:
-    they are no entities, so every split has them all. Without `split_key` an entity decides its split itself.
-    """
+    they are not entities, so every split has all of them. Without `split_key` an entity decides its split
+    itself."""
 
     list: EntityListing | None = None
     keys_of: str | None = None
@@ -244,10 +244,10 @@ class Template(Record):
                 raise ValueError(f"the prompt {prompt!r} does not name the slots {missing}")
         strange = sorted({d.of for d in self.derived.values()} - set(self.slots))
         if strange:
-            raise ValueError(f"`derived` is made from {strange}, which are no slots")
+            raise ValueError(f"`derived` is made from {strange}, which are not slots")
         untold = {f"{step.server}.{step.tool}" for step in self.plan} - set(self.withhold)
         if self.withhold and len(untold) == len({f"{step.server}.{step.tool}" for step in self.plan}):
-            raise ValueError("`withhold` names no tool of the plan, which could still be carried out")
+            raise ValueError("`withhold` does not name a tool of the plan, which could still be carried out")
         unknown = sorted(self._used_slots() - set(self.slots) - set(self.derived))
         if unknown:
             raise ValueError(f"{unknown} are used but not declared under `slots`")

@@ -168,7 +168,7 @@ class RecordedAnswer(Record):
 
     @classmethod
     def of(cls, result: ToolResult, *, limit_chars: int, secrets: Mapping[str, str]) -> RecordedAnswer | None:
-        """None where the result is no answer of the tool."""
+        """None where the result is not an answer of the tool."""
         if result.failure not in _ANSWERS:
             return None
         return cls(
@@ -230,7 +230,7 @@ def encode(recorded: Recorded) -> bytes:
     key["arguments"] = json.loads(json.dumps(key["arguments"], sort_keys=True))
     answer = recorded.answer.model_dump(mode="json", exclude_defaults=True)
     fields = {name: key[name] for name in ("server", "tool", "arguments", "after", "version", "schema")}
-    # What `wire_fault` would refuse is never recorded: here is no lone surrogate and no NaN.
+    # What `wire_fault` would refuse is never recorded: there is no lone surrogate and no NaN here.
     body = json.dumps({**fields, "answer": answer}, ensure_ascii=False, allow_nan=False)[1:].encode()
     ids = recorded.key.id
     return f'{{"call": "{ids}", "sum": "{_sum(ids.encode(), body)}", '.encode() + body + b"\n"
@@ -240,7 +240,7 @@ def ids_of(line: bytes, *, where: str) -> tuple[bytes, bytes]:
     """`call_id` and `state_id` of a whole line, as bytes. Raises UserError if it is not as it was written."""
     head = _HEAD.match(line)
     if head is None:
-        raise _damaged(where, f"is no recorded call: {shown_value(line[:60].decode('utf-8', 'replace'))}")
+        raise _damaged(where, f"is not a recorded call: {shown_value(line[:60].decode('utf-8', 'replace'))}")
     if head[3].decode() != _sum(line[10:43], line[HEAD_BYTES:-1]):
         raise _damaged(where, "does not match its checksum: it was edited or damaged after its recording")
     return bytes.fromhex(head[1].decode()), bytes.fromhex(head[2].decode())
@@ -332,7 +332,7 @@ class Tape:
         except (ValidationError, UnicodeDecodeError) as error:
             first = str(error).partition("\n")[0]
             raise UserError(
-                f"is no catalog of a cassette: {first}", where=str(path), remedy="delete the file"
+                f"is not the catalog of a cassette: {first}", where=str(path), remedy="delete the file"
             ) from None
 
     def pin(self, catalog: TapeCatalog) -> None:
@@ -360,13 +360,13 @@ class Tape:
         """Record an answer. Where the tape has another one for this key, `replace` decides which stays."""
         with self._locked():
             self._refresh()
-            known = self.find(key)
-            if known == answer:
+            recorded = self.find(key)
+            if recorded == answer:
                 return StoredBy.SAME
-            if known is not None and not replace:
+            if recorded is not None and not replace:
                 return StoredBy.KEPT
             self._append(encode(Recorded(key, answer)))
-        return StoredBy.NEW if known is None else StoredBy.REPLACED
+        return StoredBy.NEW if recorded is None else StoredBy.REPLACED
 
     def close(self) -> None:
         """Sort the tape and drop replaced answers, where this process has written to it. Idempotent."""
@@ -413,7 +413,7 @@ class Tape:
         self._latest.clear()
 
     def _index(self) -> None:
-        """From where the index ends; an unfinished last line is none."""
+        """From where the index ends; an unfinished last line is not one."""
         with self._calls.open("rb") as file:
             file.seek(self._end)
             for line in file:

@@ -23,12 +23,12 @@ _FORMATS = {
 
 
 def harmless_arguments(
-    schema: JsonObject, *, text: str, known: Mapping[str, Any] | None = None
+    schema: JsonObject, *, text: str, values: Mapping[str, Any] | None = None
 ) -> JsonObject | None:
     """The smallest valid arguments: required properties only, each the schema's own constant, enum value,
-    default or example where it has one, else a value of `known` under the property's name, else a small value
+    default or example where it has one, else one of `values` under the property's name, else a small value
     of its type, `text` for a string. None where none can be made (a pattern, a condition)."""
-    arguments = _Maker(schema, text, known or {}).value(schema, "", 0)
+    arguments = _Maker(schema, text, values or {}).value(schema, "", 0)
     if not isinstance(arguments, dict) or SchemaCheck(schema).fault(arguments) is not None:
         return None
     return arguments
@@ -40,7 +40,7 @@ def known_values(answer: Any) -> dict[str, Any]:
     `{"channels": [{"id": "C1", "name": "general"}]}` gives `channel_id`, `channel_name` and `channel` (the
     id). The first thing of a kind wins.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     pending = [answer]
     while pending:
         node = pending.pop(0)
@@ -53,8 +53,8 @@ def known_values(answer: Any) -> dict[str, Any]:
             thing = below[0] if isinstance(below, list) and below else below
             if isinstance(thing, dict):
                 for key, value in _of_thing(name.removesuffix("s"), thing).items():
-                    found.setdefault(key, value)
-    return found
+                    values.setdefault(key, value)
+    return values
 
 
 def as_json(text: str) -> Any:
@@ -68,15 +68,15 @@ def as_json(text: str) -> Any:
 def _of_thing(kind: str, thing: JsonObject) -> dict[str, Any]:
     scalars = {key: value for key, value in thing.items() if isinstance(value, (str, int, float))}
     named = {f"{kind}_{key}": value for key, value in scalars.items()}
-    own = scalars.get("id", scalars.get("name"))
-    return named if own is None else {kind: own, **named}
+    identity = scalars.get("id", scalars.get("name"))
+    return named if identity is None else {kind: identity, **named}
 
 
 class _Maker:
-    def __init__(self, root: JsonObject, text: str, known: Mapping[str, Any]) -> None:
+    def __init__(self, root: JsonObject, text: str, values: Mapping[str, Any]) -> None:
         self._root = root
         self._text = text
-        self._known = known
+        self._values = values
 
     def value(self, schema: Any, name: str, depth: int) -> Any:
         if not isinstance(schema, dict) or depth > _DEEPEST:
@@ -132,8 +132,8 @@ class _Maker:
             return f"https://example.com/{self._text}"
         if form == "email":
             return f"{self._text}@example.com"
-        if isinstance(self._known.get(name), str):
-            return self._known[name]
+        if isinstance(self._values.get(name), str):
+            return self._values[name]
         return self._text[: schema.get("maxLength")].ljust(schema.get("minLength", 0), "x")
 
     def _resolve(self, reference: object) -> Any:

@@ -26,6 +26,7 @@ from mcpagent.core.records import CheckStatus, Record
 from mcpagent.core.tools import FailureKind, ToolCall
 from mcpagent.errors import UserError
 from mcpagent.tools.contract import ToolSession
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes import stdio_proxy
 from mcpagent.tools.probes.http_proxy import AnswerFault, HttpProxy
@@ -333,7 +334,9 @@ async def _trial(config: StdioServer | HttpServer, fault: ChaosFault, limits: Ch
     ended: list[str] = []
     try:
         async with fault_injector(config, mark=mark, slow_s=limits.call_s / 2) as injector:
-            pool = ToolPool([injector.server], timeout_s=limits.call_s, on_note=notes.append)
+            pool = ToolPool(
+                [injector.server], limits=CallLimits(timeout_s=limits.call_s), on_note=notes.append
+            )
             async with pool:
                 await trial.run(pool, injector)
                 problems += trial.problems()

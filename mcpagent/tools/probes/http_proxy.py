@@ -79,7 +79,7 @@ class HttpProxy:
         return bool(self._sessions)
 
     def forget_sessions(self) -> None:
-        """From now on the sessions that the server has opened are none."""
+        """From now on the sessions that the server has opened do not exist."""
         self._forgotten |= self._sessions
 
     async def listen(self) -> None:

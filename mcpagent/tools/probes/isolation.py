@@ -68,7 +68,7 @@ class Probe:
         self.looked: list[str] = []
         self.wrote: list[str] = []
         self.not_tried: dict[str, str] = {}
-        self._known: dict[str, Any] = {}
+        self._seen_values: dict[str, Any] = {}
 
     async def run(
         self, readers: Sequence[ToolSpec], writers: Sequence[ToolSpec], *, uses_found_names: bool
@@ -80,7 +80,7 @@ class Probe:
         fresh = await self._answers(self._episodes.stranger, reads)
         steady = self._steady(before, again, fresh)
         self.looked = [tool for tool in steady if not before[tool].is_error]
-        written = await self._write(writers, known=self._known if uses_found_names else {})
+        written = await self._write(writers, values=self._seen_values if uses_found_names else {})
         if not self.wrote:
             return
         watched = {tool: reads[tool] for tool in steady}
@@ -98,7 +98,7 @@ class Probe:
         reads: dict[str, JsonObject] = {}
         answers: dict[str, _Answer] = {}
         for spec in sorted(readers, key=lambda spec: len(spec.input_schema.get("required", ()))):
-            arguments = harmless_arguments(spec.input_schema, text=self.text, known=self._known)
+            arguments = harmless_arguments(spec.input_schema, text=self.text, values=self._seen_values)
             if arguments is None:
                 self.not_tried[spec.name] = _NO_ARGUMENTS
                 continue
@@ -107,7 +107,7 @@ class Probe:
                 self.not_tried[spec.name] = answer.text
                 continue
             reads[spec.name], answers[spec.name] = arguments, answer
-            self._known = {**known_values(answer.structured), **self._known}
+            self._seen_values = {**known_values(answer.structured), **self._seen_values}
         return reads, answers
 
     def _steady(
@@ -127,11 +127,11 @@ class Probe:
                 self.not_tried[tool] = "the answers differ from call to call"
         return steady
 
-    async def _write(self, writers: Sequence[ToolSpec], *, known: Mapping[str, Any]) -> dict[str, _Written]:
+    async def _write(self, writers: Sequence[ToolSpec], *, values: Mapping[str, Any]) -> dict[str, _Written]:
         """The writes that the server accepted."""
         written: dict[str, _Written] = {}
         for spec in writers:
-            arguments = harmless_arguments(spec.input_schema, text=self.text, known=known)
+            arguments = harmless_arguments(spec.input_schema, text=self.text, values=values)
             if arguments is None:
                 self.not_tried[spec.name] = _NO_ARGUMENTS
                 continue
@@ -271,7 +271,7 @@ async def probe_isolation(
 
 
 def name_reads(tool: str) -> bool | None:
-    """Whether the name of a tool speaks of reading alone; None where it has no verb that is known."""
+    """Whether the name of a tool speaks of reading alone; None where it has none of the verbs that tell."""
     words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", tool).lower())
     if any(_WRITES.fullmatch(word) for word in words):
         return False

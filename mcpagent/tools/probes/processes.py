@@ -15,6 +15,7 @@ import psutil
 
 from mcpagent.core.records import Record
 from mcpagent.core.tools import ToolCall, ToolSpec
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.arguments import harmless_arguments
 from mcpagent.tools.servers_config import MemoryServer, ServerConfig, StdioServer
@@ -100,9 +101,7 @@ async def started_instance(
     started_s = time.perf_counter()
     async with ToolPool(
         [config],
-        timeout_s=timeout_s,
-        retry=0,
-        result_limit_chars=_RESULT_LIMIT_CHARS,
+        limits=CallLimits(timeout_s=timeout_s, retry=0, result_limit_chars=_RESULT_LIMIT_CHARS),
         isolation={config.name: "shared"},
         on_note=on_note,
     ) as pool:

@@ -193,7 +193,7 @@ def _drifted(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_message(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line or a body; empty where it is none."""
+    """The JSON object of a line or a body; empty where it is not one."""
     try:
         message = json.loads(line)
     except ValueError:

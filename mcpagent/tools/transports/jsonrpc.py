@@ -89,10 +89,10 @@ def response_id(head: bytes, tail: bytes) -> RequestId | None:
     Only the outermost object counts: a result may hold `"id": 3` too, and the id of a request that the
     server makes is not one of ours.
     """
-    found = _ID_IN_HEAD.match(head)
-    if found is None and _OUTCOME_FIRST.match(head):
-        found = _ID_IN_TAIL.search(tail)
-    return None if found is None else json.loads(found[1].decode("utf-8", "replace"))
+    match = _ID_IN_HEAD.match(head)
+    if match is None and _OUTCOME_FIRST.match(head):
+        match = _ID_IN_TAIL.search(tail)
+    return None if match is None else json.loads(match[1].decode("utf-8", "replace"))
 
 
 def error_reply(
@@ -243,8 +243,8 @@ def append_to_log(log: BinaryIO, data: bytes) -> None:
         return
     with open(log.name, "r+b") as file:  # noqa: PTH123 - a name that is open already
         head = file.read(_LOG_HEAD_BYTES)
-        known = _LOG_MARK.match(file.read(_LOG_MARK_BYTES))
-        cut_before, mark_bytes = (int(known[1]), known.end()) if known else (0, 0)
+        mark = _LOG_MARK.match(file.read(_LOG_MARK_BYTES))
+        cut_before, mark_bytes = (int(mark[1]), mark.end()) if mark else (0, 0)
         file.seek(max(_LOG_HEAD_BYTES + mark_bytes, size - _LOG_TAIL_BYTES))
         rest = file.read() + data
         tail = rest[-_LOG_TAIL_BYTES:]

@@ -1,13 +1,21 @@
-"""What the trainer sees of a trajectory: token ids, which of them were sampled, and how likely they were."""
+"""What the trainer sees of trajectories: samples, and batches of them without padding.
+
+Every token that several samples share is in the row of a batch once. Prefixes may be shared as far as they
+carry no loss: the system prompt of a whole batch, the prompt of a group. They become a tree of segments (a
+radix tree) in one row, for `models.attention`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 
+import torch
+
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.models.attention import PrefixTree, Siblings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +32,7 @@ class TrainSample:
 
     @property
     def loss_tokens(self) -> int:
+        """How many tokens carry loss: those that the model sampled."""
         return sum(self.loss_mask_T)
 
     @cached_property
@@ -40,7 +49,9 @@ class TrainSample:
     @property
     def sampler_logprobs_N(self) -> list[float]:
         """Those of the sampled tokens alone."""
-        return [p for p, own in zip(self.sampler_logprobs_T, self.loss_mask_T, strict=True) if own]
+        return [
+            p for p, is_sampled in zip(self.sampler_logprobs_T, self.loss_mask_T, strict=True) if is_sampled
+        ]
 
 
 def sample_from_trajectory(trajectory: Trajectory) -> TrainSample:
@@ -60,5 +71,208 @@ def sample_from_segments(segments: Sequence[tuple[Sequence[int], bool]]) -> Trai
     """A demonstration: token ids with whether the model is to produce them."""
     return TrainSample(
         token_ids_T=tuple(i for ids, _ in segments for i in ids),
-        loss_mask_T=tuple(own for ids, own in segments for _ in ids),
+        loss_mask_T=tuple(is_sampled for ids, is_sampled in segments for _ in ids),
     )
+
+
+_MIN_SHARED = 16  # tokens; a shorter prefix costs more as a segment of its own than it saves
+_MAX_STRETCH = 1.5  # lengths of siblings that are computed together differ at most by this factor
+_MIN_WIDTH = 32  # tokens up to which lengths may differ as they like
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """`rows`: index of the sample that each leaf of the tree belongs to. `input_ids` and `position_ids` [L].
+    For the N loss-bearing tokens, row by row: `predictors_N` is the position in the row whose hidden state
+    predicts the token, `targets_N` the token."""
+
+    rows: tuple[int, ...]
+    tree: PrefixTree
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    predictors_N: torch.Tensor
+    targets_N: torch.Tensor
+
+
+def packed_batches(
+    samples: Sequence[TrainSample], *, max_tokens: int, device: torch.device | None = None
+) -> Iterator[PackedBatch]:
+    """Cover every sample once; at most `max_tokens` tokens a row, at least one sample. Samples with the same
+    prompt come together, whatever their order was."""
+    order = sorted(range(len(samples)), key=lambda i: (_shareable(samples[i]), len(samples[i]), i))
+    rows: list[int] = []
+    tokens = 0
+    for index in order:
+        new = len(samples[index]) - (_overlap(samples[rows[-1]], samples[index]) if rows else 0)
+        if rows and tokens + new > max_tokens:
+            yield pack(samples, rows, device=device)
+            rows, tokens, new = [], 0, len(samples[index])
+        rows.append(index)
+        tokens += new
+    if rows:
+        yield pack(samples, rows, device=device)
+
+
+def pack(
+    samples: Sequence[TrainSample], rows: Sequence[int], *, device: torch.device | None = None
+) -> PackedBatch:
+    """One row of the samples `rows`."""
+    row = _Row(samples)
+    row.grow(list(rows), depth=0, path=(), parent=-1)
+    return PackedBatch(
+        rows=tuple(row.leaves),
+        tree=PrefixTree(tuple(row.sets)),
+        input_ids=torch.tensor(row.ids, device=device),
+        position_ids=torch.tensor(row.positions, device=device),
+        predictors_N=torch.tensor(row.predictors, dtype=torch.long, device=device),
+        targets_N=torch.tensor(row.targets, dtype=torch.long, device=device),
+    )
+
+
+@dataclass
+class _Segment:
+    """Tokens [start, end) of a sample; `rows` continue it, or it is the leaf of one (`is_leaf`)."""
+
+    start: int
+    end: int
+    rows: list[int]
+    is_leaf: bool
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass
+class _Row:
+    """The row while it grows."""
+
+    samples: Sequence[TrainSample]
+    sets: list[Siblings] = field(default_factory=list)
+    leaves: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    predictors: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+
+    def grow(self, rows: list[int], *, depth: int, path: tuple[tuple[int, int], ...], parent: int) -> None:
+        """Add everything that `rows`, which agree up to `depth`, have after it. `path` are the ancestors in
+        the row, `parent` the place of the last token before."""
+        placed: list[tuple[_Segment, int]] = []
+        for siblings in _alike(self._segments(rows, depth)):
+            self.sets.append(Siblings(len(self.ids), tuple(len(s) for s in siblings), path))
+            for segment in siblings:
+                placed.append((segment, len(self.ids)))
+                self._place(segment, parent)
+        for segment, start in placed:
+            if not segment.is_leaf:
+                end = start + len(segment)
+                self.grow(segment.rows, depth=segment.end, path=(*path, (start, end)), parent=end - 1)
+
+    def _segments(self, rows: list[int], depth: int) -> Iterator[_Segment]:
+        """The children of a node: a shared segment for rows that agree for long enough, else a leaf each."""
+        if len(rows) == 1:
+            yield _Segment(depth, len(self.samples[rows[0]]), rows, True)
+            return
+        shared = _common(self.samples, rows, depth)
+        if shared - depth >= _MIN_SHARED:
+            yield _Segment(depth, shared, rows, False)
+            return
+        forks: dict[int | None, list[int]] = {}
+        for row in rows:
+            sample = self.samples[row]
+            ended = shared >= sample.first_loss
+            forks.setdefault(None if ended else sample.token_ids_T[shared], []).append(row)
+        for token, fork in forks.items():
+            if token is None:
+                for row in fork:
+                    yield _Segment(depth, len(self.samples[row]), [row], True)
+            else:
+                yield from self._segments(fork, depth)
+
+    def _place(self, segment: _Segment, parent: int) -> None:
+        sample, start = self.samples[segment.rows[0]], len(self.ids)
+        self.ids += sample.token_ids_T[segment.start : segment.end]
+        self.positions += range(segment.start, segment.end)
+        if not segment.is_leaf:
+            return
+        self.leaves.append(segment.rows[0])
+        for at in range(max(1, segment.start), segment.end):
+            if sample.loss_mask_T[at]:
+                offset = at - segment.start
+                self.predictors.append(start + offset - 1 if offset else parent)
+                self.targets.append(sample.token_ids_T[at])
+
+
+def _alike(segments: Iterator[_Segment]) -> Iterator[list[_Segment]]:
+    """Segments of similar length together: they are padded to the longest while they attend."""
+    alike: list[_Segment] = []
+    for segment in sorted(segments, key=len):
+        if alike and len(segment) > max(_MIN_WIDTH, _MAX_STRETCH * len(alike[0])):
+            yield alike
+            alike = []
+        alike.append(segment)
+    if alike:
+        yield alike
+
+
+def _shareable(sample: TrainSample) -> tuple[int, ...]:
+    return sample.token_ids_T[: sample.first_loss]
+
+
+def _overlap(left: TrainSample, right: TrainSample) -> int:
+    shared = _common((left, right), (0, 1), 0)
+    return shared if shared >= _MIN_SHARED else 0
+
+
+def _common(samples: Sequence[TrainSample], rows: Sequence[int], depth: int) -> int:
+    """How far all `rows`, which agree up to `depth`, agree before any of them carries loss."""
+    first = samples[rows[0]].token_ids_T
+    end = min(samples[row].first_loss for row in rows)
+    for row in rows[1:]:
+        other = samples[row].token_ids_T
+        if other[depth:end] != first[depth:end]:
+            end = next(at for at in range(depth, end) if other[at] != first[at])
+    return end
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """`input_ids` [B, T] right-padded with 0, `loss_mask` [B, T] bool, `rows`: index of each row's sample.
+
+    No attention mask: attention is causal, so what follows a row's end cannot reach its tokens.
+    """
+
+    rows: tuple[int, ...]
+    input_ids: torch.Tensor
+    loss_mask: torch.Tensor
+
+    @property
+    def targets_N(self) -> torch.Tensor:
+        """The loss-bearing tokens, row by row. The first token of a row is not one: nothing precedes it."""
+        return self.input_ids[:, 1:][self.loss_mask[:, 1:]]
+
+
+def padded_batches(
+    samples: Sequence[TrainSample], *, max_tokens: int, device: torch.device | None = None
+) -> Iterator[PaddedBatch]:
+    """Cover every sample once; padded size (rows times longest) at most `max_tokens`, at least one row."""
+    order = sorted(range(len(samples)), key=lambda i: (len(samples[i]), i))
+    rows: list[int] = []
+    for index in order:
+        if rows and (len(rows) + 1) * len(samples[index]) > max_tokens:
+            yield _pad(samples, rows, device)
+            rows = []
+        rows.append(index)
+    if rows:
+        yield _pad(samples, rows, device)
+
+
+def _pad(samples: Sequence[TrainSample], rows: list[int], device: torch.device | None) -> PaddedBatch:
+    width = max(len(samples[i]) for i in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for row, index in enumerate(rows):
+        sample = samples[index]
+        ids[row, : len(sample)] = torch.tensor(sample.token_ids_T)
+        mask[row, : len(sample)] = torch.tensor(sample.loss_mask_T)
+    return PaddedBatch(tuple(rows), ids.to(device), mask.to(device))

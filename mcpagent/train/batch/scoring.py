@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from mcpagent.models.attention import NAME, use_own_attention
 from mcpagent.models.load import causal_lm
 from mcpagent.models.logits import output_head
-from mcpagent.train.batch.packing import PackedBatch, PaddedBatch, pack, padded_batches
-from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.batch.samples import PackedBatch, PaddedBatch, TrainSample, pack, padded_batches
 from mcpagent.train.learner.optim import Precision
 from mcpagent.train.objective.value import ValueHead
 
@@ -36,7 +35,7 @@ class _Selected(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, scale: float, entropy_gradient: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        chosen, entropy = logits.new_empty(2, logits.shape[0])
+        logprobs, entropy = logits.new_empty(2, logits.shape[0])
         for rows in _blocks(logits):
             block = logits[rows]
             if scale != 1.0:
@@ -45,7 +44,7 @@ class _Selected(torch.autograd.Function):
             weights = block.exp()
             total = weights.sum(-1)
             log_total = total.log()
-            chosen[rows] = block.gather(1, targets[rows, None])[:, 0] - log_total
+            logprobs[rows] = block.gather(1, targets[rows, None])[:, 0] - log_total
             entropy[rows] = log_total - torch.linalg.vecdot(weights, block) / total
             torch.div(weights, total[:, None], out=block)
         ctx.mark_dirty(logits)
@@ -53,17 +52,17 @@ class _Selected(torch.autograd.Function):
             ctx.mark_non_differentiable(entropy)
         ctx.save_for_backward(logits, targets, entropy if entropy_gradient else None)
         ctx.scale = scale
-        return chosen, entropy, logits
+        return logprobs, entropy, logits
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, None, None, None]:
         probabilities, targets, entropy = ctx.saved_tensors
-        chosen, of_entropy, _ = gradients
-        assert chosen is not None
+        of_logprobs, of_entropy, _ = gradients
+        assert of_logprobs is not None
         out = torch.empty_like(probabilities)
         for rows in _blocks(probabilities):
-            torch.mul(probabilities[rows], -chosen[rows, None], out=out[rows])
-        out.scatter_add_(1, targets[:, None], chosen[:, None])
+            torch.mul(probabilities[rows], -of_logprobs[rows, None], out=out[rows])
+        out.scatter_add_(1, targets[:, None], of_logprobs[:, None])
         if entropy is not None and of_entropy is not None:
             # d entropy / d logit = -p (log p + entropy), with 0 log 0 = 0.
             surprise = torch.special.xlogy(probabilities, probabilities)

@@ -15,8 +15,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError
 from mcpagent.models.load import save_model
 from mcpagent.storage.checkpoints import STATE_FOLDER, sealed_dir
-from mcpagent.train.batch.packing import packed_batches, padded_batches
-from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.batch.samples import TrainSample, packed_batches, padded_batches
 from mcpagent.train.batch.scoring import Batch, TokenScorer, why_not_packed
 from mcpagent.train.learner.checkpoint import load_trainer_state, load_weights, save_trainer_state
 from mcpagent.train.learner.optim import Precision, Schedule

@@ -14,7 +14,7 @@ from torch.optim._muon import _adjust_lr
 
 from mcpagent.train.objective.value import VALUE_HEAD
 
-_NO_MUON = ("embed", "lm_head", VALUE_HEAD)  # names of matrices that are no linear maps inside the network
+_NO_MUON = ("embed", "lm_head", VALUE_HEAD)  # names of matrices that are not linear maps inside the network
 
 
 def build_optimizers(
@@ -41,8 +41,8 @@ def build_optimizers(
     if kind == "adamw":
         return [torch.optim.AdamW(_groups(trainable, value_learning_rate), **adamw)]
     matrices = [p for n, p in trainable if p.ndim == 2 and not any(part in n for part in _NO_MUON)]
-    chosen = {id(p) for p in matrices}
-    rest = [(n, p) for n, p in trainable if id(p) not in chosen]
+    matrix_ids = {id(p) for p in matrices}
+    rest = [(n, p) for n, p in trainable if id(p) not in matrix_ids]
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
         muon = BatchedMuon(matrices, lr=muon_learning_rate, momentum=0.95, weight_decay=weight_decay)
@@ -59,6 +59,7 @@ class BatchedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One Muon step on every matrix. Raises ValueError for a closure."""
         if closure is not None:
             raise ValueError("a closure is not evaluated here")
         for group in self.param_groups:

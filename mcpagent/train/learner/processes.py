@@ -71,11 +71,11 @@ class Processes:
 
     def gather(self, items: Iterable[T]) -> list[T]:
         """The items of all processes, those of the first one first."""
-        own = list(items)
+        here = list(items)
         if self.count == 1:
-            return own
+            return here
         parts: list[list[T]] = [[] for _ in range(self.count)]
-        distributed.all_gather_object(parts, own)
+        distributed.all_gather_object(parts, here)
         return [item for part in parts for item in part]
 
     def sum(self, numbers: Sequence[float]) -> list[float]:

@@ -52,9 +52,9 @@ def turn_advantages(rewards_GK: Sequence[Sequence[float] | None]) -> list[list[f
     advantages: list[list[float] | None] = [None if r is None else [] for r in rewards_GK]
     for k in range(max((len(r) for r in rewards_GK if r is not None), default=0)):
         at_turn = group_advantages([r[k] if r is not None and k < len(r) else None for r in rewards_GK])
-        for own, advantage in zip(advantages, at_turn, strict=True):
-            if own is not None and advantage is not None:
-                own.append(advantage)
+        for turns, advantage in zip(advantages, at_turn, strict=True):
+            if turns is not None and advantage is not None:
+                turns.append(advantage)
     return advantages
 
 

@@ -45,6 +45,7 @@ class ValueHead(nn.Module):
         self.register_buffer("scale", torch.zeros(width, device=device))
 
     def forward(self, states_K: torch.Tensor) -> torch.Tensor:
+        """Hidden states [K, width] to values [K]."""
         standard = (states_K.to(self.mean.dtype) - self.mean) * self.scale
         return self.outer(nn.functional.gelu(self.inner(standard)))[:, 0]
 
@@ -84,7 +85,7 @@ def named_parameters(head: ValueHead | None) -> list[tuple[str, nn.Parameter]]:
 
 
 def save_value_head(head: ValueHead, folder: Path) -> None:
-    """Into a folder of trainer state: the head is no part of the model that is exported."""
+    """Into a folder of trainer state: the head is not a part of the model that is exported."""
     save_file({n: t.cpu().contiguous() for n, t in head.state_dict().items()}, folder / _FILE)
 
 

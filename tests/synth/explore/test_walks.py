@@ -16,6 +16,7 @@ from mcpagent.errors import UserError
 from mcpagent.synth.explore.graph import Edge, Fact, Leaf, Walk, answer_fields
 from mcpagent.synth.explore.walks import explore_dataset
 from mcpagent.synth.explore.wording import WORDINGS, words_of
+from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer, builtin_servers
 
@@ -57,7 +58,7 @@ class Ledger:
 
         async def run() -> tuple[Task, ...]:
             served = InProcessServer(name="ledger", server=server)
-            async with ToolPool([served], read_only=read_only) as pool:
+            async with ToolPool([served], catalog=CatalogSettings(read_only=read_only)) as pool:
                 return (await explore_dataset(pool, counts={"train": 60}, seed=3)).tasks["train"]
 
         return asyncio.run(run())

@@ -287,7 +287,11 @@ def test_a_journal_of_other_settings_or_in_use_or_no_journal_is_refused(tmp_path
             running.url, out, "--n-samples", "1", "--overwrite", "--journal", str(tmp_path / "notes.txt")
         )
         assert len(running.log) == asked
-    for done, words in ((changed, "votes was 3, now 5"), (used, "another process"), (notes, "no line of a")):
+    for done, words in (
+        (changed, "votes was 3, now 5"),
+        (used, "another process"),
+        (notes, "not a line of a"),
+    ):
         assert isinstance(done.exception, UserError)
         assert words in str(done.exception)
         assert done.exception.remedy

@@ -13,8 +13,7 @@ from datasketch import MinHash, MinHashLSH
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import read_tasks, write_jsonl
-from mcpagent.synth.datasets.dedupe import DedupeReport, distinct_tasks
-from mcpagent.synth.datasets.split import split_dataset
+from mcpagent.synth.datasets.split import DedupeReport, distinct_tasks, split_dataset
 from mcpagent.synth.templates.pools import SplitShares
 from tests.env.world import make_task
 from tests.run.world import with_id

@@ -23,7 +23,9 @@ from mcpagent.servers.embedded import build
 from mcpagent.servers.names import BUILTIN_NAMES
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassettes.tape import CALLS_NAME, CATALOG_NAME
+from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import Purpose, ToolSession
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer, MemoryServer, ServerConfig
 from tests.tools.support import call, memory_echo, stdio_echo
@@ -48,8 +50,9 @@ async def taped(
 ) -> AsyncIterator[Cassette]:
     """A cassette around live servers, slack by default."""
     chosen = servers or (MemoryServer(name="slack"),)
-    limits: dict[str, Any] = {"result_limit_chars": limit, "timeout_s": timeout_s}
-    async with ToolPool(chosen, ledger=ledger, read_only=read_only, **limits) as pool:
+    limits = CallLimits(result_limit_chars=limit, timeout_s=timeout_s)
+    catalog = CatalogSettings(read_only=read_only)
+    async with ToolPool(chosen, limits=limits, catalog=catalog, ledger=ledger) as pool:
         with Cassette.around(
             pool, tape, mode=mode, servers=facts, result_limit_chars=limit, **options
         ) as cassette:
@@ -589,7 +592,7 @@ def test_a_result_fits_the_limit_of_the_run_that_replays_it(tmp_path: Path) -> N
             return await call(cassette.session(), "big", size=1000), cassette.take_counts()
 
     async def directly(limit: int) -> ToolResult:
-        async with ToolPool([memory_echo()], result_limit_chars=limit) as pool:
+        async with ToolPool([memory_echo()], limits=CallLimits(result_limit_chars=limit)) as pool:
             return await call(pool.session(), "big", size=1000)
 
     whole, _ = asyncio.run(big(2000))

@@ -195,8 +195,8 @@ def test_an_unfinished_last_line_is_no_answer_and_the_next_writer_removes_it(
     [
         (b'"price": 2', b'"price": 9', "does not match its checksum"),
         (b'"symbol": "S2"', b'"symbol": "S9"', "does not match its checksum"),
-        (b'{"call"', b'{"calls"', "is no recorded call"),
-        (b'{"call"', b'<<<<<<< HEAD\n{"call"', "is no recorded call"),
+        (b'{"call"', b'{"calls"', "is not a recorded call"),
+        (b'{"call"', b'<<<<<<< HEAD\n{"call"', "is not a recorded call"),
     ],
 )
 def test_a_line_that_was_edited_is_named(old: bytes, new: bytes, message: str, tmp_path: Path) -> None:

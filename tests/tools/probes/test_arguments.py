@@ -79,4 +79,4 @@ def test_names_found_in_an_answer_fill_the_parameters_that_ask_for_them() -> Non
         "channel": "C1", "channel_id": "C1", "channel_name": "general", "user": "ann", "user_name": "ann"
     }  # fmt: skip
     wanted = {"type": "object", "properties": {}, "required": ["channel_id", "message"]}
-    assert harmless_arguments(wanted, text="hello", known=known) == {"channel_id": "C1", "message": "hello"}
+    assert harmless_arguments(wanted, text="hello", values=known) == {"channel_id": "C1", "message": "hello"}

@@ -15,9 +15,9 @@ import pytest
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.errors import UserError
 from mcpagent.tools.contract import NONCE_META_KEY
-from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.limits import CallLimits
+from mcpagent.tools.pool import PoolSession, ToolPool
 from mcpagent.tools.servers_config import StdioServer, builtin_servers
-from mcpagent.tools.session import PoolSession
 from tests.tools.support import call, memory_echo, stdio_echo
 from tests.tools.wild import living, stdio_poison
 
@@ -83,7 +83,10 @@ def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
         return result
 
     async def run() -> None:
-        async with ToolPool([stdio_echo()], timeout_s=3.0) as pool, pool.session() as session:
+        async with (
+            ToolPool([stdio_echo()], limits=CallLimits(timeout_s=3.0)) as pool,
+            pool.session() as session,
+        ):
             hanging = asyncio.create_task(noted("hang", asyncio.create_task(call(session, "hang"))))
             neighbours = [
                 asyncio.create_task(noted("echo", asyncio.create_task(call(session, "echo", text=str(i)))))
@@ -102,7 +105,10 @@ def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
 
 def test_a_stopped_server_with_a_full_pipe_is_replaced() -> None:
     async def run() -> None:
-        async with ToolPool([stdio_echo()], timeout_s=5.0) as pool, pool.session() as session:
+        async with (
+            ToolPool([stdio_echo()], limits=CallLimits(timeout_s=5.0)) as pool,
+            pool.session() as session,
+        ):
             pid = await _pid(session)
             os.kill(pid, signal.SIGSTOP)
             # 300 kB do not fit into the pipe: the write itself blocks.

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, Qwen3Config
 
 from mcpagent.models.load import LoraShape, attach_lora
-from mcpagent.train.batch.packing import pack, packed_batches, padded_batches
-from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.batch.samples import TrainSample, pack, packed_batches, padded_batches
 from mcpagent.train.batch.scoring import TokenScorer, why_not_packed
 
 SHAPE = {

@@ -5,8 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcpagent.train.batch.packing import padded_batches
-from mcpagent.train.batch.samples import TrainSample, sample_from_segments, sample_from_trajectory
+from mcpagent.train.batch.samples import (
+    TrainSample,
+    padded_batches,
+    sample_from_segments,
+    sample_from_trajectory,
+)
 from tests.train.world import trajectory
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from mcpagent.models.load import LoraShape, MergedCopy, attach_lora, load_model
-from mcpagent.train.batch.packing import PaddedBatch, padded_batches
-from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.batch.samples import PaddedBatch, TrainSample, padded_batches
 from mcpagent.train.batch.scoring import TokenScorer
 from tests.models.families import FAMILIES, VOCABULARY, tiny
 

@@ -72,8 +72,8 @@ def mount_scratch(settings: JailSettings) -> None:
     os.fchdir(settings.proc)
     _map_user("self", uid=uid, gid=gid)
     os.close(settings.proc)
-    _mount_scratch(settings.scratch, settings)
-    os.chdir(settings.scratch)
+    _mount_scratch(settings.view.scratch, settings)
+    os.chdir(settings.view.scratch)
 
 
 def _wait_and_end(child: int) -> NoReturn:
@@ -90,26 +90,26 @@ def build_root(settings: JailSettings) -> None:
     """Replace the root directory; the working directory is then an empty one in memory, at `scratch`."""
     syscalls.mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     read_only = _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV
-    trees = {path: syscalls.clone_tree(path, attributes=read_only) for path in settings.read_only}
+    trees = {path: syscalls.clone_tree(path, attributes=read_only) for path in settings.view.read_only}
     device = _ATTR_NOSUID | _ATTR_NOEXEC
-    trees |= {path: syscalls.clone_tree(path, attributes=device) for path in settings.devices}
+    trees |= {path: syscalls.clone_tree(path, attributes=device) for path in settings.view.devices}
     syscalls.mount("root", _ROOT_AT, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
     for path, tree in trees.items():
         _make_place(_ROOT_AT + path, like=path)
         syscalls.attach_tree(tree, _ROOT_AT + path)
         os.close(tree)
-    for path, target in settings.links.items():
+    for path, target in settings.view.links.items():
         os.symlink(target, _ROOT_AT + path)
-    scratch = _ROOT_AT + settings.scratch
+    scratch = _ROOT_AT + settings.view.scratch
     os.makedirs(scratch)
     _mount_scratch(scratch, settings)
     syscalls.change_root(_ROOT_AT)
     syscalls.mount("none", "/", "", _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
-    os.chdir(settings.scratch)
+    os.chdir(settings.view.scratch)
 
 
 def _mount_scratch(path: str, settings: JailSettings) -> None:
-    options = f"mode=0700,size={settings.scratch_bytes},nr_inodes={_FILES_MAX}"
+    options = f"mode=0700,size={settings.view.scratch_bytes},nr_inodes={_FILES_MAX}"
     syscalls.mount("scratch", path, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
 
 

@@ -19,7 +19,7 @@ import types
 from mcpagent.servers.sandbox.jail import confine as landlock
 from mcpagent.servers.sandbox.jail import syscalls
 from mcpagent.servers.sandbox.jail.confine import build_root, enter_namespaces, mount_scratch
-from mcpagent.servers.sandbox.jail.settings import JailSettings, jsonable
+from mcpagent.servers.sandbox.jail.settings import JailSettings, JailView, jsonable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def main() -> NoReturn:
     """Confine this process, then run the code that stdin holds."""
     try:
         request = marshal.loads(sys.stdin.buffer.read())
-        settings = JailSettings(**request["settings"])
+        view = JailView(**request["settings"].pop("view"))
+        settings = JailSettings(view=view, **request["settings"])
         report = _lock_in(settings)
     except (OSError, ValueError, EOFError) as error:
         os.write(2, f"{error}\n".encode())
@@ -126,8 +127,8 @@ def _lock_in(settings: JailSettings) -> int:
     syscalls.forbid_inspection()
     syscalls.forbid_new_privileges()
     if settings.build_root:
-        writable = [*settings.devices, settings.scratch]
-        landlock.restrict(read_only=settings.read_only, writable=writable)
+        writable = [*settings.view.devices, settings.view.scratch]
+        landlock.restrict(read_only=settings.view.read_only, writable=writable)
     report = os.dup(2)
     os.dup2(1, 2)
     null = os.open("/dev/null", os.O_RDONLY)
@@ -146,7 +147,7 @@ def _limit_resources(settings: JailSettings) -> None:
     for limit, soft, hard in (
         (resource.RLIMIT_CPU, settings.cpu_s, settings.cpu_s + 1),
         (resource.RLIMIT_AS, settings.memory_bytes, settings.memory_bytes),
-        (resource.RLIMIT_FSIZE, settings.scratch_bytes, settings.scratch_bytes),
+        (resource.RLIMIT_FSIZE, settings.view.scratch_bytes, settings.view.scratch_bytes),
         (resource.RLIMIT_NOFILE, 64, 64),
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MEMLOCK, 0, 0),

@@ -5,25 +5,38 @@ from __future__ import annotations
 import math
 
 
-class JailSettings:
-    """`read_only` and `devices` are paths of the host that the code sees, `links` symbolic links by path; it
-    may write below `scratch` only. With `build_root` the child makes that view and its namespaces itself, as
-    a child of process `parent`; without, it was started inside (by bubblewrap), with the host's /proc open as
-    descriptor `proc`. `syscall_filter` is an array of `struct sock_filter`.
+# Plain classes: importing `dataclasses` would double the cost of a call.
+class JailView:
+    """The files that the code sees: `read_only` and `devices` are paths of the host, `links` symbolic links
+    by path. It may write below `scratch` only, up to `scratch_bytes`."""
 
-    A plain class: importing `dataclasses` would double the cost of a call.
-    """
+    def __init__(
+        self,
+        *,
+        read_only: list[str],
+        devices: list[str],
+        links: dict[str, str],
+        scratch: str,
+        scratch_bytes: int,
+    ) -> None:
+        self.read_only = read_only
+        self.devices = devices
+        self.links = links
+        self.scratch = scratch
+        self.scratch_bytes = scratch_bytes
+
+
+class JailSettings:
+    """What the child confines itself to. With `build_root` it makes the view and its namespaces itself, as a
+    child of process `parent`; without, it was started inside (by bubblewrap), with the host's /proc open as
+    descriptor `proc`. `syscall_filter` is an array of `struct sock_filter`."""
 
     def __init__(
         self,
         *,
         build_root: bool,
         parent: int,
-        read_only: list[str],
-        devices: list[str],
-        links: dict[str, str],
-        scratch: str,
-        scratch_bytes: int,
+        view: JailView,
         memory_bytes: int,
         cpu_s: int,
         report_bytes: int,
@@ -32,11 +45,7 @@ class JailSettings:
     ) -> None:
         self.build_root = build_root
         self.parent = parent
-        self.read_only = read_only
-        self.devices = devices
-        self.links = links
-        self.scratch = scratch
-        self.scratch_bytes = scratch_bytes
+        self.view = view
         self.memory_bytes = memory_bytes
         self.cpu_s = cpu_s
         self.report_bytes = report_bytes
@@ -55,7 +64,7 @@ _INT64 = range(-(2**63), 2**63)
 
 def jsonable(value: Any, *, clean: Callable[[str], str] = str, depth: int = 0) -> Any:
     """`value` as JSON with the same meaning where there is one, else its `repr` as text: an object, a number
-    that is no JSON number or needs more than 64 bits, what is nested more than 20 deep. Sets and tuples
+    that is not a JSON number or needs more than 64 bits, what is nested more than 20 deep. Sets and tuples
     become lists. Every text goes through `clean`. Raises whatever a `repr` of the value raises."""
     kind = type(value)
     if value is None or kind is bool or (kind is int and value in _INT64):
