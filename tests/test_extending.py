@@ -35,7 +35,7 @@ def _apply(tree: Path, diff: str) -> None:
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with everything added that the page adds."""
     folder = tmp_path_factory.mktemp("extended")
-    shutil.copytree(PACKAGE, folder / "mcpagent", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, folder / "mcpagent")  # with what is compiled already
     for name in ("configs", "templates", "data/samples"):
         shutil.copytree(ROOT / name, folder / name)
     for name, text in _FILE.findall(PAGE):

@@ -123,7 +123,7 @@ def test_the_built_in_servers_are_isolated_as_recommended() -> None:
 def test_an_installation_without_the_repository_generates_its_tasks(tmp_path: Path) -> None:
     package = Path(mcpagent.__file__).parent
     installed = tmp_path / "site" / "mcpagent"
-    shutil.copytree(package, installed, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(package, installed)  # with what is compiled already
     for name in ("configs", "templates"):
         shutil.copytree(package.parent / name, installed / "_resources" / name)
     done = subprocess.run(
