@@ -206,7 +206,9 @@ def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
     layer has one of the names."""
     from peft import LoraConfig, get_peft_model
 
-    target = shape.target_modules
+    target: Any = shape.target_modules
+    if target == "all-linear" and _has_stacked_experts(model):
+        target = _linear_beside_experts(model)
     config = LoraConfig(
         r=shape.r,
         lora_alpha=int(shape.alpha),
@@ -215,7 +217,9 @@ def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
         use_rslora=shape.rslora,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # PEFT gives stacked experts a rank of their own, and then says that it matched nothing.
+        warnings.filterwarnings("ignore", message=r"The following \w+ keys did not match", module="peft")
         torch.manual_seed(seed)
         try:
             return get_peft_model(model, config, autocast_adapter_dtype=True)
@@ -228,6 +232,29 @@ def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
                 where="lora.target_modules",
                 remedy=f"use all-linear, or names among {', '.join(sorted(linear))}",
             ) from error
+
+
+# PEFT takes these names to mean the stacked weights of a mixture's experts, and its router.
+_NAMES_OF_EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "gate"})
+
+
+def _has_stacked_experts(model: Any) -> bool:
+    return any(parameter.ndim == 3 for parameter in causal_lm(model).parameters())
+
+
+def _linear_beside_experts(model: Any) -> list[str]:
+    """The names of a mixture's linear layers, but for those that PEFT would carry over to the experts and the
+    router: a router that moves makes the trainer and the sampler choose other experts for the same token."""
+    head = causal_lm(model).get_output_embeddings()
+    linear = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
+    return sorted({n.rpartition(".")[2] for n in linear} - _NAMES_OF_EXPERTS)
+
+
+def adapted_beside_linear(model: Any) -> list[str]:
+    """The adapted modules of a LoRA model that are not linear layers: stacked experts, embeddings."""
+    from peft.tuners.lora.layer import Linear, LoraLayer
+
+    return [n for n, m in model.named_modules() if isinstance(m, LoraLayer) and not isinstance(m, Linear)]
 
 
 def use_checkpointing(model: Any) -> None:
@@ -263,7 +290,8 @@ def is_quantised(model: Any) -> bool:
 
 
 class MergedCopy:
-    """A plain copy of a LoRA model for sampling, with the adapters merged into its weights at each `sync`.
+    """A plain copy of a LoRA model for sampling, with the adapters of its linear layers merged into its
+    weights at each `sync`; for float32 weights, since narrower ones round most of an update away.
 
     Each merge starts again from the frozen base, so nothing accumulates. Costs the memory of the base once.
     """

@@ -17,7 +17,9 @@ from mcpagent.env.episode import observations
 from mcpagent.env.parsing import parse_action
 from mcpagent.errors import UserError
 from mcpagent.evaluate.summary import EvalSummary, evaluate, success_of_all, summarise
+from mcpagent.models.load import resolve_dtype
 from mcpagent.models.tokens import Renderer, TokenDrift, calling_message, measure_drift, tool_message
+from mcpagent.policy.backend import choose_backend
 from mcpagent.policy.canary import Canary
 from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
 from mcpagent.rollout.collector import Pipeline, attempts, collect, staleness
@@ -88,7 +90,7 @@ class LocalActor:
             self._records.on_episode(trajectory)
             on_episode(trajectory)
 
-        trajectories = self._io.run(
+        return self._io.run(
             collect(
                 planned,
                 policy=self._engine.policy,
@@ -100,8 +102,6 @@ class LocalActor:
                 on_done=on_done,
             )
         )
-        self._engine.rest()
-        return trajectories
 
     def pipeline(self, groups: Iterable[Sequence[Attempt]], *, batch: int, max_staleness: int) -> Pipeline:
         """Episodes of `groups` with this actor's policy and tools, for `PipelinedActor`."""
@@ -139,6 +139,10 @@ class LocalActor:
     def tool_metrics(self) -> JsonObject:
         """What the tools have counted since this was last asked."""
         return self._records.tool_metrics()
+
+    def rest(self) -> None:
+        """Give the sampling engine's memory to the update. Nothing may be sampled until `sync`."""
+        self._engine.rest()
 
     def sync(self) -> JsonObject:
         """Bring the learner's weights to the policy, and prove it; what the proof measured."""
@@ -305,6 +309,9 @@ class PipelinedActor:
         """The metrics of the tools since the last step."""
         return self._actor.tool_metrics()
 
+    def rest(self) -> None:
+        """Nothing: episodes are sampled beside the update."""
+
     def sync(self) -> JsonObject:
         """Bring the weights to the policy, whose turns go on with them; what was measured in this step."""
         self._version += 1
@@ -319,8 +326,11 @@ class PipelinedActor:
         self._io.run(self._pipeline.close())
 
 
-def refuse_pipeline(config: TrainConfig, device: torch.device, processes: Processes) -> None:
-    """Raises UserError where episodes cannot run beside the update."""
+def refuse_pipeline(
+    config: TrainConfig, device: torch.device, processes: Processes, *, is_here: bool = True
+) -> None:
+    """Raises UserError where episodes cannot run beside the update. With `is_here` off, the device is that of
+    another machine."""
     stale = f"rollout.max_staleness is {config.rollout.max_staleness}"
     if is_deterministic(config, device):
         raise UserError(
@@ -329,12 +339,22 @@ def refuse_pipeline(config: TrainConfig, device: torch.device, processes: Proces
             where="rollout.max_staleness",
             remedy="set it to 0, or rollout.deterministic to false",
         )
-    if config.finetune.mode == "full" and config.rollout.backend != "vllm":
+    mode, dtype = config.finetune.mode, resolve_dtype(config.model.dtype, device)
+    has_copy = mode == "lora" and dtype == torch.float32  # see `train.sampler.hf_sampler`
+    choice = choose_backend(
+        config.rollout.backend,
+        is_lora=mode == "lora",
+        has_gpu=device.type == "cuda",
+        has_servers=bool(config.vllm.servers),
+        is_here=is_here,
+    )
+    if choice.backend == "hf" and not has_copy:
+        held = "" if mode != "lora" else f" and weights in {str(dtype).removeprefix('torch.')}"
         raise UserError(
-            f"{stale}, but with finetune.mode full the hf backend samples from the very weights that the "
-            "update is writing",
+            f"{stale}, but with finetune.mode {mode}{held} the hf backend samples from the very weights that "
+            "the update is writing",
             where="rollout.max_staleness",
-            remedy="set it to 0, use finetune.mode lora, or --backend vllm",
+            remedy="set it to 0, use --backend vllm, or finetune.mode lora with model.dtype=float32",
         )
     if processes.count > 1:
         raise UserError(

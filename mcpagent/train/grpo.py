@@ -209,6 +209,7 @@ class _Updated:
 def _update(run: GrpoRun, step: int, graded: GradedBatch) -> _Updated:
     """Optimise on the step's groups and hand the weights to the policy: the step is taken."""
     state, settings = run.state, run.settings
+    run.actor.rest()
     stats = update_policy(
         run.learner,
         graded,

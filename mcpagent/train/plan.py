@@ -114,7 +114,7 @@ def check_run(config: TrainConfig, target: TargetDevice) -> Preflight:
             remedy="lower it, or use --backend hf",
         )
     if config.algorithm == "grpo" and config.rollout.max_staleness > 0:
-        refuse_pipeline(config, device, Processes())
+        refuse_pipeline(config, device, Processes(), is_here=target.is_here)
     for tracker in config.tracking.backends:
         require_tracker(tracker)
     dtype = resolve_dtype(config.model.dtype, device)

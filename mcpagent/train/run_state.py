@@ -104,6 +104,10 @@ class Actor(Protocol):
         """What a step's record says of the tool calls, besides what its trajectories say."""
         ...
 
+    def rest(self) -> None:
+        """All episodes of the step are there, and its update begins: none is asked for until `sync`."""
+        ...
+
     def sync(self) -> JsonObject:
         """The weights have changed. Returns what it measured, for the step's record."""
         ...

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from mcpagent.models.load import MergedCopy, causal_lm, is_quantised
+from mcpagent.errors import UserError
+from mcpagent.models.load import MergedCopy, adapted_beside_linear, causal_lm
 from mcpagent.policy.contract import Policy
 from mcpagent.policy.hf.policy import HFPolicy
 from mcpagent.policy.vllm.engine import VllmPolicy
@@ -43,9 +44,9 @@ def hf_sampler(
     slots: int,
     threads: int = 1,
 ) -> RolloutEngine:
-    """Over `model`'s weights: the model itself, or a merged copy where it has adapters. Adapters cannot be
-    merged into 4-bit weights: there they are computed beside them."""
-    merged = MergedCopy(model) if hasattr(model, "peft_config") and not is_quantised(model) else None
+    """Over `model`'s weights: a merged copy where it has adapters that can be merged without loss, else the
+    model itself, whose adapters are computed beside the weights."""
+    merged = MergedCopy(model) if _merges_without_loss(model) else None
     policy = HFPolicy(
         merged.model if merged is not None else causal_lm(model),
         decode=decode,
@@ -61,6 +62,15 @@ def hf_sampler(
     return RolloutEngine(policy=policy, push=push, close=policy.close)
 
 
+def _merges_without_loss(model: Any) -> bool:
+    """Weights of 4 bits take no adapters, and bfloat16 ones keep less than a tenth of one step at 2e-5."""
+    return (
+        hasattr(model, "peft_config")
+        and causal_lm(model).dtype == torch.float32
+        and not adapted_beside_linear(model)
+    )
+
+
 def vllm_sampler(engine: VllmPolicy | VllmServers, model: Any, *, folder: Path) -> RolloutEngine:
     """Sampling with vLLM in this process or behind HTTP.
 
@@ -68,6 +78,13 @@ def vllm_sampler(engine: VllmPolicy | VllmServers, model: Any, *, folder: Path) 
     servers. The first push makes version 0."""
     kept: deque[Path] = deque()
     has_adapters = hasattr(model, "peft_config")
+    if has_adapters and (others := adapted_beside_linear(model)):
+        raise UserError(
+            f"vLLM serves adapters of linear layers, and lora.target_modules adapts the experts too "
+            f"({others[0]} and {len(others) - 1} more)",
+            where="lora.target_modules",
+            remedy="use all-linear, which leaves experts and router as they are, or --backend hf",
+        )
 
     def write(save: Callable[[Path], object]) -> Path:
         path = folder / f"version-{engine.version + 1}"

@@ -59,10 +59,12 @@ class ScriptedActor:
         self.ledger_bytes = 0
         self.before_episode: Callable[[], None] = lambda: None
         self.before_sync: Callable[[], None] = lambda: None
+        self.is_resting, self.rests = False, 0
 
     def collect(
         self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
     ) -> list[Trajectory]:
+        assert not self.is_resting, "an engine that sleeps gives no tokens"
         self.asked.append([task.id for task in tasks])
         made: list[Trajectory] = []
         for task in tasks:
@@ -86,12 +88,17 @@ class ScriptedActor:
     def tool_metrics(self) -> JsonObject:
         return {}
 
+    def rest(self) -> None:
+        self.is_resting, self.rests = True, self.rests + 1
+
     def sync(self) -> JsonObject:
         self.before_sync()
+        self.is_resting = False
         return {}
 
     def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
         """Of a hundred episodes, as many successes as was said, and `lost` unscored."""
+        assert not self.is_resting
         success, lost = self._successes[step - 1], self.lost.get(step, 0)
         scored = None if lost == 100 else success * 100 / (100 - lost)
         return Validation(success=success, scored_success=scored, episodes=100, unscored=lost)
@@ -283,6 +290,19 @@ def test_a_group_gives_way_only_where_it_has_no_gradient(
     (record,) = run.folder.metrics()
     assert record["resampled_groups"] == resampled
     assert (record["uniform_groups"] == 0) == (resampled == 0), "what is kept is what carries a gradient"
+
+
+def test_the_sampler_rests_once_a_step_after_the_last_round_and_during_the_update(tmp_path: Path) -> None:
+    actor = ScriptedActor(reward=lambda _task, _step, _attempt: 1.0, successes=[0.1, 0.2])
+    rounds_before_updates: list[tuple[int, int]] = []
+
+    def before_sync() -> None:
+        assert actor.is_resting, "the update had the sampler's memory"
+        rounds_before_updates.append((len(actor.asked), actor.rests))
+
+    actor.before_sync = before_sync
+    train_grpo(a_run(tmp_path / "run", actor=actor, total_steps=2, resample_rounds=2, eval_every=1))
+    assert rounds_before_updates == [(3, 1), (6, 2)]
 
 
 def test_penalties_begin_by_the_tasks_as_they_come_not_by_those_that_are_left(tmp_path: Path) -> None:

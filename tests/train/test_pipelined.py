@@ -89,7 +89,14 @@ def test_settings_that_a_pipeline_cannot_keep_are_refused(
         _config(tmp_path, override)
 
 
-@pytest.mark.parametrize("override", ["rollout.deterministic=null", "finetune.mode=full"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rollout.deterministic=null",
+        "finetune.mode=full",
+        "model.dtype=bfloat16",  # adapters are computed beside such weights, not in a copy
+    ],
+)
 def test_a_machine_or_model_that_a_pipeline_cannot_run_on_is_refused(override: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="max_staleness is 2") as caught:
         refuse_pipeline(_config(tmp_path, override), torch.device("cpu"), Processes())

@@ -74,6 +74,9 @@ class VllmEngine:
 
     def admit(self, requests: Sequence[CompletionRequest]) -> list[Finished]:
         """Let requests join; returns those that end at once because the context has no room."""
+        if self._llm.is_sleeping():
+            # It would give no turn a token, and say nothing.
+            raise RuntimeError("the vLLM engine sleeps while the trainer works: nothing can be sampled")
         overflow: list[Finished] = []
         for request in requests:
             if len(request.token_ids) >= self._settings.max_context:
