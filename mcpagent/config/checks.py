@@ -174,7 +174,7 @@ def _objective(config: TrainConfig) -> Iterator[ConfigFinding]:
     if grpo.reference == "none" and grpo.kl_coef > 0:
         yield ConfigFinding(
             ("grpo.kl_coef", "grpo.reference"),
-            f"grpo.kl_coef is {grpo.kl_coef}, but grpo.reference is none, so there is nothing to be near to; "
+            f"grpo.kl_coef is {grpo.kl_coef}, but grpo.reference is none: nothing to stay close to; "
             "set grpo.kl_coef to 0, or grpo.reference to frozen",
         )
     if (grpo.kl_placement == "reward") != (grpo.kl_estimator == "k1"):
@@ -186,7 +186,7 @@ def _objective(config: TrainConfig) -> Iterator[ConfigFinding]:
     if grpo.kl_placement == "reward" and grpo.reference == "none":
         yield ConfigFinding(
             ("grpo.kl_placement", "grpo.reference"),
-            "grpo.kl_placement is reward, but grpo.reference is none, so there is nothing to be near to; "
+            "grpo.kl_placement is reward, but grpo.reference is none: nothing to stay close to; "
             "set grpo.reference to frozen or ema, or grpo.kl_placement to loss",
         )
     if grpo.loss == "dr_grpo" and grpo.advantage_scale != "none":

@@ -310,7 +310,7 @@ def settle_minibatches(settings: dict[Key, Setting], *, default_batch_size: int)
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         return []  # that key has its own problem
     if batch_size % prompts:
-        return [refusal(setting.entry, f"training.batch_size {batch_size} is no multiple of it")]
+        return [refusal(setting.entry, f"training.batch_size {batch_size} is not a multiple of it")]
     settings[key] = Setting(value=batch_size // prompts, entry=setting.entry)
     return []
 

@@ -13,7 +13,7 @@ Count = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-# YAML has lists only; everything else is checked strictly, so that "8" is no number and true no 1.
+# YAML has lists only; everything else is checked strictly, so that "8" is not a number and true is not 1.
 StringTuple = Annotated[tuple[str, ...], Field(strict=False)]
 
 

@@ -47,7 +47,7 @@ class Problem:
 
 
 class SourceError(Exception):
-    """Text that is no configuration."""
+    """Text that is not a configuration."""
 
     def __init__(self, message: str, *, where: str) -> None:
         super().__init__(message)
@@ -126,7 +126,7 @@ def _parse(text: str, *, prefix: Key, where: str, numbered: bool) -> list[Entry]
         raise SourceError(
             f"is not valid YAML: {error.problem or error.context}", where=where + line
         ) from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number that is none, such as 0b
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: what only looks like a number, such as 0b
         raise SourceError(f"is not valid YAML: {error}", where=where) from None
     finally:
         loader.dispose()

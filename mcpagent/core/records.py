@@ -40,7 +40,7 @@ def describe(error: pydantic_core.ErrorDetails, *, root: str = "record") -> str:
     if error["type"] == "missing":
         return f"{key} is missing"
     if error["type"] == "extra_forbidden":
-        return f"{key} is no known field"
+        return f"{key} is not a known field"
     why = reason(error)
     if error["type"] == "value_error" or isinstance(error["input"], Mapping):
         return why if why.startswith(key) else f"{key}: {why}"

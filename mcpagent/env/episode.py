@@ -29,7 +29,7 @@ def error_content(message: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CallLimits:
-    """Limits over the whole episode; None is no limit. `max_tools` counts calls, as the task's limit does.
+    """Limits over the whole episode; None: no limit. `max_tools` counts calls, as the task's limit does.
     `deadline_s` is a time of the running loop's clock."""
 
     max_calls: int
@@ -295,7 +295,7 @@ class Episode:
             schema_of=self._offer.schema_of,
         )
         if finish is not FinishReason.STOP:
-            # A cut completion is no decision: its calls are not made, its broken ones still count.
+            # A cut completion is not a decision: its calls are not made, its broken ones still count.
             length = finish is FinishReason.LENGTH
             self._stop(StopReason.MAX_TOKENS if length else StopReason.CONTEXT_OVERFLOW)
             return self._advance(CallOutcome(), parsed.failures)

@@ -21,8 +21,8 @@ _MAX_PROBLEM_CHARS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class OfferedTool:
-    """One tool under the name that the model sees. `validator` is None where the server's schema is no valid
-    JSON schema: then only the server can judge the arguments."""
+    """One tool under the name that the model sees. `validator` is None where the server's schema is not a
+    valid JSON schema: then only the server can judge the arguments."""
 
     name: str
     spec: ToolSpec

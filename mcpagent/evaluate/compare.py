@@ -64,7 +64,7 @@ def compare(
     shared = sorted(t for t in left.keys() & right.keys())
     if not shared:
         raise UserError(
-            "the two evaluations share no scored task, so there is nothing to pair",
+            "the two evaluations share no scored task, so no pairs can be compared",
             remedy="evaluate both on the same data: mcpagent eval checkpoint PATH --data FILE",
         )
     rate = measure == "success"

@@ -64,7 +64,7 @@ def clustered_mean(values_by_task: Sequence[Sequence[float]], *, seed: int, rate
     Attempts at one task are alike, so counting them as independent would make the interval too narrow.
     `n` is the number of tasks with at least one value. With `rate` the values lie in 0..1, and Wilson's
     interval over tasks stands in wherever resampling cannot speak: one 0/1 value a task (where it is the
-    better interval), or no spread between tasks. A mean that is no rate needs two tasks for an interval.
+    better interval), or no spread between tasks. A mean that is not a rate needs two tasks for an interval.
     """
     means = _task_means(values_by_task)
     n = len(means)

@@ -62,7 +62,7 @@ class FailureReason(StrEnum):
     TIMED_OUT = "timed_out"  # no whole answer within the deadline
     SERVER_ERROR = "server_error"  # 408, 409 or 5xx
     CONNECTION = "connection"  # the connection failed or broke
-    BAD_BODY = "bad_body"  # 200, but the body is no answer
+    BAD_BODY = "bad_body"  # 200, but the body is not an answer
     BAD_REQUEST = "bad_request"  # 400, 413 or 422: this request will never be answered
     UNSUPPORTED = "unsupported"  # the server does not know a parameter that the client can do without
 

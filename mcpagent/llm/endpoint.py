@@ -69,7 +69,7 @@ def responses_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, 
 
 
 def read_chat(raw: JsonObject) -> ChatReply:
-    """Raises one of UNUSABLE where the body is no chat completion."""
+    """Raises one of UNUSABLE where the body is not a chat completion."""
     choice = raw["choices"][0]
     message = choice["message"]
     calls = tuple(message.get("tool_calls") or ())
@@ -85,7 +85,7 @@ def read_chat(raw: JsonObject) -> ChatReply:
 
 
 def read_responses(raw: JsonObject) -> ChatReply:
-    """Raises one of UNUSABLE where the body is no response."""
+    """Raises one of UNUSABLE where the body is not a response."""
     parts = [part for item in raw["output"] if item["type"] == "message" for part in item["content"]]
     refusals = [part["refusal"] for part in parts if part["type"] == "refusal"]
     texts = [part["text"] for part in parts if part["type"] == "output_text"]
@@ -320,7 +320,7 @@ class Endpoint:
 
 
 def json_of(reply: ChatReply) -> JsonObject | None:
-    """The JSON object that an answer is, also in a Markdown fence; None where it is none."""
+    """The answer as a JSON object, also out of a Markdown fence; None where it is not one."""
     text = reply.text.strip()
     if text.startswith("```"):
         text = text.partition("\n")[2].rpartition("```")[0]

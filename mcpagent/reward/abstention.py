@@ -4,7 +4,7 @@
 
     cannot   says that it cannot be done, or which tool or access is missing
     asks     asks for what the question lacks; `about` holds words that name it
-    replies  answers what is no question for a tool: thanks, small talk, a poem
+    replies  answers what needs no tool: thanks, small talk, a poem
 
 None of them may hold a number or a name that neither the conversation, the offered tools nor a result gave, a
 value of `without`, or the claim that something was done.

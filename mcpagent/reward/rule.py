@@ -83,7 +83,7 @@ def _was_called(
 
 
 def _ordinary(calls: Sequence[RecordedCall], assignment: Assignment) -> list[RecordedCall]:
-    """Calls with an ordinary result (a name with junk arguments is no call), and gold calls, whatever the
+    """Calls with an ordinary result (a name with junk arguments is not a call), and gold calls, whatever the
     server answered."""
     gold = set(assignment.exact.values())
     return [

@@ -106,7 +106,7 @@ class Pipeline:
         concurrency: int,
     ) -> None:
         if max_staleness < 1:
-            raise ValueError("a pipeline without staleness is no pipeline; use collect")
+            raise ValueError("a pipeline needs max_staleness of 1 or more; use collect")
         self._groups = iter(groups)
         self._play, self._batch, self._max_staleness = play, batch, max_staleness
         self._slots = asyncio.Semaphore(concurrency)

@@ -187,7 +187,7 @@ def read_evaluation(path: Path) -> EvalSummary:
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(
-            f"is no evaluation: {describe(first, root='the document')}",
+            f"is not an evaluation: {describe(first, root='the document')}",
             where=str(path),
             remedy="name a file that mcpagent eval wrote with --out, or its trajectories (.jsonl.zst)",
         ) from None

@@ -40,7 +40,7 @@ _VERSIONS = ("mcpagent", "torch", "transformers", "peft")
 
 
 def model_card(checkpoint: Path, run: RunFolder | None, *, base: str | None, is_adapter: bool) -> str:
-    """Markdown with the metadata block of the Hugging Face hub. Without a run there is nothing to tell of its
+    """Markdown with the metadata block of the Hugging Face hub. Without a run it says nothing of its
     training. Paths are cut to their last part: a card is published."""
     head: JsonObject = {
         "library_name": "peft" if is_adapter else "transformers",

@@ -116,8 +116,8 @@ def count_nonces(trajectories: Sequence[Trajectory]) -> NonceCount:
 
 @contextmanager
 def episode_progress(console: Console, title: str, *, total: int) -> Iterator[Callable[[Trajectory], None]]:
-    """A bar over episodes that shows the share of successes so far; an unscored one is none, and is
-    counted."""
+    """A bar over episodes that shows the share of successes so far; an unscored one is not a
+    success, and is counted."""
     outcomes: list[bool | None] = []
     with console.progress(title, total=total) as advance:
 

@@ -73,7 +73,7 @@ def choose_checkpoint(path: Path) -> ChosenCheckpoint:
     }
     if not steps:
         raise UserError(
-            f"is no checkpoint (it lacks {MODEL_FILE} and {ADAPTER_FILE}) and no run folder with one",
+            f"is neither a checkpoint (it lacks {MODEL_FILE} and {ADAPTER_FILE}) nor a run folder with one",
             where=str(path),
             remedy="name a folder such as outputs/NAME/checkpoints/step-000010, or a run folder such as "
             "outputs/NAME",

@@ -169,7 +169,7 @@ def read_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
     """(line, object) for each object of a JSONL file or of a JSON array, in bounded memory.
 
     The first character decides which of the two it is, not the name; `.gz` and `.zst` are decompressed.
-    Raises UserError for a missing, damaged or malformed file, and for anything in it that is no object.
+    Raises UserError for a missing, damaged or malformed file, and for anything in it that is not an object.
     """
     with reading(path), open_bytes(path) as stream:
         for located in locate_records(stream, path):
@@ -198,7 +198,7 @@ def locate_records(stream: Peekable, path: Path) -> Iterator[Located]:
             except UserError as error:
                 record = error
             yield Located(line, start, end, record)
-        lines, spaces = _skip_spaces(stream)  # millions of empty lines are no work
+        lines, spaces = _skip_spaces(stream)  # millions of empty lines cost nothing
         raw = stream.readline(longest)
         line, start = line + 1 + lines, end + spaces
 
@@ -250,7 +250,7 @@ def decode_line(raw: bytes, *, path: Path, line: int) -> JsonObject:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
@@ -359,7 +359,7 @@ class _ArrayReader:
                 return value
 
     def _peek(self, *, required: bool = True) -> str:
-        """The next character that is no space; "" at the end of the file where that is allowed."""
+        """The next character that is not a space; "" at the end of the file where that is allowed."""
         self._skip_space()
         if self._position < len(self._window):
             return self._window[self._position]

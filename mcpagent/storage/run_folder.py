@@ -67,7 +67,7 @@ class RunFolder:
         folder = Path(path)
         if not (folder / "config.yaml").is_file() or not (folder / "manifest.json").is_file():
             raise UserError(
-                "this is no run folder: it lacks config.yaml or manifest.json",
+                "is not a run folder: it lacks config.yaml or manifest.json",
                 where=str(folder),
                 remedy="name the folder that mcpagent train printed, such as outputs/NAME",
             )

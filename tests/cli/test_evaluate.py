@@ -88,7 +88,7 @@ def test_eval_model_and_compare_are_readable(tiny_checkpoint: Path, tmp_path: Pa
 def test_what_is_no_checkpoint_is_one_message_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     options = ("--data", TRAIN, "--out", "out/eval.json")
-    assert "folder: is no checkpoint" in refused(
+    assert "folder: is neither a checkpoint" in refused(
         mcpagent("eval", "checkpoint", "folder", *options, cwd=tmp_path)
     )
     assert "absent: there is no such checkpoint or run folder" in refused(

@@ -95,7 +95,7 @@ def test_an_option_replaces_a_file_in_any_spelling(tmp_path: Path) -> None:
 
 
 def test_minibatch_size_must_divide_the_batch() -> None:
-    with pytest.raises(UserError, match=r"minibatch_size is 5, but training.batch_size 16 is no multiple"):
+    with pytest.raises(UserError, match=r"minibatch_size is 5, but training.batch_size 16 is not a multiple"):
         load_train_config([], ["rollout.minibatch_size=5"])
 
 

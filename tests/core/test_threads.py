@@ -87,7 +87,8 @@ def test_the_configuration_wins_over_the_environment(tmp_path: Path) -> None:
 
 def test_the_number_in_the_environment_holds_for_every_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what `limit_threads` sets is taken away in the end
+        monkeypatch.delenv(name)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "2,1")
     monkeypatch.setenv("RAYON_NUM_THREADS", "5")

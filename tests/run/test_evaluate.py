@@ -107,7 +107,7 @@ def test_adapters_are_evaluated_on_their_base(tiny_checkpoint: Path, adapters: P
 
 def test_a_run_folder_means_its_latest_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", config_yaml=dump_config(config()), manifest={})
-    with pytest.raises(UserError, match="no run folder with one") as refused:
+    with pytest.raises(UserError, match="nor a run folder with one") as refused:
         find_checkpoint(run.path)
     assert refused.value.where == str(run.path)
     for step in (2, 10):
@@ -180,7 +180,7 @@ def test_a_file_that_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     for text in ('{"metrics": {}}', "no JSON", json.dumps([1])):
         path.write_text(text)
-        with pytest.raises(UserError, match="is no evaluation") as refused:
+        with pytest.raises(UserError, match="is not an evaluation") as refused:
             read_evaluation(path)
         assert refused.value.where == str(path)
     with pytest.raises(UserError, match="there is no such file"):

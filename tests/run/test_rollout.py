@@ -126,7 +126,7 @@ def test_a_model_gives_the_same_tokens_for_the_same_seed_and_others_for_another(
         ({"policy": "openai:gpt-5"}, "OPENAI_API_KEY"),
         ({"policy": "outputs-of-nobody"}, "no such checkpoint or run folder"),
         ({"policy": "tests/no-such-run"}, "no such checkpoint or run folder"),
-        ({"policy": str(TRAIN.parent)}, "is no checkpoint"),
+        ({"policy": str(TRAIN.parent)}, "is neither a checkpoint"),
         ({"data": Path("missing.jsonl")}, "there is no such file"),
         ({"out": Path("a") / "b.parquet"}, "trajectories are written as .jsonl.zst"),
     ],

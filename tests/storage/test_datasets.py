@@ -159,7 +159,7 @@ GOOD, OTHER = json.dumps(record(1)), json.dumps(record(2))
     [
         ("a.jsonl", f'{GOOD}\n{{"a": \n', 2, "broken JSON, Expecting value at column 6: "),
         ("a.jsonl", f"{GOOD}\n\n[1]\n", 3, "a record is a JSON object, but this is [1]"),
-        ("a.jsonl", '{"a": NaN}\n', 1, "NaN is no JSON value"),
+        ("a.jsonl", '{"a": NaN}\n', 1, "NaN is not a JSON value"),
         ("a.jsonl", '{"a": ' + "9" * 5000 + "}", 1, "Exceeds the limit"),
         ("a.json", '[{"a": ' + "9" * 5000 + "}]", 1, "Exceeds the limit"),
         ("a.jsonl", GOOD[:-1], 1, "broken JSON"),

@@ -19,7 +19,7 @@ _SPACE = re.compile(r"\s*")
 
 
 class NotACall(Exception):
-    """Why something that begins like a call is none."""
+    """Why something that begins like a call is not one."""
 
 
 class ParsedCalls:
@@ -126,7 +126,7 @@ class Dialect:
 
 
 _MAX_REFERENCES = 8  # of a schema that refers to itself
-# Templates write values that are no containers as Python does.
+# Templates write values that are not containers as Python does.
 _PYTHON_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
 
 
@@ -155,7 +155,7 @@ def _typed(text: str, types: frozenset[str]) -> Any:
 
 
 def _read(text: str) -> Any:
-    """What the text reads as; itself where that is nothing else."""
+    """The value that the text reads as; the text itself where it is only text."""
     stripped = text.strip()
     if stripped in _PYTHON_WORDS:
         return _PYTHON_WORDS[stripped]
