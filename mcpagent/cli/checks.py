@@ -105,7 +105,7 @@ env_app = typer.Typer(
     rich_markup_mode=None,
     help="Check the environment.",
 )
-Outcome = TypeVar("Outcome", "EnvCheckOutcome", "ChaosOutcome")
+CheckOutcome = TypeVar("CheckOutcome", "EnvCheckOutcome", "ChaosOutcome")
 
 _SHOWN = 20  # failing tasks listed on a terminal; --json has all
 
@@ -162,7 +162,7 @@ def check(
         _finish(outcome, console, _print_verdicts)
 
 
-def _finish(outcome: Outcome, console: Console, show: Callable[[Outcome, Console], None]) -> None:
+def _finish(outcome: CheckOutcome, console: Console, show: Callable[[CheckOutcome, Console], None]) -> None:
     if console.is_json:
         console.print_json(outcome.as_json())
     else:

@@ -25,7 +25,7 @@ from mcpagent.cli.options import (
 )
 from mcpagent.console import Console, counted
 from mcpagent.core.records import JsonObject, Metric
-from mcpagent.evaluate.summary import RATES, EvalSummary, success_of_all
+from mcpagent.evaluate.summary import RATE_METRICS, EvalSummary, success_of_all
 
 if TYPE_CHECKING:
     from mcpagent.run.evaluate import EvalOutcome
@@ -337,7 +337,7 @@ def metric_row(name: str, metric: Metric, *, is_rate: bool, signed: bool = False
 
 
 def _is_rate(name: str) -> bool:
-    return name in RATES or name.startswith("pass")
+    return name in RATE_METRICS or name.startswith("pass")
 
 
 def _words(name: str) -> str:

@@ -11,8 +11,8 @@ import typer
 
 from mcpagent.cli.gen_data_llm import LLMOptions, run_llm
 from mcpagent.cli.options import (
-    Cassette,
-    CassetteMode,
+    CassetteModeOption,
+    CassetteOption,
     ConfigOptions,
     Json,
     Overwrite,
@@ -59,8 +59,8 @@ def gen_data(
             "to see what it does.",
         ),
     ] = None,
-    cassette: Cassette = None,
-    cassette_mode: CassetteMode = None,
+    cassette: CassetteOption = None,
+    cassette_mode: CassetteModeOption = None,
     train: Annotated[int, typer.Option(min=0, help="Tasks for training.")] = 800,
     validation: Annotated[int, typer.Option(min=0, help="Tasks for validation.")] = 100,
     heldout: Annotated[int, typer.Option(min=0, help="Tasks held out for the final evaluation.")] = 240,

@@ -187,7 +187,7 @@ def _settings(
     options: LLMOptions, tools: ToolsConfig, *, seed: int, distractors: int | None
 ) -> tuple[TaskSettings, AskSettings]:
     from mcpagent.config.environment import environment, resource_path
-    from mcpagent.llm.endpoint import BACKENDS, EndpointSettings
+    from mcpagent.llm.endpoint import APIS, EndpointSettings
     from mcpagent.synth.llm.generate import TaskSettings
     from mcpagent.synth.llm.prompts import load_curriculum, load_prompts
     from mcpagent.synth.llm.sample import AskSettings
@@ -202,7 +202,7 @@ def _settings(
         )
     # Servers of others speak Chat Completions; OpenAI's own models do more over Responses.
     backend = _chosen(options.backend, env, "OPENAI_BACKEND", "chat" if base_url else "responses")
-    if backend not in BACKENDS:
+    if backend not in APIS:
         raise UserError(f"--backend is {backend!r}", remedy="it is responses or chat")
     endpoint = EndpointSettings(
         model=_chosen(options.model, env, "OPENAI_MODEL", "gpt-5-mini"),

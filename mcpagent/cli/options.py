@@ -149,11 +149,11 @@ Servers = Annotated[
         "built-in ones.",
     ),
 ]
-Cassette = Annotated[
+CassetteOption = Annotated[
     Path | None,
     typer.Option("--cassette", help="A folder that tool calls are recorded in and replayed from."),
 ]
-CassetteMode = Annotated[
+CassetteModeOption = Annotated[
     str | None,
     typer.Option(
         "--cassette-mode",
@@ -206,8 +206,8 @@ class ConfigOptions:
     only. `default_temperature` None: what the configuration says."""
 
     servers: Servers = None
-    cassette: Cassette = None
-    cassette_mode: CassetteMode = None
+    cassette: CassetteOption = None
+    cassette_mode: CassetteModeOption = None
     max_tasks: MaxTasks = None
     seed: Seed = None
     files: ConfigFiles = None

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from mcpagent.cli.options import (
-    Cassette,
-    CassetteMode,
+    CassetteModeOption,
+    CassetteOption,
     Json,
     Model,
     Seed,
@@ -63,8 +63,8 @@ def train(
     backend: Annotated[str | None, typer.Option(help="auto, hf or vllm: what samples the episodes.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
     tool_format: ToolFormat = None,
-    cassette: Cassette = None,
-    cassette_mode: CassetteMode = None,
+    cassette: CassetteOption = None,
+    cassette_mode: CassetteModeOption = None,
     resume: Annotated[
         bool,
         typer.Option(

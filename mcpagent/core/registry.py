@@ -1,6 +1,6 @@
 """What can be chosen by name, one family each: the configuration's values, the command line's and the code's.
 
-An entry is its name, a sentence, and the dotted place of its implementation, which is imported when it is
+A member is its name, a sentence, and the dotted place of its implementation, which is imported when it is
 first used: this module imports nothing heavy. Adding a member is the file that implements it and a line here.
 """
 
@@ -14,35 +14,35 @@ from typing import TYPE_CHECKING, Any, Literal
 
 
 @dataclass(frozen=True)
-class Entry:
+class Member:
     """One member of a family. `place` is `module:attribute`."""
 
     summary: str
     place: str
 
 
-class Family(Mapping[str, Entry]):
+class Family(Mapping[str, Member]):
     """Members by name, in the order in which they are shown. `kind` says what they are, for errors."""
 
     def __init__(self, kind: str, members: Mapping[str, tuple[str, str]]) -> None:
         self.kind = kind
-        self._entries = {name: Entry(summary, place) for name, (summary, place) in members.items()}
+        self._members = {name: Member(summary, place) for name, (summary, place) in members.items()}
 
-    def __getitem__(self, name: str) -> Entry:
-        return self._entries[name]
+    def __getitem__(self, name: str) -> Member:
+        return self._members[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self._members)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._members)
 
     def load(self, name: str) -> Any:
         """The implementation of `name`. Raises LookupError, which lists the names, for any other."""
-        entry = self._entries.get(name)
-        if entry is None:
+        member = self._members.get(name)
+        if member is None:
             raise LookupError(f"{name!r} is not a name of a {self.kind}; there are {', '.join(self)}")
-        return _load(entry.place)
+        return _load(member.place)
 
 
 @cache

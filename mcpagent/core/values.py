@@ -86,7 +86,7 @@ def as_number(value: object) -> float | None:
     return None
 
 
-MAX_DEPTH = 50  # serialisers and servers fail on deep nesting; no tool asks for it
+MAX_JSON_DEPTH = 50  # serialisers and servers fail on deep nesting; no tool asks for it
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -96,7 +96,7 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def decode_model_json(text: str, position: int = 0, *, max_depth: int = MAX_DEPTH) -> tuple[Any, int]:
+def decode_model_json(text: str, position: int = 0, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, int]:
     """The JSON value that begins at `position` and where it ends. Raises ValueError, which says what is
     wrong with it."""
     try:

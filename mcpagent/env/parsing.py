@@ -10,7 +10,7 @@ from functools import cache
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ParseFailure, ToolCall
 from mcpagent.env.dialects.contract import Dialect, ParsedCalls
-from mcpagent.env.dialects.registry import TOOL_FORMATS
+from mcpagent.env.dialects.registry import DIALECT_OF
 
 _THINK = re.compile(r"<think>|</think>")
 
@@ -39,7 +39,7 @@ def parse_action(
     """
     action = action.encode("utf-8", "replace").decode()  # lone surrogates cannot be stored or sent
     thinking, body = _split_thinking(action)
-    dialect = TOOL_FORMATS[tool_format]
+    dialect = DIALECT_OF[tool_format]
     parsed = ParsedCalls(next_id=first_id, schema_of=schema_of)
     text = _parse_blocks(body, dialect, parsed)
     if not parsed and dialect.read_text is not None:
@@ -93,6 +93,6 @@ def _parse_blocks(body: str, dialect: Dialect, parsed: ParsedCalls) -> str:
 
 @cache
 def _tags(name: str) -> re.Pattern[str]:
-    dialect = TOOL_FORMATS[name]
+    dialect = DIALECT_OF[name]
     tags = sorted({*dialect.blocks, *dialect.strays}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, tags)) or r"(?!)")

@@ -8,7 +8,7 @@ from typing import Any
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec, chat_schema
 from mcpagent.env.dialects.contract import Dialect
-from mcpagent.env.dialects.registry import DIALECTS, TOOL_FORMATS
+from mcpagent.env.dialects.registry import DIALECT_OF, LOADED_DIALECTS
 from mcpagent.env.parsing import parse_action
 from mcpagent.errors import UserError
 from mcpagent.models.tokens import Renderer, calling_message, refuse_forgery, tool_message
@@ -52,22 +52,22 @@ def open_renderer(tokenizer: Any, *, name: str, tool_format: str = "auto") -> Re
     Another one is taught in the system message, in place of what the template would say of tools. Raises
     UserError with the reason and the remedy.
     """
-    if tool_format not in TOOL_FORMATS:
+    if tool_format not in DIALECT_OF:
         raise UserError(
             f"there is no tool format {tool_format!r}",
             where="rollout.tool_format",
-            remedy=f"use one of {', '.join(TOOL_FORMATS)}",
+            remedy=f"use one of {', '.join(DIALECT_OF)}",
         )
     renderer = Renderer(tokenizer, name=name)
     from_template = _own_dialect(renderer, is_needed=tool_format == "auto")
     if tool_format == "auto":
         # Hermes with its two sisters, so that nothing that a model writes for want of better is lost.
         dialect = (
-            TOOL_FORMATS["auto"] if from_template is None or from_template.name == "hermes" else from_template
+            DIALECT_OF["auto"] if from_template is None or from_template.name == "hermes" else from_template
         )
         is_told = renderer.has_tools and (from_template is not None or _teaches(renderer))
     else:
-        dialect = TOOL_FORMATS[tool_format]
+        dialect = DIALECT_OF[tool_format]
         is_told = renderer.has_tools and from_template is not None and from_template.name == tool_format
     dialect_renderer = Renderer(
         tokenizer,
@@ -81,7 +81,7 @@ def open_renderer(tokenizer: Any, *, name: str, tool_format: str = "auto") -> Re
 
 def read_back(written: str) -> Dialect | None:
     """The dialect that reads `written`, a call of the gold tool, as that call and nothing else."""
-    for dialect in DIALECTS.values():
+    for dialect in LOADED_DIALECTS.values():
         parsed = parse_action(written, tool_format=dialect.name, schema_of=lambda _: GOLD_TOOL.input_schema)
         calls = [(call.tool, call.arguments) for call in parsed.calls]
         if calls == [(GOLD_TOOL.name, GOLD_ARGUMENTS)] and not parsed.failures and not parsed.text:
@@ -99,7 +99,7 @@ def gold_conversation(
     if renderer.instruction is None:
         written = renderer.call_text(GOLD_TOOL.name, GOLD_ARGUMENTS, offered)
     if written is None:
-        written = TOOL_FORMATS[renderer.tool_format].write([(GOLD_TOOL.name, GOLD_ARGUMENTS)])
+        written = DIALECT_OF[renderer.tool_format].write([(GOLD_TOOL.name, GOLD_ARGUMENTS)])
         calling: JsonObject = {"role": "assistant", "content": written}
     else:
         calling = calling_message(GOLD_TOOL.name, GOLD_ARGUMENTS)
@@ -126,7 +126,7 @@ def rewritten(text: str, tool_format: str) -> str:
     parsed = parse_action(text)
     if tool_format in ("auto", "hermes") or not parsed.calls:
         return text
-    written = TOOL_FORMATS[tool_format].write([(call.tool, call.arguments) for call in parsed.calls])
+    written = DIALECT_OF[tool_format].write([(call.tool, call.arguments) for call in parsed.calls])
     return f"{parsed.text}\n{written}" if parsed.text else written
 
 

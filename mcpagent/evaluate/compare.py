@@ -12,7 +12,7 @@ from mcpagent.evaluate.summary import EvalSummary, TaskOutcome
 
 SIGNIFICANCE = 0.05
 MAX_UNSCORED = 0.02  # of the episodes of either side: with more, what is missing could be the difference
-Verdict = Literal["b is better", "a is better", "no difference shown", "no verdict"]
+ComparisonVerdict = Literal["b is better", "a is better", "no difference shown", "no verdict"]
 
 
 class EpisodeCount(Record):
@@ -42,7 +42,7 @@ class Comparison(Record):
     losses: int
     ties: int
     unpaired: int
-    verdict: Verdict
+    verdict: ComparisonVerdict
     why_no_verdict: str | None
     a_count: EpisodeCount
     b_count: EpisodeCount
@@ -125,7 +125,7 @@ def _values(
     return {t: v for t, v in values.items() if v}
 
 
-def _verdict(difference: Metric, p_value: float | None) -> Verdict:
+def _verdict(difference: Metric, p_value: float | None) -> ComparisonVerdict:
     if difference.value is None or p_value is None or p_value >= SIGNIFICANCE:
         return "no difference shown"
     return "b is better" if difference.value > 0 else "a is better"

@@ -85,7 +85,7 @@ class EvalResult(EvalSummary):
     tool_metrics: PoolMetrics | None = None
 
 
-Measure = Callable[[Trajectory], float | None]
+EpisodeMeasure = Callable[[Trajectory], float | None]
 
 
 def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSummary:
@@ -146,7 +146,9 @@ def _outcome(attempts: Sequence[Trajectory]) -> TaskOutcome:
     )
 
 
-def _mean(scored: Mapping[str, Sequence[Trajectory]], measure: Measure, seed: int, *, rate: bool) -> Metric:
+def _mean(
+    scored: Mapping[str, Sequence[Trajectory]], measure: EpisodeMeasure, seed: int, *, rate: bool
+) -> Metric:
     """Episodes for which `measure` is None are left out."""
     values = [[v for t in attempts if (v := measure(t)) is not None] for attempts in scored.values()]
     return clustered_mean(values, seed=seed, rate=rate)
@@ -171,7 +173,7 @@ def _tool_error_share(trajectory: Trajectory) -> float | None:
     return sum(r.is_error for r in results) / len(results) if results else None
 
 
-def _term(name: str) -> Measure:
+def _term(name: str) -> EpisodeMeasure:
     return lambda trajectory: trajectory.term(name)
 
 
@@ -179,7 +181,7 @@ def _turns(trajectory: Trajectory) -> float:
     return float(len(trajectory.turns))
 
 
-RATES: dict[str, Measure] = {
+RATE_METRICS: dict[str, EpisodeMeasure] = {
     "task_success": _success,
     "task_success_all": lambda trajectory: float(bool(trajectory.is_success)),
     "tool_sequence_accuracy": _term("sequence_exact"),
@@ -189,7 +191,7 @@ RATES: dict[str, Measure] = {
     "parse_failure_rate": _parse_failure_share,
     "tool_error_rate": _tool_error_share,
 }
-MEANS: dict[str, Measure] = {
+MEAN_METRICS: dict[str, EpisodeMeasure] = {
     "mean_reward": lambda trajectory: trajectory.reward,
     "mean_turns": _turns,
     "mean_tool_calls": _tool_calls,
@@ -200,9 +202,10 @@ def _metrics(by_task: Mapping[str, Sequence[Trajectory]], seed: int) -> dict[str
     scored = {task_id: [t for t in by_task[task_id] if is_scored(t)] for task_id in sorted(by_task)}
     episodes = {"task_success_all": {task_id: by_task[task_id] for task_id in scored}}
     rates = {
-        name: _mean(episodes.get(name, scored), measure, seed, rate=True) for name, measure in RATES.items()
+        name: _mean(episodes.get(name, scored), measure, seed, rate=True)
+        for name, measure in RATE_METRICS.items()
     }
-    return rates | {name: _mean(scored, measure, seed, rate=False) for name, measure in MEANS.items()}
+    return rates | {name: _mean(scored, measure, seed, rate=False) for name, measure in MEAN_METRICS.items()}
 
 
 def _of_complexity(

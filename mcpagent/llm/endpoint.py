@@ -204,8 +204,8 @@ def _message(error: openai.APIStatusError) -> str:
     return str(body or error.message)[:300]
 
 
-Backend = Literal["chat", "responses"]
-BACKENDS: tuple[Backend, ...] = ("responses", "chat")
+Api = Literal["chat", "responses"]
+APIS: tuple[Api, ...] = ("responses", "chat")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,7 @@ class EndpointSettings:
     """`base_url` None is OpenAI's own; `timeout_s` is the deadline of one attempt, its whole answer."""
 
     model: str
-    backend: Backend = "responses"
+    backend: Api = "responses"
     base_url: str | None = None
     api_key: str
     timeout_s: float = 120.0

@@ -20,7 +20,7 @@ from typing import Any
 from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Completion, FinishReason, TokenUsage
-from mcpagent.core.values import MAX_DEPTH, decode_model_json
+from mcpagent.core.values import MAX_JSON_DEPTH, decode_model_json
 from mcpagent.errors import EpisodeError
 from mcpagent.llm.budget import Price
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Finish
@@ -168,7 +168,7 @@ def _arguments(raw: str) -> JsonObject | None:
     text = raw.strip()
     try:
         # The call around the arguments is a level of its own.
-        value, end = decode_model_json(text or "{}", max_depth=MAX_DEPTH - 1)
+        value, end = decode_model_json(text or "{}", max_depth=MAX_JSON_DEPTH - 1)
     except ValueError:
         return None
     return value if isinstance(value, dict) and end >= len(text) else None

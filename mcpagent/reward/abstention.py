@@ -22,7 +22,7 @@ from mcpagent.core.values import numbers_in
 from mcpagent.reward.phrasing import Evidence, has_words, plain, tokens, without_markup
 
 ABSTENTIONS = ("cannot", "asks", "replies")
-MAX_WORDS = 120
+MAX_ABSTENTION_WORDS = 120
 
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n+")
 _CLAUSE = re.compile(
@@ -113,7 +113,7 @@ _LONE_WORDS = 3  # a clause of fewer words that refuses nothing and greets nobod
 def abstention_holds(check: AnswerCheck, answer: str, without: Sequence[Any], evidence: Evidence) -> bool:
     """Whether `answer` abstains as the check asks. `without` are its values, resolved."""
     text = without_markup(answer).replace("’", "'")
-    limit = (check.model_extra or {}).get("max_words", MAX_WORDS)
+    limit = (check.model_extra or {}).get("max_words", MAX_ABSTENTION_WORDS)
     if re.search(r"[^\W\d_]{2,}", text) is None or len(text.split()) > limit:
         return False
     if "{" in text or any(has_words(plain(format_value(fact)), plain(text)) for fact in without):

@@ -22,7 +22,7 @@ from mcpagent.storage.atomic import write_text
 from mcpagent.storage.locks import LOCK_NAME, holder, locked_folder, this_process
 from mcpagent.storage.run_folder import STATUS_NAME, RunFolder, has_not_begun, not_empty, step_of
 
-State = Literal["running", "finished", "interrupted", "failed"]
+RunState = Literal["running", "finished", "interrupted", "failed"]
 
 _DEFAULT_NAME = re.compile(r"train-(\d{4}-\d{2}-\d{2})-([a-z]+)")
 
@@ -65,7 +65,7 @@ class RunSession:
     kind: str
     total_steps: int | None = None
     started_at: str = field(default_factory=lambda: now())
-    state: State = "finished"
+    state: RunState = "finished"
     reason: str | None = None
     has_begun: bool = False
 
@@ -90,7 +90,7 @@ class RunSession:
             self.state, self.reason = "failed", message
         self._write(self.state, ended_at=now())
 
-    def _write(self, state: State, *, ended_at: str | None) -> None:
+    def _write(self, state: RunState, *, ended_at: str | None) -> None:
         document = {
             "schema_version": 1,
             "kind": self.kind,
@@ -164,7 +164,7 @@ class RunInfo:
     name: str
     path: str
     kind: str
-    state: State
+    state: RunState
     reason: str | None
     steps: int
     total_steps: int | None
@@ -218,7 +218,7 @@ def _info(folder: Path) -> RunInfo:
     )
 
 
-def _state(run: RunFolder, status: JsonObject, steps: int) -> State:
+def _state(run: RunFolder, status: JsonObject, steps: int) -> RunState:
     """Of a run that no process writes."""
     state = status.get("state")
     if state in ("finished", "interrupted", "failed"):

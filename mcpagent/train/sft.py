@@ -13,7 +13,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory, Turn
-from mcpagent.env.dialects.registry import TOOL_FORMATS
+from mcpagent.env.dialects.registry import DIALECT_OF
 from mcpagent.env.episode import observations
 from mcpagent.env.offer import offer
 from mcpagent.env.parsing import parse_action
@@ -264,7 +264,7 @@ def _written(text: str, renderer: Renderer) -> tuple[int, ...]:
         return renderer.action_ids(rewritten(text, renderer.tool_format))
 
     def write(data: JsonObject) -> str:
-        calls = TOOL_FORMATS[renderer.tool_format].write([(name, values) for name, values in data["calls"]])
+        calls = DIALECT_OF[renderer.tool_format].write([(name, values) for name, values in data["calls"]])
         return "\n".join(part for part in (data["text"], calls) if part)
 
     return renderer.written_ids(data, write)

@@ -14,7 +14,7 @@ from mcpagent.core import registry
 from mcpagent.core.registry import Family
 from mcpagent.core.tasks import RewardSpec
 from mcpagent.env.dialects.contract import Dialect
-from mcpagent.env.dialects.registry import TOOL_FORMATS
+from mcpagent.env.dialects.registry import DIALECT_OF
 from mcpagent.train.objective.advantages import Estimator
 from mcpagent.train.objective.loss import Loss
 
@@ -33,8 +33,8 @@ CHOICES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_implementation_is_where_the_registry_says(family: str) -> None:
     assert len(FAMILIES[family]) > 0
-    for name, entry in FAMILIES[family].items():
-        assert FAMILIES[family].load(name) is not None and entry.summary
+    for name, member in FAMILIES[family].items():
+        assert FAMILIES[family].load(name) is not None and member.summary
 
 
 def test_members_are_of_one_kind() -> None:
@@ -50,8 +50,8 @@ def test_the_configuration_takes_the_names_of_the_registry_and_no_others(family:
 
 
 def test_a_dialect_has_the_name_that_it_is_chosen_by() -> None:
-    assert tuple(TOOL_FORMATS) == registry.TOOL_FORMATS
-    assert all(dialect.name == name for name, dialect in TOOL_FORMATS.items())
+    assert tuple(DIALECT_OF) == registry.TOOL_FORMATS
+    assert all(dialect.name == name for name, dialect in DIALECT_OF.items())
 
 
 def test_a_name_that_no_member_has_is_an_error_that_names_them() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from mcpagent.env.dialects.registry import TOOL_FORMATS
+from mcpagent.env.dialects.registry import DIALECT_OF
 
 _CALLS = [
     dialect.write([("quote", {"ticker": "AAPL", "days": 5, "deep": {"a": [1, None, "</tool_call>"]}})])
-    for dialect in TOOL_FORMATS.values()
+    for dialect in DIALECT_OF.values()
 ]
 _TAGS = (
     *("<tool_call>", "</tool_call>", "<tool>", "</tool>", "<quote>", "</quote>", "<think>", "</think>"),

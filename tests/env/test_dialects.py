@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mcpagent.env.dialects.registry import DIALECTS, TOOL_FORMATS
+from mcpagent.env.dialects.registry import DIALECT_OF, LOADED_DIALECTS
 from mcpagent.env.parsing import parse_action
 
 SCHEMA = {
@@ -86,21 +86,21 @@ def test_no_dialect_takes_the_call_of_another_for_its_own(tool_format: str) -> N
             assert not parsed.calls or parsed.calls[0].arguments["days"] == 5
 
 
-@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+@pytest.mark.parametrize("tool_format", DIALECT_OF)
 def test_the_instruction_shows_a_call_that_the_parser_reads(tool_format: str) -> None:
-    example = re.search("write\n(.*)\nwith", TOOL_FORMATS[tool_format].instruction, re.DOTALL)
+    example = re.search("write\n(.*)\nwith", DIALECT_OF[tool_format].instruction, re.DOTALL)
     assert example is not None
     assert calls_of(example[1], tool_format) == [("TOOL_NAME", {"ARGUMENT_NAME": "VALUE"})]
 
 
-@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+@pytest.mark.parametrize("tool_format", DIALECT_OF)
 def test_several_calls_are_read_in_the_order_in_which_they_were_written(tool_format: str) -> None:
     calls: list[tuple[str, dict[str, Any]]] = [
         ("quote", {"ticker": "A"}),
         ("news", {}),
         ("quote", {"days": 2}),
     ]
-    assert calls_of(TOOL_FORMATS[tool_format].write(calls), tool_format) == calls
+    assert calls_of(DIALECT_OF[tool_format].write(calls), tool_format) == calls
 
 
 TYPED = st.fixed_dictionaries(
@@ -117,12 +117,12 @@ TYPED = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+@pytest.mark.parametrize("tool_format", DIALECT_OF)
 @given(arguments=TYPED)
 def test_what_a_dialect_writes_it_reads_back_with_the_types_of_the_schema(
     tool_format: str, arguments: dict[str, Any]
 ) -> None:
-    text = TOOL_FORMATS[tool_format].write([("quote", arguments)])
+    text = DIALECT_OF[tool_format].write([("quote", arguments)])
     # Thinking is cut out first, and a bare value cannot hold what ends it: neither has a way to be escaped.
     assume("think>" not in text)
     assume(not re.search(r"</(parameter|arg_value)>", arguments.get("ticker", "")))
@@ -163,7 +163,7 @@ def test_what_a_dialect_writes_it_reads_back_with_the_types_of_the_schema(
 def test_a_bare_value_becomes_what_the_schema_says(
     tool_format: str, key: str, text: str, value: object
 ) -> None:
-    written = DIALECTS[tool_format].write([("quote", {key: text})])
+    written = LOADED_DIALECTS[tool_format].write([("quote", {key: text})])
     [(_, arguments)] = calls_of(written, tool_format)
     assert arguments == {key: value} and type(arguments[key]) is type(value)
 
@@ -171,7 +171,7 @@ def test_a_bare_value_becomes_what_the_schema_says(
 @pytest.mark.parametrize("tool_format", ["qwen3_coder", "glm"])
 def test_a_bare_value_may_hold_line_breaks_and_tags(tool_format: str) -> None:
     code = "\n\nif a < b:\n    print('</tool_call>', '<parameter=x>')\n\n"
-    assert calls_of(DIALECTS[tool_format].write([("run", {"ticker": code})]), tool_format) == [
+    assert calls_of(LOADED_DIALECTS[tool_format].write([("run", {"ticker": code})]), tool_format) == [
         ("run", {"ticker": code})
     ]
 
@@ -216,7 +216,7 @@ def test_broken_calls_past_a_bound_are_not_read_one_by_one() -> None:
     assert len(parsed.failures) == 33 and "too many" in parsed.failures[-1].reason
 
 
-@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+@pytest.mark.parametrize("tool_format", DIALECT_OF)
 @pytest.mark.parametrize(
     "text",
     [

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from mcpagent.core.records import JsonObject
-from mcpagent.env.dialects.registry import TOOL_FORMATS
+from mcpagent.env.dialects.registry import DIALECT_OF
 from mcpagent.env.parsing import ParsedAction, parse_action
 from tests.env.fuzz import TRIGGERS, action
 
@@ -30,7 +30,7 @@ def _parse(text: str, tool_format: str) -> ParsedAction:
 
 def _fuzz(n: int, *, seed: int) -> Counter[str]:
     """`n` outputs, each to one parser in turn; what was found."""
-    source, formats = random.Random(seed), list(TOOL_FORMATS)
+    source, formats = random.Random(seed), list(DIALECT_OF)
     counts: Counter[str] = Counter()
     for index in range(n):
         text, tool_format = action(source), formats[index % len(formats)]
@@ -52,7 +52,7 @@ def _fuzz(n: int, *, seed: int) -> Counter[str]:
 def test_no_output_makes_a_parser_fail_and_plain_text_is_no_call() -> None:
     counts = _fuzz(16_000, seed=1)
     assert counts["plain"] > 2_000
-    for tool_format in TOOL_FORMATS:  # the fuzzer reaches both ends of every parser
+    for tool_format in DIALECT_OF:  # the fuzzer reaches both ends of every parser
         assert counts[f"{tool_format} calls"] > 10, counts
         assert counts[f"{tool_format} failures"] > 10, counts
 
@@ -113,11 +113,11 @@ _OPENINGS = (
 )
 
 
-@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+@pytest.mark.parametrize("tool_format", DIALECT_OF)
 def test_reading_takes_time_in_proportion_to_the_length(tool_format: str) -> None:
     """CPU seconds of 100 KB against those of 12.5 KB: 8 times as much, 64 times where time is quadratic."""
     slow: list[tuple[str, str, float, float]] = []
-    blocks = tuple(TOOL_FORMATS[tool_format].blocks)
+    blocks = tuple(DIALECT_OF[tool_format].blocks)
     for opening in [opening for opening in _OPENINGS if not opening or opening.startswith(blocks)]:
         for piece in _REPEATED:
             short, long = (opening + piece * (size // len(piece)) for size in (12_500, 100_000))

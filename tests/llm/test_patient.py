@@ -9,7 +9,7 @@ from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget, BudgetSpent, Price, at_most
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, Finish
-from mcpagent.llm.endpoint import BACKENDS, Backend, Endpoint, EndpointSettings, json_of
+from mcpagent.llm.endpoint import APIS, Api, Endpoint, EndpointSettings, json_of
 from tests.llm.service import API_KEY, Answer, Received, Script, Service, error, says, service
 
 SCHEMA = {
@@ -28,7 +28,7 @@ def use(
     script: Script,
     work: Callable[[RetryingClient], Awaitable[Any]],
     *,
-    backend: Backend = "chat",
+    backend: Api = "chat",
     budget: Callable[[], ApiBudget] = ApiBudget,
     timeout_s: float = 20.0,
     **options: Any,
@@ -57,8 +57,8 @@ async def failing(client: RetryingClient) -> ChatFailed:
     return failed.value
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_both_apis_send_the_schema_and_read_the_answer(backend: Backend) -> None:
+@pytest.mark.parametrize("backend", APIS)
+def test_both_apis_send_the_schema_and_read_the_answer(backend: Api) -> None:
     reply, running, _ = use(lambda received: says(received, GOOD), ask, backend=backend)
     assert (json_of(reply), reply.finish) == ({"n": 3}, Finish.STOP)
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (100, 20)
@@ -70,8 +70,8 @@ def test_both_apis_send_the_schema_and_read_the_answer(backend: Backend) -> None
     assert sent["strict"] is True
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_refusal_and_a_cut_answer_are_told_from_an_answer(backend: Backend) -> None:
+@pytest.mark.parametrize("backend", APIS)
+def test_a_refusal_and_a_cut_answer_are_told_from_an_answer(backend: Api) -> None:
     refused, _, _ = use(lambda received: says(received, "no", refuses=True), ask, backend=backend)
     cut, _, _ = use(lambda received: says(received, '{"n', is_cut=True), ask, backend=backend)
     assert (refused.finish, refused.text) == (Finish.REFUSED, "no")

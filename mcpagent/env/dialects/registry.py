@@ -17,5 +17,5 @@ AUTO = Dialect(
     strays=(*HERMES.strays, *XML.strays),
     read_text=JSON.read_text,
 )
-DIALECTS: Mapping[str, Dialect] = {name: registry.DIALECTS.load(name) for name in registry.DIALECTS}
-TOOL_FORMATS: Mapping[str, Dialect] = {"auto": AUTO, **DIALECTS}
+LOADED_DIALECTS: Mapping[str, Dialect] = {name: registry.DIALECTS.load(name) for name in registry.DIALECTS}
+DIALECT_OF: Mapping[str, Dialect] = {"auto": AUTO, **LOADED_DIALECTS}

@@ -24,12 +24,12 @@ from mcpagent.evaluate.report.run_data import (
     points,
     points_interval,
 )
-from mcpagent.evaluate.summary import RATES, EvalResult, success_of_all
+from mcpagent.evaluate.summary import RATE_METRICS, EvalResult, success_of_all
 from mcpagent.tools.metrics import PoolMetrics, ToolMetrics
 
 STRIP_PX = 140  # the drawn length of 0..1
 SETTINGS = (("Greedy", ""), ("Sampled", SAMPLED))
-MEASURES: dict[str, str] = {
+SHOWN_METRICS: dict[str, str] = {
     "tool_sequence_accuracy": "Exact tool sequence",
     "answer_accuracy": "Right answer",
     "coverage": "Gold calls covered",
@@ -95,8 +95,8 @@ def measures_table(run: RunView) -> str:
     before, after = run.evaluations.get(BEFORE), run.evaluations.get(AFTER)
     passes = [(f"{n} (sampled)", n) for n in _pass_names(run.evaluations.get(AFTER + SAMPLED))]
     rows: list[str] = []
-    for name, label in MEASURES.items():
-        is_rate = name in RATES
+    for name, label in SHOWN_METRICS.items():
+        is_rate = name in RATE_METRICS
         sides = [e.metrics.get(name) if e else None for e in (before, after)]
         if any(m is not None and m.value is not None for m in sides):
             cells = "".join(_metric_cell(m, is_rate=is_rate) for m in sides)
