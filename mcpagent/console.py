@@ -15,10 +15,10 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Protocol, TypeVar, cast
 
 import rich.console
 import rich.progress
@@ -38,6 +38,17 @@ class Advance(Protocol):
     def __call__(self, amount: int = 1, *, note: str = "") -> None:
         """Add `amount` to what is done."""
         ...
+
+
+class Result(Protocol):
+    """What a command has to show, which `--json` prints as one document."""
+
+    def as_json(self) -> Any:
+        """The document."""
+        ...
+
+
+R = TypeVar("R", bound=Result)
 
 
 class Console:
@@ -61,6 +72,13 @@ class Console:
             # JSON escapes every control character but one, and whatever is not ASCII.
             sys.stdout.write(document.replace("\x7f", "\\u007f") + "\n")
             sys.stdout.flush()
+
+    def print_result(self, result: R, show: Callable[[R, Console], None]) -> None:
+        """Print the result of a command: its document with `is_json`, else what `show` prints of it."""
+        if self.is_json:
+            self.print_json(result.as_json())
+        else:
+            show(result, self)
 
     def say(self, text: str) -> None:
         """Print a line of the result."""

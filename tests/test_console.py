@@ -34,6 +34,17 @@ def test_without_json_the_result_goes_to_stdout(capsys: pytest.CaptureFixture[st
     assert "[bold]simple" in out and "next: mcpagent report [RUN]" in out and err == ""
 
 
+def test_a_result_is_shown_or_printed_as_its_document(capsys: pytest.CaptureFixture[str]) -> None:
+    error = UserError("bad value")
+    for is_json in (False, True):
+        Console(is_json=is_json).print_result(error, lambda result, console: console.say(f"it is a {result}"))
+    out, err = capsys.readouterr()
+    said, _, document = out.partition("\n")
+    assert (
+        said == "it is a bad value" and json.loads(document)["error"]["message"] == "bad value" and err == ""
+    )
+
+
 def test_an_error_shows_its_place_and_remedy_and_has_its_document(capsys: pytest.CaptureFixture[str]) -> None:
     Console(is_json=True).fail(UserError("bad [value]", where="a.yaml:3", remedy="mcpagent doctor"))
     out, err = capsys.readouterr()

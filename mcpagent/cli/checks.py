@@ -163,10 +163,7 @@ def check(
 
 
 def _finish(outcome: CheckOutcome, console: Console, show: Callable[[CheckOutcome, Console], None]) -> None:
-    if console.is_json:
-        console.print_json(outcome.as_json())
-    else:
-        show(outcome, console)
+    console.print_result(outcome, show)
     if not outcome.passed:
         raise typer.Exit(1)
 
@@ -297,10 +294,7 @@ def smoke(
 
     console = Console(is_json=as_json)
     result = run(backend=backend, model=model, console=console)
-    if as_json:
-        console.print_json(result.as_json())
-    else:
-        _print_proofs(result, console)
+    console.print_result(result, _print_proofs)
 
 
 def _print_proofs(result: SmokeResult, console: Console) -> None:

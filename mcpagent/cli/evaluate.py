@@ -252,10 +252,7 @@ def rollout(
         samples=samples,
         console=console,
     )
-    if as_json:
-        console.print_json(outcome.as_json())
-    else:
-        _print_rollout(outcome, console)
+    console.print_result(outcome, _print_rollout)
 
 
 def _print_rollout(outcome: RolloutOutcome, console: Console) -> None:

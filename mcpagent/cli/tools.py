@@ -153,10 +153,7 @@ def bench_tool(
         allow_writes=allow_writes,
         console=console,
     )
-    if as_json:
-        console.print_json(outcome.as_json())
-    else:
-        _print_bench(outcome, console)
+    console.print_result(outcome, _print_bench)
     if outcome.calls < outcome.planned:
         raise typer.Exit(130)
     if outcome.failures:
