@@ -372,7 +372,7 @@ async def _start(config: ServerConfig) -> tuple[CheckResult, list[ToolSpec] | No
             detail = "; ".join([detail, *notes])
     except UserError as error:
         command = _shell_command(config) if isinstance(config, StdioServer) else None
-        return _failed(name, error, remedy=command), None
+        return _failed(name, error, remedy=command or error.remedy), None
     if not tools:
         detail = "; ".join([f"no tools, in {seconds:.1f} s", *notes])
         return CheckResult(name=name, status=CheckStatus.WARN, detail=detail), tools

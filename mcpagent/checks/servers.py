@@ -23,6 +23,8 @@ from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.chaos import ChaosFault, ChaosResult, chaos, faults_of
 from mcpagent.tools.servers_config import HttpServer, ServerConfig, StdioServer, builtin_servers
+from mcpagent.tools.transports.login import LoginPrompt, log_in
+from mcpagent.tools.transports.oauth import forget_login, store_login
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,34 @@ def call_tool(
     return asyncio.run(run())
 
 
+def log_in_at(name: str, configs: Sequence[ServerConfig], prompt: LoginPrompt) -> JsonObject:
+    """Have a person log in at a server, and keep the login. Raises UserError."""
+    login = asyncio.run(log_in(_over_http(name, configs), prompt))
+    return {
+        "url": login.server,
+        "kept_in": store_login(login),
+        "renewable": login.token.refresh_token is not None,
+        "scope": login.token.scope,
+    }
+
+
+def log_out_at(name: str, configs: Sequence[ServerConfig]) -> bool:
+    """Forget the login at a server; False where there was none. Raises UserError."""
+    return forget_login(_over_http(name, configs).url)
+
+
+def _over_http(name: str, configs: Sequence[ServerConfig]) -> HttpServer:
+    config = next((config for config in configs if config.name == name), None)
+    if config is None:
+        raise _unknown("server", name, [config.name for config in configs])
+    if not isinstance(config, HttpServer):
+        raise UserError(
+            f"server {name!r} is not reached over HTTP, so there is nothing to log in at",
+            remedy="What a program on this machine needs to know goes into its env.",
+        )
+    return config
+
+
 def _place(dotted: str, configs: Sequence[ServerConfig]) -> tuple[ServerConfig, str]:
     """The server and the tool that SERVER.TOOL names. Both may hold dots: the longest server name wins."""
     for config in sorted(configs, key=lambda c: len(c.name), reverse=True):
@@ -131,7 +161,9 @@ async def _list(config: ServerConfig, console: Console) -> ListedServer:
             start_s = time.perf_counter() - started_s
             return ListedServer(name=config.name, tools=tuple(pool.tools.values()), start_s=start_s)
     except UserError as error:
-        return ListedServer(name=config.name, failure=error.message, start_s=time.perf_counter() - started_s)
+        login = isinstance(config, HttpServer) and error.remedy and "tools login" in error.remedy
+        failure = f"{error.message}\n  {error.remedy}" if login else error.message
+        return ListedServer(name=config.name, failure=failure, start_s=time.perf_counter() - started_s)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""`mcpagent tools`: list, call and measure the tools of MCP servers."""
+"""`mcpagent tools`: list, call and measure the tools of MCP servers, and log in at servers."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import sys
@@ -32,7 +33,7 @@ tools_app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, call and measure the tools of MCP servers.",
+    help="List, call and measure the tools of MCP servers; log in at them.",
 )
 
 _Tool = Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="As `mcpagent tools list` prints it.")]
@@ -118,6 +119,91 @@ def call_tool(
         console.note(f"the tool is {_signature(spec)}; mcpagent tools list --json shows its schema")
     if result.is_error:
         raise typer.Exit(1)
+
+
+@tools_app.command("login")
+def log_in(
+    server: Annotated[str, typer.Argument(metavar="SERVER", help="Its name in the file.")],
+    servers: Servers = None,
+    data: _Data = None,
+    device: Annotated[
+        bool | None,
+        typer.Option(
+            "--device/--browser",
+            help="Enter a code on any device, or log in with a browser on this machine. Default: a code "
+            "where the server offers that and no browser is here.",
+            show_default=False,
+        ),
+    ] = None,
+    open_browser: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the browser, or only print the address.")
+    ] = True,
+    scope: Annotated[
+        str | None, typer.Option(metavar="SCOPES", help="Before what the file and the server say.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait for you.")
+    ] = 300,
+    as_json: Json = False,
+) -> None:
+    """Log in at a server that wants OAuth. The token is kept in the system's keyring, else in a file that you
+    alone can read, and used and renewed by every command.
+
+    Example: mcpagent tools login shop --servers mcp.json
+    """
+    from mcpagent.checks.servers import log_in_at
+    from mcpagent.cli.options import chosen_servers
+    from mcpagent.console import Console
+    from mcpagent.tools.transports.login import LoginPrompt
+
+    console = Console(is_json=as_json)
+    has_browser = _has_browser()
+    prompt = LoginPrompt(
+        show=lambda text: console.show(text, is_error=True),
+        visit=_open_browser if open_browser and has_browser else lambda _: None,
+        device=device,
+        has_browser=has_browser,
+        scope=scope,
+        timeout_s=timeout,
+    )
+    outcome = log_in_at(server, chosen_servers(servers, console=console, data=data), prompt)
+    if as_json:
+        console.print_json(outcome)
+    else:
+        until = "" if outcome["renewable"] else "; it cannot be renewed, so this has to be done again"
+        console.say(f"logged in at {outcome['url']}; kept in {outcome['kept_in']}{until}")
+
+
+@tools_app.command("logout")
+def log_out(
+    server: Annotated[str, typer.Argument(metavar="SERVER", help="Its name in the file.")],
+    servers: Servers = None,
+    data: _Data = None,
+) -> None:
+    """Forget the login at a server.
+
+    Example: mcpagent tools logout shop --servers mcp.json
+    """
+    from mcpagent.checks.servers import log_out_at
+    from mcpagent.cli.options import chosen_servers
+    from mcpagent.console import Console
+
+    console = Console()
+    had_login = log_out_at(server, chosen_servers(servers, console=console, data=data))
+    console.say("the login is forgotten" if had_login else "there was no login")
+
+
+def _has_browser() -> bool:
+    """Whether a browser on this machine can be shown to the person at the terminal."""
+    if "SSH_CONNECTION" in os.environ:
+        return False
+    return sys.platform == "darwin" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+
+
+def _open_browser(address: str) -> None:
+    import webbrowser
+
+    webbrowser.open(address)
 
 
 @tools_app.command("bench")

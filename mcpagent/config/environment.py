@@ -1,8 +1,11 @@
-"""The environment variables in force, and the files that ship with mcpagent."""
+"""The environment variables in force, texts that name them, and the files that ship with mcpagent."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from dotenv import dotenv_values
@@ -20,6 +23,81 @@ def environment() -> dict[str, str]:
     variables = from_file | dict(os.environ)
     SECRETS.learn_named(variables)
     return variables
+
+
+# VS Code prefixes a kind: `${env:VAR}`, `${input:id}`.
+_VARIABLE = re.compile(r"\$\{(?:(?P<kind>env|input):)?(?P<name>[A-Za-z_][\w.-]*?)(?::-(?P<default>[^}]*))?\}")
+
+
+FOLDERS = ("workspaceFolder", "workspaceFolderBasename", "userHome")  # that VS Code knows
+
+
+class UnsetVariable(Exception):
+    """A variable without a value: what is missing, and what to do."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """`text` with its variables replaced; `$VAR` without braces is plain text. Raises UnsetVariable."""
+    return _VARIABLE.sub(lambda match: _value(match, variables), text)
+
+
+def shell_word(text: str, variables: Mapping[str, str]) -> str:
+    """`text` as a word of a shell's command that means the same: `${VAR}` where it names a variable, and no
+    secret that was typed in its place. The folders that VS Code knows are written out."""
+    pieces: list[str] = []
+    names_variable = False
+    done = 0
+    for match in _VARIABLE.finditer(text):
+        pieces.append(_in_quotes(SECRETS.text(text[done : match.start()])))
+        done = match.end()
+        if match["name"] in FOLDERS and match["kind"] is None:
+            pieces.append(_in_quotes(_value(match, variables)))
+            continue
+        names_variable = True
+        default = "" if match["default"] is None else f":-{_in_quotes(SECRETS.text(match['default']))}"
+        pieces.append(f"${{{match['name']}{default}}}")
+    word = "".join([*pieces, _in_quotes(SECRETS.text(text[done:]))])
+    return f'"{word}"' if names_variable else shlex.quote(SECRETS.text(expand(text, variables)))
+
+
+def _in_quotes(text: str) -> str:
+    """Within double quotes of a shell."""
+    return re.sub(r'([\\"$`])', r"\\\1", text)
+
+
+def known_variables(path: Path) -> dict[str, str]:
+    """What the file at `path` may name: the environment in force, and the folders that VS Code knows."""
+    folder = path.resolve().parent
+    workspace = folder.parent if folder.name == ".vscode" else folder
+    return dict(zip(FOLDERS, (str(workspace), workspace.name, str(Path.home())), strict=True)) | environment()
+
+
+def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    name, default = match["name"], match["default"]
+    if match["kind"] == "input":
+        raise UnsetVariable(
+            f"asks for the VS Code input {name!r}", "Replace it by an environment variable: ${NAME}."
+        )
+    value = variables.get(name)
+    if not value and default is not None:  # as in a shell, `:-` also replaces an empty value
+        return default
+    if value is None:
+        raise UnsetVariable(
+            f"needs the environment variable {name}, which is not set",
+            f"export {name}=...  (or put {name}=... into .env)",
+        )
+    SECRETS.learn({name: value})
+    return value
+
+
+def state_folder() -> Path:
+    """The folder of what mcpagent keeps for a user beside their projects; it may not be there yet."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "mcpagent"
 
 
 _PACKAGE = Path(__file__).resolve().parent.parent

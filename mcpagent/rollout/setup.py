@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcpagent.config.environment import environment
+from mcpagent.config.environment import environment, state_folder
 from mcpagent.config.schema import ServerSection, ToolsConfig, TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
@@ -137,8 +136,7 @@ def _marks(servers: Path) -> list[Path]:
     keys = [place]
     with suppress(OSError):
         keys.append(servers.read_bytes())
-    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
-    return [state / "mcpagent" / "servers" / hashlib.sha256(key).hexdigest() for key in keys]
+    return [state_folder() / "servers" / hashlib.sha256(key).hexdigest() for key in keys]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from mcpagent.core.tools import FailureKind
 from mcpagent.tools.wire import (
     FORBIDDEN,
+    LOGIN_NEEDED,
     MALFORMED_RESULT,
     NOT_SENT,
     OVERSIZE_RESULT,
@@ -38,6 +39,14 @@ class CallFailed(Exception):
         super().__init__(text)
         self.kind = kind
         self.text = text
+
+
+class LoginNeeded(CallFailed):
+    """A call that the server takes only once a person has logged in; `remedy` is the command for that."""
+
+    def __init__(self, text: str, remedy: str) -> None:
+        super().__init__(FailureKind.UPSTREAM, text)
+        self.remedy = remedy
 
 
 class CallLost(Exception):
@@ -62,13 +71,17 @@ class CallThrottled(CallLost):
 
 class OpenFailed(Exception):
     """A server did not start. `permanent` where another attempt cannot help (no such command); `is_away`
-    where nobody took the question: a service that somebody else restarts may be on its way back."""
+    where nobody took the question: a service that somebody else restarts may be on its way back. `login` is
+    the command for a login without which it takes no call."""
 
-    def __init__(self, text: str, *, permanent: bool = False, is_away: bool = False) -> None:
+    def __init__(
+        self, text: str, *, permanent: bool = False, is_away: bool = False, login: str | None = None
+    ) -> None:
         super().__init__(text)
         self.text = text
         self.permanent = permanent
         self.is_away = is_away
+        self.login = login
 
 
 class ServerEnded(Exception):
@@ -90,6 +103,8 @@ def classify(error: BaseException) -> CallFailed | CallLost:
         case MCPError(code=code, message=message, data=data):
             if code == THROTTLED:
                 return CallThrottled(message, data.get(RETRY_AFTER) if isinstance(data, dict) else None)
+            if code == LOGIN_NEEDED and isinstance(data, dict):
+                return LoginNeeded(message, data["remedy"])
             return _of_code(code, message)
         case ValidationError():
             return CallFailed(FailureKind.SCHEMA, f"the server sent a malformed result: {flat(error)}")

@@ -22,7 +22,7 @@ from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.tools.catalog import Catalog, CatalogSettings, declared, near_match
 from mcpagent.tools.connection import Connection, PendingCall, WriteGeneration
 from mcpagent.tools.contract import PURPOSE_META_KEY, OnChange, Purpose
-from mcpagent.tools.faults import CallFailed, OpenFailed
+from mcpagent.tools.faults import CallFailed, LoginNeeded, OpenFailed
 from mcpagent.tools.limits import CallLimits, ServerLimits
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.server import StartedServer
@@ -62,7 +62,7 @@ class PoolSession:
 
     async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
         """Make the call; every failure is a result. `call.server` may be empty: then `call.tool` is the name
-        that the model sees."""
+        that the model sees. Raises UserError where the server takes no call before a person has logged in."""
         if self._closed:
             raise RuntimeError("the session is closed")
         try:
@@ -77,6 +77,9 @@ class PoolSession:
                 raise CallFailed(FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
             raw = await self._connection(server).call(pending)
             result = self._result(server, named, raw, latency_s=pending.latency_s)
+        except LoginNeeded as needed:
+            # Every further call of the server would fail alike, and leave its episode unscored.
+            raise UserError(needed.text, where=f"server {server.name!r}", remedy=needed.remedy) from needed
         except CallFailed as failure:
             if failure.kind is FailureKind.UPSTREAM and server.inputs[spec.name].fault(call.arguments):
                 # Some servers break down over wrong arguments instead of refusing them.
@@ -296,9 +299,13 @@ class ToolPool:
         specs: list[ToolSpec] = []
         failures: list[str] = []
         unstarted: list[ServerConfig] = []
+        logins: list[str] = []
         for config, server, outcome in zip(self._configs, servers, started, strict=True):
             if isinstance(outcome, OpenFailed):
-                unstarted.append(config)
+                if outcome.login is None:
+                    unstarted.append(config)
+                else:
+                    logins.append(outcome.login)
                 why, _ = cut_middle(SECRETS.text(outcome.text), _WHY_CHARS)
                 failures.append(f"server {server.name!r} did not start: {why}")
             elif isinstance(outcome, BaseException):
@@ -306,7 +313,10 @@ class ToolPool:
             else:
                 specs += outcome
         if failures:
-            raise UserError("\n".join(failures), remedy=_start_remedy(unstarted))
+            remedies = [*logins, *([_start_remedy(unstarted)] if unstarted else [])]
+            raise UserError("
+".join(failures), remedy="
+  ".join(remedies))
         specs = declared(specs, read_only=self._settings.read_only)
         self._catalog = Catalog.of(specs, allow=self._settings.allow)
 

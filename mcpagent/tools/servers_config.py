@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
 
-from mcpagent.config.environment import environment
+from mcpagent.config.environment import UnsetVariable, expand, known_variables, shell_word
 from mcpagent.core.records import shown_value
 from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
@@ -25,76 +24,6 @@ from mcpagent.servers.sandbox.contract import SandboxKind
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer, Server
-
-# VS Code prefixes a kind: `${env:VAR}`, `${input:id}`.
-_VARIABLE = re.compile(r"\$\{(?:(?P<kind>env|input):)?(?P<name>[A-Za-z_][\w.-]*?)(?::-(?P<default>[^}]*))?\}")
-
-
-FOLDERS = ("workspaceFolder", "workspaceFolderBasename", "userHome")  # that VS Code knows
-
-
-class UnsetVariable(Exception):
-    """A variable without a value: what is missing, and what to do."""
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.remedy = remedy
-
-
-def expand(text: str, variables: Mapping[str, str]) -> str:
-    """`text` with its variables replaced; `$VAR` without braces is plain text. Raises Unresolved."""
-    return _VARIABLE.sub(lambda match: _value(match, variables), text)
-
-
-def shell_word(text: str, variables: Mapping[str, str]) -> str:
-    """`text` as a word of a shell's command that means the same: `${VAR}` where it names a variable, and no
-    secret that was typed in its place. The folders that VS Code knows are written out."""
-    pieces: list[str] = []
-    names_variable = False
-    done = 0
-    for match in _VARIABLE.finditer(text):
-        pieces.append(_in_quotes(SECRETS.text(text[done : match.start()])))
-        done = match.end()
-        if match["name"] in FOLDERS and match["kind"] is None:
-            pieces.append(_in_quotes(_value(match, variables)))
-            continue
-        names_variable = True
-        default = "" if match["default"] is None else f":-{_in_quotes(SECRETS.text(match['default']))}"
-        pieces.append(f"${{{match['name']}{default}}}")
-    word = "".join([*pieces, _in_quotes(SECRETS.text(text[done:]))])
-    return f'"{word}"' if names_variable else shlex.quote(SECRETS.text(expand(text, variables)))
-
-
-def _in_quotes(text: str) -> str:
-    """Within double quotes of a shell."""
-    return re.sub(r'([\\"$`])', r"\\\1", text)
-
-
-def known_variables(path: Path) -> dict[str, str]:
-    """What the file at `path` may name: the environment in force, and the folders that VS Code knows."""
-    folder = path.resolve().parent
-    workspace = folder.parent if folder.name == ".vscode" else folder
-    return dict(zip(FOLDERS, (str(workspace), workspace.name, str(Path.home())), strict=True)) | environment()
-
-
-def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
-    name, default = match["name"], match["default"]
-    if match["kind"] == "input":
-        raise UnsetVariable(
-            f"asks for the VS Code input {name!r}", "Replace it by an environment variable: ${NAME}."
-        )
-    value = variables.get(name)
-    if not value and default is not None:  # as in a shell, `:-` also replaces an empty value
-        return default
-    if value is None:
-        raise UnsetVariable(
-            f"needs the environment variable {name}, which is not set",
-            f"export {name}=...  (or put {name}=... into .env)",
-        )
-    SECRETS.learn({name: value})
-    return value
-
 
 # What has no end (a string, a comment) is one match too, or each quote in it would be tried as a beginning.
 _STRING = r'"(?:\\.|[^"\\\n])*+"?'
@@ -138,8 +67,8 @@ Isolation = Literal["shared", "episode"]
 _COMMON_KEYS = {"type", "disabled", "enabled", "timeout"}
 _STDIO_KEYS = _COMMON_KEYS | {"command", "args", "env", "envFile", "cwd"}
 _URL_KEYS = ("url", "httpUrl", "serverUrl")  # most clients, Gemini CLI, Windsurf
-_HTTP_KEYS = _COMMON_KEYS | {"headers", *_URL_KEYS}
-_HTTP_TYPES = {"http", "streamable-http", "streamableHttp", "streamable_http"}
+_HTTP_KEYS = _COMMON_KEYS | {"headers", "auth", "oauth", *_URL_KEYS}
+_HTTP_TYPES = {"http", "streamable-http", "streamableHttp", "streamable_http", "sse"}
 # A child inherits neither where to find this package nor where to record its calls.
 _BUILTIN_ENV = ("PYTHONPATH", LEDGER_ENV)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
@@ -165,14 +94,34 @@ class StdioServer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OAuthClient:
+    """What a server's entry says of its OAuth login; a client without an id registers itself."""
+
+    client_id: str | None = None
+    client_secret: str | None = field(default=None, repr=False)
+    scope: str | None = None  # separated by spaces; None: what the server asks for
+    callback_port: int | None = None  # of the loopback redirect; None: any free one
+
+
+@dataclass(frozen=True, kw_only=True)
 class HttpServer:
-    """A server reached over streamable HTTP. `timeout_s` and `isolation` as for a `StdioServer`."""
+    """A server reached over HTTP: streamable, or (`is_sse`) the older HTTP+SSE. `timeout_s` and `isolation`
+    as for a `StdioServer`.
+
+    `oauth` is None where the entry says nothing of a login; the server may still ask for one. `login_url` is
+    the URL that a login is stored under, where a proxy stands in front of the server. `file` is where the
+    entry stands.
+    """
 
     name: str
     url: str = field(repr=False)  # its query may hold keys, as `headers` do: never printed
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float | None = None
     isolation: Isolation | None = None
+    is_sse: bool = False
+    oauth: OAuthClient | None = None
+    login_url: str | None = field(default=None, repr=False)
+    file: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +208,8 @@ def learn_secrets(servers: Iterable[ServerConfig]) -> None:
             case HttpServer():
                 SECRETS.learn(server.headers)
                 SECRETS.learn_url(server.name, server.url)
+                if server.oauth is not None and server.oauth.client_secret:
+                    SECRETS.add(server.oauth.client_secret, f"{server.name}.client_secret")
             case _:
                 pass
 
@@ -387,14 +338,69 @@ class _Reader:
         if not _is_web_address(url):
             raise self._error(name, "url must be of the form http://host/path or https://host/path")
         headers = self._map(name, "headers", entry.get("headers", {}))
+        oauth, token = self._auth(name, entry)
+        if token is not None and not any(key.lower() == "authorization" for key in headers):
+            headers["Authorization"] = f"Bearer {token}"
         for key, value in headers.items():
             if not (_HEADER_NAME.fullmatch(key) and _HEADER_VALUE.fullmatch(value)):
                 raise self._error(
                     name, f"headers.{key} holds what no HTTP header can (its value is not shown)"
                 )
         return HttpServer(
-            name=name, url=url, headers=headers, timeout_s=self._timeout(name, entry.get("timeout"))
+            name=name,
+            url=url,
+            headers=headers,
+            timeout_s=self._timeout(name, entry.get("timeout")),
+            is_sse=entry.get("type") == "sse",
+            oauth=oauth,
+            file=str(self.path),
         )
+
+    def _auth(self, name: str, entry: dict[str, Any]) -> tuple[OAuthClient | None, str | None]:
+        """The OAuth client, and the bearer token, that `oauth` (Claude Code, Gemini CLI) and `auth` (Cursor,
+        fastmcp) of an entry give."""
+        auth, oauth = entry.get("auth"), entry.get("oauth")
+        token: str | None = None
+        if isinstance(auth, str):
+            token = None if auth.lower() == "oauth" else self._text(name, "auth", auth)
+        elif isinstance(auth, dict) and oauth is None:
+            oauth = auth
+        elif auth is not None and not isinstance(auth, dict):
+            raise self._error(name, 'auth must be "oauth", a token such as "${TOKEN}", or an object')
+        if oauth is None or oauth is False:
+            is_asked = isinstance(auth, str) and token is None and oauth is None
+            return (OAuthClient() if is_asked else None), token
+        if oauth is True:
+            return OAuthClient(), token
+        if not isinstance(oauth, dict):
+            raise self._error(name, "oauth must be an object, true or false")
+        given = {key.replace("_", "").lower(): value for key, value in oauth.items()}
+        if given.get("enabled") is False:
+            return None, token
+        scopes = given.get("scopes", given.get("scope"))
+        if isinstance(scopes, list):
+            scopes = " ".join(self._texts(name, "oauth.scopes", scopes))
+        return OAuthClient(
+            client_id=self._optional(name, "oauth.clientId", given.get("clientid")),
+            client_secret=self._optional(name, "oauth.clientSecret", given.get("clientsecret")),
+            scope=self._optional(name, "oauth.scopes", scopes),
+            callback_port=self._port(name, given.get("callbackport"), given.get("redirecturi")),
+        ), token
+
+    def _optional(self, name: str, key: str, value: object) -> str | None:
+        return None if value in (None, "") else self._text(name, key, value)
+
+    def _port(self, name: str, port: object, redirect: object) -> int | None:
+        """The port of the loopback redirect, which a registered client may have to name."""
+        try:
+            if port is None:
+                return None if redirect is None else urlsplit(str(redirect)).port
+            number = int(str(port))
+        except ValueError:
+            number = 0
+        if not 0 < number < 65536:
+            raise self._error(name, f"oauth.callbackPort must be a port, not {shown_value(port)}")
+        return number
 
     def _texts(self, name: str, key: str, value: object) -> tuple[str, ...]:
         if not isinstance(value, list):

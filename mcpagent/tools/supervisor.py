@@ -23,6 +23,7 @@ from mcpagent.tools.faults import (
     CallFailed,
     CallLost,
     CallThrottled,
+    LoginNeeded,
     OpenFailed,
     ServerEnded,
     classify,
@@ -31,7 +32,7 @@ from mcpagent.tools.faults import (
 )
 from mcpagent.tools.limits import START_TIMEOUT_S, CircuitBreaker, settled
 from mcpagent.tools.transports.open import Launcher
-from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST
+from mcpagent.tools.wire import FORBIDDEN, LOGIN_NEEDED, NOT_SENT, RESPONSE_LOST
 
 PING_TIMEOUT_S = 10.0  # less where the deadline of the call that made us doubt was shorter
 
@@ -223,6 +224,8 @@ class ServerSupervisor:
                 last = f" (last: {self._breaker.reason})" if self._breaker.reason else ""
                 raise CallFailed(FailureKind.CRASHED, text + last)
             if not awaited.cancelled() and (error := awaited.exception()) is not None:
+                if isinstance(error, OpenFailed) and error.login is not None:
+                    raise LoginNeeded(error.text, error.login) from error
                 raise CallFailed(FailureKind.CRASHED, str(error)) from error
 
     def is_fit(self, live: Live) -> bool:
@@ -391,6 +394,8 @@ class ServerSupervisor:
                 return OpenFailed(f"no such command or folder: {missing}", permanent=True)
             case PermissionError(filename=forbidden):
                 return OpenFailed(f"not allowed to run: {forbidden}", permanent=True)
+            case MCPError(code=code, message=refused, data={"remedy": remedy}) if code == LOGIN_NEEDED:
+                return OpenFailed(refused, permanent=True, login=remedy)
             case MCPError(code=code, message=refused) if code == FORBIDDEN:
                 return OpenFailed(refused, permanent=True)
             case MCPError(code=code, message=lost) if code in (NOT_SENT, RESPONSE_LOST):

@@ -34,6 +34,7 @@ NOT_SENT = -33003  # the server never got the request: it is safe to repeat
 RESPONSE_LOST = -33004  # the request went out, its response never came: it may have had its effect
 THROTTLED = -33005  # the server takes no more calls for now, and did not take this one
 FORBIDDEN = -33006  # the server refuses our credentials
+LOGIN_NEEDED = -33007  # only a person can make the server take our calls; the data has the `remedy`
 RETRY_AFTER = "retry_after_s"  # in the data of THROTTLED, where the server says so: seconds
 META_CHARS = 4096  # of a result's `_meta`
 META_CUT_KEY = "mcpagent/cut"

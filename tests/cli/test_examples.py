@@ -115,6 +115,8 @@ ELSEWHERE = {
     "mcpagent data import bfcl --package bfcl --out data/bfcl --category base": INSTALL,
     "mcpagent eval checkpoint outputs/mine --config data/bfcl/bfcl.yaml --data data/bfcl/base.jsonl": INSTALL,
     "mcpagent eval checkpoint RUN --config data/bfcl/bfcl.yaml": INSTALL,
+    "mcpagent tools login shop --servers mcp.json": "tests/tools/transports/test_oauth.py",
+    "mcpagent tools logout shop --servers mcp.json": "tests/tools/transports/test_oauth.py",
     "mcpagent quickstart": LONG,
     "mcpagent quickstart --seed 1 --json": LONG,
     "mcpagent quickstart --out outputs/quickstart --seed 1": LONG,

@@ -103,7 +103,14 @@ async def fault_injector(
     else:
         async with HttpProxy(server, slow_s=slow_s) as proxy:
             injector = _HttpInjector(
-                replace(server, url=proxy.url, isolation="shared", timeout_s=None), proxy
+                replace(
+                    server,
+                    url=proxy.url,
+                    login_url=server.login_url or server.url,
+                    isolation="shared",
+                    timeout_s=None,
+                ),
+                proxy,
             )
             try:
                 yield injector

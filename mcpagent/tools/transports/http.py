@@ -7,13 +7,11 @@ which becomes the answer to that one request. In place of the SDK's (docs/design
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import anyio
 import httpx2
@@ -28,7 +26,6 @@ from mcp_types import (
     JSONRPCNotification,
     JSONRPCRequest,
     JSONRPCResponse,
-    RequestId,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
@@ -36,14 +33,21 @@ from mcpagent.core.values import retry_after_s
 from mcpagent.tools.catalog import ParamHeaders
 from mcpagent.tools.faults import ServerEnded, http_error, http_status_error, untold
 from mcpagent.tools.servers_config import HttpServer
+from mcpagent.tools.transports.exchange import (
+    BearerTokens,
+    Events,
+    Reply,
+    as_reply,
+    host_of,
+    http_client,
+    send,
+)
 from mcpagent.tools.transports.jsonrpc import (
-    NOTIFICATION,
     Flood,
     Inbox,
     Malformed,
     UnaskedTraffic,
     error_reply,
-    is_notification,
     parse,
 )
 from mcpagent.tools.wire import (
@@ -56,12 +60,6 @@ from mcpagent.tools.wire import (
 
 log = logging.getLogger(__name__)
 
-Reply = JSONRPCResponse | JSONRPCError
-
-# It logs every URL in full, and keys are kept in URLs.
-logging.getLogger("httpx2").setLevel(logging.WARNING)
-
-_CONNECT_TIMEOUT_S = 15.0
 _RELIST_PAGES_MAX = 100
 _SESSION_HEADER = "mcp-session-id"
 _HEADERS = {
@@ -71,59 +69,7 @@ _HEADERS = {
 }
 _ERROR_BODY_BYTES = 64 * 1024
 _RESUMES_MAX = 2  # of a stream that broke off, without a new event in between
-_RESUME_DELAY_S = 1.0
 _END_TIMEOUT_S = 2.0
-_REDIRECTS_MAX = 5
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-def http_client(url: str, headers: Mapping[str, str]) -> httpx2.AsyncClient:
-    """A client for the server at `url`; `headers` go with every request."""
-    address = httpx2.URL(url)
-    return httpx2.AsyncClient(
-        headers=dict(headers),
-        # The pool's own limits would lose the calls that wait for a connection. Without TLS there is
-        # nothing to verify: no redirect leads to another scheme.
-        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
-        timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-        verify=_tls() if address.scheme == "https" else False,
-        # Proxies are in the environment, and no proxy reaches what listens on this machine alone.
-        trust_env=address.host not in _LOOPBACK,
-    )
-
-
-async def send(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
-    """The response to a request, its body still to be read.
-
-    Redirects are followed on the same host and scheme, with the same method: the keys are its own. Any other
-    redirect is itself the response. Raises httpx2.TooManyRedirects, and what HTTP raises.
-    """
-    for _ in range(_REDIRECTS_MAX):
-        response = await client.send(request, stream=True, follow_redirects=False)
-        following = response.next_request
-        if (
-            following is None
-            or following.method != request.method
-            or _origin(following.url) != _origin(request.url)
-        ):
-            return response
-        await response.aclose()
-        request = following
-    raise httpx2.TooManyRedirects("it redirects in a circle", request=request)
-
-
-def host_of(url: httpx2.URL) -> str:
-    """As much of a URL as may be shown."""
-    return f"{url.scheme}://{url.netloc.decode('ascii').rpartition('@')[2]}"
-
-
-def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    return httpx2.create_ssl_context()  # 20 ms, so one for all
 
 
 class HttpEndpoint:
@@ -144,8 +90,10 @@ class HttpEndpoint:
         on_message: Callable[[JSONRPCMessage], None],
         on_lost: Callable[[], None],
         on_end: Callable[[ServerEnded], None],
+        tokens: BearerTokens | None = None,
     ) -> None:
         self._client = client
+        self._tokens = tokens
         self._url = httpx2.URL(url)
         self._host = host_of(self._url)
         self._max_bytes = max_message_bytes
@@ -200,7 +148,7 @@ class HttpEndpoint:
         body = None if message is None else message.model_dump_json(by_alias=True, exclude_unset=True)
         request = self._client.build_request(method, self._url, headers=headers, content=body)
         try:
-            response = await send(self._client, request)
+            response = await send(self._client, request, self._tokens)
             try:
                 yield response
             finally:
@@ -219,7 +167,7 @@ class HttpEndpoint:
             raise MCPError(INVALID_REQUEST, text)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "application/json":
-            return _as_reply(parse(await self._body(response, self._max_bytes)), message.id)
+            return as_reply(parse(await self._body(response, self._max_bytes)), message.id)
         if kind == "text/event-stream":
             return await self._streamed(message, response)
         raise Malformed(f"HTTP {response.status_code} with the content type {kind!r}")
@@ -236,7 +184,7 @@ class HttpEndpoint:
 
     async def _streamed(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
         """The response among the events; a stream that breaks off is resumed where the server can."""
-        events = _Events(self._max_bytes, message.id, self._on_message, self._unasked)
+        events = Events(self._max_bytes, message.id, self._on_message, self._unasked)
         try:
             reply = await events.reply(response)
         except httpx2.SSEError:
@@ -263,7 +211,8 @@ class HttpEndpoint:
         """What an HTTP error says: the JSON-RPC error in its body, else what its status means for a call."""
         status = response.status_code
         if status in (401, 403):
-            raise http_status_error(status, self._host)
+            needs_login = None if self._tokens is None else self._tokens.refusal(response)
+            raise needs_login or http_status_error(status, self._host)
         error = await self._error_in(message, response)
         told = f": {error.error.message}" if error is not None else ""
         if self._session_id is not None and (status == 404 or (status == 400 and "session" in told.lower())):
@@ -287,78 +236,6 @@ class HttpEndpoint:
         return MCPError(
             OVERSIZE_RESULT, f"the response is larger than the {self._max_bytes} bytes that are taken"
         )
-
-
-class _Events:
-    """The events of one response, over one stream or several."""
-
-    def __init__(
-        self,
-        max_bytes: int,
-        request_id: RequestId,
-        on_message: Callable[[JSONRPCMessage], None],
-        unasked: UnaskedTraffic,
-    ) -> None:
-        self._max_bytes = max_bytes
-        self._request_id = request_id
-        self._on_message = on_message
-        self._unasked = unasked
-        self.last_id: str | None = None
-        self.delay_s = _RESUME_DELAY_S
-        self.malformed: Malformed | None = None  # an event that nobody could read: perhaps the response
-
-    async def reply(self, response: httpx2.Response) -> Reply | None:
-        """The response, None where the stream ended before it. Raises Malformed and Flood."""
-        stream = _Counted(response, self._unasked, free_bytes=self._max_bytes)
-        source = httpx2.EventSource(cast(httpx2.Response, stream), max_event_size=self._max_bytes)
-        async for event in source:
-            self.last_id = event.id or self.last_id
-            if event.retry is not None:
-                self.delay_s = event.retry / 1000
-            data = event.data.encode()
-            if event.event != "message" or not data or is_notification(data):
-                self._unasked.note(len(data), NOTIFICATION)
-                continue
-            try:
-                message = parse(data)
-            except Malformed as error:
-                if error.request_id is not None:
-                    raise
-                self.malformed = error
-                self._unasked.note(len(data))
-                continue
-            if isinstance(message, (JSONRPCResponse, JSONRPCError)):
-                return _as_reply(message, self._request_id)
-            self._unasked.note(len(data))
-            if isinstance(message, JSONRPCRequest):
-                self._on_message(message)
-        return None
-
-
-class _Counted:
-    """A response that counts as unasked traffic past `free_bytes`: comments, say, are not events."""
-
-    def __init__(self, response: httpx2.Response, unasked: UnaskedTraffic, *, free_bytes: int) -> None:
-        self.headers = response.headers
-        self.request = response.request
-        self._response = response
-        self._unasked = unasked
-        self._free_bytes = free_bytes
-
-    async def aiter_text(self) -> AsyncIterator[str]:
-        async for text in self._response.aiter_text():
-            self._free_bytes -= len(text)
-            if self._free_bytes < 0:
-                self._unasked.note(len(text))
-            yield text
-
-
-def _as_reply(message: JSONRPCMessage, request_id: RequestId) -> Reply:
-    """The one response that an exchange has room for, whatever id the server wrote into it."""
-    if not isinstance(message, (JSONRPCResponse, JSONRPCError)):
-        raise Malformed("it is not a response")
-    message.id = request_id
-    return message
 
 
 class _Posts:
@@ -469,6 +346,7 @@ async def http_streams(
     on_eof: Callable[[], None],
     on_end: Callable[[ServerEnded], None] = untold,
     param_headers: ParamHeaders,
+    tokens: BearerTokens | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> AsyncGenerator[tuple[Any, Any]]:
     """Reach the server; a transport for `mcp.Client` (the streams to read from and to write to).
@@ -485,6 +363,7 @@ async def http_streams(
             on_message=inbox.put,
             on_lost=on_eof,
             on_end=on_end,
+            tokens=tokens,
         )
         posts = _Posts(endpoint, inbox, param_headers)
         try:

@@ -20,6 +20,7 @@ from mcpagent.tools.catalog import ParamHeaders
 from mcpagent.tools.faults import ServerEnded, untold
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.transports.http import http_streams
+from mcpagent.tools.transports.oauth import Authorization
 from mcpagent.tools.transports.stdio import stdio_streams
 
 _LOG_TAIL_BYTES = 1500
@@ -125,13 +126,23 @@ class HttpLauncher:
     config: HttpServer
     _negotiation: _Negotiation = field(default_factory=_Negotiation)
     _param_headers: ParamHeaders = field(default_factory=ParamHeaders)
+    _tokens: Authorization = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_tokens", Authorization(self.config))
 
     @asynccontextmanager
     async def client(
         self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
     ) -> AsyncGenerator[Client]:
         """Connect to the server; its session is ended on leaving."""
-        streams = http_streams(self.config, on_eof=on_eof, on_end=on_end, param_headers=self._param_headers)
+        streams = http_streams(
+            self.config,
+            on_eof=on_eof,
+            on_end=on_end,
+            param_headers=self._param_headers,
+            tokens=self._tokens,
+        )
         async with self._negotiation.client(streams) as client:
             yield client
 

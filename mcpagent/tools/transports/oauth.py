@@ -1,0 +1,357 @@
+"""OAuth logins at servers over HTTP: kept where a person made them, sent with calls, and renewed in mid-run.
+
+Not the SDK's provider, which makes the logins (`transports.login`): in a run it would hold one lock around
+every whole request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx2
+from mcp import MCPError
+from mcp.client.auth.oauth2 import OAuthContext
+from mcp.client.auth.utils import extract_field_from_www_auth, extract_scope_from_www_auth
+from mcp.shared.auth import (
+    OAuthClientInformationFull,
+    OAuthClientMetadata,
+    OAuthToken,
+)
+from pydantic import AnyUrl, BaseModel, ValidationError
+
+from mcpagent.config.environment import state_folder
+from mcpagent.core.redact import SECRETS
+from mcpagent.errors import InUseError, UserError
+from mcpagent.storage.atomic import atomic_file
+from mcpagent.storage.locks import locked_file
+from mcpagent.tools.servers_config import HttpServer
+from mcpagent.tools.transports.exchange import LOOPBACK, http_client, send
+from mcpagent.tools.wire import LOGIN_NEEDED, NOT_SENT
+
+log = logging.getLogger(__name__)
+
+_SERVICE = "mcpagent"  # in the keyring
+_EARLY_S = 30.0  # before its end, or a tenth of its life where that is less, a token is renewed
+_LOCK_WAIT_S = 30.0
+_TOKEN_TIMEOUT_S = 20.0
+_BODY_BYTES = 256 * 1024
+_FORM = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
+
+
+class Login(BaseModel):
+    """What a login at a server left: everything that it takes to use and to renew the token."""
+
+    server: str  # its URL, without user, query and fragment
+    token: OAuthToken
+    ends_s: float | None  # of the access token, in seconds since 1970; None where it is not known
+    client: OAuthClientInformationFull
+    token_endpoint: str
+    resource: str | None = None  # RFC 8707
+
+    @classmethod
+    def of(cls, server: str, token: OAuthToken, **rest: Any) -> Login:
+        """A login whose token was issued now."""
+        ends_s = None if token.expires_in is None else time.time() + token.expires_in
+        return cls(server=server, token=token, ends_s=ends_s, **rest)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the token ends."""
+        return float("inf") if self.ends_s is None else self.ends_s - time.time()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to renew the token."""
+        return self.left_s <= min(_EARLY_S, (self.token.expires_in or 0) / 10)
+
+    def learn(self) -> Login:
+        """Let nothing that is written or printed hold what must be kept secret of it."""
+        for value in (self.token.access_token, self.token.refresh_token, self.client.client_secret):
+            if value:
+                SECRETS.add(value, "OAUTH_TOKEN")
+        return self
+
+
+def login_url(url: str) -> str:
+    """The part of a server's URL that its login is stored under."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2].lower()
+    return urlunsplit((parts.scheme.lower(), host, parts.path, "", ""))
+
+
+def _place(server: str) -> Path:
+    return state_folder() / "logins" / f"{hashlib.sha256(server.encode()).hexdigest()[:32]}.json"
+
+
+def stored_login(server: str) -> Login | None:
+    """The login at the server of that URL; None where there is none, or none that can be read."""
+    server = login_url(server)
+    try:
+        document = json.loads(_place(server).read_text(encoding="utf-8"))
+        text = document.get("login")
+        if text is None and (keyring := _keyring()) is not None:
+            text = keyring.get_password(_SERVICE, server)
+        return None if text is None else Login.model_validate_json(text).learn()
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001 - boundary: a keyring raises what its backend raises
+        log.warning("the login at %s cannot be read: %s", server, type(error).__name__)
+        return None
+
+
+def store_login(login: Login) -> str:
+    """Keep a login, in the system's keyring where there is one. Returns where it is kept."""
+    text = login.learn().model_dump_json(exclude_none=True)
+    place = _place(login.server)
+    document: dict[str, str] = {"server": login.server}
+    kept_in = f"{place} (readable by you alone)"
+    keyring = _keyring()
+    try:
+        if keyring is None:
+            document["login"] = text
+        else:
+            keyring.set_password(_SERVICE, login.server, text)
+            kept_in = f"the keyring of this system ({type(keyring).__name__})"
+    except Exception as error:  # noqa: BLE001 - boundary: a keyring raises what its backend raises
+        log.warning("the keyring does not take it: %s", type(error).__name__)
+        document["login"] = text
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place.parent.chmod(0o700)
+    with atomic_file(place) as path:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+    return kept_in
+
+
+def forget_login(server: str) -> bool:
+    """Remove the login at the server of that URL; False where there was none."""
+    place = _place(server := login_url(server))
+    if (keyring := _keyring()) is not None:
+        with suppress(Exception):  # it may not be there: each backend says so in its own words
+            keyring.delete_password(_SERVICE, server)
+    is_there = place.exists()
+    place.unlink(missing_ok=True)
+    return is_there
+
+
+def _keyring() -> Any:
+    """The backend of the system's keyring; None where there is none, or the package is not installed."""
+    try:
+        import keyring  # here: it asks the system for its services
+
+        backend = keyring.get_keyring()
+        return backend if backend.priority > 0 else None
+    except Exception:  # noqa: BLE001 - boundary: each backend has its own way to say that it cannot be used
+        return None
+
+
+class Authorization:
+    """The bearer token of one server, for all its connections: as it was stored by a login, renewed shortly
+    before it ends and where the server refuses it. Several processes may share a login."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._url = server.login_url or server.url
+        has_own = any(name.lower() == "authorization" for name in server.headers)
+        self._login = None if has_own else stored_login(self._url)
+        self._has_own = has_own
+        self._lock = asyncio.Lock()
+
+    async def token(self) -> str | None:
+        """The token to send; None where there is no login. Raises MCPError where it has ended."""
+        if self._login is None:
+            return None
+        if self._login.is_due:
+            await self._renew(self._login.token.access_token)
+        return self._login.token.access_token
+
+    async def renew(self, refused: str | None) -> bool:
+        """Get another token than the one that the server refused; False where there is none. Raises MCPError
+        where only a person can."""
+        if self._login is None:
+            self._login = None if self._has_own else stored_login(self._url)  # made since
+            return self._login is not None
+        await self._renew(refused or "", is_refused=True)
+        return True
+
+    def refusal(self, response: httpx2.Response) -> MCPError | None:
+        """The error for a 401 or 403 that a login would mend; None where it would not."""
+        if self._has_own:
+            return None
+        scope = extract_scope_from_www_auth(response)
+        is_step_up = extract_field_from_www_auth(response, "error") == "insufficient_scope"
+        if response.status_code == 403 and is_step_up:
+            return self._needed(f"needs the scope {scope!r}", scope=scope)
+        is_bearer = response.headers.get("www-authenticate", "").lower().startswith("bearer")
+        if response.status_code == 401 and (is_bearer or self._server.oauth or self._login):
+            return self._needed("does not take the token of the login" if self._login else "wants a login")
+        return None
+
+    async def _renew(self, used: str, *, is_refused: bool = False) -> None:
+        async with self._lock:
+            login = self._login
+            assert login is not None
+            if login.token.access_token != used:
+                return  # another call has done it
+            try:
+                async with _lock_of(login.server):
+                    self._login = await self._renewed(login, used)
+            except Unreachable as away:
+                if is_refused or login.left_s <= 0:
+                    raise MCPError(NOT_SENT, f"the login cannot be renewed: {away}") from away
+
+    async def _renewed(self, login: Login, used: str) -> Login:
+        stored = await asyncio.to_thread(stored_login, login.server)
+        if stored is not None and stored.token.access_token != used and stored.left_s > 0:
+            return stored  # another process has renewed it, or a person has logged in again
+        if login.token.refresh_token is None:
+            raise self._needed("gave a token that has ended, and none to renew it with")
+        answer = await ask(
+            login.token_endpoint,
+            {
+                "grant_type": "refresh_token",
+                "refresh_token": login.token.refresh_token,
+                "client_id": login.client.client_id,
+                **({} if login.resource is None else {"resource": login.resource}),
+            },
+            login.client,
+        )
+        if (token := answer.token) is None:
+            raise self._needed(f"has ended the login ({answer.error})")
+        kept = {"refresh_token": login.token.refresh_token, "scope": login.token.scope}
+        token = token.model_copy(update={k: v for k, v in kept.items() if getattr(token, k) is None})
+        renewed = Login.of(
+            login.server,
+            token,
+            client=login.client,
+            token_endpoint=login.token_endpoint,
+            resource=login.resource,
+        )
+        await asyncio.to_thread(store_login, renewed)
+        return renewed
+
+    def _needed(self, why: str, *, scope: str | None = None) -> MCPError:
+        server = self._server
+        command = f"mcpagent tools login {server.name}" + (f" --servers {server.file}" if server.file else "")
+        command += f" --scope '{scope}'" if scope else ""
+        return MCPError(LOGIN_NEEDED, f"{urlsplit(self._url).hostname} {why}", {"remedy": command})
+
+
+@dataclass
+class KeptInMemory:
+    """What the SDK's provider stores, in memory: `store_login` keeps the whole of it at the end."""
+
+    client: OAuthClientInformationFull | None = None
+    tokens: OAuthToken | None = None
+
+    async def get_tokens(self) -> OAuthToken | None:
+        """The tokens."""
+        return self.tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        """Keep the tokens."""
+        self.tokens = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        """The client."""
+        return self.client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        """Keep the client."""
+        self.client = client_info
+
+
+class Unreachable(Exception):
+    """The authorization server cannot be reached, or cannot answer now."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Of a token endpoint: a token, or the error that it names."""
+
+    token: OAuthToken | None = None
+    error: str = ""
+
+
+async def ask(endpoint: str, data: dict[str, str], client: OAuthClientInformationFull) -> _Answer:
+    """One request to a token endpoint, with what authenticates the client. Raises Unreachable."""
+    document, status = await post_form(endpoint, data, client)
+    if status < 300:
+        try:
+            return _Answer(OAuthToken.model_validate(document))
+        except ValidationError:
+            return _Answer(error="its answer is no token")
+    if status >= 500 or status == 429:
+        raise Unreachable(f"{urlsplit(endpoint).hostname} failed (HTTP {status})")
+    error = document.get("error") if isinstance(document, dict) else None
+    return _Answer(error=str(error)[:100] if error else f"HTTP {status}")
+
+
+async def post_form(
+    endpoint: str, data: dict[str, str], client: OAuthClientInformationFull
+) -> tuple[Any, int]:
+    """The JSON document and the status of the answer to a form. Raises Unreachable."""
+    check_transport(endpoint)
+    metadata = OAuthClientMetadata(redirect_uris=[AnyUrl("http://127.0.0.1/callback")])
+    context = OAuthContext(endpoint, metadata, KeptInMemory(), None, None, client_info=client)
+    data, headers = context.prepare_token_auth(data, dict(_FORM))
+    try:
+        async with asyncio.timeout(_TOKEN_TIMEOUT_S), http_client(endpoint, {}) as web:
+            response = await send(web, web.build_request("POST", endpoint, data=data, headers=headers))
+            body = await whole_body(response)
+    except (httpx2.HTTPError, httpx2.StreamError, TimeoutError) as error:
+        raise Unreachable(f"{urlsplit(endpoint).hostname}: {type(error).__name__}") from error
+    try:
+        return json.loads(body), response.status_code
+    except ValueError:
+        return None, response.status_code
+
+
+async def whole_body(response: httpx2.Response) -> bytes:
+    """The body of a response, which is then closed; raises ReadError where it is too long."""
+    parts: list[bytes] = []
+    try:
+        async for part in response.aiter_bytes():
+            parts.append(part)
+            if sum(map(len, parts)) > _BODY_BYTES:
+                raise httpx2.ReadError("its answer is too long")
+    finally:
+        await response.aclose()
+    return b"".join(parts)
+
+
+@asynccontextmanager
+async def _lock_of(server: str) -> AsyncGenerator[None]:
+    """Let one process at a time renew the login at a server; where a lock is held too long, go on."""
+    with ExitStack() as stack:
+        give_up_s = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            try:
+                stack.enter_context(locked_file(_place(server)))
+                break
+            except InUseError:
+                if time.monotonic() > give_up_s:
+                    break
+                await asyncio.sleep(0.1)
+        yield
+
+
+def check_transport(url: str) -> None:
+    """Raises UserError for an address to which a token would travel in the clear."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" and parts.hostname not in LOOPBACK:
+        raise UserError(
+            "a token travels over TLS, or not at all", where=login_url(url), remedy="Use an https URL."
+        )

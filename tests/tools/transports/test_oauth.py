@@ -1,0 +1,317 @@
+"""OAuth logins at a real server with its authorization server: what a login leaves, what a run does when its
+token ends, and that no file holds one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+import pytest
+
+from mcpagent.errors import UserError
+from mcpagent.tools.servers_config import HttpServer, OAuthClient, load_servers
+from mcpagent.tools.transports.oauth import check_transport, login_url
+from tests.running import ROOT, Command, mcpagent
+from tests.tools.wild import SCRIPTS
+
+RUN = [sys.executable, "-m", "mcpagent.cli.main"]
+
+
+class Guarded(NamedTuple):
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/mcp"
+
+    def seen(self) -> dict[str, Any]:
+        return httpx2.get(f"http://127.0.0.1:{self.port}/seen", trust_env=False).json()
+
+
+@contextmanager
+def guarded(**env: str) -> Iterator[Guarded]:
+    command = [sys.executable, str(SCRIPTS / "guarded.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **env}) as process:
+        assert process.stdout is not None
+        try:
+            yield Guarded(int(process.stdout.readline()))
+        finally:
+            process.kill()
+
+
+def _file(folder: Path, server: Guarded, **entry: Any) -> Path:
+    path = folder / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"shop": {"url": server.url, **entry}}}))
+    return path
+
+
+def _state(folder: Path) -> Path:
+    return folder / "state" / "mcpagent" / "logins"
+
+
+def _env(folder: Path, **more: str) -> dict[str, str]:
+    return {"XDG_STATE_HOME": str(folder / "state"), **more}
+
+
+def _login(folder: Path, *options: str, visit: bool = True, **env: str) -> tuple[int, str, str]:
+    """`mcpagent tools login`, and the person who visits the address that it prints."""
+    words = ["tools", "login", "shop", "--servers", str(folder / "mcp.json"), "--no-open", *options]
+    # What the environment says to Python itself wants a process of its own.
+    begin: Any = subprocess.Popen if "PYTHONPATH" in env else Command
+    arguments = ([*RUN, *words],) if "PYTHONPATH" in env else words
+    full = {**os.environ, **_env(folder), **env}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with begin(*arguments, cwd=folder, env=full, text=True, **pipes) as process:
+        said = ""
+        for line in process.stderr:
+            said += line
+            if visit and line.startswith("http"):
+                page = httpx2.get(line.strip(), follow_redirects=True, trust_env=False)
+                said += page.text
+        out = process.stdout.read()
+    return process.returncode, out, said
+
+
+def _task(number: int, tool: str) -> dict[str, Any]:
+    step = {"step": 1, "server": "shop", "tool": tool, "params": {"key": f"k{number}"}}
+    truth: dict[str, Any] = {"task_id": f"t{number}", "complexity": "simple", "max_turns": 4, "success": {}}
+    truth["tool_sequence"] = [step]
+    return {
+        "data_source": "test",
+        "env_class": "MCPToolEnv",
+        "prompt": [{"role": "system", "content": "Use it."}, {"role": "user", "content": f"Do {number}."}],
+        "reward_spec": {"method": "rule", "ground_truth": truth},
+        "extra_info": {"tools": [f"shop.{tool}"]},
+    }
+
+
+def _rollout(folder: Path, *options: str, tasks: int = 12) -> subprocess.CompletedProcess[str]:
+    data = folder / "tasks.jsonl"
+    data.write_text("".join(json.dumps(_task(n, "add")) + "\n" for n in range(tasks)))
+    command = ["rollout", "--policy", "gold", "--data", data, "--out", folder / "out" / "t.jsonl"]
+    command += ["--servers", folder / "mcp.json", "--set", "rollout.num_envs=4", "--json", *options]
+    return mcpagent(*command, cwd=folder, env=_env(folder))
+
+
+def test_a_login_with_a_browser_is_kept_for_the_user_alone_and_calls_use_it(tmp_path: Path) -> None:
+    with guarded() as server:
+        _file(tmp_path, server)
+        code, out, said = _login(tmp_path)
+        assert code == 0, said
+        assert "logged in at" in out and "You are logged in" in said
+        (kept,) = _state(tmp_path).glob("*.json")
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+        assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+        call = ["tools", "call", "shop.look", '{"key": "a"}', "--servers", tmp_path / "mcp.json"]
+        done = mcpagent(*call, cwd=tmp_path, env=_env(tmp_path))
+        assert done.stdout.strip() == "seen a", done.stderr
+        seen = server.seen()
+        # PKCE, the resource of RFC 8707 and a loopback redirect were asked for; a public client registered.
+        assert seen["resources"] == [server.url]
+        assert seen["registered"][0]["token_endpoint_auth_method"] == "none"
+        assert re.search(r"redirect_uri=http%3A%2F%2F127\.0\.0\.1%3A\d+%2Fcallback", said)
+        assert "code_challenge_method=S256" in said
+        assert not [token for token in seen["issued"] if token in out + said]
+        gone = mcpagent("tools", "logout", "shop", "--servers", tmp_path / "mcp.json", cwd=tmp_path,
+                        env=_env(tmp_path))  # fmt: skip
+        assert gone.returncode == 0 and list(_state(tmp_path).glob("*.json")) == []
+
+
+def test_without_a_login_each_command_says_which_one_is_needed(tmp_path: Path) -> None:
+    with guarded() as server:
+        file = _file(tmp_path, server)
+        wanted = f"mcpagent tools login shop --servers {file}"
+        done = _rollout(tmp_path)
+        assert done.returncode == 2
+        assert json.loads(done.stdout)["error"]["remedy"] == wanted
+        assert not (tmp_path / "out" / "t.jsonl").exists()
+        call = mcpagent(
+            "tools", "call", "shop.look", "{}", "--servers", file, cwd=tmp_path, env=_env(tmp_path)
+        )
+        assert call.returncode == 2 and wanted in call.stderr.replace("\n", " ")
+        doctor = mcpagent("doctor", "--servers", file, "--json", cwd=tmp_path, env=_env(tmp_path))
+        (check,) = [c for c in json.loads(doctor.stdout) if c["name"] == "server shop"]
+        assert check["status"] == "fail" and wanted in json.dumps(check)
+
+
+def test_a_token_that_ends_in_mid_run_loses_no_call_repeats_no_effect_and_is_in_no_file(
+    tmp_path: Path,
+) -> None:
+    with guarded(USES="5") as server:
+        _file(tmp_path, server)
+        assert _login(tmp_path)[0] == 0
+        cassette = ["--cassette", tmp_path / "tape", "--cassette-mode", "record"]
+        done = _rollout(tmp_path, *map(str, cassette))
+        assert done.returncode == 0, done.stderr
+        seen = server.seen()
+        assert seen["refreshes"] >= 2 and seen["refused"] >= 2  # tokens did end in the middle of it
+        assert sorted(seen["effects"]) == sorted(f"k{n}" for n in range(12))
+        summary = json.loads(done.stdout)
+        (tool,) = [t for t in summary["tool_metrics"]["servers"][0]["tools"] if t["tool"] == "add"]
+        assert tool["calls"] == 12 and not tool["failures"]
+        files = [p for p in tmp_path.rglob("*") if p.is_file() and _state(tmp_path) not in p.parents]
+        assert {"t.jsonl"} <= {p.name for p in files} and any(p.parent.name == "tape" for p in files)
+        texts = [p.read_text(errors="replace") for p in files] + [done.stdout, done.stderr]
+        assert len(seen["issued"]) > 6
+        assert [token for token in seen["issued"] for text in texts if token in text] == []
+
+
+def test_a_token_is_renewed_shortly_before_it_ends_without_a_refused_request(tmp_path: Path) -> None:
+    with guarded(LIFE_S="0") as server:  # due from its first second on, though the server still takes it
+        _file(tmp_path, server)
+        assert _login(tmp_path)[0] == 0
+        before = server.seen()["refused"]
+        call = ["tools", "call", "shop.add", '{"key": "a"}', "--servers", tmp_path / "mcp.json"]
+        done = mcpagent(*call, cwd=tmp_path, env=_env(tmp_path))
+        assert done.returncode == 0, done.stderr
+        seen = server.seen()
+        assert seen["refused"] == before and seen["refreshes"] > 0 and seen["effects"] == ["a"]
+
+
+def test_a_refused_refresh_ends_the_run_with_the_login_as_remedy(tmp_path: Path) -> None:
+    with guarded(USES="9", REFRESHES="0") as server:
+        file = _file(tmp_path, server)
+        assert _login(tmp_path)[0] == 0
+        done = _rollout(tmp_path, tasks=40)
+        assert done.returncode == 2, done.stderr
+        error = json.loads(done.stdout)["error"]
+        assert error["remedy"] == f"mcpagent tools login shop --servers {file}"
+        assert "invalid_grant" in error["message"] and "shop" in error["where"]
+        effects = server.seen()["effects"]
+        assert 0 < len(effects) < 40 and len(set(effects)) == len(effects)
+        assert [t for t in server.seen()["issued"] if t in done.stdout + done.stderr] == []
+
+
+def test_a_code_typed_elsewhere_logs_in_where_the_server_offers_it(tmp_path: Path) -> None:
+    with guarded(DEVICE="1") as server:
+        _file(tmp_path, server)
+        code, _, said = _login(tmp_path, "--device", visit=False)
+        assert code == 0, said
+        assert "WDJB-MJHT" in said and "/type" in said
+        call = ["tools", "call", "shop.look", '{"key": "a"}', "--servers", tmp_path / "mcp.json"]
+        assert mcpagent(*call, cwd=tmp_path, env=_env(tmp_path)).stdout.strip() == "seen a"
+        assert "urn:ietf:params:oauth:grant-type:device_code" in server.seen()["registered"][0]["grant_types"]
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_a_person_who_refuses_leaves_no_login(tmp_path: Path, *, device: bool) -> None:
+    with guarded(DENY="1", DEVICE="1") as server:
+        _file(tmp_path, server)
+        code, _, said = _login(tmp_path, "--device" if device else "--browser", visit=not device)
+        assert code == 2 and ("access_denied" in said or "she said no" in said)
+        assert not list(_state(tmp_path).glob("*.json"))
+
+
+def test_a_device_flow_that_is_not_offered_is_refused(tmp_path: Path) -> None:
+    with guarded() as server:
+        _file(tmp_path, server)
+        code, _, said = _login(tmp_path, "--device", visit=False)
+        assert code == 2 and "offers no device flow" in said
+
+
+def test_a_scope_that_is_asked_for_goes_before_what_the_server_says(tmp_path: Path) -> None:
+    with guarded() as server:
+        _file(tmp_path, server, oauth={"scopes": "shop more"})
+        assert "scope=shop+more" in _login(tmp_path)[2]
+
+
+KEYRING = '''
+import json, os
+from keyring.backend import KeyringBackend
+
+class InFolder(KeyringBackend):
+    """A keyring whose entries are in a file that the test can read."""
+    priority = 9
+    def _all(self):
+        path = os.environ["KEYRING_FILE"]
+        return json.load(open(path)) if os.path.exists(path) else {}
+    def get_password(self, service, username):
+        return self._all().get(f"{service} {username}")
+    def set_password(self, service, username, password):
+        entries = {**self._all(), f"{service} {username}": password}
+        with open(os.environ["KEYRING_FILE"], "w") as file:
+            json.dump(entries, file)
+    def delete_password(self, service, username):
+        entries = self._all()
+        entries.pop(f"{service} {username}")
+        with open(os.environ["KEYRING_FILE"], "w") as file:
+            json.dump(entries, file)
+'''
+
+
+def test_where_the_system_has_a_keyring_the_file_holds_no_token(tmp_path: Path) -> None:
+    (tmp_path / "folder_keyring.py").write_text(KEYRING)
+    ring = tmp_path / "ring.json"
+    env = {"PYTHON_KEYRING_BACKEND": "folder_keyring.InFolder", "KEYRING_FILE": str(ring)}
+    env["PYTHONPATH"] = f"{ROOT}:{tmp_path}"
+    with guarded(USES="4") as server:
+        file = _file(tmp_path, server)
+        code, out, said = _login(tmp_path, **env)
+        assert code == 0 and "keyring" in out, said
+        command = [
+            *RUN,
+            "tools",
+            "bench",
+            "shop.look",
+            '{"key": "a"}',
+            "--calls",
+            "9",
+            "--servers",
+            str(file),
+        ]
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **_env(tmp_path), **env}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        seen = server.seen()
+        assert seen["refreshes"] >= 1
+        assert seen["issued"][-1] in ring.read_text()  # the newest refresh token
+        (kept,) = _state(tmp_path).glob("*.json")
+        assert [token for token in seen["issued"] if token in kept.read_text()] == []
+
+
+def test_the_ways_in_which_clients_write_a_login_are_read(tmp_path: Path) -> None:
+    forms: dict[str, tuple[dict[str, Any], OAuthClient | None]] = {
+        "vscode": ({"type": "http"}, None),
+        "claude": (
+            {"oauth": {"clientId": "c", "callbackPort": 8080, "scopes": "a b"}},
+            OAuthClient(client_id="c", scope="a b", callback_port=8080),
+        ),
+        "cursor": (
+            {"auth": {"CLIENT_ID": "c", "CLIENT_SECRET": "s-e-c-r-e-t", "scopes": ["a", "b"]}},
+            OAuthClient(client_id="c", client_secret="s-e-c-r-e-t", scope="a b"),
+        ),
+        "gemini": (
+            {"oauth": {"enabled": True, "clientId": "c", "redirectUri": "http://localhost:7777/x"}},
+            OAuthClient(client_id="c", callback_port=7777),
+        ),
+        "fastmcp": ({"auth": "oauth"}, OAuthClient()),
+        "off": ({"oauth": False}, None),
+    }
+    path = tmp_path / "mcp.json"
+    entries = {name: {"url": "https://h/mcp", **entry} for name, (entry, _) in forms.items()}
+    path.write_text(json.dumps({"mcpServers": entries}))
+    loaded = load_servers(path)
+    assert loaded.notes == ()
+    servers = {s.name: s for s in loaded.servers if isinstance(s, HttpServer)}
+    assert {name: server.oauth for name, server in servers.items()} == {n: o for n, (_, o) in forms.items()}
+    path.write_text(json.dumps({"mcpServers": {"t": {"url": "https://h/mcp", "auth": "tok-123456"}}}))
+    (server,) = load_servers(path).servers
+    assert isinstance(server, HttpServer) and server.headers == {"Authorization": "Bearer tok-123456"}
+
+
+def test_no_token_travels_in_the_clear_and_no_login_is_kept_under_a_key() -> None:
+    check_transport("https://example.com/mcp")
+    check_transport("http://127.0.0.1:1/mcp")
+    with pytest.raises(UserError, match="over TLS"):
+        check_transport("http://example.com/mcp")
+    assert login_url("https://u:p@Example.COM/mcp?key=1#x") == "https://example.com/mcp"
