@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from mcpagent.core.tools import FailureKind
 from mcpagent.tools.wire import (
     FORBIDDEN,
+    HTTP_STATUS,
     LOGIN_NEEDED,
     MALFORMED_RESULT,
     NOT_SENT,
@@ -153,12 +154,12 @@ def http_status_error(status: int, host: str, wait_s: float | None = None) -> MC
     if status == 413:
         return MCPError(INVALID_PARAMS, f"the request is larger than {host} takes (HTTP 413)")
     if status == 404:
-        return MCPError(METHOD_NOT_FOUND, f"{host} has nothing at this path (HTTP 404)")
+        return MCPError(METHOD_NOT_FOUND, f"{host} has nothing at this path (HTTP 404)", {HTTP_STATUS: 404})
     if status == 503:
         return MCPError(NOT_SENT, f"{host} takes no call at the moment (HTTP {status})")
     if status >= 500:
         return MCPError(RESPONSE_LOST, f"{host} failed (HTTP {status})")
-    return MCPError(INVALID_REQUEST, f"{host} refused the request (HTTP {status})")
+    return MCPError(INVALID_REQUEST, f"{host} refused the request (HTTP {status})", {HTTP_STATUS: status})
 
 
 def _of_code(code: int, message: str) -> CallFailed | CallLost:

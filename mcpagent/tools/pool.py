@@ -314,9 +314,7 @@ class ToolPool:
                 specs += outcome
         if failures:
             remedies = [*logins, *([_start_remedy(unstarted)] if unstarted else [])]
-            raise UserError("
-".join(failures), remedy="
-  ".join(remedies))
+            raise UserError("\n".join(failures), remedy="\n  ".join(remedies))
         specs = declared(specs, read_only=self._settings.read_only)
         self._catalog = Catalog.of(specs, allow=self._settings.allow)
 

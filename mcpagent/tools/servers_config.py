@@ -309,15 +309,8 @@ class _Reader:
             if "command" in entry and any(key in entry for key in _URL_KEYS):
                 raise self._error(name, "has both a command and a url", remedy='Say which: "type": "stdio".')
             return any(key in entry for key in _URL_KEYS)
-        if kind == "sse":
-            raise self._error(
-                name,
-                "speaks the SSE transport of 2024, which MCP has replaced",
-                remedy='Most servers offer streamable HTTP too: "type": "http", often with /mcp in place of '
-                '/sse. Or set "disabled": true.',
-            )
         if not isinstance(kind, str) or kind not in {"stdio", *_HTTP_TYPES}:
-            raise self._error(name, f"type must be 'stdio' or 'http', not {shown_value(kind)}")
+            raise self._error(name, f"type must be 'stdio', 'http' or 'sse', not {shown_value(kind)}")
         return kind != "stdio"
 
     def _stdio(self, name: str, entry: dict[str, Any]) -> StdioServer:

@@ -35,6 +35,7 @@ RESPONSE_LOST = -33004  # the request went out, its response never came: it may 
 THROTTLED = -33005  # the server takes no more calls for now, and did not take this one
 FORBIDDEN = -33006  # the server refuses our credentials
 LOGIN_NEEDED = -33007  # only a person can make the server take our calls; the data has the `remedy`
+HTTP_STATUS = "http_status"  # in the data of an error that an HTTP status of 4xx alone stands for
 RETRY_AFTER = "retry_after_s"  # in the data of THROTTLED, where the server says so: seconds
 META_CHARS = 4096  # of a result's `_meta`
 META_CUT_KEY = "mcpagent/cut"

@@ -178,8 +178,10 @@ def test_disabled_servers_and_unknown_keys_are_noted_and_not_fatal() -> None:
         ({"mcpServers": {"a": {"command": "x", "args": "y"}}}, "args must be a list"),
         ({"mcpServers": {"a": {"command": "x", "env": {"K": True}}}}, "env.K must be a string"),
         ({"mcpServers": {"a": {"command": "${input:token}"}}}, "VS Code input 'token'"),
-        ({"mcpServers": {"a": {"type": "sse", "url": "http://h/sse"}}}, "speaks the SSE transport of 2024"),
-        ({"mcpServers": {"a": {"type": "ws", "url": "ws://h"}}}, "type must be 'stdio' or 'http', not 'ws'"),
+        (
+            {"mcpServers": {"a": {"type": "ws", "url": "ws://h"}}},
+            "type must be 'stdio', 'http' or 'sse', not 'ws'",
+        ),
         ({"mcpServers": {"a": {"type": "http"}}}, "url must be a string, and is missing"),
         ({"mcpServers": {"a": {"url": "h:8000/mcp"}}}, "url must be of the form"),
         ({"mcpServers": {"a": {"url": "http://h:port/mcp"}}}, "url must be of the form"),

@@ -34,9 +34,11 @@ from mcpagent.tools.catalog import ParamHeaders
 from mcpagent.tools.faults import ServerEnded, http_error, http_status_error, untold
 from mcpagent.tools.servers_config import HttpServer
 from mcpagent.tools.transports.exchange import (
+    HEADERS,
     BearerTokens,
     Events,
     Reply,
+    SseEndpoint,
     as_reply,
     host_of,
     http_client,
@@ -62,11 +64,6 @@ log = logging.getLogger(__name__)
 
 _RELIST_PAGES_MAX = 100
 _SESSION_HEADER = "mcp-session-id"
-_HEADERS = {
-    "accept": "application/json, text/event-stream",
-    "accept-encoding": "identity",  # a compressed body would be counted only once it is unpacked
-    "content-type": "application/json",
-}
 _ERROR_BODY_BYTES = 64 * 1024
 _RESUMES_MAX = 2  # of a stream that broke off, without a new event in between
 _END_TIMEOUT_S = 2.0
@@ -144,7 +141,7 @@ class HttpEndpoint:
         """One HTTP request, its response still to be read. Whatever HTTP raises becomes an MCPError."""
         self.version = headers.get(MCP_PROTOCOL_VERSION_HEADER, self.version)
         ids = {_SESSION_HEADER: self._session_id, MCP_PROTOCOL_VERSION_HEADER: self.version}
-        headers = _HEADERS | {key: value for key, value in ids.items() if value is not None} | dict(headers)
+        headers = HEADERS | {key: value for key, value in ids.items() if value is not None} | dict(headers)
         body = None if message is None else message.model_dump_json(by_alias=True, exclude_unset=True)
         request = self._client.build_request(method, self._url, headers=headers, content=body)
         try:
@@ -241,7 +238,9 @@ class HttpEndpoint:
 class _Posts:
     """The write stream of the session: every request is answered in a task of its own."""
 
-    def __init__(self, endpoint: HttpEndpoint, inbox: Inbox, param_headers: ParamHeaders) -> None:
+    def __init__(
+        self, endpoint: HttpEndpoint | SseEndpoint, inbox: Inbox, param_headers: ParamHeaders
+    ) -> None:
         self._endpoint = endpoint
         self._inbox = inbox
         self._param_headers = param_headers
@@ -356,7 +355,8 @@ async def http_streams(
     """
     async with http_client(config.url, config.headers) as client:
         inbox = Inbox(on_end=on_eof)
-        endpoint = HttpEndpoint(
+        kind = SseEndpoint if config.is_sse else HttpEndpoint
+        endpoint = kind(
             client,
             config.url,
             max_message_bytes=max_message_bytes,

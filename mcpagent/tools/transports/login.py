@@ -167,9 +167,9 @@ class _Flow:
             with suppress(ValueError):
                 self.metadata = dict(json.loads(body))
             offered = "device_authorization_endpoint" in self.metadata
-            wanted = self.prompt.device
-            self.uses_device = offered and (not self.prompt.has_browser if wanted is None else wanted)
-            if wanted and not offered:
+            asked_for = self.prompt.device
+            self.uses_device = offered and (not self.prompt.has_browser if asked_for is None else asked_for)
+            if asked_for and not offered:
                 raise OAuthFlowError("its authorization server offers no device flow; leave out --device")
             if self.uses_device:
                 grants = [_DEVICE_GRANT, *provider.context.client_metadata.grant_types]

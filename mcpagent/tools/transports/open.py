@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.client import Transport
 from mcp.server import MCPServer, Server
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
@@ -17,7 +17,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 from mcpagent.core.redact import SECRETS
 from mcpagent.storage.atomic import without_secrets
 from mcpagent.tools.catalog import ParamHeaders
-from mcpagent.tools.faults import ServerEnded, untold
+from mcpagent.tools.faults import ServerEnded, innermost, untold
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.transports.http import http_streams
 from mcpagent.tools.transports.oauth import Authorization
@@ -67,8 +67,8 @@ class _Negotiation:
     all. That costs 10 s, once.
     """
 
-    def __init__(self) -> None:
-        self._mode = "auto"
+    def __init__(self, mode: Literal["auto", "legacy"] = "auto") -> None:
+        self._first = self._mode = mode
 
     @asynccontextmanager
     async def client(self, streams: Transport) -> AsyncGenerator[Client]:
@@ -76,7 +76,7 @@ class _Negotiation:
             try:
                 client = await stack.enter_async_context(Client(streams, mode=self._mode))
             except BaseException:
-                self._mode = "auto"
+                self._mode = self._first
                 raise
             if client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
                 self._mode = "legacy"
@@ -119,33 +119,66 @@ class StdioLauncher:
         return tail[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
 
 
-@dataclass(frozen=True)
 class HttpLauncher:
-    """A server elsewhere. Each call has its own exchange, so one that is stuck holds up no other."""
+    """A server elsewhere. Each call has its own exchange, so one that is stuck holds up no other.
 
-    config: HttpServer
-    _negotiation: _Negotiation = field(default_factory=_Negotiation)
-    _param_headers: ParamHeaders = field(default_factory=ParamHeaders)
-    _tokens: Authorization = field(init=False)
+    One that does not know streamable HTTP is reached over the older HTTP+SSE from then on.
+    """
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_tokens", Authorization(self.config))
+    def __init__(self, config: HttpServer) -> None:
+        self._config = config
+        self._negotiation = _Negotiation()
+        self._older = _Negotiation("legacy")  # the transport is older than the newest protocol
+        self._param_headers = ParamHeaders()
+        self._tokens = Authorization(config)
 
     @asynccontextmanager
     async def client(
         self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
     ) -> AsyncGenerator[Client]:
         """Connect to the server; its session is ended on leaving."""
-        streams = http_streams(
-            self.config,
-            on_eof=on_eof,
-            on_end=on_end,
-            param_headers=self._param_headers,
-            tokens=self._tokens,
-        )
-        async with self._negotiation.client(streams) as client:
+
+        def streams() -> Transport:
+            return http_streams(
+                self._config,
+                on_eof=on_eof,
+                on_end=on_end,
+                param_headers=self._param_headers,
+                tokens=self._tokens,
+            )
+
+        async with AsyncExitStack() as stack:
+            if not self._config.is_sse:
+                try:
+                    client = await stack.enter_async_context(self._negotiation.client(streams()))
+                except Exception as refusal:
+                    if not _may_be_older(refusal):
+                        raise
+                    client = await self._over_sse(stack, streams, refusal)
+            else:
+                client = await stack.enter_async_context(self._older.client(streams()))
             yield client
+
+    async def _over_sse(
+        self, stack: AsyncExitStack, streams: Callable[[], Transport], refusal: Exception
+    ) -> Client:
+        """A client over HTTP+SSE in place of one that was refused; the refusal where that fails too."""
+        before, self._config = self._config, replace(self._config, is_sse=True)
+        try:
+            return await stack.enter_async_context(self._older.client(streams()))
+        except Exception:  # noqa: BLE001 - boundary: whatever is there, it is no server of ours
+            self._config = before
+            raise refusal from None
 
     def log_tail(self) -> str:
         """Empty: its stderr is elsewhere."""
         return ""
+
+
+def _may_be_older(refusal: BaseException) -> bool:
+    """Whether the specification has a client try HTTP+SSE: the first POST is answered 400, 404 or 405."""
+    match innermost(refusal):
+        case MCPError(data={"http_status": status}):
+            return status in (400, 404, 405)
+        case _:
+            return False

@@ -62,13 +62,15 @@ def _env(folder: Path, **more: str) -> dict[str, str]:
     return {"XDG_STATE_HOME": str(folder / "state"), **more}
 
 
-def _login(folder: Path, *options: str, visit: bool = True, **env: str) -> tuple[int, str, str]:
+def _login(
+    folder: Path, *options: str, visit: bool = True, env: dict[str, str] | None = None
+) -> tuple[int, str, str]:
     """`mcpagent tools login`, and the person who visits the address that it prints."""
     words = ["tools", "login", "shop", "--servers", str(folder / "mcp.json"), "--no-open", *options]
     # What the environment says to Python itself wants a process of its own.
-    begin: Any = subprocess.Popen if "PYTHONPATH" in env else Command
-    arguments = ([*RUN, *words],) if "PYTHONPATH" in env else words
-    full = {**os.environ, **_env(folder), **env}
+    begin: Any = subprocess.Popen if env else Command
+    arguments = ([*RUN, *words],) if env else words
+    full = {**os.environ, **_env(folder), **(env or {})}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with begin(*arguments, cwd=folder, env=full, text=True, **pipes) as process:
         said = ""
@@ -255,7 +257,7 @@ def test_where_the_system_has_a_keyring_the_file_holds_no_token(tmp_path: Path) 
     env["PYTHONPATH"] = f"{ROOT}:{tmp_path}"
     with guarded(USES="4") as server:
         file = _file(tmp_path, server)
-        code, out, said = _login(tmp_path, **env)
+        code, out, said = _login(tmp_path, env=env)
         assert code == 0 and "keyring" in out, said
         command = [
             *RUN,
