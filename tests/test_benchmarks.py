@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from benchmarks import tool_search
 from benchmarks.tools import AT_ONCE, GATES, Row, measure
 
 
@@ -34,3 +35,12 @@ def test_the_pool_costs_little_more_cpu_than_the_bare_client(transport: str) -> 
     print({row.at_once: row.overhead for row in rows})
     # CPU is what a busy machine disturbs least, but caches are shared: the middle of the four, not the worst.
     assert sorted(row.overhead for row in rows)[len(rows) // 2] <= GATES[transport]
+
+
+@_SLOW
+def test_searching_among_five_hundred_tools_costs_a_tenth_of_the_tokens_and_no_success() -> None:
+    (row,) = asyncio.run(tool_search.measure([500], count=60, seed=3))
+    print(row)
+    assert row.success_all == 1.0
+    assert row.success_search >= row.success_all - 0.03
+    assert row.share <= 0.10

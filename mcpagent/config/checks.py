@@ -65,6 +65,12 @@ def _common(config: TrainConfig) -> Iterator[ConfigFinding]:
             f"sft.{name} is {getattr(sft, name)}, but sft.curriculum names no function that makes its "
             "samples; name one as package.module:function",
         )
+    if config.tools.pinned and config.tools.discovery == "all":
+        yield ConfigFinding(
+            ("tools.pinned", "tools.discovery"),
+            f"tools.pinned names {', '.join(config.tools.pinned)}, but tools.discovery is all, which offers "
+            "every tool; set tools.discovery to search, or leave tools.pinned out",
+        )
     if config.tools.cassette is None and config.tools.cassette_mode in ("record", "strict"):
         yield ConfigFinding(
             ("tools.cassette_mode", "tools.cassette"),

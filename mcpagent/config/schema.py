@@ -259,6 +259,9 @@ class ToolsConfig(Section):
     retry: Count = 3  # repeats of a call that is safe to repeat
     allow_list: StringTuple | None = None  # server.tool or server names; None: everything
     read_only: StringTuple = ()  # server.tool or server: only reads, though it does not say so
+    # all: every tool of a task is offered at once; search: a tool finds them, for sets of hundreds of tools.
+    discovery: Literal["all", "search"] = "all"
+    pinned: StringTuple = ()  # server.tool or server: offered from the start, beside the search
     result_limit_chars: PositiveInt = 8000  # longer results are cut in the middle
     # Longer descriptions of tools, and within their schemas, are cut in the middle.
     description_limit_chars: PositiveInt = 20_000

@@ -48,6 +48,42 @@ class ToolSpec(Record):
         return f"{self.server}.{self.name}"
 
 
+MAX_SEARCH_RESULTS = 10
+
+# What an episode offers in place of tools that are to be searched for (`tools.discovery: search`).
+SEARCH_TOOL = ToolSpec(
+    server="mcpagent",
+    name="search_tools",
+    description="Find tools by what they do. The tools that are found can be called from the next step on.",
+    input_schema={
+        "type": "object",
+        "properties": {
+            "query": {
+                "type": "string",
+                "minLength": 1,
+                "description": "What the tool should do, in a few words",
+            },
+            "limit": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_SEARCH_RESULTS,
+                "description": "Most tools to return (default 5)",
+            },
+        },
+        "required": ["query"],
+        "additionalProperties": False,
+    },
+    annotations=ToolAnnotations(read_only=True, destructive=False, idempotent=True, open_world=False),
+)
+
+
+def search_name(schemas: Iterable[JsonObject]) -> str | None:
+    """The name of the search among offered schemas, as `chat_schema` makes them; None where it is not."""
+    described = ((s["function"]["name"], s["function"].get("description")) for s in schemas)
+    names = (name for name, text in described if SEARCH_TOOL.name in name and text == SEARCH_TOOL.description)
+    return next(names, None)
+
+
 class FailureKind(StrEnum):
     """Why a call has no ordinary result. Only `tool_error` is the model's fault."""
 
@@ -110,12 +146,20 @@ class ToolResult(Record):
     # A strict cassette has no answer because the model chose another call, or other calls before it, than
     # what was recorded: of kind `cassette`, and the model's own failure all the same.
     is_chosen_miss: bool = False
+    # Of a search for tools, which the environment answers itself: the tools (`server.tool`) that may be
+    # called from the next step on because of it. None: a call of a server's tool.
+    loaded: tuple[str, ...] | None = None
     meta: JsonObject = {}
 
     @property
     def is_lost(self) -> bool:
         """The machinery failed, so the result says nothing about the model."""
         return self.failure is not None and self.failure.is_infrastructure and not self.is_chosen_miss
+
+    @property
+    def is_search(self) -> bool:
+        """A search for tools, of which no server knows."""
+        return self.loaded is not None
 
 
 def failed_result(call: ToolCall, failure: FailureKind, text: str, *, latency_s: float = 0.0) -> ToolResult:

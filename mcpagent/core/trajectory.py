@@ -130,8 +130,18 @@ class Trajectory(Record):
 
     @property
     def tool_results(self) -> tuple[ToolResult, ...]:
-        """The results of all turns, in order."""
-        return tuple(r for t in self.turns for r in t.tool_results)
+        """The results of all turns, in order, without those of searches for tools."""
+        return tuple(r for t in self.turns for r in t.tool_results if not r.is_search)
+
+    @property
+    def call_count(self) -> int:
+        """Calls of all turns, without searches for tools."""
+        return sum(len(t.tool_calls) for t in self.turns) - len(self.searches)
+
+    @property
+    def searches(self) -> tuple[ToolResult, ...]:
+        """The results of the searches for tools, in order."""
+        return tuple(r for t in self.turns for r in t.tool_results if r.is_search)
 
 
 class TrajectoryGroup(Record):

@@ -10,9 +10,9 @@ from itertools import groupby
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import StateCheck, Task
-from mcpagent.core.tools import FailureKind, ParseFailure, ToolCall, ToolResult
+from mcpagent.core.tools import SEARCH_TOOL, FailureKind, ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import FinishReason, RewardTerm, StopReason
-from mcpagent.env.offer import OfferedTools, offer
+from mcpagent.env.offer import Discovery, OfferedTool, OfferedTools, SearchableTools, offer
 from mcpagent.env.parsing import parse_action
 from mcpagent.errors import EpisodeError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
@@ -46,6 +46,12 @@ class CallOutcome:
     results: tuple[ToolResult, ...] = ()
     stop_reason: StopReason | None = None
     errors: tuple[str, ...] = ()
+    loaded: tuple[JsonObject, ...] = ()  # schemas that searches have loaded
+
+    @property
+    def only_searched(self) -> bool:
+        """Whether its calls were searches for tools, all of them."""
+        return bool(self.results) and all(result.is_search for result in self.results)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +59,21 @@ class _Planned:
     call: ToolCall
     refusal: ToolResult | None = None  # set where the call is not made
     may_overlap: bool = True
+    is_search: bool = False
 
 
 @dataclass
 class CallRunner:
-    """Makes the model's calls of one episode and counts them against its limits."""
+    """Makes the model's calls of one episode and counts them against its limits. With `tools` some of them
+    are searches, whose results are in `offer` from the next step on; they count against `max_calls` alone."""
 
     session: ToolSession
     offer: OfferedTools
     limits: CallLimits
+    tools: SearchableTools | None = None
     made: int = 0
+    _searched: int = 0
+    _loaded: list[JsonObject] = field(default_factory=list)
     _servers: set[str] = field(default_factory=set)
 
     async def run(self, calls: Sequence[ToolCall]) -> CallOutcome:
@@ -80,6 +91,9 @@ class CallRunner:
             else:
                 for item in batch:
                     results.append(await self._make(item))
+        loaded, self._loaded = tuple(self._loaded), []
+        if self.tools is not None and loaded:
+            self.offer = self.tools.offered
         failures = [r for r in results if r.is_lost or r.is_chosen_miss]
         if any(r.is_chosen_miss for r in results):
             stop = StopReason.NOT_RECORDED
@@ -90,15 +104,18 @@ class CallRunner:
             results=tuple(results),
             stop_reason=stop,
             errors=tuple(f"{r.server}.{r.tool}: {r.failure}: {r.content[:200]}" for r in failures),
+            loaded=loaded,
         )
 
     def _limit_reached(self, call: ToolCall) -> StopReason | None:
         """Count the call; which limit it breaks, if any."""
         self.made += 1
         tool = self.offer.find(call.tool)
-        if tool is not None:
+        if self._is_search(tool):
+            self._searched += 1
+        elif tool is not None:
             self._servers.add(tool.spec.server)
-        if self.limits.max_tools is not None and self.made > self.limits.max_tools:
+        if self.limits.max_tools is not None and self.made - self._searched > self.limits.max_tools:
             return StopReason.LIMIT
         if self.limits.max_servers is not None and len(self._servers) > self.limits.max_servers:
             return StopReason.LIMIT
@@ -107,18 +124,35 @@ class CallRunner:
     def _plan(self, call: ToolCall, stop: StopReason | None) -> _Planned:
         tool = self.offer.find(call.tool)
         if tool is None:
-            return _refused(call, FailureKind.UNKNOWN_TOOL, f"there is no tool {call.tool!r}")
+            none = f"there is no tool {call.tool!r}"
+            why = none if self.tools is None else self.tools.why_unknown(call.tool)
+            return _refused(call, FailureKind.UNKNOWN_TOOL, why)
+        is_search = self._is_search(tool)
         call = call.model_copy(update={"server": tool.spec.server, "tool": tool.spec.name})
         problem = tool.argument_problem(call.arguments)
         if problem is not None:
-            return _refused(call, FailureKind.INVALID_ARGUMENTS, f"invalid arguments: {problem}")
+            why = f"invalid arguments: {problem}"
+            return _refused(call, FailureKind.INVALID_ARGUMENTS, why, is_search=is_search)
         if stop is not None:
-            return _refused(call, FailureKind.LIMIT, "no calls are left")
-        return _Planned(call=call, may_overlap=tool.spec.annotations.read_only)
+            return _refused(call, FailureKind.LIMIT, "no calls are left", is_search=is_search)
+        return _Planned(call=call, may_overlap=tool.spec.annotations.read_only, is_search=is_search)
+
+    def _is_search(self, tool: OfferedTool | None) -> bool:
+        return self.tools is not None and tool is not None and tool.spec is SEARCH_TOOL
 
     async def _make(self, item: _Planned) -> ToolResult:
         if item.refusal is not None:
             return item.refusal
+        if item.is_search and self.tools is not None:
+            content, schemas, names = self.tools.search(item.call.arguments)
+            self._loaded += schemas
+            return ToolResult(
+                call_id=item.call.id,
+                server=item.call.server,
+                tool=item.call.tool,
+                content=content,
+                loaded=names,
+            )
         try:
             async with asyncio.timeout_at(self.limits.deadline_s):
                 return await self.session.call(item.call)
@@ -132,11 +166,11 @@ class CallRunner:
         return deadline_s is not None and asyncio.get_running_loop().time() >= deadline_s
 
 
-def _refused(call: ToolCall, failure: FailureKind, message: str) -> _Planned:
-    return _Planned(call=call, refusal=_result(call, failure, message))
+def _refused(call: ToolCall, failure: FailureKind, message: str, *, is_search: bool = False) -> _Planned:
+    return _Planned(call=call, refusal=_result(call, failure, message, is_search=is_search))
 
 
-def _result(call: ToolCall, failure: FailureKind, message: str) -> ToolResult:
+def _result(call: ToolCall, failure: FailureKind, message: str, *, is_search: bool = False) -> ToolResult:
     return ToolResult(
         call_id=call.id,
         server=call.server,
@@ -144,11 +178,13 @@ def _result(call: ToolCall, failure: FailureKind, message: str) -> ToolResult:
         content=error_content(message[:500]),
         is_error=True,
         failure=failure,
+        loaded=() if is_search else None,
     )
 
 
 # Stands before the schemas in a user message that brings more tools: the system message stays as it is.
 _TOOLS_ADDED = "From now on there are these tools, too:"
+_MORE_TO_FIND = "From now on {} finds more tools."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +210,7 @@ class EpisodeStart:
 class StepOutput:
     """What one model step led to. `observations` (`{"role": "tool" | "user", "content"}`) go to the model;
     `tool_results` has one result for each call, in order; `stop_reason` is set exactly when `done`.
-    `tool_schemas` are those of tools that are offered from now on; `user_message` has them too."""
+    `tool_schemas` are those of tools that are offered from now on; an observation has them too."""
 
     observations: list[JsonObject]
     done: bool
@@ -202,7 +238,9 @@ class Episode:
         limits: EpisodeLimits | None = None,
         episode_id: str,
         tool_format: str = "auto",
+        discovery: Discovery | None = None,
     ) -> None:
+        """`discovery`: tools are searched for; None offers all of the task's at once."""
         self.task = task
         self.episode_id = episode_id
         self.errors: list[str] = []
@@ -213,6 +251,9 @@ class Episode:
         self._catalog = tools.tools
         self._session = tools.session()
         self._tool_format = tool_format
+        self._discovery = discovery
+        self._searchable: SearchableTools | None = None
+        self._search_turns = 0
         self._offer: OfferedTools | None = None
         self._runner: CallRunner | None = None
         self._turns: list[RecordedTurn] = []
@@ -262,13 +303,18 @@ class Episode:
         if truth.tools_added:
             self._offered_in(len(truth.user_turns))
         offered = self._offered_in(0)
+        if self._discovery is not None:
+            names = self.task.offered_in(0)
+            self._searchable = SearchableTools(self._catalog, names, self._discovery, task_id=self.task.id)
+            offered = self._searchable.offered
         limits = CallLimits(
             max_calls=self._limits.max_tool_calls,
             max_tools=truth.limits.max_tools,
             max_servers=truth.limits.max_servers,
             deadline_s=None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s,
         )
-        self._offer, self._runner = offered, CallRunner(self._session, offered, limits)
+        self._offer = offered
+        self._runner = CallRunner(self._session, offered, limits, self._searchable)
         for server, calls in truth.setup.items():
             for call in calls:
                 result = await self._own_call(server, call.tool, call.arguments, purpose=Purpose.SETUP)
@@ -305,9 +351,10 @@ class Episode:
         if not parsed.calls and not parsed.failures:
             return await self._end_user_turn(parsed.text)
         outcome = await self._runner.run(parsed.calls)
+        self._offer = self._runner.offer
         if outcome.stop_reason is not None:
             self._stop(outcome.stop_reason, *outcome.errors)
-        return self._advance(outcome, parsed.failures)
+        return self._advance(outcome, parsed.failures, added=outcome.loaded)
 
     async def finish(self, stop_reason: StopReason, *, error: str | None = None) -> None:
         """End the episode from outside: the context is full, or the policy failed. The first reason stands,
@@ -342,7 +389,8 @@ class Episode:
             checks = state_checks(self.task.truth)
             await self._read_state([item for item in checks if item[1].user_turn == self._user_turn])
             message, _ = cut_middle(remaining[0], self._limits.message_limit_chars)
-            return self._advance(CallOutcome(), (), user_message=message, added=self._add_tools())
+            message, added = self._add_tools(message)
+            return self._advance(CallOutcome(), (), user_message=message, added=added)
         self.final_answer = text
         self._stop(StopReason.ANSWERED)
         return self._advance(CallOutcome(), ())
@@ -356,42 +404,46 @@ class Episode:
         added: tuple[JsonObject, ...] = (),
     ) -> StepOutput:
         """Record the model step and make what the model sees next."""
-        turn = RecordedTurn(
-            user_turn=self._user_turn,
-            calls=outcome.calls,
-            results=outcome.results,
-            parse_failures=failures,
+        turn = RecordedTurn.of(
+            outcome.calls, outcome.results, user_turn=self._user_turn, parse_failures=failures
         )
         self._turns.append(turn)
+        if outcome.only_searched and not failures and self._search_turns < search_turns(self.task):
+            self._search_turns += 1
         allowed = self.task.truth.max_turns
         if self._limits.max_turns is not None:
             allowed = min(allowed, self._limits.max_turns)
-        if len(self._turns) >= allowed:
+        if len(self._turns) - self._search_turns >= allowed:
             self._stop(StopReason.MAX_TURNS)
         if user_message is not None:
             self._user_turn += 1
-            if added:
-                schemas = [json.dumps(schema, ensure_ascii=False) for schema in added]
-                user_message = "\n".join([_TOOLS_ADDED, *schemas, "", user_message])
         return StepOutput(
             observations=observations(outcome.results, failures, user_message),
             done=self.done,
             stop_reason=self.stop_reason,
             user_turn=turn.user_turn,
-            tool_calls=turn.calls,
+            tool_calls=outcome.calls,
             parse_failures=failures,
-            tool_results=turn.results,
+            tool_results=outcome.results,
             user_message=user_message,
             tool_schemas=added,
         )
 
-    def _add_tools(self) -> tuple[JsonObject, ...]:
-        """Offer what the next user turn brings; the schemas of that."""
+    def _add_tools(self, message: str) -> tuple[str, tuple[JsonObject, ...]]:
+        """Offer what the next user turn brings: its message with the schemas of that, and the schemas."""
         names = self.task.truth.tools_added.get(self._user_turn + 1, ())
-        if names and self._runner is not None:
+        if not names or self._runner is None:
+            return message, ()
+        if self._searchable is not None:
+            added = self._searchable.widen(names)
+            self._offer = self._runner.offer = self._searchable.offered
+        else:
             self._offer = self._runner.offer = self._offered_in(self._user_turn + 1)
-            return self._offer.schemas[-len(names) :]
-        return ()
+            added = self._offer.schemas[-len(names) :]
+        lines = [_TOOLS_ADDED, *(json.dumps(schema, ensure_ascii=False) for schema in added)] if added else []
+        if self._searchable is not None and len(added) < len(names):
+            lines.append(_MORE_TO_FIND.format(self._searchable.search_name))
+        return "\n".join([*lines, "", message]), added
 
     def _offered_in(self, user_turn: int) -> OfferedTools:
         return offer(self._catalog, self.task.offered_in(user_turn), task_id=self.task.id)
@@ -408,6 +460,12 @@ class Episode:
     ) -> ToolResult:
         call = ToolCall(id=f"{purpose.value}:{tool}", server=server, tool=tool, arguments=arguments)
         return await self._session.call(call, purpose=purpose)
+
+
+def search_turns(task: Task) -> int:
+    """Model steps that may do nothing but search besides the steps that a task allows: one for each call of
+    its plan and each user turn, and two more."""
+    return len(task.truth.tool_sequence) + len(task.truth.user_turns) + 3
 
 
 def prompt_messages(task: Task, limit_chars: int) -> list[JsonObject]:

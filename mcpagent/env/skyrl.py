@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 import skyrl_gym
@@ -27,7 +27,8 @@ from mcpagent.core.registry import ToolFormat
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.core.trajectory import RewardTerm
-from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput, prompt_messages
+from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput, prompt_messages, search_turns
+from mcpagent.env.offer import Discovery
 from mcpagent.errors import EpisodeError, UserError
 from mcpagent.reward.rule import total_reward
 from mcpagent.tools.io_thread import IOThread
@@ -41,7 +42,8 @@ ENV_ID = "MCPToolEnv"
 class EnvConfig(Record):
     """The `env_config` of SkyRL (`environment.skyrl_gym.MCPToolEnv`). `servers` is the path of an `mcp.json`;
     None runs the built-in servers in this process, `limited` with their small tool sets. `tool_format` is the
-    dialect in which the model is told to call tools."""
+    dialect in which the model is told to call tools; `discovery` and `pinned` are those of the section
+    `tools`."""
 
     servers: str | None = None
     limited: bool = True
@@ -49,6 +51,8 @@ class EnvConfig(Record):
     episode_timeout_s: float | None = None
     max_tool_calls: int = 64
     tool_format: ToolFormat = "auto"
+    discovery: Literal["all", "search"] = "all"
+    pinned: tuple[str, ...] = ()
 
 
 def register() -> None:
@@ -69,7 +73,7 @@ class MCPToolEnv(BaseTextEnv):
         self._episode: Episode | None = None
         self._terms: tuple[RewardTerm, ...] = ()
         self._errors: list[str] = []
-        self._counts = {"turns": 0, "tool_calls": 0, "tool_errors": 0, "parse_failures": 0}
+        self._counts = {"turns": 0, "tool_calls": 0, "tool_errors": 0, "parse_failures": 0, "searches": 0}
 
     def init(self, prompt: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
         """The prompt, and the offered schemas under `tools`. Raises UserError for a record that can't be run;
@@ -81,6 +85,10 @@ class MCPToolEnv(BaseTextEnv):
             timeout_s=self._config.episode_timeout_s,
         )
         self.max_turns = min(task.truth.max_turns, limits.max_turns or task.truth.max_turns)
+        discovery = None
+        if self._config.discovery == "search":
+            discovery = Discovery(pinned=self._config.pinned)
+            self.max_turns += search_turns(task)
         messages = [_unmarked(message) for message in prompt_messages(task, limits.message_limit_chars)]
         self._runtime = _runtime(self._config)
         self._episode = Episode(
@@ -89,6 +97,7 @@ class MCPToolEnv(BaseTextEnv):
             limits=limits,
             episode_id=f"{task.id}#skyrl",
             tool_format=self._config.tool_format,
+            discovery=discovery,
         )
         try:
             start = self._runtime.io.run(self._episode.start())
@@ -136,8 +145,10 @@ class MCPToolEnv(BaseTextEnv):
 
     def _count(self, output: StepOutput) -> None:
         self._counts["turns"] += 1
-        self._counts["tool_calls"] += len(output.tool_calls)
-        self._counts["tool_errors"] += sum(result.is_error for result in output.tool_results)
+        results = [result for result in output.tool_results if not result.is_search]
+        self._counts["tool_calls"] += len(results)
+        self._counts["searches"] += len(output.tool_results) - len(results)
+        self._counts["tool_errors"] += sum(result.is_error for result in results)
         self._counts["parse_failures"] += len(output.parse_failures)
 
     def _unscored(self) -> BaseTextEnvStepOutput:

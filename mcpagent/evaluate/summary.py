@@ -159,7 +159,7 @@ def _success(trajectory: Trajectory) -> float | None:
 
 
 def _tool_calls(trajectory: Trajectory) -> float:
-    return float(sum(len(t.tool_calls) for t in trajectory.turns))
+    return float(trajectory.call_count)
 
 
 def _parse_failure_share(trajectory: Trajectory) -> float | None:
@@ -195,6 +195,7 @@ MEAN_METRICS: dict[str, EpisodeMeasure] = {
     "mean_reward": lambda trajectory: trajectory.reward,
     "mean_turns": _turns,
     "mean_tool_calls": _tool_calls,
+    "mean_searches": lambda trajectory: float(len(trajectory.searches)),
 }
 
 

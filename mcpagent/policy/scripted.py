@@ -19,6 +19,7 @@ from mcpagent.core.placeholders import (
 )
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import AnswerCheck, PlanStep, Task
+from mcpagent.core.tools import search_name
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
@@ -27,6 +28,10 @@ from mcpagent.policy.contract import CompletionRequest
 _TAG = re.compile(r"<(?=/?(?:tool_call|tool|think)>)")
 _FENCE = re.compile(r"```(?=json|tool_call)")
 _CALL = re.compile(r"\s*[\[{](?=.*\"(?:tool|name|arguments|parameters)\")", re.DOTALL)
+_WRITTEN = re.compile(r"<tool_call>\n(.*)\n</tool_call>")
+_CLAUSE = re.compile(r"[.;:?!,\n]+\s|\b(?:and|then|also|after|before|if|because)\b", re.IGNORECASE)
+_MAX_QUERY_CHARS = 200
+_MAX_INPUT_QUERIES = 3
 
 
 def call_text(name: str, arguments: JsonObject) -> str:
@@ -80,10 +85,21 @@ class GoldPolicy:
     step would have used; `wrong_tool` that a plan of one step calls another tool of the same server that
     takes the same arguments. Both are drawn from the seed of the episode's first request, and give the
     demonstrations of mixed quality that a warm start learns from.
+
+    Where tools are to be searched for, it searches before it calls: with the user's words, then with those of
+    the tool's name. Without `searches_by_name` it does not use that name, but the clauses of what the user
+    says and what the tools found so far need to be given; it gives up on a tool that these do not find.
     """
 
-    def __init__(self, tasks: Iterable[Task], *, stop_early: float = 0.0, wrong_tool: float = 0.0) -> None:
-        self._plans = {task.id: _GoldPlan(task) for task in tasks}
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        *,
+        stop_early: float = 0.0,
+        wrong_tool: float = 0.0,
+        searches_by_name: bool = True,
+    ) -> None:
+        self._plans = {task.id: _GoldPlan(task, searches_by_name=searches_by_name) for task in tasks}
         self._stop_early = stop_early
         self._wrong_tool = wrong_tool
         self._flaws: dict[str, _Flaw] = {}
@@ -100,9 +116,9 @@ class GoldPolicy:
         plan = self._plans.get(request.episode_id.rpartition("#")[0])
         if plan is None:
             raise RunError(f"no task for episode {request.episode_id!r}; ids are {{task_id}}#{{attempt}}")
-        if request.episode_id not in self._flaws:
+        if request.episode_id not in self._flaws and plan.may_begin(request):
             self._flaws[request.episode_id] = self._draw(plan, request)
-        return plan.next_text(request, flaw=self._flaws[request.episode_id])
+        return plan.next_text(request, flaw=self._flaws.get(request.episode_id, _Flaw()))
 
     def _draw(self, plan: _GoldPlan, request: CompletionRequest) -> _Flaw:
         rng = random.Random(request.seed)
@@ -118,13 +134,15 @@ class GoldPolicy:
 class _GoldPlan:
     """The plan of one task, in the order in which it is played."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, *, searches_by_name: bool) -> None:
         self._task = task
+        self._searches_by_name = searches_by_name
         self.steps = sorted(task.truth.tool_sequence, key=lambda step: (step.user_turn, step.step))
 
     def next_text(self, request: CompletionRequest, *, flaw: _Flaw) -> str:
         """The next calls (one, or a parallel group), or the text that ends the user turn."""
-        answers = [message["content"] for message in request.messages if message["role"] == "tool"]
+        search = search_name(request.tools)
+        queries, answers = _queries_and_answers(request.messages, search)
         user_turn = sum(message["role"] == "user" for message in request.messages) - 1
         results = {
             f"step{step.step}": text_value(content)
@@ -132,14 +150,53 @@ class _GoldPlan:
         }
         planned = self.steps if flaw.steps is None else self.steps[: flaw.steps]
         due = _first_group([step for step in planned[len(answers) :] if step.user_turn == user_turn])
+        if search is not None and (text := self._search_text(search, due, queries, user_turn, request)):
+            return text
         try:
             calls = [
-                call_text(flaw.tool or _shown_name(step, request), resolve_references(step.params, results))
+                call_text(flaw.tool or _name_of(step, request), resolve_references(step.params, results))
                 for step in due
             ]
             return "\n".join(calls) if calls else _as_text(self._closing_text(user_turn, results, flaw))
         except PlaceholderError:
             return "I could not find the answer."  # the servers did not answer what the plan expects
+
+    def may_begin(self, request: CompletionRequest) -> bool:
+        """Whether its first tool is offered, rather than to be searched for."""
+        return search_name(request.tools) is None or not self.steps or _is_shown(self.steps[0], request)
+
+    def _search_text(
+        self,
+        search: str,
+        due: Sequence[PlanStep],
+        queries: Sequence[str],
+        user_turn: int,
+        request: CompletionRequest,
+    ) -> str | None:
+        """The search for what is due and not loaded, or for what an abstention says there is not; None where
+        nothing needs one."""
+        truth = self._task.truth
+        said = [m.content for m in self._task.prompt if m.role == "user"][-1]
+        if user_turn:
+            said = truth.user_turns[user_turn - 1]
+        whole, *clauses = _clauses(said) or ["anything"]
+        check = truth.final_answer
+        if not due:
+            seeks = truth.abstain and check is not None and check.value == "cannot" and not queries
+            return call_text(search, {"query": whole}) if seeks else None
+        missing = next((step for step in due if not _is_shown(step, request)), None)
+        if missing is None:
+            return None
+        if self._searches_by_name:
+            # Two of them find any tool, so that the perfect policy makes no search too many.
+            spoken = f"{missing.server} {missing.tool}".replace("_", " ")
+            chain = [whole, spoken, f"{missing.server}.{missing.tool}"]
+        else:
+            chain = [whole, *clauses, *_needed_inputs(request.tools, search)]
+        query = next((query for query in chain if query not in queries), None)
+        if query is not None:
+            return call_text(search, {"query": query})
+        return None if self._searches_by_name else "I could not find a tool for that."
 
     def sister_tools(self, request: CompletionRequest) -> list[str]:
         """Other offered tools of the first step's server that take its very arguments."""
@@ -191,7 +248,8 @@ class EmptyPolicy:
 
 
 class OverEagerPolicy:
-    """Calls the first offered tool, with the least arguments that its schema takes, and never answers."""
+    """Calls the first offered tool, with the least arguments that its schema takes, and never answers. Where
+    there is nothing but a search, it searches for the user's words."""
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
         """Raises RunError where a request offers no tool."""
@@ -203,11 +261,63 @@ class OverEagerPolicy:
     def _text(self, request: CompletionRequest) -> str:
         if not request.tools:
             raise RunError(f"{request.episode_id} offers no tool to call")
-        function = request.tools[0]["function"]
+        search = search_name(request.tools)
+        tools = [tool["function"] for tool in request.tools if tool["function"]["name"] != search]
+        if not tools and search is not None:
+            said = [m["content"] for m in request.messages if m["role"] == "user"][-1]
+            return call_text(search, {"query": said[:_MAX_QUERY_CHARS] or "anything"})
+        function = tools[0]
         schema = function["parameters"]
         properties = schema.get("properties", {})
         arguments = {name: _any_value(properties.get(name, {})) for name in schema.get("required", ())}
         return call_text(function["name"], arguments)
+
+
+def _queries_and_answers(messages: Sequence[JsonObject], search: str | None) -> tuple[list[str], list[str]]:
+    """What was searched for so far, and the results of all other calls. Only calls that `call_text` wrote are
+    told apart."""
+    queries: list[str] = []
+    answers: list[str] = []
+    written: list[JsonObject] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            written = [json.loads(body) for body in _WRITTEN.findall(message["content"])]
+        elif message["role"] == "tool":
+            call = written.pop(0) if written else {}
+            if search is not None and call.get("name") == search:
+                queries.append(call["arguments"]["query"])
+            else:
+                answers.append(message["content"])
+    return queries, answers
+
+
+def _clauses(said: str) -> list[str]:
+    """Queries in the user's words: the whole, then its clauses."""
+    whole = " ".join(said.split())
+    clauses = [" ".join(clause.split()) for clause in _CLAUSE.split(said)]
+    several = [clause for clause in clauses if len(clause.split()) > 1 and clause != whole]
+    return list(dict.fromkeys(text[:_MAX_QUERY_CHARS] for text in [whole, *several] if text))
+
+
+def _needed_inputs(tools: Sequence[JsonObject], search: str) -> list[str]:
+    """Queries for what loaded tools need to be given: their first required inputs, in their own words."""
+    queries: list[str] = []
+    for function in (tool["function"] for tool in tools if tool["function"]["name"] != search):
+        schema = function["parameters"]
+        for name in list(schema.get("required", ()))[:1]:
+            text = schema.get("properties", {}).get(name, {}).get("description") or name.replace("_", " ")
+            queries.append(f"find {text}"[:_MAX_QUERY_CHARS])
+    return list(dict.fromkeys(queries))[:_MAX_INPUT_QUERIES]
+
+
+def _is_shown(step: PlanStep, request: CompletionRequest) -> bool:
+    shown = {tool["function"]["name"] for tool in request.tools}
+    return step.tool in shown or f"{step.server}__{step.tool}" in shown
+
+
+def _name_of(step: PlanStep, request: CompletionRequest) -> str:
+    """As `_shown_name`; `server.tool`, which names any loaded tool, where no offered name is one of these."""
+    return _shown_name(step, request) if _is_shown(step, request) else f"{step.server}.{step.tool}"
 
 
 def _shown_name(step: PlanStep, request: CompletionRequest) -> str:

@@ -19,16 +19,43 @@ _INVALID = frozenset({FailureKind.UNKNOWN_TOOL, FailureKind.INVALID_ARGUMENTS})
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTurn:
-    """One model step: its calls with one result for each, in order."""
+    """One model step: its calls with one result for each, in order. `searches` are its searches for tools,
+    which are no calls: they do nothing that a task could ask for or forbid."""
 
     user_turn: int
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
     parse_failures: tuple[ParseFailure, ...] = ()
+    searches: tuple[tuple[ToolCall, ToolResult], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.calls) != len(self.results):
             raise ValueError(f"{len(self.calls)} calls, but {len(self.results)} results")
+
+    @classmethod
+    def of(
+        cls,
+        calls: Sequence[ToolCall],
+        results: Sequence[ToolResult],
+        *,
+        user_turn: int,
+        parse_failures: Sequence[ParseFailure] = (),
+    ) -> RecordedTurn:
+        """The record of a step that called and searched."""
+        made = list(zip(calls, results, strict=True))
+        return cls(
+            user_turn=user_turn,
+            calls=tuple(call for call, result in made if not result.is_search),
+            results=tuple(result for _, result in made if not result.is_search),
+            parse_failures=tuple(parse_failures),
+            searches=tuple(item for item in made if item[1].is_search),
+        )
+
+    @property
+    def invalid_attempts(self) -> int:
+        """Attempts that became neither a call nor a search: what does not parse, and searches with arguments
+        that the search does not take."""
+        return len(self.parse_failures) + sum(result.is_error for _, result in self.searches)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +112,11 @@ class EpisodeRecord:
         return sum(len(turn.parse_failures) for turn in self.turns)
 
     @property
+    def invalid_attempts(self) -> int:
+        """Of all turns."""
+        return sum(turn.invalid_attempts for turn in self.turns)
+
+    @property
     def is_unscorable(self) -> bool:
         """The machinery failed or was too slow somewhere: the outcome says nothing about the model."""
         state = (*self.state_before, *self.state_results)
@@ -133,10 +165,10 @@ def record_of(task: Task, trajectory: Trajectory) -> EpisodeRecord:
     readings = trajectory.state_results[setup_count:]
     return EpisodeRecord(
         turns=tuple(
-            RecordedTurn(
+            RecordedTurn.of(
+                turn.tool_calls,
+                turn.tool_results,
                 user_turn=turn.user_turn,
-                calls=turn.tool_calls,
-                results=turn.tool_results,
                 parse_failures=turn.parse_failures,
             )
             for turn in trajectory.turns

@@ -8,6 +8,7 @@ Since both lie in 0..1, every success is worth at least 0.45 and every failure a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from mcpagent.core.placeholders import PlaceholderError, format_value, resolve_references
@@ -108,6 +109,7 @@ MAX_PENALTY = 0.15
 EXCESS_COST = 0.04
 INVALID_COST = 0.1
 FREE_OTHER_CALLS = 1  # exploratory calls a user turn
+FREE_SEARCHES = 2  # a user turn, besides one for each call of its plan
 
 _WEIGHTS = {"success": SUCCESS_WEIGHT, "partial": PARTIAL_WEIGHT, "penalty": PENALTY_WEIGHT}
 _PARTIAL_SHARES = {"S": 0.5, "coverage": 0.25, "answer": 0.25}
@@ -131,8 +133,8 @@ def grade_by_rule(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     is_missing = record.stop_reason is StopReason.NOT_RECORDED
     values["success"] = 0.0 if is_missing else _success(truth, values)
     values["partial"] = _partial(truth, values)
-    values["excess"] = float(sum(_excess_by_turn(calls, assignment, len(record.turns))))
-    values["invalid_rate"] = _invalid_rate(calls, record.parse_failure_count) or 0.0
+    values["excess"] = float(sum(_excess_by_turn(truth, record, assignment)))
+    values["invalid_rate"] = _invalid_rate(calls, record.invalid_attempts) or 0.0
     values["penalty"] = min(
         MAX_PENALTY, EXCESS_COST * values["excess"] + INVALID_COST * values["invalid_rate"]
     )
@@ -172,14 +174,14 @@ def turn_terms(task: Task, record: EpisodeRecord) -> tuple[tuple[RewardTerm, ...
     earned = [0.0] * len(record.turns)
     for step, position in assignment.credited_call.items():
         earned[calls[position].turn] += assignment.credit[step] / plan_length
-    excess = _excess_by_turn(calls, assignment, len(record.turns))
+    excess = _excess_by_turn(task.truth, record, assignment)
     return tuple(
         (
             RewardTerm(name="coverage", value=earned[index] if plan_length else None),
             RewardTerm(name="excess", value=float(excess[index])),
             RewardTerm(
                 name="invalid_rate",
-                value=_invalid_rate([c for c in calls if c.turn == index], len(turn.parse_failures)),
+                value=_invalid_rate([c for c in calls if c.turn == index], turn.invalid_attempts),
             ),
         )
         for index, turn in enumerate(record.turns)
@@ -205,7 +207,7 @@ def _components(
         values["coverage"] = sum(assignment.credit) / len(plan)
         values["sequence_exact"] = float(_is_sequence_exact(truth, record, calls, assignment))
     if truth.final_answer is not None:
-        evidence = _evidence(task, calls, assignment)
+        evidence = _evidence(task, record, assignment)
         holds = answer_holds(truth.final_answer, record.final_answer, assignment.results, evidence)
         values["answer"] = float(holds)
     values["must_call"] = required_calls(truth, calls, assignment, record.read_only)
@@ -215,7 +217,10 @@ def _components(
     return values
 
 
-def _evidence(task: Task, calls: Sequence[RecordedCall], assignment: Assignment) -> Evidence:
+def _evidence(task: Task, record: EpisodeRecord, assignment: Assignment) -> Evidence:
+    described = [message.content for message in task.prompt if message.role == "system"]
+    # Of a search the names alone: what servers say of their tools is no source of facts.
+    loaded = [name for turn in record.turns for _, result in turn.searches for name in result.loaded or ()]
     said = [message.content for message in task.prompt if message.role == "user"]
     reference = task.truth.reference_answer
     try:
@@ -226,9 +231,9 @@ def _evidence(task: Task, calls: Sequence[RecordedCall], assignment: Assignment)
         reference = None
     return Evidence(
         said="\n".join([*said, *task.truth.user_turns]),
-        offered="\n".join(message.content for message in task.prompt if message.role == "system"),
+        offered="\n".join([*described, *loaded]),
         reference=reference,
-        results=tuple(made.result for made in calls),
+        results=tuple(made.result for made in record.calls),
     )
 
 
@@ -283,12 +288,14 @@ def _partial(truth: GroundTruth, values: dict[str, float | None]) -> float | Non
     return min(1.0, sum(_PARTIAL_SHARES[name] * value for name, value in present.items()) / total)
 
 
-def _excess_by_turn(calls: Sequence[RecordedCall], assignment: Assignment, n_turns: int) -> list[int]:
-    """By model step: repeats of a call beyond what the gold needs, and others beyond one a user turn."""
+def _excess_by_turn(truth: GroundTruth, record: EpisodeRecord, assignment: Assignment) -> list[int]:
+    """By model step: repeats of a call beyond what the gold needs, and others beyond one a user turn; and
+    searches for tools beyond what finding those of the plan takes."""
+    calls = record.calls
     gold = set(assignment.exact.values())
     seen = {calls[position].identity for position in gold}
     others: dict[int, int] = {}
-    excess = [0] * n_turns
+    excess = _excess_searches(truth, record)
     for position, made in enumerate(calls):
         if position in gold:
             continue
@@ -302,9 +309,30 @@ def _excess_by_turn(calls: Sequence[RecordedCall], assignment: Assignment, n_tur
     return excess
 
 
-def _invalid_rate(calls: Sequence[RecordedCall], parse_failures: int) -> float | None:
-    attempts = len(calls) + parse_failures
-    return (sum(made.is_invalid for made in calls) + parse_failures) / attempts if attempts else None
+def _excess_searches(truth: GroundTruth, record: EpisodeRecord) -> list[int]:
+    """By model step: searches that repeat one of the episode, and others past the free ones of their user
+    turn. Broken ones are in `invalid_rate`."""
+    asked: set[tuple[int, str]] = set()
+    made: Counter[int] = Counter()
+    excess = [0] * len(record.turns)
+    for index, turn in enumerate(record.turns):
+        offers = sum(begun <= turn.user_turn for begun in truth.tools_added)  # with more tools, ask again
+        free = FREE_SEARCHES + sum(step.user_turn == turn.user_turn for step in truth.tool_sequence)
+        for call, result in turn.searches:
+            if result.is_error:
+                continue
+            # The words alone: neither their order nor another `limit` asks for anything else.
+            words = sorted(re.findall(r"\w+", str(call.arguments.get("query")).casefold()))
+            query = (offers, " ".join(words))
+            made[turn.user_turn] += query not in asked
+            excess[index] += query in asked or made[turn.user_turn] > free
+            asked.add(query)
+    return excess
+
+
+def _invalid_rate(calls: Sequence[RecordedCall], invalid_attempts: int) -> float | None:
+    attempts = len(calls) + invalid_attempts
+    return (sum(made.is_invalid for made in calls) + invalid_attempts) / attempts if attempts else None
 
 
 def _is_sequence_exact(

@@ -11,6 +11,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import FinishReason, RewardTerm, StopReason, Trajectory, Turn
 from mcpagent.env.episode import Episode, EpisodeLimits
+from mcpagent.env.offer import Discovery
 from mcpagent.errors import EpisodeError
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 from mcpagent.tools.contract import ToolProvider
@@ -51,11 +52,13 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """What all episodes of a collection share. `max_context_tokens` None: no limit (text policies)."""
+    """What all episodes of a collection share. `max_context_tokens` None: no limit (text policies);
+    `discovery` None: all tools of a task are offered at once."""
 
     sampling: Sampling
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     max_context_tokens: int | None = None
+    discovery: Discovery | None = None
 
 
 async def run_attempt(
@@ -77,6 +80,7 @@ async def run_attempt(
         limits=settings.limits,
         episode_id=attempt.episode_id,
         tool_format="auto" if renderer is None else renderer.tool_format,
+        discovery=settings.discovery,
     )
     turns: list[Turn] = []
     prompt: list[JsonObject] = []

@@ -13,6 +13,7 @@ from mcpagent.config.schema import ServerSection, ToolsConfig, TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
 from mcpagent.env.episode import EpisodeLimits
+from mcpagent.env.offer import Discovery
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import Sampling
 from mcpagent.rollout.agent import AgentSettings
@@ -271,4 +272,12 @@ def agent_settings(config: TrainConfig, *, max_context: int | None) -> AgentSett
             max_turns=rollout.max_steps_per_episode, message_limit_chars=config.data.message_limit_chars
         ),
         max_context_tokens=max_context,
+        discovery=discovery(config.tools),
     )
+
+
+def discovery(config: ToolsConfig) -> Discovery | None:
+    """How tools are searched for, None where all are offered (`tools.discovery`)."""
+    if config.discovery == "all":
+        return None
+    return Discovery(pinned=config.pinned, result_chars=config.result_limit_chars)

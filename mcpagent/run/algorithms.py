@@ -10,7 +10,7 @@ from mcpagent.config.named_parts import is_built, load_named, model_builder
 from mcpagent.config.schema import SftConfig, TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.policy.canary import CANARY_ROWS
-from mcpagent.rollout.setup import agent_settings
+from mcpagent.rollout.setup import agent_settings, discovery
 from mcpagent.run.lifecycle import (
     RunInputs,
     TrainOutcome,
@@ -238,6 +238,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
             seed=config.seed,
             stop_early=config.sft.stop_early,
             wrong_tool=config.sft.wrong_tool,
+            discovery=discovery(config.tools),
             on_done=watch.on_episode,
         )
     )
@@ -278,7 +279,11 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
             learner,
             list(
                 demonstration_samples(
-                    demonstrations, by_id, catalog=tools.pool.tools, renderer=loaded.renderer
+                    demonstrations,
+                    by_id,
+                    catalog=tools.pool.tools,
+                    renderer=loaded.renderer,
+                    discovery=discovery(config.tools),
                 )
             ),
             renderer=loaded.renderer,

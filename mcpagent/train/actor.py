@@ -19,8 +19,8 @@ from mcpagent.errors import UserError
 from mcpagent.evaluate.summary import EvalSummary, evaluate, success_of_all, summarise
 from mcpagent.models.load import resolve_dtype
 from mcpagent.models.tokens import Renderer, TokenDrift, calling_message, measure_drift, tool_message
-from mcpagent.policy.backend import choose_backend
 from mcpagent.policy.canary import Canary
+from mcpagent.policy.contract import choose_backend
 from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
 from mcpagent.rollout.collector import Pipeline, attempts, collect, staleness
 from mcpagent.rollout.setup import Tools

@@ -42,6 +42,7 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "unscored": len(trajectories) - len(scored),
         "tokens": sum(len(t.completion.token_ids) for x in trajectories for t in x.turns),
         "tool_calls": sum(len(x.tool_results) for x in trajectories),
+        "searches": sum(len(x.searches) for x in trajectories),
         "success_rate_all": success_rate_of_all(trajectories),
     }
     if not scored:

@@ -246,7 +246,7 @@ def episode_measures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     scored = [t for t in trajectories if t.reward is not None]
     if not scored:
         return {}
-    calls = [sum(len(turn.tool_calls) for turn in t.turns) for t in scored]
+    calls = [t.call_count for t in scored]
     measures: dict[str, Any] = {
         "calls_mean": fmean(calls),
         "calls_max": max(calls),

@@ -15,7 +15,7 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory, Turn
 from mcpagent.env.dialects.registry import DIALECT_OF
 from mcpagent.env.episode import observations
-from mcpagent.env.offer import offer
+from mcpagent.env.offer import Discovery, first_schemas
 from mcpagent.env.parsing import parse_action
 from mcpagent.env.tool_format import rewritten
 from mcpagent.interrupts import Abandoned, stopping, uninterrupted
@@ -199,17 +199,19 @@ async def demonstrate(
     seed: int,
     stop_early: float = 0.0,
     wrong_tool: float = 0.0,
+    discovery: Discovery | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """Play each task once with the gold policy, through the real environment; real calls, real results.
 
-    With `stop_early` and `wrong_tool` the demonstrations are of mixed quality (see `GoldPolicy`).
+    With `stop_early` and `wrong_tool` the demonstrations are of mixed quality (see `GoldPolicy`); with
+    `discovery` they search for the tools first.
     """
     return await collect(
         list(attempts(tasks, per_task=1, seed=seed, label="demonstrations")),
         policy=GoldPolicy(tasks, stop_early=stop_early, wrong_tool=wrong_tool),
         tools=tools,
-        settings=AgentSettings(sampling=Sampling()),
+        settings=AgentSettings(sampling=Sampling(), discovery=discovery),
         deterministic=False,
         on_done=on_done,
     )
@@ -221,12 +223,13 @@ def demonstration_samples(
     *,
     catalog: Mapping[str, ToolSpec],
     renderer: Renderer,
+    discovery: Discovery | None = None,
 ) -> Iterator[TrainSample]:
     """The token sequences that a model would have seen and written: what the environment appended is masked
-    out, what the policy wrote carries the loss."""
+    out, what the policy wrote carries the loss. `discovery` as when they were played."""
     for trajectory in trajectories:
         task = tasks[trajectory.task_id]
-        schemas = offer(catalog, task.offered_tools, task_id=task.id).schemas
+        schemas = first_schemas(catalog, task.offered_tools, discovery, task_id=task.id)
         segments: list[tuple[tuple[int, ...], bool]] = [
             (renderer.prompt_ids(trajectory.prompt, schemas), False)
         ]
@@ -247,7 +250,8 @@ def texts(
     """The same sequences as text, for training a tokenizer."""
     for trajectory in trajectories:
         task = tasks[trajectory.task_id]
-        schemas = offer(catalog, task.offered_tools, task_id=task.id).schemas
+        discovery = Discovery() if trajectory.searches else None
+        schemas = first_schemas(catalog, task.offered_tools, discovery, task_id=task.id)
         text = renderer.render_text(trajectory.prompt, schemas)
         for turn in trajectory.turns:
             text += rewritten(turn.completion.text, renderer.tool_format)

@@ -33,6 +33,13 @@ def test_the_samples_of_the_repository_pass_every_check() -> None:
     assert {check.status for check in outcome.checks} == {CheckStatus.PASS}
 
 
+def test_the_samples_pass_every_check_where_tools_are_searched_for() -> None:
+    outcome = env_check(config("tools.discovery=search"))
+    assert outcome.passed
+    assert (outcome.n_tasks, outcome.failing) == (24, {})
+    assert {check.status for check in outcome.checks} == {CheckStatus.PASS}
+
+
 def test_each_broken_task_is_named_with_the_claims_that_it_breaks(tmp_path: Path) -> None:
     sound = samples(count=2)
     quote = {"step": 1, "server": "fmp", "tool": "fmp_get_quote", "params": {"symbol": "NO-SUCH"}}

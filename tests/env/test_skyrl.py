@@ -70,6 +70,26 @@ def test_an_episode_through_skyrl_gym_earns_the_whole_reward_at_its_last_step() 
     env.close()
 
 
+def test_tools_are_searched_for_through_skyrl_gym_too() -> None:
+    ticker, price = quote_of_any()
+    truth = {
+        "tool_sequence": [{**PLAN, "params": {"symbol": ticker}}],
+        "final_answer": {"type": "number", "value": "${step1.price}"},
+    }
+    env = made({**extras(**truth), "max_turns": 2}, {"discovery": "search", "pinned": ["slack"]})
+    _, metadata = env.init(PROMPT)
+    offered = [tool["function"]["name"] for tool in metadata["tools"]]
+    assert offered[0] == "search_tools" and HISTORY in offered and QUOTE not in offered
+    found = env.step(call("search_tools", query="quote of a stock"))
+    assert QUOTE in found["observations"][0]["content"]
+    assert not env.step(call(QUOTE, symbol=ticker))["done"]
+    last = env.step(f"The answer is {price}.")
+    assert (last["done"], last["reward"]) == (True, pytest.approx(1.0))
+    metrics = env.get_metrics()
+    assert (metrics["searches"], metrics["tool_calls"], metrics["turns"]) == (1, 1, 3)
+    env.close()
+
+
 def test_a_prompt_past_the_limit_is_cut_for_skyrl_too() -> None:
     env = made(extras(abstain=True))
     (message,), _ = env.init([{"role": "user", "content": "ab" * 600_000}])

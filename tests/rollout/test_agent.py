@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Completion, FinishReason, StopReason, Trajectory
 from mcpagent.demo.embedded_model import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.env.episode import EpisodeLimits
+from mcpagent.env.offer import Discovery
 from mcpagent.errors import EpisodeError
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
@@ -201,3 +203,24 @@ def test_the_limits_of_the_environment_end_an_episode(renderer: Renderer) -> Non
 def test_an_episode_is_named_after_its_group_and_attempt() -> None:
     attempt = Attempt(task=TASK, attempt=3, group_id="g", seed=0)
     assert attempt.episode_id == "g#3"
+
+
+def test_the_schemas_that_a_search_loads_enter_the_context_behind_it(renderer: Renderer) -> None:
+    search = call_text("search_tools", {"query": "echo a text"})
+    speaker = Speaker(renderer, search, call_text("echo", {"text": "one"}), "Done.")
+    (trajectory,) = play(speaker, renderer, discovery=Discovery())
+    contexts = [list(request.token_ids) for request in speaker.requests]
+    for context, following, turn in zip(contexts, contexts[1:], trajectory.turns, strict=False):
+        sampled = [*context, *turn.completion.token_ids]
+        assert following[: len(sampled)] == sampled
+    assert list(sample_from_trajectory(trajectory).token_ids_T)[: len(contexts[2])] == contexts[2]
+    # Before the search the context does not know the tool, behind it its whole schema is there, once.
+    schema = json.dumps(speaker.requests[1].tools[-1], ensure_ascii=False)
+    assert json.loads(schema)["function"]["name"] == "echo"
+    texts = [renderer.decode(context) for context in contexts]
+    assert [text.count(schema) for text in texts] == [0, 1, 1] and '"echo"' not in texts[0]
+    assert [len(request.tools) for request in speaker.requests] == [1, 2, 2]
+    assert trajectory.stop_reason is StopReason.ANSWERED and trajectory.is_success
+    assert [result.loaded for result in trajectory.searches] == [("scratch.echo",)]
+    stored = Trajectory.model_validate_json(trajectory.model_dump_json())
+    assert stored.searches == trajectory.searches and stored.call_count == 1

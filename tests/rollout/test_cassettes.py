@@ -14,7 +14,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolResult
-from mcpagent.core.trajectory import Completion, StopReason, Trajectory
+from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.errors import UserError
 from mcpagent.evaluate.summary import evaluate, summarise
 from mcpagent.policy.contract import CompletionRequest, Sampling
@@ -52,8 +52,10 @@ def stdio_servers(path: Path, **entry: Any) -> Path:
     return path
 
 
-def played(tmp_path: Path, mode: str, *, data: Path = TRAIN) -> tuple[RolloutOutcome, list[Trajectory]]:
-    overrides = (f"tools.cassette={tmp_path / 'tape'}", f"tools.cassette_mode={mode}")
+def played(
+    tmp_path: Path, mode: str, *, data: Path = TRAIN, overrides: tuple[str, ...] = ()
+) -> tuple[RolloutOutcome, list[Trajectory]]:
+    overrides = (*overrides, f"tools.cassette={tmp_path / 'tape'}", f"tools.cassette_mode={mode}")
     config = load_train_config([], overrides, for_training=False).config
     outcome = rollout(config, policy="gold", out=tmp_path / mode, data=data)
     return outcome, list(read_trajectories(outcome.path))
@@ -243,3 +245,32 @@ def test_a_training_step_says_what_its_cassette_did(tiny_checkpoint: Path, tmp_p
     assert first["live"] > 0
     second = step("second")
     assert (second["hit_rate"], second["live"], second["calls_saved"]) == (1.0, 0, 2 * first["live"])
+
+
+def test_searches_for_tools_replay_as_they_were_played(tmp_path: Path) -> None:
+    overrides = ("tools.discovery=search",)
+    _, first = played(tmp_path, "record", overrides=overrides)
+    replayed, second = played(tmp_path, "strict", overrides=overrides)
+    seen = [[(t.turns, t.reward, t.stop_reason) for t in map(_timeless, run)] for run in (first, second)]
+    assert seen[0] == seen[1]
+    assert all(t.reward == 1.0 for t in first)
+    searches = sum(len(t.searches) for t in first)
+    assert searches >= sum(not t.is_success or bool(t.tool_results) for t in first)
+    # A search asks no server: the cassette knows nothing of it, and neither do the counts of calls.
+    assert replayed.cassette is not None
+    assert replayed.cassette["replayed"] == sum(len(t.tool_results) + len(t.state_results) for t in first)
+    assert replayed.summary.metrics["mean_searches"].value == pytest.approx(searches / len(first))
+    assert replayed.summary.metrics["invalid_call_rate"].value == 0.0
+    assert replayed.as_json()["tool_calls"]["replayed"] == sum(len(t.tool_results) for t in second)
+    for trajectory, task in zip(second, read_tasks(TRAIN), strict=True):
+        assert grade_by_rule(task, record_of(task, trajectory)) == trajectory.reward_terms
+
+
+def _timeless(trajectory: Trajectory) -> Trajectory:
+    """Without what no two runs have in common: times, nonces, and where an answer came from."""
+    same = {"latency_s": 0.0, "meta": {}, "from_cassette": False}
+    turns: list[Turn] = []
+    for turn in trajectory.turns:
+        results = tuple(result.model_copy(update=same) for result in turn.tool_results)
+        turns.append(turn.model_copy(update={"wall_s": 0.0, "tool_results": results}))
+    return trajectory.model_copy(update={"turns": tuple(turns)})

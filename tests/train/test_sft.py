@@ -9,12 +9,26 @@ import pytest
 import torch
 
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tools import SEARCH_TOOL, ToolSpec, chat_schema
+from mcpagent.core.trajectory import Trajectory
 from mcpagent.demo.embedded_model import train_tokenizer
+from mcpagent.env.offer import Discovery
 from mcpagent.models.tokens import Renderer
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.tools.pool import ToolPool
 from mcpagent.train.batch.samples import TrainSample, sample_from_segments
 from mcpagent.train.budget import RunBudget
-from mcpagent.train.sft import Curriculum, SftSettings, SftState, train_sft
+from mcpagent.train.sft import (
+    Curriculum,
+    SftSettings,
+    SftState,
+    demonstrate,
+    demonstration_samples,
+    texts,
+    train_sft,
+)
+from tests.env.world import with_builtins
+from tests.run.world import samples
 from tests.train.world import full_logprobs, make_learner, some_samples, tiny_model
 
 
@@ -110,3 +124,35 @@ def test_a_budget_that_is_spent_ends_the_run_with_a_checkpoint(
     records = run_sft(tmp_path / "run", renderer, tiny_model(), total_steps=50, save_every=50, budget=budget)
     assert len(records) == steps
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{steps:06d}"]
+
+
+def test_demonstrations_search_for_tools_before_they_call_them(renderer: Renderer) -> None:
+    tasks = {task.id: task for task in samples(count=10)}
+    discovery = Discovery()
+
+    async def play(pool: ToolPool) -> tuple[list[Trajectory], dict[str, ToolSpec]]:
+        played = await demonstrate(
+            list(tasks.values()), tools=pool, seed=1, wrong_tool=0.5, stop_early=0.5, discovery=discovery
+        )
+        return played, dict(pool.tools)
+
+    played, catalog = with_builtins(play)
+    made = demonstration_samples(played, tasks, catalog=catalog, renderer=renderer, discovery=discovery)
+    for trajectory, sample in zip(played, made, strict=True):
+        text = renderer.decode(sample.token_ids_T)
+        loss = renderer.decode(
+            [token for token, counts in zip(sample.token_ids_T, sample.loss_mask_T, strict=True) if counts]
+        )
+        prompt = renderer.prompt_ids(trajectory.prompt, (chat_schema(SEARCH_TOOL.name, SEARCH_TOOL),))
+        assert tuple(sample.token_ids_T[: len(prompt)]) == prompt
+        # Each tool is loaded by a search before its first call, and a search is what the policy writes.
+        loaded: set[str] = set()
+        for turn in trajectory.turns:
+            for result in turn.tool_results:
+                assert result.is_search or f"{result.server}.{result.tool}" in loaded
+                loaded |= set(result.loaded or ())
+        if trajectory.tool_results:
+            assert '"search_tools"' in loss and text.count('"type": "function"') > 1
+    called = [t for t in played if t.tool_results]
+    assert any(t.is_success for t in called) and any(not t.is_success for t in called)
+    assert "search_tools" in next(texts(called, tasks, catalog=catalog, renderer=renderer))

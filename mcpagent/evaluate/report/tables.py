@@ -38,6 +38,7 @@ SHOWN_METRICS: dict[str, str] = {
     "parse_failure_rate": "Calls that do not parse",
     "tool_error_rate": "Tool errors",
     "mean_tool_calls": "Tool calls per episode",
+    "mean_searches": "Searches for tools per episode",
     "mean_turns": "Turns per episode",
 }
 

@@ -121,7 +121,9 @@ def _call_html(call: ToolCall, result: ToolResult | None) -> str:
     if result.truncated_chars:
         facts.append(f"{result.truncated_chars:,} characters cut for the model")
     nonce = result.meta.get(NONCE_META_KEY)
-    if result.from_cassette:
+    if result.loaded is not None:
+        facts.append(f"search, {len(result.loaded)} tools loaded")
+    elif result.from_cassette:
         facts.append("from cassette")  # no server was asked, so that there is no nonce
     else:
         facts.append("no nonce" if nonce is None else f"nonce {nonce}")
