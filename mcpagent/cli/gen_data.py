@@ -59,6 +59,17 @@ def gen_data(
             "to see what it does.",
         ),
     ] = None,
+    seed_value: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[SERVER.][TOOL.]PARAM=VALUE",
+            help="A value that exploring cannot guess, such as path=notes/todo.md; may be repeated.",
+        ),
+    ] = None,
+    seed_values: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.yaml", help="Many of them: a name and its value, or values, a line."),
+    ] = None,
     cassette: CassetteOption = None,
     cassette_mode: CassetteModeOption = None,
     train: Annotated[int, typer.Option(min=0, help="Tasks for training.")] = 800,
@@ -91,15 +102,26 @@ def gen_data(
 
     Example: mcpagent gen-data --servers mcp.json --read-only sqlite.list_tables,sqlite.describe_table
 
+    Example: mcpagent gen-data --servers mcp.json --read-only sqlite --seed-value table=ships
+
     Example: mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm
     """
     from mcpagent.config.dataset_servers import DatasetServers
     from mcpagent.console import Console
     from mcpagent.servers.names import BUILTIN_NAMES
     from mcpagent.storage.locks import locked_folder
-    from mcpagent.synth.generate import DatasetOutput, check_dataset_servers, check_output, make_dataset
+    from mcpagent.synth.generate import (
+        DatasetOutput,
+        check_dataset_servers,
+        check_output,
+        make_dataset,
+        read_seed_values,
+    )
 
     console = Console(is_json=as_json)
+    values = read_seed_values(seed_value or (), seed_values)
+    if values and llm:
+        raise UserError("--seed-value is for exploring, not for --llm", remedy="leave one of them out")
     with locked_folder(out):
         check_output(out, overwrite=overwrite)
         counts = {"train": train, "validation": validation, "heldout": heldout}
@@ -123,6 +145,7 @@ def gen_data(
             distractors=distractors,
             explore=explore,
             console=console,
+            seed_values=values,
         )
         if as_json:
             console.print_json(document)

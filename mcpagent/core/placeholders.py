@@ -92,6 +92,17 @@ def text_value(content: str) -> dict[str, Any]:
     return dict(value) if is_json_object(value) else {"result": value}
 
 
+def nested_value(text: str) -> Any:
+    """The object or list that a text is in JSON, or in Python's notation; else the text itself."""
+    if text[:1] not in ("[", "{"):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = _printed(text)
+    return value if is_json_object(value) or is_json_array(value) else text
+
+
 def _printed(content: str) -> Any:
     """A list or an object in Python's notation, as JSON has it; None where it is neither."""
     if content[:1] not in ("[", "{"):
@@ -210,6 +221,8 @@ def _arithmetic(op: ast.operator, left: Any, right: Any) -> int | float:
 
 
 def _lookup(container: Any, key: str | int) -> Any:
+    if isinstance(container, str):  # many servers give an object or a list as a text
+        container = nested_value(container)
     if is_json_object(container) and isinstance(key, str) and key in container:
         return container[key]
     if is_json_array(container) and isinstance(key, int):

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from mcpagent.config.dataset_servers import DatasetServers, read_dataset_servers
 from mcpagent.config.environment import resource_path
 from mcpagent.config.schema import ToolsConfig
-from mcpagent.console import Console
+from mcpagent.console import Console, counted
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.rollout.setup import open_tools
+from mcpagent.rollout.setup import Tools, configured_servers, open_tools, strict_cassette
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.datasets import write_jsonl
 from mcpagent.synth.datasets.describe import count_tasks
+from mcpagent.synth.explore.candidates import Slot, shape_of
+from mcpagent.synth.explore.learning import Learned, LearningProgress, learn
 from mcpagent.synth.explore.walks import explore_dataset
+from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.pools import SPLITS
-from mcpagent.synth.templates.rules import GeneratedData, generate_dataset
+from mcpagent.synth.templates.rules import GeneratedData, Progress, generate_dataset
 from mcpagent.synth.templates.template import TemplateSet, load_templates
+from mcpagent.tools.contract import ToolProvider
+from mcpagent.tools.io_thread import IOThread
+from mcpagent.tools.servers_config import ServerConfig, StdioServer
 
 _SHIPPED = {"core": "templates/tasks", "full": "templates/full"}
 
@@ -51,15 +65,16 @@ def make_dataset(
     distractors: int | None,
     explore: bool,
     console: Console,
+    seed_values: Mapping[str, Sequence[Any]] | None = None,
 ) -> JsonObject:
     """Generate the tasks and write the splits; the document of `gen-data --json`. `templates` is `core`,
     `full` or a folder. Without a template for the servers, and with `explore`, the tasks come from what
-    read-only tools are seen to do. Raises UserError."""
+    read-only tools are seen to do, asked first about `seed_values` (`values_by_slot`). Raises UserError."""
     started = time.perf_counter()
     template_set = load_templates(
         resource_path(_SHIPPED[templates]) if templates in _SHIPPED else Path(templates)
     )
-    data, cassette = _generate(
+    data, more = _generate(
         template_set,
         tools,
         console,
@@ -67,11 +82,11 @@ def make_dataset(
         seed=seed,
         distractors=distractors,
         explore=explore,
+        seed_values=seed_values or {},
     )
     paths = output.write(data.tasks)
     document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
-    if cassette is not None:
-        document["cassette"] = cassette
+    document |= more
     if short := data.short_of(output.counts):
         document["short"] = {split: {"made": made, "asked": asked} for split, (made, asked) in short.items()}
         console.note(short_note(short, _why_short(data)))
@@ -87,32 +102,145 @@ def _generate(
     seed: int,
     distractors: int | None,
     explore: bool,
-) -> tuple[GeneratedData, JsonObject | None]:
-    """The tasks, and what the cassette did where there is one."""
+    seed_values: Mapping[str, Sequence[Any]],
+) -> tuple[GeneratedData, JsonObject]:
+    """The tasks, and what else the document says: what was explored, what the cassette did."""
+    with open_tools(tools, on_note=console.note) as opened:
+        fitting = templates.for_servers({tool.server for tool in opened.pool.tools.values()})
+        if explore or not fitting.templates:
+            is_alone = strict_cassette(tools) is not None
+            places = {} if is_alone else _places(configured_servers(tools, on_note=lambda _: None))
+            data, learned = _explore(
+                opened.pool,
+                opened.io,
+                console,
+                places,
+                seed_values,
+                counts=counts,
+                seed=seed,
+                distractors=distractors,
+            )
+            return data, {"explored": learned, **_cassette_of(opened)}
+        if seed_values:
+            raise UserError(
+                "--seed-value is for exploring, but there are templates for these servers",
+                remedy="add --explore, or leave it out",
+            )
+        with _task_progress(console, counts) as on_progress:
+            data = opened.io.run(
+                generate_dataset(
+                    opened.pool,
+                    fitting,
+                    counts=counts,
+                    seed=seed,
+                    distractors=distractors,
+                    on_progress=on_progress,
+                )
+            )
+        return data, _cassette_of(opened)
+
+
+def _cassette_of(opened: Tools) -> JsonObject:
+    counts = opened.take_cassette_counts()
+    return {} if counts is None else {"cassette": counts}
+
+
+def _explore(
+    pool: ToolProvider,
+    io: IOThread,
+    console: Console,
+    places: Mapping[str, Sequence[str]],
+    given: Mapping[str, Sequence[Any]],
+    *,
+    counts: Mapping[str, int],
+    seed: int,
+    distractors: int | None,
+) -> tuple[GeneratedData, JsonObject]:
+    """The tasks, and what was learned on the way to them."""
+    console.note("no templates: the tasks come from what the read-only tools are seen to do")
+    specs = list(pool.tools.values())
+    seed_values = values_by_slot(given, specs)
+    cache = CallCache(pool)
+    calls = 0
+    with console.progress("Exploring") as advance:
+
+        def on_call(state: LearningProgress) -> None:
+            nonlocal calls
+            advance(state.calls - calls, note=f"calls, {counted(state.facts, 'fact')}, {state.tool}")
+            calls = state.calls
+
+        graph = io.run(learn(cache, seed=seed, seed_values=seed_values, places=places, on_progress=on_call))
+    edges = sum(map(len, graph.tool_edges().values()))
+    learned: JsonObject = {
+        "calls": graph.calls,
+        "failed": graph.failed,
+        "facts": {spec.dotted: n for spec in specs if (n := sum(fact.spec is spec for fact in graph.facts))},
+        "edges": edges,
+        "silent": [
+            {"reason": s.reason, "tools": list(s.tools), "sentence": s.sentence} for s in graph.silences
+        ],
+    }
+    console.note(
+        f"learned: {counted(len(graph.facts), 'fact')} of {counted(len(learned['facts']), 'tool')}, "
+        f"{counted(edges, 'edge')} from a tool to another's parameter, by {counted(graph.calls, 'call')} "
+        f"of which {graph.failed} failed"
+    )
+    for silence in graph.silences:
+        console.note(silence.sentence)
+    with _task_progress(console, counts) as on_progress:
+        data = io.run(
+            explore_dataset(
+                pool,
+                counts=counts,
+                seed=seed,
+                distractors=distractors,
+                on_progress=on_progress,
+                learned=Learned(cache, graph),
+            )
+        )
+    unused = set(learned["facts"]) - {
+        tool for tasks in data.tasks.values() for task in tasks for tool in _tools_of(task)
+    }
+    if unused:
+        sentence = f"{', '.join(sorted(unused))} answered, but nothing that could be asked for and proven"
+        console.note(sentence)
+        learned["silent"].append({"reason": "no_task", "tools": sorted(unused), "sentence": sentence})
+    return data, learned
+
+
+def _tools_of(task: Task) -> Iterator[str]:
+    yield from (f"{step.server}.{step.tool}" for step in task.truth.tool_sequence)
+    yield from (f"{call['server']}.{call['tool']}" for call in task.extra_info.get("would_call", ()))
+
+
+@contextmanager
+def _task_progress(console: Console, counts: Mapping[str, int]) -> Iterator[Progress]:
     done: dict[str, int] = {}
-    with (
-        open_tools(tools, on_note=console.note) as opened,
-        console.progress("Tasks", total=sum(counts.values())) as advance,
-    ):
+    with console.progress("Tasks", total=sum(counts.values())) as advance:
 
         def on_progress(split: str, kept: int, _: int) -> None:
             advance(kept - done.get(split, 0), note=split)
             done[split] = kept
 
-        fitting = templates.for_servers({tool.server for tool in opened.pool.tools.values()})
-        options = {"counts": counts, "seed": seed, "distractors": distractors, "on_progress": on_progress}
-        if explore or not fitting.templates:
-            console.note("no templates: the tasks come from what the read-only tools are seen to do")
-            untold = sorted(t.dotted for t in opened.pool.tools.values() if not t.annotations.read_only)
-            if untold:
-                console.note(
-                    f"never called, since they do not say that they only read: {', '.join(untold)}; "
-                    "--read-only names those that do"
-                )
-            data = opened.io.run(explore_dataset(opened.pool, **options))
-        else:
-            data = opened.io.run(generate_dataset(opened.pool, fitting, **options))
-        return data, opened.take_cassette_counts()
+        yield on_progress
+
+
+def _places(servers: Sequence[ServerConfig]) -> dict[str, list[str]]:
+    """By server, the files and folders that it was started with: what its tools may be asked about."""
+    places: dict[str, list[str]] = {}
+    for server in servers:
+        if isinstance(server, StdioServer):
+            texts = [
+                part
+                for text in (*server.args, *server.env.values())
+                for part in (text, text.partition("=")[2])
+            ]
+            places[server.name] = [
+                text
+                for text in dict.fromkeys(texts)
+                if "/" in text and not text.endswith(".py") and Path(text).exists()
+            ]
+    return places
 
 
 def _why_short(data: GeneratedData) -> str:
@@ -237,3 +365,114 @@ def short_note(short: Mapping[str, tuple[int, int]], why: str) -> str:
 def split_path(folder: Path, split: str) -> Path:
     """Where a split of a dataset is kept."""
     return folder / f"{split}.jsonl"
+
+
+def read_seed_values(given: Sequence[str], path: Path | None) -> dict[str, list[Any]]:
+    """The values by the name of their parameter: `[SERVER.][TOOL.]PARAM=VALUE` texts, and those of a YAML
+    file, in which a name has a value or a list of them. Raises UserError."""
+    values: dict[str, list[Any]] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip() or not value:
+            raise UserError(
+                f"{text!r} does not name a value",
+                where="--seed-value",
+                remedy="write [SERVER.][TOOL.]PARAM=VALUE, such as path=notes/todo.md",
+            )
+        values.setdefault(name.strip(), []).append(value)
+    if path is None:
+        return values
+    try:
+        table = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"is not YAML: {error}", where=str(path)) from None
+    if not isinstance(table, dict) or not all(isinstance(name, str) for name in table):
+        raise UserError(
+            "does not hold names with their values",
+            where=str(path),
+            remedy="write a line for each, such as `path: [notes/todo.md, notes/done.md]`",
+        )
+    for name, value in table.items():
+        values.setdefault(name, []).extend(value if isinstance(value, list) else [value])
+    return values
+
+
+def values_by_slot(given: Mapping[str, Sequence[Any]], specs: Sequence[ToolSpec]) -> dict[str, list[Any]]:
+    """The values that a person named, by `SERVER.TOOL.PARAM` and as that parameter takes them. Raises
+    UserError for a name that no tool has, and for a value that its parameter cannot take."""
+    by_slot: dict[str, list[Any]] = {}
+    slots = [(spec, slot) for spec in specs for slot in shape_of(spec).slots]
+    names = {name for spec, slot in slots for name in _names_of(slot, spec)}
+    for name, values in given.items():
+        meant = [(spec, slot) for spec, slot in slots if name in _names_of(slot, spec)]
+        if not meant:
+            near = difflib.get_close_matches(name, sorted(names), n=1)
+            listed = ", ".join(sorted({slot.name for _, slot in slots})) or "none"
+            raise UserError(
+                f"no tool has a parameter {name!r}",
+                where="--seed-value",
+                remedy=f"did you mean {near[0]}?" if near else f"the parameters are: {listed}",
+            )
+        readers = [(spec, slot) for spec, slot in meant if spec.annotations.read_only]
+        if not readers:
+            tools = ", ".join(sorted({spec.dotted for spec, _ in meant}))
+            raise UserError(
+                f"{name!r} is a parameter of {tools} only, which does not say that it only reads",
+                where="--seed-value",
+                remedy=f"if it does: --read-only {tools.replace(', ', ',')}",
+            )
+        for value in values:
+            for spec, slot in readers:
+                try:
+                    taken = _converted(slot, value)
+                except ValueError as error:
+                    raise UserError(
+                        f"{spec.dotted} takes {error} as {slot.name}, not {value!r}", where="--seed-value"
+                    ) from None
+                by_slot.setdefault(f"{spec.dotted}.{slot.name}", []).append(taken)
+    return by_slot
+
+
+def _names_of(slot: Slot, spec: ToolSpec) -> list[str]:
+    """What a person may call a slot: `SERVER.TOOL.PARAM`, or less of it."""
+    heads = (f"{spec.dotted}.", f"{spec.name}.", f"{spec.server}.", "")
+    return [head + name for name in dict.fromkeys((slot.name, slot.parameter)) for head in heads]
+
+
+def _converted(slot: Slot, value: Any) -> Any:
+    """A value that a person named, as the slot takes it. Raises ValueError that says what it takes."""
+    if (values := slot.schema.get("enum")) is not None:
+        if (match := next((v for v in values if str(v) == str(value)), None)) is None:
+            raise ValueError(f"one of {', '.join(map(str, values))}")
+        return match
+    match slot.type:
+        case "string":
+            return value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
+        case "boolean":
+            if str(value).lower() not in ("true", "false"):
+                raise ValueError("true or false")
+            return str(value).lower() == "true"
+        case "numbers":
+            if isinstance(value, str):
+                value = [part for part in re.split(r"[,\s\[\]]+", value) if part]
+            return [_number_of(item) for item in (value if isinstance(value, list) else [value])]
+        case "integer" | "number":
+            number = _number_of(value)
+            if slot.type == "integer" and not isinstance(number, int):
+                raise ValueError("a whole number")
+            return number
+        case _:
+            return value
+
+
+def _number_of(value: Any) -> int | float:
+    try:
+        return int(str(value))
+    except ValueError:
+        pass
+    try:
+        return float(str(value))
+    except ValueError:
+        raise ValueError("a number") from None

@@ -48,6 +48,7 @@ FAST = (
     "mcpagent convert dependent_spec.json --servers mcp.json --execute --out data/processed/train.jsonl",
     "mcpagent gen-data --servers mcp.json --read-only sqlite.list_tables,sqlite.describe_table",
     "mcpagent gen-data --servers mcp.json --read-only sqlite.list_tables,sqlite.read_query --out data/sqlite",
+    "mcpagent gen-data --servers mcp.json --read-only sqlite --seed-value table=ships",
     "mcpagent gen-data --servers mcp.json --templates my_templates --out data/mine",
     "mcpagent gen-data --explore --servers mcp.json --train 24 --validation 4 --heldout 6 --out data/mine",
     "mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst",

@@ -1,84 +1,267 @@
-"""Which tool's output feeds which tool's input: seen by calling the read-only tools, on any server."""
+"""What the read-only tools of a server were seen to do: facts, their values, and which feeds which call."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
-from mcpagent.core.placeholders import result_value
+from mcpagent.core.placeholders import nested_value
 from mcpagent.core.records import JsonObject
+from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.values import numbers_in
-from mcpagent.synth.tasks.run import CallCache, SynthSession
-from mcpagent.tools.probes.arguments import harmless_arguments
 
-_ITEMS = 12  # of a list that are looked into
+# Items of a list that are looked into, by how many lists it lies in: of longer ones a sample, from anywhere.
+_ITEMS = (200, 24, 6)
 _WORDS = 60  # of a text
 _SHORT = 60  # characters of a value that can be asked for
+_NEAR = 12  # items of a list that a person would count to: "the third ship", not "the 87th ship"
 _FIRST = ("first", "second", "third", "fourth", "fifth", "sixth")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _WORD = re.compile(r"[\w/~.](\S*\w)?")  # no bracket, quote or comma at its ends: it can be passed on as it is
 _PAIR = re.compile(r"^\s*([A-Za-z][\w .-]{0,30}):\s+(\S+)\s*$")
+_KEYS = ("name", "title", "label")  # what a person calls a thing by
+_OTHER_KEYS = ("symbol", "ticker", "code", "key", "slug", "path", "url", "id")
 
 
 @dataclass(frozen=True)
 class Leaf:
     """One value of a result. `expression` is its reference with `@` for the step, `label` its name for a
-    person."""
+    person, `name` the field that it is the value of, `key` the field and the value that tell its item of a
+    list from the others, `place` the last item that `label` counts to."""
 
     expression: str
     label: str
     value: str | int | float
+    name: str = ""
+    key: tuple[str, str | int | float] | None = None
+    place: int = 0
 
     def of_step(self, number: int) -> str:
         """The placeholder of this value in the result of step `number` of a plan."""
         return "${" + self.expression.replace("@", f"step{number}") + "}"
 
+    @property
+    def is_near(self) -> bool:
+        """Whether a person could say which value is meant: nobody counts to the 87th item of a list."""
+        return self.place < _NEAR
 
-def answer_fields(value: Any) -> list[Leaf]:
-    """The values of a result that can be referred to."""
-    return list(_walk(value, "@", ()))
+    @property
+    def field(self) -> str:
+        """The expression without the places in lists and texts: equal for the same field of every item."""
+        return re.sub(r"\[\d+\]|, -?\d+(?=\))", "[]", self.expression)
+
+    @property
+    def item(self) -> str:
+        """The item of a list that the value is a field of: what its expression says before the last place."""
+        head, place, _ = self.expression.rpartition("]")
+        return head + place
 
 
-def _walk(value: Any, expression: str, path: tuple[str, ...]) -> Iterator[Leaf]:
+@dataclass(frozen=True)
+class _Place:
+    """Where a value stands in a result."""
+
+    expression: str = "@"
+    path: tuple[str, ...] = ()
+    name: str = ""
+    key: tuple[str, str | int | float] | None = None
+    count: int = 0
+    depth: int = 0
+
+    @property
+    def label(self) -> str:
+        return " of the ".join(part.replace("_", " ") for part in reversed(self.path)) or "answer"
+
+    def leaf(self, value: str | int | float, **changed: Any) -> Leaf:
+        parts = {"expression": self.expression, "label": self.label, "name": self.name, "place": self.count}
+        return Leaf(value=value, key=self.key, **{**parts, **changed})
+
+
+def answer_fields(value: Any, *, seed: int = 0) -> list[Leaf]:
+    """The values of a result that can be referred to. Of a long list a sample of its items is taken, from
+    anywhere in it, the same for the same `seed`."""
+    return list(_walk(value, _Place(), seed))
+
+
+def _walk(value: Any, place: _Place, seed: int) -> Iterator[Leaf]:
     if isinstance(value, dict):
         for key, item in value.items():
             if _NAME.fullmatch(key):
-                yield from _walk(item, f"{expression}.{key}", (*path, key))
+                below = _Place(
+                    f"{place.expression}.{key}", (*place.path, key), key, place.key, place.count, place.depth
+                )
+                yield from _walk(item, below, seed)
     elif isinstance(value, list):
-        *above, kind = path or ("entries",)
-        if " " in kind:  # one of a list, and itself a list
-            above, kind = [*above, kind], "entries"
-        for index, item in enumerate(value[:_ITEMS]):
-            yield from _walk(item, f"{expression}[{index}]", (*above, f"{_ordinal(index)} {_one_of(kind)}"))
+        yield from _of_list(value, place, seed)
     elif isinstance(value, str):
-        yield from _of_text(value, expression, path)
+        nested = nested_value(value)  # a reference reads it too
+        yield from _of_text(value, place) if isinstance(nested, str) else _walk(nested, place, seed)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield Leaf(expression, _label(path), value)
+        yield place.leaf(value)
 
 
-def _of_text(text: str, expression: str, path: tuple[str, ...]) -> Iterator[Leaf]:
+def _of_list(items: list[Any], place: _Place, seed: int) -> Iterator[Leaf]:
+    *above, kind = place.path or ("entries",)
+    if " " in kind:  # one of a list, and itself a list
+        above, kind = [*above, kind], "entries"
+    most = _ITEMS[min(place.depth, len(_ITEMS) - 1)]
+    indices = list(range(len(items)))
+    if len(items) > most:
+        rng = Random(derive_seed(seed, "items", place.expression))
+        indices = sorted(rng.sample(indices, most))
+    keys = _keys_of(items)
+    for index in indices:
+        item, expression = items[index], f"{place.expression}[{index}]"
+        counted = f"{_ordinal(index)} {_one_of(kind)}"
+        spot = _Place(
+            expression, (*above, counted), place.name, place.key, max(place.count, index), place.depth + 1
+        )
+        if not keys or not isinstance(item, dict):
+            yield from _walk(item, spot, seed)
+            continue
+        for name, value in item.items():
+            key = next((k for k in keys if k != name), None)
+            # What a thing is called by is itself asked for by its place, where that is near.
+            if key is None or (name == keys[0] and index < _NEAR):
+                under, at = spot, None
+            else:
+                at = (key, item[key])
+                under = _Place(expression, (*above, _called(kind, *at)), key=at, count=place.count)
+            below = {name: value}
+            inner = _Place(expression, under.path, place.name, at, under.count, place.depth + 1)
+            yield from _walk(below, inner, seed)
+
+
+def _keys_of(items: list[Any]) -> list[str]:
+    """The fields whose values tell the items of a list apart, those that a person would use first."""
+    if len(items) < 2 or not all(isinstance(item, dict) for item in items):
+        return []
+    ranked: list[tuple[int, str]] = []
+    for position, name in enumerate(items[0]):
+        values = [item.get(name) for item in items]
+        if not all(
+            isinstance(v, str | int) and not isinstance(v, bool) and 0 < len(str(v)) <= _SHORT for v in values
+        ):
+            continue
+        if len({str(value) for value in values}) < len(values) or any("\n" in str(v) for v in values):
+            continue
+        word = name.lower().rpartition("_")[2]
+        if word in _KEYS:
+            rank = _KEYS.index(word)
+        elif word in _OTHER_KEYS or name.endswith("Id"):
+            rank = 10
+        else:
+            rank = 20 if isinstance(values[0], str) else 30
+        ranked.append((rank * 100 + position, name))
+    return [name for _, name in sorted(ranked)]
+
+
+def _called(kind: str, key: str, value: str | int | float) -> str:
+    """`ship Aurora` for a ship whose `name` that is, `ship with the id 12` for one that has no name."""
+    one = _one_of(kind)
+    return (
+        f"{one} {value}"
+        if key.lower().rpartition("_")[2] in _KEYS
+        else f"{one} with the {_words(key)} {value}"
+    )
+
+
+def _words(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]", " ", name).lower()
+
+
+def _of_text(text: str, place: _Place) -> Iterator[Leaf]:
     words = text.split()
     if len(text) <= _SHORT and "\n" not in text.strip() and text.strip():
-        yield Leaf(expression, _label(path), text)
+        yield place.leaf(text)
     if len(words) < 2:
         return
     pairs = {match[2]: match[1] for line in text.splitlines() if (match := _PAIR.match(line))}
     for index, word in enumerate(words[:_WORDS]):
         if not _WORD.fullmatch(word):
             continue
-        label = pairs.get(word) or f"{_ordinal(index)} word of the {_label(path)}"
-        yield Leaf(f"word({expression}, {index})", label, word)
+        paired = pairs.get(word)
+        yield place.leaf(
+            word,
+            expression=f"word({place.expression}, {index})",
+            label=paired or f"{_ordinal(index)} word of the {place.label}",
+            name=paired or "",
+            place=place.count if paired else max(place.count, index),
+        )
     if numbers := numbers_in(text):
-        yield Leaf(f"number({expression}, -1)", f"last number of the {_label(path)}", numbers[-1])
+        yield place.leaf(
+            numbers[-1],
+            expression=f"number({place.expression}, -1)",
+            label=f"last number of the {place.label}",
+            name="",
+        )
 
 
-def _label(path: tuple[str, ...]) -> str:
-    return " of the ".join(part.replace("_", " ") for part in reversed(path)) or "answer"
+_CURSOR = re.compile(r"cursor|page_?token|continuation|starting_?after|^after$", re.I)
+_PAGE = re.compile(r"^(page|page_?(no|num|number|index))$", re.I)
+_OFFSET = re.compile(r"^(offset|skip|start|start_?(index|at|from)|from_?index)$", re.I)
+_LIMIT = re.compile(r"^(limit|page_?size|per_?page|max_?results|count|size|top|first|max_?length)$", re.I)
+_NEXT = re.compile(r"^(next|next_?(cursor|token|page|page_?token)|cursor|continuation)$", re.I)
+_MORE = re.compile(r"^(has_?more|has_?next(_?page)?|more|is_?truncated)$", re.I)
+_TOTAL = re.compile(r"^(total(_?(count|items|results|pages))?|count_?total)$", re.I)
+
+
+def is_paging(parameter: str) -> bool:
+    """Whether a parameter says which part of a list is given, by its name."""
+    return any(pattern.search(parameter) for pattern in (_CURSOR, _PAGE, _OFFSET, _LIMIT))
+
+
+def next_page(parameters: Sequence[str], arguments: JsonObject, value: Any) -> JsonObject | None:
+    """The arguments that ask for what follows the answer `value`; None where that was the last page, or none
+    of the parameters is for pages."""
+    lists = _lists(value)
+    said = dict(_scalars_named(value))
+    token = next((v for k, v in said.items() if _NEXT.search(k) and v not in (None, "", False)), None)
+    more = next((bool(v) for k, v in said.items() if _MORE.search(k)), None)
+    total = next((v for k, v in said.items() if _TOTAL.search(k) and isinstance(v, int)), None)
+    if more is False or (not lists and token is None):
+        return None
+    length = max(map(len, lists), default=0)
+    for name in parameters:
+        if _CURSOR.search(name):
+            return None if token is None else {name: token}
+    for name in parameters:
+        if _PAGE.search(name):
+            page = arguments.get(name, 1)
+            if (
+                (more or token or total)
+                and isinstance(page, int)
+                and (more or token or page * length < (total or 0))
+            ):
+                return {name: page + 1}
+            return None
+    for name in parameters:
+        if _OFFSET.search(name):
+            start = arguments.get(name, 0)
+            if isinstance(start, int) and length and (more or (total or 0) > start + length):
+                return {name: start + length}
+    return None
+
+
+def _lists(value: Any) -> list[list[Any]]:
+    """The lists of an answer that lie in no other list."""
+    if isinstance(value, list):
+        return [value]
+    return [part for item in value.values() for part in _lists(item)] if isinstance(value, dict) else []
+
+
+def _scalars_named(value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(item, dict):
+                yield from _scalars_named(item)
+            elif not isinstance(item, list):
+                yield key, item
 
 
 def _ordinal(index: int) -> str:
@@ -95,31 +278,44 @@ def _one_of(kind: str) -> str:
     return kind.removesuffix("ies") + "y" if kind.endswith("ies") else kind.removesuffix("s")
 
 
-_ROUNDS = 4  # what one round finds, the next one asks about
-_CALLS_A_TOOL = 120  # in all rounds together
-_TEXTS = 12  # of those found, for a tool that takes several
-_SELECT = "SELECT * FROM "  # the one statement that is tried where SQL is asked for
-_SQL = re.compile(r"\b(SQL|SELECT)\b")
-_PROBE = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
-# Tools that answer instead of failing say so in words.
-_SAYS_NO = re.compile(r"\b([Ee]rror|E[A-Z]{4,7}|[Nn]ot found|[Nn]o matches|does not exist)\b")
+SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A call that gave an answer of its own."""
+    """A call that gave an answer of its own. `page` is more than 1 where its arguments say how far to go on
+    in the answer of a call before it."""
 
     spec: ToolSpec
     arguments: JsonObject
     leaves: tuple[Leaf, ...]
+    page: int = 1
 
     @property
     def texts(self) -> Iterator[tuple[str, str]]:
-        """(parameter, text) of the arguments, those in lists too."""
+        """(parameter, text) of the arguments, those in lists and objects too."""
+        return ((name, item) for name, item in self._scalars() if isinstance(item, str))
+
+    @property
+    def numbers(self) -> Iterator[tuple[str, int]]:
+        """(parameter, number) of the whole numbers among the arguments."""
+        return (
+            (name, item)
+            for name, item in self._scalars()
+            if isinstance(item, int) and not isinstance(item, bool)
+        )
+
+    def _scalars(self) -> Iterator[tuple[str, Any]]:
         for name, value in self.arguments.items():
-            for item in value if isinstance(value, list) else [value]:
-                if isinstance(item, str):
-                    yield name, item
+            yield from ((name, item) for item in _scalars(value))
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _scalars(item)
+    else:
+        yield value
 
 
 @dataclass(frozen=True)
@@ -157,41 +353,99 @@ class Walk:
         return json.dumps([self.facts[-1].spec.dotted, self.facts[-1].arguments], sort_keys=True)
 
 
+def given_by(fact: Fact) -> list[tuple[str | int, Leaf, str]]:
+    """(value, leaf, prefix) of what a fact gives to other calls: its texts, its whole numbers, and the paths
+    of what is in the folder that it was asked about."""
+    given: list[tuple[str | int, Leaf, str]] = [
+        (leaf.value, leaf, "") for leaf in fact.leaves if not isinstance(leaf.value, float)
+    ]
+    folders = [text for _, text in fact.texts if "/" in text and not re.search(r"\s|://", text)]
+    for folder in folders:
+        prefix = folder.rstrip("/") + "/"
+        given += [
+            (prefix + text, leaf, prefix)
+            for text, leaf, _ in given[: len(fact.leaves)]
+            if isinstance(text, str) and not re.search(r"[/\s]", text)
+        ]
+    return given
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Why tools gave nothing: `reason` for a program, `text` for a person, after the tool's name; `detail` is
+    what the first of them said."""
+
+    reason: str
+    text: str
+    tools: tuple[str, ...]
+    detail: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """All of it in one sentence."""
+        if self.reason == "not_read_only" and len(self.tools) > 1:
+            count = f"{len(self.tools)} tools do not say that they only read and were never called"
+            return f"{count}: {', '.join(self.tools)}; name those that do with --read-only"
+        named = " and ".join(
+            [", ".join(self.tools[:-1]), self.tools[-1]] if len(self.tools) > 1 else self.tools
+        )
+        hint = (
+            " and was never called; name it with --read-only if it does"
+            if self.reason == "not_read_only"
+            else ""
+        )
+        return f"{named} {self.text}{hint}" + (f" ({self.detail})" if self.detail else "")
+
+
 @dataclass
 class ToolGraph:
-    """`facts` in the order in which they were found; `not_tried` says why a tool has none."""
+    """`facts` by tool, in the order in which they were learned; `not_tried` says why a tool has none. `calls`
+    were made to learn them, of which `failed` gave nothing."""
 
     facts: list[Fact] = field(default_factory=list)
     not_tried: dict[str, str] = field(default_factory=dict)
-    _givers: dict[str, list[tuple[Fact, Leaf, str]]] = field(default_factory=dict)
+    silences: list[Silence] = field(default_factory=list)
+    calls: int = 0
+    failed: int = 0
+    _givers: dict[str | int, list[tuple[Fact, Leaf, str]]] = field(default_factory=dict)
 
-    def add(self, fact: Fact) -> list[str]:
-        """Keep a fact; returns the texts that it is the first to give."""
+    def add(self, fact: Fact) -> None:
+        """Keep a fact."""
         self.facts.append(fact)
-        given = [(str(leaf.value), leaf, "") for leaf in fact.leaves if isinstance(leaf.value, str)]
-        for _, folder in fact.texts:
-            if "/" in folder:
-                prefix = folder.rstrip("/") + "/"
-                given += [
-                    (prefix + text, leaf, prefix)
-                    for text, leaf, _ in given[: len(fact.leaves)]
-                    if "/" not in text
-                ]
-        new = [text for text, _, _ in given if text not in self._givers]
-        for text, leaf, prefix in given:
-            self._givers.setdefault(text, []).append((fact, leaf, prefix))
-        return list(dict.fromkeys(new))
+        for value, leaf, prefix in given_by(fact):
+            self._givers.setdefault(value, []).append((fact, leaf, prefix))
+
+    def leave_out(self, silence: Silence) -> None:
+        """Note why tools gave nothing, together with others of which the same is to be said."""
+        self.not_tried |= dict.fromkeys(silence.tools, silence.text)
+        for place, other in enumerate(self.silences):
+            if (other.reason, other.text) == (silence.reason, silence.text):
+                tools = tuple(sorted((*other.tools, *silence.tools)))
+                self.silences[place] = replace(other, tools=tools, detail=other.detail or silence.detail)
+                return
+        self.silences.append(silence)
 
     def edges_into(self, fact: Fact) -> list[Edge]:
-        """Every way to learn an argument of `fact` from another fact that did not have it to begin with."""
-        return [
+        """Every way to learn an argument of `fact` from another fact that did not have it to begin with, and
+        of which a person could say what it is."""
+        edges = [
             Edge(source, leaf, name, text, start + prefix)
             for name, text in fact.texts
-            for start in ("", _SELECT)
+            for start in ("", SELECT)
             if text.startswith(start)
             for source, leaf, prefix in self._givers.get(text.removeprefix(start), ())
-            if source is not fact and text not in {given for _, given in source.texts}
+            if leaf.is_near and source is not fact and text not in {given for _, given in source.texts}
         ]
+        for name, number in fact.numbers:
+            edges += [
+                Edge(source, leaf, name, str(number))
+                for source, leaf, _ in self._givers.get(number, ())
+                if leaf.is_near
+                and source is not fact
+                and is_named_alike(leaf.name, name)
+                and number not in {given for _, given in source.numbers}
+            ]
+        return edges
 
     def tool_edges(self) -> dict[str, dict[str, int]]:
         """`server.tool` -> `server.tool.parameter` -> number of facts that show it."""
@@ -204,88 +458,14 @@ class ToolGraph:
         return table
 
 
-async def learn(cache: CallCache) -> ToolGraph:
-    """Call the tools that say they only read: first those that need nothing, then the others about what was
-    found. A call that fails, or says what it says of nonsense, is not a fact."""
-    graph = ToolGraph()
-    texts: list[str] = []
-    tried: dict[str, set[str]] = {}
-    readers = sorted(
-        (spec for spec in cache.specs if spec.annotations.read_only),
-        key=lambda spec: len(spec.input_schema.get("required", ())),
-    )
-    async with cache.session() as session:
-        nonsense = {spec.dotted: await _nonsense(session, spec) for spec in readers}
-        for _ in range(_ROUNDS):
-            texts_before = len(texts)
-            for spec in readers:
-                for arguments in _untried(spec, texts, tried.setdefault(spec.dotted, set())):
-                    fact = await _fact(session, spec, arguments, nonsense[spec.dotted])
-                    if fact is not None:
-                        texts += [text for text in graph.add(fact) if text not in texts]
-            if len(texts) == texts_before:
-                break
-    have = {fact.spec.dotted for fact in graph.facts}
-    for spec in cache.specs:
-        if spec.dotted not in have:
-            graph.not_tried[spec.dotted] = (
-                "no call gave an answer" if spec.annotations.read_only else "does not say that it only reads"
-            )
-    return graph
+def name_words(name: str) -> tuple[str, ...]:
+    """The words of a field or parameter, each for one thing: `shipIDs` and `ship_id` are `ship`, `id`."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", " ", name)
+    return tuple(_one_of(word) if len(word) > 3 or word == "ids" else word for word in spaced.lower().split())
 
 
-def _untried(spec: ToolSpec, texts: list[str], tried: set[str]) -> Iterator[JsonObject]:
-    """Arguments that are not in `tried`, which they join, as long as the tool may be called again."""
-    for arguments in _candidates(spec, texts):
-        key = json.dumps(arguments, sort_keys=True)
-        if len(tried) >= _CALLS_A_TOOL:
-            return
-        if key not in tried:
-            tried.add(key)
-            yield arguments
-
-
-def _candidates(spec: ToolSpec, texts: list[str]) -> Iterator[JsonObject]:
-    base = harmless_arguments(spec.input_schema, text=_PROBE)
-    if base is None:
-        return
-    free = [name for name, value in base.items() if value == _PROBE or value == [_PROBE]]
-    if not free:
-        yield base
-        return
-    choices = texts if len(free) == 1 else texts[:_TEXTS]
-    for values in itertools.product(choices, repeat=len(free)):
-        yield {
-            **base,
-            **{name: _said(spec, name, base, text) for name, text in zip(free, values, strict=True)},
-        }
-
-
-def _said(spec: ToolSpec, name: str, base: JsonObject, text: str) -> Any:
-    """`text` as an argument: where SQL is asked for, all of the table that it may name."""
-    described = f"{spec.description} {spec.input_schema['properties'][name].get('description', '')}"
-    text = _SELECT + text if _SQL.search(described) else text
-    return [text] if isinstance(base[name], list) else text
-
-
-async def _nonsense(session: SynthSession, spec: ToolSpec) -> Any:
-    """What the tool says of a name that nothing has; None where that is an error or needs no name."""
-    base = harmless_arguments(spec.input_schema, text=_PROBE)
-    if base is None or _PROBE not in json.dumps(base):
-        return None
-    result = await session.call(server=spec.server, tool=spec.name, arguments=base)
-    return None if result.is_error or result.failure is not None else result_value(result)
-
-
-async def _fact(session: SynthSession, spec: ToolSpec, arguments: JsonObject, nonsense: Any) -> Fact | None:
-    result = await session.call(server=spec.server, tool=spec.name, arguments=arguments)
-    if result.is_error or result.failure is not None or result.truncated_chars:
-        return None
-    value = result_value(result)
-    fact = Fact(spec, arguments, tuple(answer_fields(value)))
-    said = json.dumps(value, ensure_ascii=False)
-    if not fact.leaves or _SAYS_NO.search(said[:400]):
-        return None
-    for _, text in fact.texts:
-        said = said.replace(text, _PROBE)  # an echo of the question is not an answer
-    return None if said == json.dumps(nonsense, ensure_ascii=False) else fact
+def is_named_alike(field_name: str, parameter: str) -> bool:
+    """Whether a field may hold what a parameter asks for, by their names: `id` and `ship_id`, not `id` and
+    `limit`."""
+    one, other = set(name_words(field_name)), set(name_words(parameter))
+    return bool(one) and bool(other) and (one <= other or other <= one)

@@ -16,7 +16,8 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.errors import UserError
-from mcpagent.synth.explore.graph import Edge, Fact, Leaf, ToolGraph, Walk, learn
+from mcpagent.synth.explore.graph import Edge, Fact, Leaf, ToolGraph, Walk
+from mcpagent.synth.explore.learning import Learned, learn
 from mcpagent.synth.explore.wording import WORDINGS, words_of
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.record import ToolSelection, system_message
@@ -57,18 +58,21 @@ async def explore_dataset(
     shares: SplitShares = SplitShares(),
     distractors: int | None = None,
     on_progress: Progress | None = None,
+    learned: Learned | None = None,
 ) -> GeneratedData:
     """Up to `counts[split]` distinct tasks for each split: as many as the servers have matter for, and one at
-    least in each, where there is one.
+    least in each, where there is one. The tools are looked at first, unless it is given what was `learned`.
 
     What is asked about in one split is not in another. Raises UserError where no tool may be called, or none
     gives anything to ask about.
     """
     check_counts(counts)
-    cache = CallCache(pool)
-    graph = await learn(cache)
+    if learned is None:
+        cache = CallCache(pool)
+        learned = Learned(cache, await learn(cache, seed=seed))
+    cache, graph = learned.cache, learned.graph
     if not graph.facts:
-        why = "; ".join(f"{tool}: {reason}" for tool, reason in sorted(graph.not_tried.items()))
+        why = "; ".join(f"{', '.join(silence.tools)}: {silence.text}" for silence in graph.silences)
         raise UserError(
             f"there is nothing to make tasks from: {why}",
             remedy="name the tools that only read: --read-only SERVER.TOOL,... (tools.read_only); or write "
@@ -184,6 +188,8 @@ def _walk(rng: Random, graph: ToolGraph, facts: Sequence[Fact]) -> Walk | None:
         return None
     # The third word of a text is asked for less often than what has a name of its own.
     leaf = rng.choices(askable, weights=[1 if "word(" in leaf.expression else 4 for leaf in askable])[0]
+    if last.page > 1 and graph.edges_into(last):
+        kind = "sequential"  # nobody knows how to go on in a list before its first page was seen
     if kind == "parallel":
         twins = [f for f in facts if f.spec is last.spec and f is not last]
         other = rng.choice(twins) if twins else None
@@ -212,7 +218,10 @@ def _chain(rng: Random, graph: ToolGraph, last: Fact, leaf: Leaf, wording: int) 
 
 
 def _is_worth_asking(leaf: Leaf) -> bool:
-    """Not what could be guessed: a short word, a small number, or the place in a list that it is asked of."""
+    """Not what could be guessed: a short word, a small number, or the place in a list that it is asked of;
+    nor what nobody would count to."""
+    if not leaf.is_near:
+        return False
     if isinstance(leaf.value, str):
         return len(leaf.value) >= 3 and any(character.isalnum() for character in leaf.value)
     places = [int(place) for place in _PLACE.findall(leaf.expression)]
@@ -278,9 +287,11 @@ def _plan(walk: Walk) -> list[JsonObject]:
 
 
 def _replaced(value: Any, text: str, reference: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(item, text, reference) for key, item in value.items()}
     if isinstance(value, list):
-        return [reference if item == text else item for item in value]
-    return reference
+        return [_replaced(item, text, reference) for item in value]
+    return reference if not isinstance(value, bool) and str(value) == text else value
 
 
 def _checks(walk: Walk, plan: list[JsonObject]) -> JsonObject:

@@ -10,7 +10,7 @@ import pytest
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.synth.explore.graph import learn
+from mcpagent.synth.explore.learning import learn
 from mcpagent.synth.explore.walks import explore_dataset
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.rules import GeneratedData, generate_dataset

@@ -1,0 +1,155 @@
+"""What is learned of a server that nobody described: which values, from where, by how many calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from mcpagent.core.placeholders import resolve_references
+from mcpagent.core.tasks import Task
+from mcpagent.synth.explore.graph import answer_fields, next_page
+from mcpagent.synth.explore.walks import explore_dataset
+from tests.synth.explore.worlds import BOOKS, NOTES, SHIPS, World, harbour, library, notes
+
+
+def explored(world: World, count: int, *, seed: int = 0) -> tuple[Task, ...]:
+    async def run() -> tuple[Task, ...]:
+        async with world.pool() as pool:
+            return (await explore_dataset(pool, counts={"train": count}, seed=seed)).tasks["train"]
+
+    return asyncio.run(run())
+
+
+def test_the_ships_of_a_long_list_are_asked_about_wherever_they_stand_in_it() -> None:
+    world = harbour()
+    tasks = explored(world, 250)
+    asked = json.dumps([[step.params for step in task.truth.tool_sequence] for task in tasks])
+    asked += json.dumps([[task.prompt[-1].content, task.truth.user_turns] for task in tasks])
+    places = [place for place, name in enumerate(SHIPS) if name in asked]
+    assert len(places) > 45
+    assert min(places) < 20 and max(places) > 100 and sum(place >= 60 for place in places) > 25
+
+
+@pytest.mark.parametrize("length", [3, 30, 1000])
+def test_a_value_of_any_length_of_list_is_where_its_expression_says(length: int) -> None:
+    answer = {"ships": [{"id": 7 * n, "name": f"ship {n}", "tons": 3 * n + 1} for n in range(length)]}
+    leaves = answer_fields(answer, seed=4)
+    for leaf in leaves:
+        assert resolve_references(leaf.of_step(1), {"step1": answer}) == leaf.value
+    numbers = {leaf.value: leaf for leaf in leaves if leaf.name == "tons"}
+    assert len(numbers) >= min(length, 100) and max(numbers) > 3 * (length - 1) * 0.9
+    for tons, leaf in numbers.items():
+        name = f"ship {(tons - 1) // 3}"  # as it was made above
+        assert (leaf.label, leaf.key) == (f"tons of the ship {name}", ("name", name)) and leaf.is_near
+    assert answer_fields(answer, seed=4) == leaves
+
+
+def test_what_has_no_name_of_its_own_is_asked_for_only_where_a_person_would_count_to_it() -> None:
+    leaves = answer_fields({"cells": [f"cell {n}" for n in range(40)]})
+    near = {leaf.value for leaf in leaves if leaf.is_near and leaf.expression.startswith("@")}
+    assert near == {f"cell {n}" for n in range(12)}
+
+
+def test_a_deep_thing_is_called_by_another_field_where_its_name_is_asked_for() -> None:
+    rows = [{"id": 900 + n, "title": f"Book {n}"} for n in range(60)]
+    leaves = {leaf.expression: leaf for leaf in answer_fields({"books": rows})}
+    assert leaves["@.books[40].title"].label == "title of the book with the id 940"
+    assert leaves["@.books[40].id"].label == "id of the book Book 40"
+    assert leaves["@.books[1].title"].label == "title of the second book"
+
+
+def test_pages_are_followed_by_cursor_by_number_and_by_offset() -> None:
+    world = library()
+    graph = world.learned()
+    books = {leaf.value for fact in graph.facts for leaf in fact.leaves if leaf.name == "isbn"}
+    assert books >= {book["isbn"] for book in BOOKS}
+    asked = {tool: [a for name, a in world.asked if name == tool] for tool in world.calls}
+    assert {"cursor": "c40"} in asked["list_books"]
+    assert {"page": 5} in asked["list_loans"] and {"page": 6} not in asked["list_loans"]
+    assert {0, 5, 10, 15} == {arguments["offset"] for arguments in asked["list_rooms"]}
+    paged = [fact for fact in graph.facts if fact.page == 2 and fact.spec.name == "list_books"]
+    assert [edge.source.page for edge in graph.edges_into(paged[0])] == [1]
+    assert world.refused.total() < 8
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "answer", "further"),
+    [
+        (["cursor"], {}, {"items": [1], "next_cursor": "x"}, {"cursor": "x"}),
+        (["cursor"], {}, {"items": [1], "nextCursor": None}, None),
+        (["pageToken", "q"], {"q": "a"}, {"items": [1], "meta": {"nextPageToken": "t"}}, {"pageToken": "t"}),
+        (["page"], {"page": 3}, {"items": [1, 2], "hasMore": True}, {"page": 4}),
+        (["page"], {}, {"items": [1, 2], "total": 2}, None),
+        (["page"], {}, {"items": [1, 2], "total": 5}, {"page": 2}),
+        (["offset", "limit"], {"offset": 4}, {"items": [1, 2], "total": 9}, {"offset": 6}),
+        (["offset", "limit"], {"offset": 4}, {"items": [1, 2], "has_more": False, "total": 9}, None),
+        (["query"], {}, {"items": [1, 2], "has_more": True}, None),
+    ],
+)
+def test_the_next_page_is_asked_for_as_the_answer_and_the_schema_say(
+    parameters: list[str], arguments: dict[str, object], answer: object, further: object
+) -> None:
+    assert next_page(parameters, arguments, answer) == further
+
+
+def test_names_and_schemas_say_what_to_try_so_that_few_calls_fail() -> None:
+    world = harbour()
+    graph = world.learned()
+    tools = {fact.spec.name for fact in graph.facts}
+    assert tools == set(world.calls) == {tool.__name__ for tool in world.tools}
+    assert world.refused.total() < 20 < world.calls.total()
+    edges = graph.tool_edges()
+    assert edges["harbour.list_ships"]["harbour.ship_captain.ship_id"] > 5
+    assert edges["harbour.list_ports"]["harbour.distance.target_port"] > 3
+    days = {arguments["date"] for name, arguments in world.asked if name == "tide"}
+    assert len(days) > 20 and "YYYY-MM-DD" not in days
+
+
+def test_a_kind_of_value_that_is_refused_five_times_is_not_tried_again() -> None:
+    world = notes()
+    world.learned()
+    assert world.refused["list_notes"] <= 5 and world.refused["read_note"] <= 5
+    given = [arguments["badge"] for name, arguments in world.asked if name == "find_owner"]
+    sentences = [text for text in given if text.endswith(".") or text.istitle() or " " in text]
+    assert 0 < len(given) <= 15 and len(sentences) <= 10
+
+
+def test_what_is_asked_and_learned_depends_on_the_seed_and_not_on_who_answers_first() -> None:
+    worlds = [harbour() for _ in range(3)]
+    even, uneven, other = (
+        world.learned(seed=seed, delays=delays)
+        for world, seed, delays in zip(
+            worlds, (3, 3, 4), ((), (0.003, 0.0, 0.001, 0.002, 0.0), ()), strict=True
+        )
+    )
+    facts = [[(fact.spec.name, fact.arguments) for fact in graph.facts] for graph in (even, uneven, other)]
+    assert facts[0] == facts[1] != facts[2]
+    assert even.tool_edges() == uneven.tool_edges()
+
+
+def test_read_only_calls_run_side_by_side_and_not_all_at_once() -> None:
+    world = harbour()
+    world.learned(delays=(0.001,))
+    assert 4 <= world.most_at_once <= 32
+
+
+def test_a_value_that_a_person_names_opens_what_could_not_be_guessed() -> None:
+    world = notes()
+    graph = world.learned(seed_values={"notes.list_notes.folder": ["/srv/notes"]})
+    assert next(a for name, a in world.asked if name == "list_notes") == {"folder": "/srv/notes"}
+    read = {fact.arguments["path"] for fact in graph.facts if fact.spec.name == "read_note"}
+    assert read == set(NOTES)
+    edges = graph.tool_edges()["notes.list_notes"]
+    assert edges["notes.read_note.path"] > 5 and edges["notes.note_size.path"] > 5
+
+
+def test_why_tools_gave_nothing_is_one_sentence_for_each_reason() -> None:
+    world = notes()
+    graph = world.learned()
+    sentences = {silence.reason + str(len(silence.tools)): silence.sentence for silence in graph.silences}
+    assert "--seed-value path=" in sentences["no_value2"] and "notes.note_size" in sentences["no_value2"]
+    said = " ".join(silence.sentence for silence in graph.silences)
+    assert "badges have nine digits" in said and "--seed-value folder=" in said
+    assert set(graph.not_tried) == {tool for silence in graph.silences for tool in silence.tools}
