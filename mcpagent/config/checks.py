@@ -65,12 +65,6 @@ def _common(config: TrainConfig) -> Iterator[ConfigFinding]:
             f"sft.{name} is {getattr(sft, name)}, but sft.curriculum names no function that makes its "
             "samples; name one as package.module:function",
         )
-    if config.tools.pinned and config.tools.discovery == "all":
-        yield ConfigFinding(
-            ("tools.pinned", "tools.discovery"),
-            f"tools.pinned names {', '.join(config.tools.pinned)}, but tools.discovery is all, which offers "
-            "every tool; set tools.discovery to search, or leave tools.pinned out",
-        )
     if config.tools.cassette is None and config.tools.cassette_mode in ("record", "strict"):
         yield ConfigFinding(
             ("tools.cassette_mode", "tools.cassette"),
@@ -159,6 +153,13 @@ def _staleness(config: TrainConfig) -> Iterator[ConfigFinding]:
             ("grpo.tis_cap", "rollout.max_staleness"),
             f"rollout.max_staleness is {stale}, but grpo.tis_cap is not set, so nothing corrects for tokens "
             "of an older policy; set it, for example to 2.0",
+        )
+    if config.training.curriculum != "uniform":
+        yield ConfigFinding(
+            ("training.curriculum", "rollout.max_staleness"),
+            f"training.curriculum is {config.training.curriculum}, but with rollout.max_staleness {stale} "
+            "the groups of a step begin before those of earlier steps have ended; use uniform, or set "
+            "rollout.max_staleness to 0",
         )
     if config.training.dynamic_sampling:
         yield ConfigFinding(
@@ -261,6 +262,12 @@ def idle(config: TrainConfig) -> dict[str, str]:
     if config.algorithm == "grpo":
         for name, why in _idle_objective(config.grpo):
             reasons[f"grpo.{name}"] = why
+    if config.algorithm == "sft" and config.training.curriculum != "uniform":
+        reasons["training.curriculum"] = "algorithm is sft, whose demonstrations have no solve rate"
+    if config.training.curriculum == "uniform":
+        reasons["training.useful_share"] = "training.curriculum is uniform, not calibrated"
+    if config.tools.discovery == "all":
+        reasons["tools.pinned"] = "tools.discovery is all, which offers every tool; search offers these few"
     if config.rollout.backend == "hf":
         for name in ("max_model_len", "gpu_memory_utilization", "enforce_eager", "sleep", "servers"):
             reasons[f"vllm.{name}"] = "rollout.backend is hf"

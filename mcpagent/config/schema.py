@@ -203,6 +203,10 @@ class TrainingConfig(Section):
     eval_samples: Count = 1
     patience: PositiveInt | None = None  # evaluations without a better one that end the run; None: no end
     dynamic_sampling: Count = 0  # rounds of fresh prompts, at most, in place of groups that are uniform
+    # uniform: every task once an epoch; calibrated: drawn by the solve rates so far, so that at least
+    # useful_share of the groups are neither all right nor all wrong, as far as the tasks have such.
+    curriculum: Literal["uniform", "calibrated"] = "uniform"
+    useful_share: Share = 0.6
     warmup_steps: Count = 0  # steps of linear learning-rate warm-up
     micro_batch_tokens: PositiveInt = 8192  # tokens of one forward and backward pass
     # model.dtype is what weights are held in; this is what the trainer's matrix products compute in, where it

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mcpagent.config.named_parts import is_built, load_named, model_builder
 from mcpagent.config.schema import SftConfig, TrainConfig
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.rollout.setup import agent_settings, discovery
 from mcpagent.run.lifecycle import (
@@ -46,6 +47,7 @@ from mcpagent.train.build import (
     open_sampler,
     update_settings,
 )
+from mcpagent.train.curriculum import CalibratedOrder
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import StepReport
 from mcpagent.train.learner.learner import Learner
@@ -77,7 +79,7 @@ class _GrpoParts:
     learner: Learner
     run: RunFolder
     state: GrpoState
-    order: TaskOrder
+    order: TaskOrder | CalibratedOrder
 
 
 def run_grpo(inputs: RunInputs) -> TrainOutcome:
@@ -99,7 +101,7 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
     if place.ledger is not None and processes.is_first:
         # The calls of steps that are rolled back are counted again when those steps are.
         roll_back(place.ledger, state.ledger_bytes)
-    order = TaskOrder(len(tasks), batch_size=config.prompts_per_step, seed=config.seed)
+    order = _task_order(config, tasks, state)
     parts = _GrpoParts(inputs=inputs, loaded=loaded, learner=learner, run=run, state=state, order=order)
     health, judge = health_callback(config, run, watch), inputs.judge(run)
     with (
@@ -135,6 +137,22 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
         if judge is not None:
             judge.after(local, learner, step=state.step, best_step=best)
     return outcome_of(run, state.step, best_step=best, stop_reason=reason)
+
+
+def _task_order(config: TrainConfig, tasks: Sequence[Task], state: GrpoState) -> TaskOrder | CalibratedOrder:
+    """The order of `training.curriculum`, where `state` left it."""
+    if config.training.curriculum == "uniform":
+        return TaskOrder(len(tasks), batch_size=config.prompts_per_step, seed=config.seed)
+    order = CalibratedOrder(
+        tasks,
+        batch_size=min(config.prompts_per_step, len(tasks)),
+        seed=config.seed,
+        group_size=config.rollout.group_size,
+        bound=config.training.useful_share,
+    )
+    if state.curriculum is not None:
+        order.restore(state.curriculum)
+    return order
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import fmean
@@ -16,6 +16,7 @@ from mcpagent.rollout.collector import group_trajectories
 from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.budget import BudgetReached, resident_mib
+from mcpagent.train.curriculum import CalibratedOrder, Outcome, group_outcomes, useful_share
 from mcpagent.train.health import StepReport
 from mcpagent.train.objective.advantages import GradedBatch
 from mcpagent.train.rewards import apply_penalty, grade_groups
@@ -125,6 +126,7 @@ class _Episodes:
     """The episodes that a step learns from, with penalties in force or not."""
 
     trajectories: list[Trajectory]
+    outcomes: Mapping[str, Outcome]  # of all groups that were played, replaced ones too
     penalty_active: bool
     resampled: int
     started_cpu_s: float
@@ -137,9 +139,11 @@ def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Episodes:
     started, settings = time.process_time(), run.settings
     taken = fresh = run.tasks.order.batch(step)
     kept: list[Trajectory] = []
+    outcomes: dict[str, Outcome] = {}
     resampled, penalty_active = 0, run.state.penalty_active
     for round_ in range(settings.resample_rounds + 1):
         episodes = _episodes(run, fresh, step, round_, asked)
+        outcomes |= group_outcomes(episodes)
         if round_ == 0:  # later rounds are what is left after a choice by reward
             penalty_active |= success_rate_of_all(episodes) >= settings.penalty_after_success
         episodes = apply_penalty(episodes, active=penalty_active)
@@ -154,6 +158,7 @@ def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Episodes:
         taken = [*taken, *fresh]
     return _Episodes(
         trajectories=kept,
+        outcomes=outcomes,
         penalty_active=penalty_active,
         resampled=resampled,
         started_cpu_s=started,
@@ -234,6 +239,8 @@ def _record(run: GrpoRun, episodes: _Episodes, graded: GradedBatch, update: _Upd
     """The rest of a step: its evaluation, its record and, where it is due, its checkpoint."""
     state, trajectories = run.state, episodes.trajectories
     state.penalty_active = episodes.penalty_active
+    if isinstance(run.tasks.order, CalibratedOrder):
+        state.curriculum = run.tasks.order.observe(state.step, episodes.outcomes)
     groups = len({t.group_id for t in trajectories})
     record: JsonObject = {
         "step": state.step,
@@ -242,6 +249,7 @@ def _record(run: GrpoRun, episodes: _Episodes, graded: GradedBatch, update: _Upd
         **update.synced,
         "uniform_groups": graded.uniform_groups,
         "uniform_share": graded.uniform_groups / groups if groups else None,
+        "useful_share": useful_share(episodes.outcomes),
         "resampled_groups": episodes.resampled,
         "trained_samples": len(graded.samples),
         "penalty_active": state.penalty_active,

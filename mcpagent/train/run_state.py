@@ -16,6 +16,7 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.compare import MAX_UNSCORED
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.budget import Meter, RunBudget, Spent
+from mcpagent.train.curriculum import CalibratedOrder
 from mcpagent.train.health import Callback, HealthMonitor, StepReport
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
@@ -151,6 +152,7 @@ class GrpoState:
     good_step: int | None = None  # the last checkpoint whose weights were seen healthy, in the step after it
     ledger_bytes: int = 0  # of the servers' call ledger, where one is kept
     spent: Spent = field(default_factory=Spent)
+    curriculum: JsonObject | None = None  # the estimates of a `CalibratedOrder`; None: another order
 
     def adapt_kl(self, target: float, measured: float | None) -> None:
         """Proportional control of the KL coefficient towards `target` nats a token (Ziegler et al. 2019,
@@ -180,7 +182,7 @@ class TrainingTasks:
 
     train: Sequence[Task]
     validation: Sequence[Task]
-    order: TaskOrder
+    order: TaskOrder | CalibratedOrder
 
 
 @dataclass(frozen=True, kw_only=True)

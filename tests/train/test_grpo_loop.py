@@ -20,6 +20,7 @@ from mcpagent.errors import UserError
 from mcpagent.storage.checkpoints import damage, last_good_checkpoint
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.budget import RunBudget
+from mcpagent.train.curriculum import CalibratedOrder
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import HealthMonitor, HealthSettings, StepReport
 from mcpagent.train.objective.advantages import CreditSettings
@@ -484,3 +485,34 @@ def test_the_kl_enters_the_loss_with_the_coefficient_that_the_run_has_come_to(tm
     without, with_kl = record(0.0), record(0.25)
     assert with_kl["kl"] > 0.01
     assert with_kl["loss"] - without["loss"] == pytest.approx(0.25 * with_kl["kl"], rel=1e-4)
+
+
+def calibrated_run(folder: Path, actor: ScriptedActor, *, resume: bool = False, **settings: Any) -> GrpoRun:
+    run = a_run(folder, actor=actor, resume=resume, save_every=1, **settings)
+    order = CalibratedOrder(TASKS, batch_size=2, seed=0, group_size=3, bound=0.9)
+    if run.state.curriculum is not None:
+        order.restore(run.state.curriculum)
+    run.tasks = replace(run.tasks, order=order)
+    return run
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_calibrated_run_draws_what_can_be_learnt_and_resumes_to_the_same_tasks(
+    tmp_path: Path, rounds: int
+) -> None:
+    """The even tasks are solved by half, the odd ones never."""
+
+    def reward(task: str, _step: int, attempt: int) -> float:
+        return float(attempt % 2) if int(task[-1]) % 2 == 0 else 0.0
+
+    unbroken, first, second = (ScriptedActor(reward=reward) for _ in range(3))
+    whole = calibrated_run(tmp_path / "whole", unbroken, total_steps=14, resample_rounds=rounds)
+    train_grpo(whole)
+    train_grpo(calibrated_run(tmp_path / "cut", first, total_steps=9, resample_rounds=rounds))
+    resumed = calibrated_run(tmp_path / "cut", second, resume=True, total_steps=14, resample_rounds=rounds)
+    train_grpo(resumed)
+    assert first.asked + second.asked == unbroken.asked
+    assert resumed.state.curriculum == whole.state.curriculum
+    shares = [record["useful_share"] for record in whole.folder.metrics()]
+    assert len(shares) == 14
+    assert sum(shares[7:]) / 7 > 0.5  # half of the tasks: what uniform drawing gives
