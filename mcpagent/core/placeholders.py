@@ -3,7 +3,12 @@
 An expression is a path into the structured result of an earlier step, a number, `+ - * /` with
 parentheses, or one of the functions
 
-    round(x, n)  abs(x)  min(...)  max(...)
+    round(x, n)  abs(x)  min(...)  max(...)  sum(...)   of numbers, or of one list of them
+    count(list)       how many items it has; count_over(list, x) and count_under(list, x) of those
+    pluck(list, "f")  the field f of every item
+    find(list, x)     the place of x, which the list has once
+    argmax(...), argmin(...)   the place of the one extreme
+    at(i, ...)        the i-th of the values, or of one list
     number(text, i)   the i-th number of a text (`core.values`), negative i counts from the end
     word(text, i)     the i-th whitespace-separated word
     text(x)           x as text, for a parameter that is a string (`"${text(step1.price)}"`)
@@ -181,7 +186,8 @@ def _check(node: ast.expr) -> None:
             _check(right)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             for argument in args:
-                _check(argument)
+                if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
+                    _check(argument)
         case _:
             allowed = ", ".join(sorted(_FUNCTIONS))
             raise PlaceholderError(f"only paths, numbers, + - * / and {allowed} may be used")
@@ -275,12 +281,58 @@ def _round(value: Any, digits: Any = 0) -> int | float:
     return round(_number(value), places) if places > 0 else int(round(_number(value), places))
 
 
+def _arguments(values: tuple[Any, ...]) -> list[Any]:
+    """The arguments of a function, or the list that is the only one."""
+    items: Any = values[0] if len(values) == 1 and is_json_array(values[0]) else values
+    return list(items)
+
+
 def _extreme(pick: Callable[[list[int | float]], int | float], values: tuple[Any, ...]) -> int | float:
-    items = values[0] if len(values) == 1 and is_json_array(values[0]) else values
-    numbers = [_number(item) for item in items]
+    numbers = [_number(item) for item in _arguments(values)]
     if not numbers:
-        raise PlaceholderError("min and max need at least one number")
+        raise PlaceholderError("min, max and their places need at least one number")
     return pick(numbers)
+
+
+def _place(value: Any, items: list[Any]) -> int:
+    if (count := items.count(value)) != 1:
+        raise PlaceholderError(f"{value!r} occurs {count} times, where one place is asked for")
+    return items.index(value)
+
+
+def _sum(*values: Any) -> int | float:
+    total = sum(_number(item) for item in _arguments(values))
+    return _without_noise(total) if isinstance(total, float) else total
+
+
+def _list(value: Any) -> list[Any]:
+    if not is_json_array(value):
+        raise PlaceholderError(f"{repr(value)[:80]} is not a list")
+    return list(value)
+
+
+def _count(items: Any) -> int:
+    return len(_list(items))
+
+
+def _count_over(items: Any, least: Any) -> int:
+    return sum(_number(item) > _number(least) for item in _list(items))
+
+
+def _count_under(items: Any, most: Any) -> int:
+    return sum(_number(item) < _number(most) for item in _list(items))
+
+
+def _pluck(items: Any, name: Any) -> list[Any]:
+    return [_lookup(item, name) for item in _list(items)]
+
+
+def _find(items: Any, value: Any) -> int:
+    return _place(value, _list(items))
+
+
+def _at(index: Any, *values: Any) -> Any:
+    return _lookup(_arguments(values), _index(index))
 
 
 def _text(value: Any) -> str:
@@ -322,6 +374,15 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": _abs,
     "min": lambda *values: _extreme(min, values),
     "max": lambda *values: _extreme(max, values),
+    "sum": _sum,
+    "argmax": lambda *values: _place(_extreme(max, values), _arguments(values)),
+    "argmin": lambda *values: _place(_extreme(min, values), _arguments(values)),
+    "find": _find,
+    "at": _at,
+    "pluck": _pluck,
+    "count": _count,
+    "count_over": _count_over,
+    "count_under": _count_under,
     "number": _number_in,
     "word": _word_in,
     "text": format_value,

@@ -27,6 +27,7 @@ from mcpagent.policy.contract import CompletionRequest
 # By what the parser of scripted turns (`env.parsing`, auto) knows a call or a thought.
 _TAG = re.compile(r"<(?=/?(?:tool_call|tool|think)>)")
 _FENCE = re.compile(r"```(?=json|tool_call)")
+_IDENTIFIER = re.compile(r"(?<=[a-z])(?:_id|Id|ID)$")
 _CALL = re.compile(r"\s*[\[{](?=.*\"(?:tool|name|arguments|parameters)\")", re.DOTALL)
 _WRITTEN = re.compile(r"<tool_call>\n(.*)\n</tool_call>")
 _CLAUSE = re.compile(r"[.;:?!,\n]+\s|\b(?:and|then|also|after|before|if|because)\b", re.IGNORECASE)
@@ -227,10 +228,23 @@ class _GoldPlan:
         if flaw.steps is not None:
             return f"The answer is {_value_for(self.steps[flaw.steps], results)}."
         if user_turn < len(truth.user_turns):
-            return "Done."
+            return self._question(user_turn) or "Done."
         if flaw.tool is not None:
             return f"The answer is {_first_value(results)}."
         return _final_text(self._task, results)
+
+    def _question(self, user_turn: int) -> str | None:
+        """What is to be asked where the user has not yet said what the calls to come take; None elsewhere."""
+        due = [step for step in self.steps if step.user_turn > user_turn]
+        if not due or any(step.user_turn <= user_turn for step in self.steps):
+            return None
+        said = [message.content for message in self._task.prompt if message.role == "user"]
+        text = "\n".join([*said, *self._task.truth.user_turns[:user_turn]]).casefold()
+        for step in due:
+            for name, value in step.params.items():
+                if not reference_texts(value) and format_value(value).casefold() not in text:
+                    return f"Which {_IDENTIFIER.sub('', name).replace('_', ' ')} do you mean?"
+        return "What would you like to know?"
 
 
 class EmptyPolicy:

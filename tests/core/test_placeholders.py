@@ -18,6 +18,13 @@ from mcpagent.core.placeholders import (
 
 RESULTS: dict[str, Any] = {
     "step1": {"close": 187.2, "from": "desk", "tags": ["a", "b"], "ok": True, "none": None},
+    "step3": {
+        "rows": [
+            {"name": "Aurora", "tons": 5, "port": "Oslo"},
+            {"name": "Borealis", "tons": 30, "port": "Oslo"},
+            {"name": "Caravel", "tons": 12, "port": "Cadiz"},
+        ]
+    },
     "step2": {"results": [{"title": "up 3 points to $1,234.5 on Friday"}, {"title": "last"}], "close": 0.1},
 }
 
@@ -42,6 +49,17 @@ RESULTS: dict[str, Any] = {
         ("${number(step2.results[0].title, -1)}", 1234.5),
         ("${word(step2.results[0].title, -1)}", "Friday"),
         ("${text(step1.close)}", "187.2"),
+        ("${sum(step1.close, step2.close)}", 187.3),  # 187.29999999999998 with binary noise
+        ("${count(step1.tags)}", 2),
+        ('${count(pluck(step3.rows, "tons"))}', 3),
+        ('${count_over(pluck(step3.rows, "tons"), 10)}', 2),
+        ('${count_under(pluck(step3.rows, "tons"), 10.5)}', 1),
+        ('${sum(pluck(step3.rows, "tons"))}', 47),
+        ('${max(pluck(step3.rows, "tons"))}', 30),
+        ('${at(argmax(pluck(step3.rows, "tons")), pluck(step3.rows, "name"))}', "Borealis"),
+        ('${at(argmin(pluck(step3.rows, "tons")), pluck(step3.rows, "name"))}', "Aurora"),
+        ('${at(find(pluck(step3.rows, "name"), "Caravel"), pluck(step3.rows, "tons"))}', 12),
+        ("${at(argmax(1, 5, 3), 7, 8, 9)}", 8),
         ("at ${step1.close}, ${step1.ok}, ${step1.none}, ${step1.tags}", 'at 187.2, true, null, ["a", "b"]'),
         ("${0.1 + 0.2} and ${1 / 3}", "0.3 and 0.3333333333"),
         ({"a": ["${step1.close}", 7]}, {"a": [187.2, 7]}),
@@ -59,13 +77,23 @@ def test_references_become_values(value: Any, expected: Any) -> None:
     ("expression", "says"),
     [
         ("step1.open", "no 'open'"),
-        ("step3.close", "step3 has no result"),
+        ("step4.close", "step4 has no result"),
         ("step2.results[2].title", "index 2 of a list of 2"),
         ("step1.close / 0", "division"),
         ("step1.from + 1", "not a number"),
         ("step1.ok * 2", "not a number"),
         ("number(step1.close, 0)", "not a text"),
         ("number(step1.from, 0)", "index 0 of a list of 0"),
+        ('find(pluck(step3.rows, "port"), "Oslo")', "'Oslo' occurs 2 times"),
+        ('find(pluck(step3.rows, "port"), "Genoa")', "'Genoa' occurs 0 times"),
+        ("argmax(3, 5, 5)", "5 occurs 2 times"),
+        ('pluck(step3.rows, "flag")', "no 'flag'"),
+        ('max(pluck(step3.rows, "name"))', "not a number"),
+        ("count(step1.close)", "not a list"),
+        ("count_over(step1.tags, 2)", "not a number"),
+        ("at(3, 1, 2)", "index 3 of a list of 2"),
+        ("argmax()", "at least one number"),
+        ("count(step1.tags, 1)", "does not take 2 arguments"),
         ("round(1, 2, 3)", "does not take 3 arguments"),
         ("round(1.5, 400)", "from 0 to 10"),
         ("1e308 * 10", "not finite"),

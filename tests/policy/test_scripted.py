@@ -117,6 +117,28 @@ def test_gold_plays_each_user_turn_and_its_parallel_groups() -> None:
 
 
 @pytest.mark.parametrize(
+    ("params", "question"),
+    [
+        ({"ticker": "AAPL"}, "Which ticker do you mean?"),
+        ({"channel_id": "C101"}, "Which channel do you mean?"),
+        ({"word": "Go"}, "What would you like to know?"),  # the question has it already
+        ({}, "What would you like to know?"),
+    ],
+)
+def test_gold_asks_where_the_user_has_not_yet_said_what_a_call_takes(
+    params: dict[str, Any], question: str
+) -> None:
+    task = make_task(
+        tool_sequence=[{**QUOTE_STEP, "params": params, "user_turn": 1}],
+        user_turns=["user: that one"],
+        quiet_turns=[0],
+        reference_answer="It is ${step1.close}.",
+    )
+    texts = played(GoldPolicy([task]), ["user: that one", CLOSE])
+    assert texts == [question, call_text("quote", params), "It is 187.2."]
+
+
+@pytest.mark.parametrize(
     ("truth", "answer"),
     [
         ({"abstain": True}, "None of the tools is needed."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -328,29 +327,6 @@ class Edge:
     parameter: str
     text: str
     prefix: str = ""
-
-
-@dataclass(frozen=True)
-class Walk:
-    """A question: calls, of which each may take an argument from the one before, and what is asked of the
-    last one (of all of them, in parallel)."""
-
-    kind: str
-    facts: tuple[Fact, ...]
-    edges: tuple[Edge | None, ...]  # how the first, second, ... fact gets an argument
-    asked: tuple[Leaf, ...]
-    wording: int = 0
-
-    @property
-    def key(self) -> str:
-        """A text that is equal for walks that make the same calls and ask the same."""
-        calls = [[fact.spec.dotted, fact.arguments] for fact in self.facts]
-        return json.dumps([self.kind, calls, [leaf.expression for leaf in self.asked]], sort_keys=True)
-
-    @property
-    def about(self) -> str:
-        """What decides the split: the last call, however it is reached."""
-        return json.dumps([self.facts[-1].spec.dotted, self.facts[-1].arguments], sort_keys=True)
 
 
 def given_by(fact: Fact) -> list[tuple[str | int, Leaf, str]]:

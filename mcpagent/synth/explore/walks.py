@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from random import Random
 from typing import Any
@@ -16,9 +16,12 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.errors import UserError
-from mcpagent.synth.explore.graph import Edge, Fact, Leaf, ToolGraph, Walk
+from mcpagent.synth.explore.graph import Fact, ToolGraph
 from mcpagent.synth.explore.learning import Learned, learn
-from mcpagent.synth.explore.wording import WORDINGS, words_of
+from mcpagent.synth.explore.naming import is_worth_asking
+from mcpagent.synth.explore.naturalness import spells_plan
+from mcpagent.synth.explore.shapes import Shapes
+from mcpagent.synth.explore.wording import Said, Walk
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.record import ToolSelection, system_message
 from mcpagent.synth.tasks.run import CallCache
@@ -37,17 +40,8 @@ from mcpagent.tools.contract import ToolProvider
 
 DATA_SOURCE = "synthetic/explored"
 _MORE_CHANCES = 4  # for a split of whose facts none became a task: each time it has one fact more
-_LONGEST = 4  # calls of a walk
 _SPARE_TURNS = 3
-_PLACE = re.compile(r"\[(\d+)\]")
-_KINDS = {
-    "single": 3,
-    "sequential": 4,
-    "parallel": 2,
-    "missing_parameter": 1,
-    "missing_function": 1,
-    "irrelevance": 0.3,
-}
+_LACKING = 3  # solvable walks for each in which nothing is to be called
 
 
 async def explore_dataset(
@@ -107,7 +101,7 @@ async def _filled(
     on_progress: Progress | None,
 ) -> GeneratedData:
     """The tasks of each split, where each has at least `least` facts to ask about, if there are so many."""
-    askable = (_about(fact) for fact in graph.facts if any(map(_is_worth_asking, fact.leaves)))
+    askable = (_about(fact) for fact in graph.facts if any(map(is_worth_asking, fact.leaves)))
     split_of = shares.assign(askable, seed=seed, least=least)
     tally, turn = Tally(), asyncio.Lock()
     tasks: dict[str, tuple[Task, ...]] = {}
@@ -143,123 +137,111 @@ class _WalkSource:
     seen: set[str]
     turn: asyncio.Lock
     index: int = field(default=0)
+    solvable: int = field(default=0)
+    lacking: int = field(default=0)
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """The walks that the facts of the split allow."""
+        return Shapes(self.graph, self.facts)
 
     def next(self) -> Walk | None:
         rng = Random(derive_seed(self.seed, "walk", self.split, self.index))
         self.index += 1
-        walk = _walk(rng, self.graph, self.facts) if self.facts else None
+        walk = self.shapes.draw(rng) if self.facts else None
         if walk is None or walk.key in self.seen:
             return None
+        # Where there is little to ask, what cannot be done would be most of what is left.
+        if walk.lack and (self.lacking + 1) * _LACKING > self.solvable + _LACKING:
+            return None
+        self.lacking += bool(walk.lack)
+        self.solvable += not walk.lack
         self.seen.add(walk.key)
         return walk
 
     async def make(self, candidate: Walk, cache: CallCache) -> Task | Rejection:
-        draft = _draft(candidate, offer=self.offer, split=self.split, seed=self.seed)
+        said = candidate.said(Random(derive_seed(self.seed, "said", candidate.key)))
+        if fault := self._wording_fault(candidate, said):
+            return fault
+        draft = _draft(candidate, said, offer=self.offer, split=self.split, seed=self.seed)
         outcome = await ground_in_turn(draft, cache, self.turn)
-        if isinstance(outcome, Task) and candidate.kind == "missing_function":
+        if isinstance(outcome, Task) and candidate.lack == "function":
             return self._without(outcome, candidate)
         return outcome
 
+    def _wording_fault(self, walk: Walk, said: Said) -> Rejection | None:
+        """Why nobody would say it, or why it does not say what is meant."""
+        text = " ".join([said.prompt, *said.later])
+        specs = [step.fact.spec for step in walk.steps] or list(self.offer.catalog.values())
+        if reason := spells_plan(text, specs, entities=walk.entities):
+            return Rejection(RejectCode.SPELLS_PLAN, f"{reason}: {text!r}")
+        if unsaid := next(
+            (value for value in walk.entities if value.casefold() not in text.casefold()), None
+        ):
+            return Rejection(RejectCode.AMBIGUOUS, f"{unsaid!r} is not in {text!r}")
+        if walk.is_ambiguous:
+            return Rejection(RejectCode.AMBIGUOUS, f"tools answer differently: {text!r}")
+        if (said_before := f"said: {text}") in self.seen:
+            return Rejection(RejectCode.DUPLICATE, text)
+        self.seen.add(said_before)
+        return None
+
     def _without(self, task: Task, walk: Walk) -> Task | Rejection:
         """Take away every tool that was seen to give the answer, and those that were not seen at all."""
-        fact = walk.asked[0].value
-        telling = {walk.facts[-1].spec.dotted, *self.graph.not_tried} | {
+        facts = [value for value in _values(task) if value is not None]
+        telling = {walk.steps[-1].fact.spec.dotted, *self.graph.not_tried} | {
             other.spec.dotted
             for other in self.graph.facts
-            if any(stands_in(fact, str(leaf.value)) for leaf in other.leaves)
+            if any(stands_in(fact, str(leaf.value)) for leaf in other.leaves for fact in facts)
         }
         tools = self.offer.tools_for(set(), seed=derive_seed(self.seed, walk.key), withheld=telling)
         if not tools:
-            return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {fact!r}")
-        return abstaining(
-            task, tools, withheld=sorted(telling), refusal="None of the tools that I have can do that."
-        )
+            return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {facts!r}")
+        return abstaining(task, tools, withheld=sorted(telling), refusal=_CANNOT_TELL)
 
 
-def _walk(rng: Random, graph: ToolGraph, facts: Sequence[Fact]) -> Walk | None:
-    """A random question about one of `facts`; None where this one has nothing to ask."""
-    kind = rng.choices(list(_KINDS), weights=list(_KINDS.values()))[0]
-    last = rng.choice(facts)
-    wording = rng.randrange(WORDINGS)
-    askable = [leaf for leaf in last.leaves if _is_worth_asking(leaf)]
-    if kind == "irrelevance":
-        return Walk(kind, (last,), (None,), (), wording) if list(last.texts) else None
-    if not askable:
-        return None
-    # The third word of a text is asked for less often than what has a name of its own.
-    leaf = rng.choices(askable, weights=[1 if "word(" in leaf.expression else 4 for leaf in askable])[0]
-    if last.page > 1 and graph.edges_into(last):
-        kind = "sequential"  # nobody knows how to go on in a list before its first page was seen
-    if kind == "parallel":
-        twins = [f for f in facts if f.spec is last.spec and f is not last]
-        other = rng.choice(twins) if twins else None
-        same = [twin for twin in other.leaves if twin.expression == leaf.expression] if other else []
-        if other is None or not same or str(same[0].value) == str(leaf.value):
-            return None
-        return Walk(kind, (other, last), (None, None), (same[0], leaf), wording)
-    if kind == "sequential":
-        return _chain(rng, graph, last, leaf, wording)
-    if kind == "missing_parameter" and not list(last.texts):
-        return None
-    return Walk(kind, (last,), (None,), (leaf,), wording)
+_CANNOT_TELL = "I cannot tell: none of the tools that I have can do that."
+_CANNOT_CHANGE = "I cannot change that: the tools that I have can only read."
 
 
-def _chain(rng: Random, graph: ToolGraph, last: Fact, leaf: Leaf, wording: int) -> Walk | None:
-    facts: list[Fact] = [last]
-    edges: list[Edge | None] = [None]
-    for _ in range(rng.randint(1, _LONGEST - 1)):
-        ways = [edge for edge in graph.edges_into(facts[0]) if edge.source not in facts]
-        if not ways:
-            break
-        edges[0] = rng.choice(ways)
-        facts.insert(0, edges[0].source)
-        edges.insert(0, None)
-    return Walk("sequential", tuple(facts), tuple(edges), (leaf,), wording) if len(facts) > 1 else None
+def _values(task: Task) -> list[Any]:
+    check = task.truth.final_answer
+    if check is None:
+        return []
+    return list(check.value) if isinstance(check.value, list | tuple) else [check.value]
 
 
-def _is_worth_asking(leaf: Leaf) -> bool:
-    """Not what could be guessed: a short word, a small number, or the place in a list that it is asked of;
-    nor what nobody would count to."""
-    if not leaf.is_near:
-        return False
-    if isinstance(leaf.value, str):
-        return len(leaf.value) >= 3 and any(character.isalnum() for character in leaf.value)
-    places = [int(place) for place in _PLACE.findall(leaf.expression)]
-    return abs(leaf.value) > 2 and leaf.value not in places and leaf.value - 1 not in places
-
-
-def _draft(walk: Walk, *, offer: ToolSelection, split: str, seed: int) -> Task:
-    plan = _plan(walk)
+def _draft(walk: Walk, said: Said, *, offer: ToolSelection, split: str, seed: int) -> Task:
+    plan = [] if walk.lack in ("field", "right", "entity") else _plan(walk, user_turn=len(said.later))
     gold = {fact.spec.dotted for fact in walk.facts}
-    tools = offer.tools_for(gold, seed=derive_seed(seed, "offer", walk.key))
-    prompt, user_turns = words_of(walk)
+    withheld = {tool.dotted for tool in offer.catalog.values() if not tool.annotations.read_only}
+    tools = offer.tools_for(
+        gold,
+        seed=derive_seed(seed, "offer", walk.key),
+        withheld=withheld if walk.lack == "right" else (),
+    )
     digest = blake2b(walk.key.encode(), digest_size=6).hexdigest()
     truth: JsonObject = {
-        "task_id": f"explored-{walk.kind.replace('_', '-')}-{digest}",
+        "task_id": f"explored-{walk.shape.replace('_', '-')}-{digest}",
         "complexity": "simple" if len(plan) <= 1 else "moderate" if len(plan) == 2 else "complex",
-        "max_turns": len(plan) + len(user_turns) + _SPARE_TURNS,
+        "max_turns": len(plan) + len(said.later) + _SPARE_TURNS,
+        **(_abstention(walk) if not plan else _checks(walk, plan)),
     }
-    if walk.kind == "irrelevance":
-        truth |= {
-            "abstain": True,
-            "final_answer": {"type": "abstention", "value": "replies"},
-            "reference_answer": "You are welcome.",
-        }
-    else:
-        truth |= _checks(walk, plan)
-    if user_turns:
-        truth |= {"user_turns": [without_marks(text) for text in user_turns], "quiet_turns": [0]}
+    if said.later:
+        truth |= {"user_turns": [without_marks(text) for text in said.later], "quiet_turns": [0]}
     return Task(
         data_source=DATA_SOURCE,
         prompt=(
             Message(role="system", content=system_message(tools)),
-            Message(role="user", content=without_marks(prompt)),
+            Message(role="user", content=without_marks(said.prompt)),
         ),
         reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
         extra_info={
             "tools": [tool.dotted for tool in tools.values()],
             "generator": "explore",
             "class": walk.kind,
+            "shape": walk.shape,
+            "register": said.register,
             "about": walk.about,
             "split": split,
             "seed": seed,
@@ -268,41 +250,51 @@ def _draft(walk: Walk, *, offer: ToolSelection, split: str, seed: int) -> Task:
     )
 
 
-def _plan(walk: Walk) -> list[JsonObject]:
-    if walk.kind == "irrelevance":
-        return []
+def _abstention(walk: Walk) -> JsonObject:
+    """No call is right: the question lacks what a call needs, or no tool can do it."""
+    if walk.lack == "entity":
+        check = {"type": "abstention", "value": "asks", "about": list(walk.missing)}
+        return {
+            "abstain": True,
+            "final_answer": check,
+            "reference_answer": f"Which {walk.missing[0]} do you mean?",
+        }
+    refusal = _CANNOT_CHANGE if walk.lack == "right" else _CANNOT_TELL
+    check = {"type": "abstention", "value": "cannot"}
+    return {"abstain": True, "final_answer": check, "reference_answer": refusal}
+
+
+def _plan(walk: Walk, *, user_turn: int) -> list[JsonObject]:
     plan: list[JsonObject] = []
-    for number, (fact, edge) in enumerate(zip(walk.facts, walk.edges, strict=True), 1):
-        params: JsonObject = dict(fact.arguments)
-        if edge is not None:
-            reference = edge.prefix + edge.leaf.of_step(number - 1)
-            params[edge.parameter] = _replaced(params[edge.parameter], edge.text, reference)
-        step = {"step": number, "server": fact.spec.server, "tool": fact.spec.name, "params": params}
-        if walk.kind == "parallel":
-            step["parallel_group"] = 1
-        if walk.kind == "missing_parameter":
-            step["user_turn"] = 1
-        plan.append(step)
+    for number, step in enumerate(walk.steps, 1):
+        made: JsonObject = {
+            "step": number,
+            "server": step.fact.spec.server,
+            "tool": step.fact.spec.name,
+            "params": step.params(step.fact.arguments),
+        }
+        if user_turn:
+            made["user_turn"] = user_turn
+        if walk.is_parallel:
+            made["parallel_group"] = 1
+        if step.others:
+            made["alternatives"] = [
+                {"server": o.spec.server, "tool": o.spec.name, "params": step.params(o.arguments)}
+                for o in step.others
+            ]
+        plan.append(made)
     return plan
 
 
-def _replaced(value: Any, text: str, reference: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _replaced(item, text, reference) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_replaced(item, text, reference) for item in value]
-    return reference if not isinstance(value, bool) and str(value) == text else value
-
-
 def _checks(walk: Walk, plan: list[JsonObject]) -> JsonObject:
-    first = len(plan) - len(walk.asked) + 1
-    facts = [leaf.of_step(first + n) for n, leaf in enumerate(walk.asked)]
-    is_number = len(facts) == 1 and not isinstance(walk.asked[0].value, str)
+    last = walk.steps[-1]
+    check: JsonObject = {"type": "must_include", "value": list(walk.answer)}
+    if walk.is_number:
+        check = {"type": "number", "value": walk.answer[0], "tolerance": walk.tolerance}
     return {
         "tool_sequence": plan,
-        "success": {"must_call_tool": f"{plan[-1]['server']}.{plan[-1]['tool']}"},
-        "final_answer": {"type": "number", "value": facts[0]}
-        if is_number
-        else {"type": "must_include", "value": facts},
-        "reference_answer": f"It is {' and '.join(facts)}.",
+        # Where another tool answers as well, no tool is the one that must be called.
+        "success": {} if last.others else {"must_call_tool": last.fact.spec.dotted},
+        "final_answer": check,
+        "reference_answer": f"It is {' and '.join(walk.answer)}.",
     }

@@ -1,159 +1,439 @@
-"""How a walk is said: the first message of a task and the user's later ones."""
+"""How a walk is said: as what somebody wants to know of something, in the words of its fields and values.
+
+A `Saying` names what is asked for; a frame of `templates/wording/intent.yaml` says it in one of the registers
+in which people ask. What a tool is called, what its description says and which call comes first is not in it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+from typing import Any, Literal
 
-from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.graph import Edge, Fact, Walk
-
-# What a walk's `wording` chooses from. {do} is "list all tables, then ..."; {Do} begins a sentence.
-_QUESTIONS = (
-    "{Do}. What is the {asked}?",
-    "Please {do}, and tell me the {asked}.",
-    "I need the {asked}. To find it, {do}.",
-    "Could you {do}? I would like to know the {asked}.",
-    "What is the {asked} if you {do}?",
-    "For my notes: {do}, and give me the {asked}.",
+from mcpagent.core.records import JsonObject
+from mcpagent.synth.explore.graph import Edge, Fact, Leaf
+from mcpagent.synth.explore.naming import (
+    CODE,
+    DATE,
+    Place,
+    at_of,
+    field_words,
+    frames,
+    human,
+    key_of,
+    kind_of,
+    lexicon,
+    naming_rank,
+    noun_in,
+    one_of,
+    place_of,
+    plural,
+    said_value,
+    scalars,
+    subject_of,
+    topic,
+    unit_of,
+    whole_of,
 )
-_COMPARISONS = (
-    "{Do}, once with {one} and once with {other}. What is the {asked} in each case?",
-    "Please {do} with {one}, and also with {other}; tell me the {asked} of both.",
-    "I am comparing two: {one}, and {other}. For each of them, {do} and give me the {asked}.",
-)
-_UNDERSPECIFIED = (
-    ("Please {do} and tell me the {asked}.", "With {given}, please."),
-    ("I need the {asked}. Could you {do}?", "Take {given}."),
-    ("What is the {asked} if you {do}?", "I mean {given}."),
-)
-_THANKS = (
-    "Thanks, that is all about {}.",
-    "We are done with {}, thank you.",
-    "{} is clear now, thanks.",
-    "No more questions about {}. Have a nice day!",
-)
-WORDINGS = 60  # a multiple of the number of each
 
-# With these a description says what the tool does ("Lists ..."), without one what it gives ("Price of ...").
-_GIVING = ("demonstrate", "give", "provide", "return")  # to a person, what they give is got
-_VERBS = (
-    *("browse", "calculate", "check", "compare", "compute", "convert", "count", "describe", "determine"),
-    *("display", "echo", "execute", "explain", "extract", "fetch", "find", "get", "inspect", "list", "load"),
-    *("look", "open", "print", "query", "read", "report", "resolve", "retrieve", "run", "scan", "search"),
-    *("show", "summarize", "translate", "validate", "verify", "view", *_GIVING),
-)
-_STANDS_ALONE = re.compile(
-    r"(the|a|an|all|any|this|these|today's|whether|who|what|which|when|where|how)\b", re.I
-)
-_NOT_A_NOUN = re.compile(r"(what|which|who|whether|how|when|where|if|to|optional|required)\b", re.I)
-_LONGEST_NAME = 4  # words of a parameter's description that can stand for its name
-_LONGEST_TASK = 140  # characters
-_PLAIN = re.compile(r"[\w-]+")
+_NEAR = 6  # items of a list that a person counts to
+_FIRST = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 
-def words_of(walk: Walk) -> tuple[str, list[str]]:
-    """The first message, and those that follow."""
-    last, said = walk.facts[-1], walk.wording
-    if walk.kind == "irrelevance":
-        return _THANKS[said % len(_THANKS)].format(next(last.texts)[1]), []
-    task, asked = _task(last.spec), walk.asked[0].label
-    if walk.kind == "missing_parameter":
-        question, reply = _UNDERSPECIFIED[said % len(_UNDERSPECIFIED)]
-        return _worded(question, do=task, asked=asked), [reply.format(given=_given(last))]
-    if walk.kind == "parallel":
-        one, other = (_given(fact) for fact in walk.facts)
-        comparison = _COMPARISONS[said % len(_COMPARISONS)]
-        return _worded(comparison, do=task, asked=asked, one=one, other=other), []
-    steps = [_step(fact, edge) for fact, edge in zip(walk.facts, walk.edges, strict=True)]
-    return _worded(_QUESTIONS[said % len(_QUESTIONS)], do=", then ".join(steps), asked=asked), []
+@dataclass(frozen=True)
+class Saying:
+    """What is asked for: as a question, as a noun, as a clause, in as few words as possible; `subject` is the
+    one thing that it is asked of, and `its`, `indirect_its` ask the same of a thing that was named before."""
+
+    question: str
+    goal: str
+    indirect: str
+    bare: str
+    subject: str = ""
+    its: str = ""
+    indirect_its: str = ""
+
+    def parts(self) -> dict[str, str]:
+        """The slots of a frame that can be filled."""
+        slots = {name: text for name, text in vars(self).items() if text}
+        # What something is called stays as it is at the beginning of a sentence too.
+        return slots | {
+            name.capitalize(): text if self.subject and text.startswith(self.subject) else _sentence(text)
+            for name, text in slots.items()
+        }
 
 
-def _worded(frame: str, *, do: str, **parts: str) -> str:
-    return frame.format(do=do, Do=do[:1].upper() + do[1:], **parts)
+@dataclass(frozen=True)
+class Said:
+    """The first message, the user's later ones, and the register that they are in."""
+
+    register: str
+    prompt: str
+    later: tuple[str, ...] = ()
 
 
-def _task(spec: ToolSpec) -> str:
-    """What the tool is for as something to do: "list all tables", "look up the price of a stock"."""
-    text = re.sub(r"\s*\([^)]*\)", "", spec.description).strip()
-    sentence = re.split(r"\.\s|\.$|[\n:;]", text, maxsplit=1)[0][:_LONGEST_TASK].strip()
-    words = sentence.replace(spec.name, _spaced(spec.name)).split()
-    if not words:
-        return f"look up the {_spaced(spec.name)}"
-    if words[0].endswith("ly") and len(words) > 1:
-        words = words[1:]
-    verb = _base_form(words[0].lower())
-    if verb is not None and words[1:2] != ["of"]:
-        return " ".join([verb, *words[1:]])
-    if not words[0].isupper():
-        words[0] = words[0][:1].lower() + words[0][1:]
-    phrase = " ".join(words)
-    return f"look up {phrase}" if _STANDS_ALONE.match(phrase) else f"look up the {phrase}"
+def say(saying: Saying, rng: Random, *, in_one: bool = False) -> Said:
+    """The wish in a register of its own; `in_one`: in one message."""
+    slots = saying.parts()
+    fitting = {
+        register: [frame for frame in options if _fits(frame, slots, in_one=in_one)]
+        for register, options in frames()["registers"].items()
+    }
+    register = rng.choice([name for name, options in fitting.items() if options])
+    frame = rng.choice(fitting[register])
+    first, *later = [frame] if isinstance(frame, str) else frame
+    return Said(register, first.format(**slots), tuple(text.format(**slots) for text in later))
 
 
-def _step(fact: Fact, edge: Edge | None) -> str:
-    """The task with its arguments: where it says "a stock" or "a specific table", or else at the end."""
-    task = _task(fact.spec)
-    rest: list[str] = []
-    for name, called, value in _arguments(fact, edge):
-        is_given = edge is not None and name == edge.parameter
-        placed = task if is_given else _placed(task, called, value)
-        if placed == task:
-            rest.append(f"{value} as the {called}" if is_given else f"{called} {value}")
-        task = placed
-    return f"{task}, with {' and '.join(rest)}" if rest else task
+def _fits(frame: str | Sequence[str], slots: Mapping[str, str], *, in_one: bool) -> bool:
+    texts = [frame] if isinstance(frame, str) else list(frame)
+    if in_one and len(texts) > 1:
+        return False
+    return all(name in slots for text in texts for name in re.findall(r"\{(\w+)\}", text))
 
 
-def _placed(task: str, called: str, value: str) -> str:
-    """`look up the price of a stock` for the `stock ticker` AAPL is `look up the price of the stock AAPL`."""
-    for noun in re.findall(r"\w{4,}", called):
-        vague = rf"\ban? (?:(?:specific|specified|given|particular|single) )?((?:\w+ )?{re.escape(noun)})\b"
-        if match := re.search(vague, task):
-            return f"{task[: match.start()]}the {match[1]} {value}{task[match.end() :]}"
-    return task
+def say_named(subject: str, rng: Random) -> str:
+    """What the user answers when asked which one is meant."""
+    return rng.choice(frames()["named"]).format(subject=subject)
 
 
-def _base_form(word: str) -> str | None:
-    """`lists` and `list` are `list`; None for what is not a verb that a description begins with."""
-    verb = next((base for base in (word, word[:-1], word[:-2]) if base in _VERBS), None)
-    return "get" if verb in _GIVING else verb
+def say_change(saying: Saying, value: str, rng: Random) -> str:
+    """The wish that something were otherwise."""
+    return rng.choice(frames()["change"]).format(**saying.parts(), value=value)
 
 
-def _given(fact: Fact) -> str:
-    return " and ".join(f"{called} {value}" for _, called, value in _arguments(fact, None))
+def unrelated_fields(told: Collection[str]) -> list[str]:
+    """Things to ask of what no field in `told` says."""
+    return [field for field in frames()["unrelated"] if not set(field.split()) & set(told)]
 
 
-def _arguments(fact: Fact, edge: Edge | None) -> Iterator[tuple[str, str, str]]:
-    """Each argument's name, what a person calls it, and its value, which an earlier step may give."""
-    properties = fact.spec.input_schema.get("properties", {})
-    for name, value in fact.arguments.items():
-        text = _value(value)
-        if edge is not None and name == edge.parameter:
-            before = f"{_value(edge.prefix)} followed by " if edge.prefix else ""
-            text = f"{before}the {edge.leaf.label}"
-        yield name, _parameter(name, properties.get(name)), text
+def asks_for(leaf: Leaf, fact: Fact, rng: Random, *, subject: str | None = None) -> Saying | None:
+    """The wish to know a leaf. `subject` is what the call is about where that is not its arguments: a thing
+    that an earlier call leads to, or something vague. None where nobody would ask for it."""
+    place = place_of(leaf)
+    about = subject if subject is not None else subject_of(fact)
+    field = field_words(leaf, fact)
+    if place.wrap is not None:
+        return _of_text(leaf, fact, place, about)
+    if place.rows is None:
+        return _of_field(field, leaf.value, about or f"the {topic(fact.spec)}", rng)
+    item = item_of(leaf, fact, place, about)
+    if item is None:
+        return None
+    if place.field.lower() in lexicon("speech"):
+        return _of_speech(place.field.lower(), item)
+    if not place.tail:
+        return Saying(f"what is {item}", item, f"what {item} is", item.removeprefix("the "))
+    return _of_field(human(place.tail[-1]) if field == topic(fact.spec) else field, leaf.value, item, rng)
 
 
-def _parameter(name: str, schema: Any) -> str:
-    """A parameter for a person: its description where that is short and a noun, else its name in words."""
-    described = str(schema.get("description") or "") if isinstance(schema, dict) else ""
-    words = re.split(r"[.,:;(]", described, maxsplit=1)[0].split()
-    if 0 < len(words) <= _LONGEST_NAME and not _NOT_A_NOUN.match(words[0]):
-        first = words[0] if words[0].isupper() else words[0][:1].lower() + words[0][1:]
-        return " ".join([first, *words[1:]])
-    return _spaced(name)
+def item_of(leaf: Leaf, fact: Fact, place: Place, about: str) -> str | None:
+    """The item of a list that a leaf is in: by its name, else by its place."""
+    at, key = at_of(fact, about), key_of(leaf, fact)
+    name = "" if key is None else said_value(key.value)
+    if name and name == about:
+        return name
+    if name and not (about and about.casefold() in name.casefold()):
+        kind = kind_of(fact, place, about)
+        is_named = kind not in ("match", "entry") and (CODE.fullmatch(name) or name.islower())
+        return f"{kind} {name}{at}" if is_named else f"{name}{at}"
+    return ordinal_item(fact, place, about) if place.index < _NEAR else None
 
 
-def _spaced(name: str) -> str:
-    """`repo_path` and `repoPath` are `repo path`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]", " ", name).lower()
+def ordinal_item(fact: Fact, place: Place, about: str) -> str:
+    """`the second message in general`; `the second of the ships` where the call is about ships."""
+    kind = kind_of(fact, place, about)
+    if about and plural(kind) == about:
+        return f"the {_FIRST[place.index]} of the {about}"
+    return f"the {_FIRST[place.index]} {kind}{at_of(fact, about)}"
 
 
-def _value(value: Any) -> str:
+def is_own_list(fact: Fact, place: Place) -> bool:
+    """Whether the call is about the list of such things: the table `ships`, of which one is a `ship`."""
+    about = subject_of(fact)
+    return plural(kind_of(fact, place, about)) == about
+
+
+def group_of(fact: Fact, place: Place) -> str:
+    """The things of a list: `messages in general`, `ships`."""
+    about = subject_of(fact)
+    kind = plural(kind_of(fact, place, about))
+    return kind if kind == about else f"{kind}{at_of(fact, about)}"
+
+
+def _of_text(leaf: Leaf, fact: Fact, place: Place, about: str) -> Saying | None:
+    """A word of a text: by the label that it has there, else by its place, where that is near."""
+    assert place.wrap is not None
+    function, index = place.wrap
+    labelled = leaf.label if " word of the " not in leaf.label and "last number" not in leaf.label else ""
+    if labelled:
+        return _of_field(human(labelled), leaf.value, about or f"the {topic(fact.spec)}", Random(0))
+    if place.rows is not None:
+        return None
+    if entry := listed(leaf, fact, about):
+        return Saying(f"what is {entry}", entry, f"what {entry} is", _bare(entry))
+    what = "last number" if function == "number" else f"{_FIRST[index]} word" if index < _NEAR else ""
+    if not what:
+        return None
+    holder = human(place.field) if place.field and place.field.lower() not in lexicon("generic") else ""
+    whole = " of ".join(part for part in (f"the {holder}" if holder else "", about) if part)
+    return _of_field(what, leaf.value, whole or f"the {topic(fact.spec)}", Random(0))
+
+
+def listed(leaf: Leaf, fact: Fact, about: str) -> str | None:
+    """`the second file in docs` for a word that ends the second line of a listing; None for one of a text.
+    A listing has as many words in each line, of which the last alone can be passed on; or it is what a tool
+    that is called after several things says."""
+    place = place_of(leaf)
+    if place.wrap is None or place.wrap[0] != "word":
+        return None
+    whole = whole_of(leaf)
+    same = [place_of(other).wrap for other in fact.leaves if whole_of(other) == whole]
+    at = sorted(wrap[1] for wrap in same if wrap is not None and wrap[0] == "word")
+    width = at[0] + 1
+    kind = topic(fact.spec)
+    if any(later - earlier != width for earlier, later in pairwise(at)) or (
+        width == 1 and plural(kind) != kind
+    ):
+        return None
+    number = place.wrap[1] // width
+    return f"the {_FIRST[number]} {one_of(kind)}{at_of(fact, about)}" if number < _NEAR else None
+
+
+def _of_speech(field: str, subject: str) -> Saying:
+    """The text of a message or the like."""
+    field = "text" if field in lexicon("generic") else field
+    return Saying(
+        f"what does {subject} say", f"the {field} of {subject}", f"what {subject} says",
+        f"{field} of {_bare(subject)}", subject, "what does it say", "what it says",
+    )  # fmt: skip
+
+
+def _of_field(field: str, value: Any, subject: str, rng: Random) -> Saying:
+    """The field of a subject, asked for as its name and type suggest."""
+    is_name = len(subject.split()) <= 2 and subject[-1:].isalnum() and not subject.startswith(("the ", "/"))
+    possessive = f"{subject}'{'' if subject.endswith('s') else 's'} {field}"
+    goal = possessive if is_name and rng.random() < 0.4 else f"the {field} of {subject}"
+    bare = rng.choice([f"{field} of {_bare(subject)}", f"{_bare(subject)} {field}"])
+    question, indirect = _asked(field, value, subject, goal, rng)
+    its, indirect_its = _asked(field, value, "it", f"its {field}", rng)
+    return Saying(question, goal, indirect, bare, subject, its, indirect_its)
+
+
+def _asked(field: str, value: Any, subject: str, goal: str, rng: Random) -> tuple[str, str]:
+    """The question and the clause, by what the field's name and the value's type suggest."""
+    last = field.split()[-1]
+    first = field.removeprefix("number of ")
+    is_number = isinstance(value, int | float)
+    plain = rng.choice(["what is", "what's"])
+    if is_number and first != field and rng.random() < 0.7:
+        return f"how many {first} does {subject} have", f"how many {first} {subject} has"
+    if is_number and field in frames()["how"] and rng.random() < 0.6:
+        how = frames()["how"][field]
+        return f"how {how} is {subject}", f"how {how} {subject} is"
+    if is_number and last in lexicon("money") and rng.random() < 0.5:
+        return f"how much is {goal}", f"how much {goal} is"
+    if isinstance(value, str) and last in lexicon("people"):
+        return f"who is {goal}", f"who {goal} is"
+    if isinstance(value, str) and field in lexicon("places") and rng.random() < 0.6:
+        return f"which {field} is {subject} in", f"which {field} {subject} is in"
+    if isinstance(value, str) and DATE.fullmatch(value) and re.fullmatch(r"\w+ed|built|sold|born", field):
+        return f"when was {subject} {field}", f"when {subject} was {field}"
+    return f"{plain} {goal}", f"what {goal} is"
+
+
+def _bare(subject: str) -> str:
+    return subject.removeprefix("the ")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def leads_to(edge: Edge, source: str) -> str | None:
+    """The thing that an edge leads to, as what it is to the thing of its own call (`source`): `the ship of
+    berth 12`, `the first match for Labs`. None where nobody would say so."""
+    leaf, fact = edge.leaf, edge.source
+    place = place_of(leaf)
+    if place.wrap is not None:
+        return _of_listing(leaf, fact, place, source)
+    if place.rows is not None:
+        if place.field and naming_rank(place.field) > 5:
+            return item_of(leaf, fact, place, source)
+        return ordinal_item(fact, place, source) if place.index < _NEAR else None
+    noun = noun_in(place.field) if place.field and place.field.lower() not in lexicon("generic") else ""
+    noun = noun or noun_in(edge.parameter)
+    holder = source or (f"the {topic(fact.spec)}" if topic(fact.spec) != noun else "")
+    if not noun:
+        return None
+    return f"the {noun} of {holder}" if holder else f"the {noun}"
+
+
+def _of_listing(leaf: Leaf, fact: Fact, place: Place, source: str) -> str | None:
+    """The thing that a word of a text names: by the word's label, else by its line, whose last word it is."""
+    assert place.wrap is not None
+    inner = leaf.expression.removeprefix("word(").rpartition(",")[0]
+    if place.wrap[0] != "word" or place.rows is not None or any(o.expression == inner for o in fact.leaves):
+        return None  # nobody looks for a word of a name
+    at = source or f"the {topic(fact.spec)}"
+    if " word of the " not in leaf.label:
+        return f"the {human(leaf.label)} of {at}"
+    return listed(leaf, fact, source)
+
+
+def in_unit(saying: Saying, leaf: Leaf, unit: str) -> Saying:
+    """The same wish in another unit."""
+    own = re.compile(rf" in {unit_of(leaf)}\b|(?<=\w) {unit_of(leaf)}\b")
+    return Saying(
+        **{
+            name: f"{own.sub('', text)} in {unit}" if name != "subject" and text else text
+            for name, text in vars(saying).items()
+        }
+    )
+
+
+def plainly(goal: str) -> Saying:
+    """What a noun is."""
+    return Saying(f"what is {goal}", goal, f"what {goal} is", goal.removeprefix("the "))
+
+
+def written(number: float) -> str:
+    """A number as a person writes it."""
+    return f"{number:,.0f}" if number == int(number) else f"{number:,}"
+
+
+def compared(
+    style: str,
+    plain: Saying,
+    leaf: Leaf,
+    fact: Fact,
+    names: Sequence[str],
+    values: Sequence[str],
+    rng: Random,
+) -> tuple[Saying, tuple[str, ...]]:
+    """What is asked of several things, and the answer."""
+    joined = " and ".join([", ".join(names[:-1]), names[-1]])
+    either = " or ".join([", ".join(names[:-1]), names[-1]])
+    said = field_words(leaf, fact)
+    if style == "difference":
+        goal = f"the difference in {said} between {joined}"
+        return plainly(goal), (f"${{abs({values[0]} - {values[1]})}}",)
+    if style == "sum":
+        return plainly(f"the {said} of {joined} together"), (f"${{{values[0]} + {values[1]}}}",)
+    if style == "most":
+        which, function = rng.choice((("higher", "max"), ("lower", "min")))
+        which = which if len(names) == 2 else {"higher": "highest", "lower": "lowest"}[which]
+        text = f"which has the {which} {said}, {either}, and how much it is"
+        question = f"which has the {which} {said}, {either}, and what is it"
+        bare = f"{which} {said}: {either}"
+        return Saying(question, "", text, bare), (f"${{{function}({', '.join(values)})}}",)
+    every = " and ".join([", ".join(names[:-1]), names[-1]])
+    goal = (
+        plain.goal.replace("@'s", "@").replace("@", every)
+        if plain.goal.startswith("the ")
+        else f"the {said} of {every}"
+    )
+    return plainly(goal), tuple(f"${{{value}}}" for value in values)
+
+
+Lack = Literal["", "entity", "field", "function", "right"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call of a walk. `links` are the arguments that come out of earlier results: (value, reference);
+    `others` are calls of other tools that answer as well."""
+
+    fact: Fact
+    links: tuple[tuple[str, str], ...] = ()
+    others: tuple[Fact, ...] = ()
+
+    def params(self, arguments: JsonObject) -> JsonObject:
+        """The arguments with references for what earlier results give."""
+        replaced: Any = arguments
+        for text, reference in self.links:
+            replaced = replaced_in(replaced, text, reference)
+        return replaced
+
+
+def replaced_in(value: Any, text: str, reference: str) -> Any:
+    """`value` with `reference` for each of its values that is `text`."""
+    if isinstance(value, dict):
+        return {name: replaced_in(item, text, reference) for name, item in value.items()}
     if isinstance(value, list):
-        return " and ".join(map(_value, value))
-    if isinstance(value, str) and _PLAIN.fullmatch(value):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+        return [replaced_in(item, text, reference) for item in value]
+    return reference if not isinstance(value, bool) and str(value) == text else value
+
+
+def sister_of(fact: Fact, edge: Edge, text: str, among: Sequence[Fact]) -> Fact | None:
+    """The same call about another thing, if it is one of those."""
+    changed = replaced_in(fact.arguments[edge.parameter], edge.text, text)
+    wanted = {**fact.arguments, edge.parameter: changed}
+    return next((o for o in among if o.spec.dotted == fact.spec.dotted and o.arguments == wanted), None)
+
+
+def is_named_by_call(leaf: Leaf, fact: Fact) -> bool:
+    """Whether the same can be asked of another call by naming its arguments instead."""
+    place = place_of(leaf)
+    if not list(scalars(fact.arguments)) or place.wrap:
+        return False
+    return place.rows is None or (key_of(leaf, fact) is None and not is_own_list(fact, place))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A question. `kind` is the class of its task and `shape` what is asked in it; `answer` are references to
+    the results of the steps. `lack` says what a question has too little of: the `missing` entity, a field
+    that nobody tells, a function that is withheld, the right to change."""
+
+    kind: str
+    shape: str
+    steps: tuple[Step, ...]
+    answer: tuple[str, ...]
+    saying: Saying
+    is_number: bool = False
+    tolerance: float = 0.0
+    is_parallel: bool = False
+    is_ambiguous: bool = False
+    lack: Lack = ""
+    missing: tuple[str, ...] = ()  # words for what is to be asked for
+    change: str = ""  # the value that is wished for
+    names: str = ""  # what the user says when asked which one is meant
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """What each step is a repetition of."""
+        return tuple(step.fact for step in self.steps)
+
+    @property
+    def key(self) -> str:
+        """A text that is equal for walks that make the same calls and ask the same."""
+        calls = [[step.fact.spec.dotted, step.params(step.fact.arguments)] for step in self.steps]
+        return json.dumps([self.kind, self.shape, self.lack, calls, self.answer, self.change], sort_keys=True)
+
+    @property
+    def about(self) -> str:
+        """What decides the split: the last call, however it is reached."""
+        fact = self.steps[-1].fact
+        return json.dumps([fact.spec.dotted, fact.arguments], sort_keys=True)
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """What the question has to name: every argument that no earlier result gives."""
+        given = {text for step in self.steps for text, _ in step.links}
+        if self.lack == "entity":
+            return ()
+        arguments = [value for step in self.steps for value in scalars(step.fact.arguments)]
+        values = [said_value(v) for v in arguments if not isinstance(v, bool) and str(v) not in given]
+        return tuple(dict.fromkeys(value.strip('"') for value in values))
+
+    def said(self, rng: Random) -> Said:
+        """The walk in words; the same for the same state of `rng`."""
+        if self.lack == "right":
+            return Said("order", say_change(self.saying, self.change, rng))
+        said = say(self.saying, rng, in_one=bool(self.names) or self.lack != "")
+        return replace(said, later=(say_named(self.names, rng),)) if self.names else said

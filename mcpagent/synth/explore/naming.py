@@ -1,0 +1,369 @@
+"""What the things and fields of results are called, and the expressions that lead to them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import yaml
+
+from mcpagent.config.environment import resource_path
+from mcpagent.core.tools import ToolSpec
+from mcpagent.synth.explore.graph import Fact, Leaf
+
+SQL = re.compile(r"\s*SELECT\s.*\sFROM\s+[\"'`\[]?(\w+)", re.IGNORECASE)
+_KEY = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
+_WRAPPED = re.compile(r"(word|number)\((.*), (-?\d+)\)")
+DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
+CODE = re.compile(r"[A-Za-z#]{0,4}[-_]?\d[\w-]*")
+_QUOTABLE = re.compile(r"[\"'{}]")
+_LONGEST_NAME = 5  # words of a value that stands in a sentence without quotes
+# Words of names that say nothing of what is meant.
+_NAMING = ("name", "title", "label", "full_name", "fullname", "display_name", "username", "login")
+NO_NAME = 99
+_OTHER_NAMING = ("symbol", "ticker", "code", "slug", "path", "key", "id")
+_PLACE = re.compile(r"\[(\d+)\]")
+
+
+@lru_cache(maxsize=1)
+def frames() -> Mapping[str, Any]:
+    """The content of `templates/wording/intent.yaml`."""
+    return yaml.safe_load(resource_path("templates/wording/intent.yaml").read_text("utf-8"))
+
+
+@lru_cache(maxsize=32)
+def lexicon(what: str) -> frozenset[str]:
+    """The words of names of that sort."""
+    return frozenset(frames()["words"][what].split())
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a leaf stands: `rows` is the expression of the innermost list that it is in (None: in no list),
+    `index` its item there, `tail` the names below it, `kind` the name of the list."""
+
+    rows: str | None
+    index: int
+    tail: tuple[str, ...]
+    kind: str
+    wrap: tuple[str, int] | None
+
+    @property
+    def field(self) -> str:
+        """The name of the field; empty for an item that has none."""
+        return self.tail[-1] if self.tail else ""
+
+
+def place_of(leaf: Leaf) -> Place:
+    """Where the expression of a leaf leads."""
+    return _place(leaf.expression)
+
+
+@lru_cache(maxsize=65536)
+def _place(expression: str) -> Place:
+    wrapped = _WRAPPED.fullmatch(expression)
+    path = wrapped[2] if wrapped else expression
+    rows, index, kind, tail = None, 0, "", ()
+    for match in _KEY.finditer(path):
+        if match[2] is not None:
+            rows, index, kind, tail = path[: match.start()], int(match[2]), tail[-1] if tail else "", ()
+        else:
+            tail = (*tail, match[1])
+    return Place(rows, index, tail, kind, (wrapped[1], int(wrapped[3])) if wrapped else None)
+
+
+def field_words(leaf: Leaf, fact: Fact) -> str:
+    """What a person calls the field of a leaf: `weight in kg` for `weight_kg`, what the tool is about where
+    its own name says nothing."""
+    place = place_of(leaf)
+    tail = [name for name in place.tail if name.lower() not in lexicon("generic")]
+    if not tail:
+        return topic(fact.spec)
+    if len(tail) == 1:
+        return human(tail[-1])
+    return spaced(tail[-2]) if tail[-1].lower() in ("name", "value") else human(f"{tail[-2]}_{tail[-1]}")
+
+
+def human(name: str) -> str:
+    """`n_prices` is `number of prices`, `weight_kg` `weight in kg`, `change_percent` `change in percent`."""
+    words = spaced(name).split()
+    if len(words) > 1 and words[0] in ("n", "num", "nr", "count", "total") and words[-1].endswith("s"):
+        return f"number of {' '.join(w for w in words[1:] if w != 'of')}"
+    if len(words) > 1 and words[-1] in ("count", "total"):
+        return f"number of {plural(' '.join(words[:-1]))}"
+    if len(words) > 1 and words[-1] in (*lexicon("units"), "percent"):
+        return f"{' '.join(words[:-1])} in {words[-1]}"
+    return " ".join(frames()["written"].get(word, word) for word in words)
+
+
+def spaced(name: str) -> str:
+    """`repo_path` and `repoPath` are `repo path`."""
+    return " ".join(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_\-./]", " ", name).lower().split())
+
+
+def topic(spec: ToolSpec) -> str:
+    """What a tool is about, by its name: `market gainers` for `fmp_get_market_gainers`."""
+    server = set(spaced(spec.server).split())
+    words: list[str] = []
+    for word in spaced(spec.name).split():
+        if words and word in lexicon("ends"):
+            break
+        if (
+            word not in lexicon("verbs")
+            and word not in server
+            and word not in lexicon("ends")
+            and word not in ("all", "the", "my")
+        ):
+            words.append(word)
+    return " ".join(words) or spaced(spec.name)
+
+
+def one_of(kind: str) -> str:
+    """One thing of a list, by the list's name: `messages` has a `message`."""
+    if kind.endswith("ies"):
+        return kind[:-3] + "y"
+    if kind.endswith(("ses", "xes", "ches", "shes")):
+        return kind[:-2]
+    return kind.removesuffix("s") if not kind.endswith(("ss", "us", "is")) else kind
+
+
+def plural(noun: str) -> str:
+    """Several things of a kind."""
+    if noun.endswith(("ch", "sh", "x", "ss")):
+        return noun + "es"
+    if noun.endswith("s"):
+        return noun
+    return noun[:-1] + "ies" if noun.endswith("y") and noun[-2:-1] not in "aeiou" else noun + "s"
+
+
+def kind_of(fact: Fact, place: Place, about: str = "") -> str:
+    """What one item of the list is, in words; `about` is what the call is said to be about."""
+    kind = spaced(place.kind)
+    if kind and kind not in lexicon("generic"):
+        return one_of(kind)
+    for name, text in fact.texts:
+        if match := SQL.match(text):
+            return one_of(spaced(match[1])) if about == match[1] else "entry"
+        if set(spaced(name).split()) & lexicon("not_a_noun"):
+            return "match"
+    words = one_of(topic(fact.spec)).split()
+    return " ".join(words) if words and words[-1] not in lexicon("generic") else "entry"
+
+
+def key_of(leaf: Leaf, fact: Fact) -> Leaf | None:
+    """The sibling of a leaf of a list by which a person tells its item from the others."""
+    place = place_of(leaf)
+    if place.rows is None:
+        return None
+    for name, column in _naming_columns(fact.leaves).get(place.rows, ()):
+        mine = column.get(place.index)
+        if name != place.field and mine is not None and not _QUOTABLE.search(str(mine.value)):
+            return mine
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _naming_columns(leaves: tuple[Leaf, ...]) -> Mapping[str, list[tuple[str, dict[int, Leaf]]]]:
+    """By list, the columns whose texts tell its items apart, those first that people use."""
+    columns: dict[str, dict[str, dict[int, Leaf]]] = {}
+    for leaf in leaves:
+        at = place_of(leaf)
+        is_name = (
+            at.rows is not None and len(at.tail) == 1 and at.wrap is None and isinstance(leaf.value, str)
+        )
+        if is_name and at.rows is not None and naming_rank(at.field) < NO_NAME:
+            columns.setdefault(at.rows, {}).setdefault(at.field, {})[at.index] = leaf
+    return {
+        rows: [
+            (name, by_name[name])
+            for name in sorted(by_name, key=naming_rank)
+            if len({leaf.value for leaf in by_name[name].values()}) == len(by_name[name])
+        ]
+        for rows, by_name in columns.items()
+    }
+
+
+def naming_rank(name: str) -> int:
+    """How little a field is what people call a thing by: 0 is `name`, NO_NAME is not at all."""
+    word = spaced(name).replace(" ", "_")
+    names = (*_NAMING, *_OTHER_NAMING)
+    if word in names:
+        return names.index(word)
+    last = word.rpartition("_")[2]
+    return 20 + names.index(last) if last in names else NO_NAME
+
+
+def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
+    """What the call is about: its arguments as a person names them, some by a phrase `instead` of them.
+    Empty for a call without arguments."""
+    main: list[tuple[str, str]] = []
+    extra: list[str] = []
+    phrases = instead or {}
+    for name, value in fact.arguments.items():
+        text = phrases.get(name) or said_value(value)
+        words = set(spaced(name).split())
+        if isinstance(value, bool):
+            extra.append(f"{'with' if value else 'without'} {spaced(name)}")
+        elif words & lexicon("from"):
+            extra.insert(0, f"from {text}")
+        elif words & lexicon("to"):
+            extra.append(f"to {text}")
+        elif isinstance(value, str) and DATE.fullmatch(value):
+            extra.append(f"on {text}")
+        elif main and isinstance(value, int | float):
+            extra.append(f"with {noun_in(name) or spaced(name)} {text}")
+        else:
+            main.append((name, text if name in phrases else _named(name, value, text)))
+    things = [text for _, text in main]
+    if len(main) > 1:
+        things = [
+            text if " " in text else f"{noun_in(name) or spaced(name)} {text}".strip() for name, text in main
+        ]
+    return " ".join([" and ".join(things), *extra]).strip()
+
+
+def _named(name: str, value: Any, text: str) -> str:
+    """`berth 12`, but `Aurora`: a number or a code alone says nothing."""
+    noun = noun_in(name)
+    is_code = isinstance(value, int | float) or (isinstance(value, str) and CODE.fullmatch(value))
+    return f"{noun} {text}" if noun and is_code else text
+
+
+def noun_in(parameter: str) -> str:
+    """The noun that a name of a parameter or field holds; empty for `query` or `id`."""
+    words = [
+        w
+        for w in spaced(parameter).split()
+        if w not in lexicon("identifiers") and w not in lexicon("not_a_noun")
+    ]
+    return " ".join(words)
+
+
+def noun_of(fact: Fact, parameter: str) -> str:
+    """What kind of thing a parameter names: `channel` for `channel_id`, `ship` for the `name` of a ship.
+    Empty where neither the parameter nor the tool says so."""
+    if noun := noun_in(parameter):
+        return noun
+    words = set(spaced(parameter).split())
+    if words & {"symbol", "ticker"}:
+        return spaced(parameter)
+    if words & lexicon("not_a_noun") or any(
+        SQL.match(text) for name, text in fact.texts if name == parameter
+    ):
+        return ""
+    return one_of(topic(fact.spec).split()[-1])
+
+
+def said_value(value: Any) -> str:
+    """An argument as it stands in a sentence: the table of a SELECT, quotes around what is long."""
+    if isinstance(value, list):
+        texts = [said_value(item) for item in value]
+        return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else "".join(texts)
+    if not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if match := SQL.match(value):
+        return match[1]
+    plain = "\n" not in value and len(value.split()) <= _LONGEST_NAME and value[-1:].isalnum()
+    return value if plain and '"' not in value else json.dumps(value, ensure_ascii=False)
+
+
+def at_of(fact: Fact, about: str) -> str:
+    """Where a list was got from, as the end of a phrase: ` in ships`, ` for Aurora`; or nothing."""
+    if not about:
+        return ""
+    is_inside = any(
+        SQL.match(text) or "/" in text or set(spaced(name).split()) & lexicon("inside")
+        for name, text in fact.texts
+    )
+    return f" {'in' if is_inside else 'for'} {about}"
+
+
+def at_step(expression: str, number: int) -> str:
+    """The expression over the result of that step."""
+    return expression.replace("@", f"step{number}")
+
+
+def expression_of(leaf: Leaf, fact: Fact, number: int) -> str:
+    """The leaf in the result of a step: in a list that names its items by the name, since that is what the
+    question says."""
+    place, key = place_of(leaf), key_of(leaf, fact)
+    if key is None or place.rows is None or place.wrap or len(place.tail) != 1:
+        return at_step(leaf.expression, number)
+    rows = at_step(place.rows, number)
+    found = f'at(find(pluck({rows}, "{place_of(key).field}"), "{key.value}"), pluck({rows}, "{place.field}"))'
+    return found if len(found) < 280 else at_step(leaf.expression, number)
+
+
+def tables_of(fact: Fact) -> list[tuple[str, Leaf]]:
+    """The lists of a result, each with a leaf of every column of its first item."""
+    seen: dict[tuple[str, tuple[str, ...]], Leaf] = {}
+    lengths: dict[str, set[int]] = {}
+    for leaf in fact.leaves:
+        place = place_of(leaf)
+        if place.rows is not None and "[" not in place.rows and place.wrap is None and len(place.tail) == 1:
+            seen.setdefault((place.rows, place.tail), leaf)
+            lengths.setdefault(place.rows, set()).add(place.index)
+    return [(rows, leaf) for (rows, _), leaf in seen.items() if len(lengths[rows]) >= 3]
+
+
+def column_of(fact: Fact, leaf: Leaf) -> list[str | int | float]:
+    """The values of the field of a leaf in all items of its list."""
+    place = place_of(leaf)
+    return [o.value for o in fact.leaves if (p := place_of(o)).rows == place.rows and p.tail == place.tail]
+
+
+def unit_of(leaf: Leaf) -> str:
+    """The unit that the name of a field ends with; empty where there is none that is converted."""
+    last = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", place_of(leaf).field).lower().rpartition("_")[2]
+    return last if last in frames()["conversions"] else ""
+
+
+def same_place(leaf: Leaf | None, fact: Fact | None) -> Leaf | None:
+    """The leaf at the same place of another result."""
+    if leaf is None or fact is None:
+        return None
+    return next((other for other in fact.leaves if other.expression == leaf.expression), None)
+
+
+def whole_of(leaf: Leaf) -> str:
+    """The text that a word or number is taken from, as an expression."""
+    return leaf.expression.partition("(")[2].rpartition(",")[0]
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def scalars(value: Any) -> Iterator[Any]:
+    """The values in lists and objects."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from scalars(item)
+    else:
+        yield value
+
+
+def subject_set(fact: Fact) -> frozenset[str]:
+    """The arguments of a call as texts, whatever their parameters are called."""
+    return frozenset(str(value) for value in scalars(fact.arguments))
+
+
+def is_worth_asking(leaf: Leaf) -> bool:
+    """Not what could be guessed: a short word, a small number, or the place in a list that it is asked of;
+    nor what nobody would count to."""
+    if not leaf.is_near:
+        return False
+    if isinstance(leaf.value, str):
+        return len(leaf.value) >= 3 and any(character.isalnum() for character in leaf.value)
+    places = [int(place) for place in _PLACE.findall(leaf.expression)]
+    return abs(leaf.value) > 2 and leaf.value not in places and leaf.value - 1 not in places
+
+
+def rounded(value: float) -> float:
+    """With two significant digits."""
+    return float(f"{value:.2g}")

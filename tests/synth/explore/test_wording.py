@@ -1,0 +1,199 @@
+"""What is said of a walk: the wish in words of fields and values, in registers, and never the plan."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from mcpagent.core.tools import ToolSpec
+from mcpagent.synth.explore.graph import Edge, Fact, Leaf
+from mcpagent.synth.explore.naming import field_words, frames, human, subject_of, topic
+from mcpagent.synth.explore.naturalness import overlap, spells_plan
+from mcpagent.synth.explore.wording import Saying, asks_for, leads_to, say, say_named
+
+
+def tool(name: str, description: str = "", /, **properties: str) -> ToolSpec:
+    schema = {
+        "properties": {key: {"type": "string", "description": text} for key, text in properties.items()}
+    }
+    return ToolSpec(server="port", name=name, description=description, input_schema=schema)
+
+
+SHIP = tool("ship_details", "Look up the details of a ship by its name", name="Name of the ship")
+BERTH = tool("get_berth", "Which ship lies at a berth", berth="Number of the berth")
+SHIPS = tool("list_ships", "List all ships in the harbour")
+QUERY = tool("read_query", "Execute a SELECT query", query="SELECT statement")
+RATE = tool("exchange_rate", "Rate", from_currency="Base", to_currency="Quote")
+
+
+def aurora(*leaves: Leaf) -> Fact:
+    return Fact(SHIP, {"name": "Aurora"}, leaves)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "questions"),
+    [
+        (
+            Leaf("@.premium", "premium", 5.5),
+            {"what is the premium of Aurora", "how much is Aurora's premium", "what's Aurora's premium"},
+        ),
+        (Leaf("@.weight", "weight", 512.5), {"how heavy is Aurora", "what is the weight of Aurora"}),
+        (
+            Leaf("@.captain", "captain", "Ada Berg"),
+            {"who is the captain of Aurora", "who is Aurora's captain"},
+        ),
+        (Leaf("@.crew_count", "crew count", 31), {"how many crews does Aurora have"}),
+        (Leaf("@.built", "built", "1987-05-02"), {"when was Aurora built"}),
+        (Leaf("@.country", "country", "Norway"), {"which country is Aurora in", "what is Aurora's country"}),
+    ],
+)
+def test_the_question_follows_from_the_field_and_the_type_of_its_value(
+    leaf: Leaf, questions: set[str]
+) -> None:
+    sayings = [asks_for(leaf, aurora(leaf), Random(seed)) for seed in range(200)]
+    assert questions <= {saying.question for saying in sayings if saying}
+
+
+def test_a_value_in_a_list_is_asked_for_by_the_name_of_its_item_and_else_by_its_place() -> None:
+    items = [
+        {"id": "s11", "name": "Aurora", "tons": 5209.5},
+        {"id": "s12", "name": "Borealis", "tons": 1237.7},
+    ]
+    rows = tuple(
+        Leaf(f"@.rows[{index}].{name}", "", value)
+        for index, item in enumerate(items)
+        for name, value in item.items()
+    )
+    table = Fact(QUERY, {"query": "SELECT * FROM ships"}, rows)
+    weight, name = asks_for(rows[5], table, Random(1)), asks_for(rows[4], table, Random(1))
+    assert weight is not None and weight.subject == "Borealis in ships"
+    assert name is not None and "s12" in name.goal
+    unnamed = Fact(QUERY, {"query": "SELECT * FROM ships"}, (rows[2], rows[5]))
+    placed = asks_for(rows[5], unnamed, Random(1))
+    assert placed is not None and placed.subject == "the second of the ships"
+
+
+def test_what_leads_to_a_thing_is_said_by_what_it_is_there() -> None:
+    held = Leaf("@.ship", "ship", "Aurora")
+    berth = Fact(BERTH, {"berth": 12}, (held,))
+    assert leads_to(Edge(berth, held, "name", "Aurora"), subject_of(berth)) == "the ship of berth 12"
+    third = Leaf("@.ships[2].name", "name of the third ship", "Caravel")
+    ships = Fact(SHIPS, {}, (third,))
+    assert leads_to(Edge(ships, third, "name", "Caravel"), "") == "the third ship"
+    code = Leaf("@.ships[2].id", "", "c7")
+    both = Fact(SHIPS, {}, (third, code))
+    assert leads_to(Edge(both, code, "ship_id", "c7"), "") == "Caravel"
+
+
+@pytest.mark.parametrize(
+    ("fact", "subject"),
+    [
+        (Fact(BERTH, {"berth": 12}, ()), "berth 12"),
+        (Fact(SHIP, {"name": "Aurora"}, ()), "Aurora"),
+        (Fact(QUERY, {"query": "SELECT * FROM ships"}, ()), "ships"),
+        (Fact(RATE, {"from_currency": "USD", "to_currency": "EUR"}, ()), "from USD to EUR"),
+        (Fact(tool("history"), {"channel_id": "C101"}, ()), "channel C101"),
+        (Fact(tool("close"), {"ticker": "AAPL", "date": "2025-01-02"}, ()), "AAPL on 2025-01-02"),
+        (Fact(tool("read"), {"path": "/data/notes.txt"}, ()), "/data/notes.txt"),
+    ],
+)
+def test_a_thing_is_called_as_people_call_it(fact: Fact, subject: str) -> None:
+    assert subject_of(fact) == subject
+
+
+def test_names_of_fields_become_words() -> None:
+    assert [human(n) for n in ("n_prices", "weight_kg", "changePercent", "channel_id", "berth_count")] == [
+        "number of prices", "weight in kg", "change in percent", "channel ID", "number of berths",
+    ]  # fmt: skip
+    assert topic(tool("get_weather_by_city")) == "weather" and topic(tool("port_list_all_ships")) == "ships"
+    rate = Fact(RATE, {}, (Leaf("@.result", "result", 1.1),))
+    assert field_words(rate.leaves[0], rate) == "exchange rate"
+
+
+def test_there_are_eight_registers_and_each_fills_every_slot() -> None:
+    registers = frames()["registers"]
+    assert len(registers) >= 8
+    saying = asks_for(Leaf("@.tons", "tons", 5.5), aurora(), Random(0))
+    assert saying is not None
+    said = [say(saying, Random(seed)) for seed in range(2000)]
+    texts = {(each.register, each.prompt, each.later) for each in said}
+    assert {register for register, _, _ in texts} == set(registers)
+    assert len(texts) == sum(map(len, registers.values())) - 1  # two plain questions are the same frame
+    assert all("Aurora" in prompt + " ".join(later) and "{" not in prompt for _, prompt, later in texts)
+    assert all("tons" in prompt + " ".join(later) for _, prompt, later in texts)
+    assert any(later for _, _, later in texts)
+    assert not [each for each in (say(saying, Random(s), in_one=True) for s in range(300)) if each.later]
+
+
+def test_a_frame_that_needs_one_subject_is_not_used_without_it() -> None:
+    saying = Saying(
+        "how many ships are there", "the number of ships", "how many ships there are", "number of ships"
+    )
+    said = {say(saying, Random(seed)).prompt for seed in range(500)}
+    assert said and all("ships" in text for text in said)
+    assert {say_named("berth 12", Random(seed)) for seed in range(50)} >= {
+        "berth 12",
+        "Sorry, I mean berth 12.",
+    }
+
+
+def test_what_something_is_called_is_never_changed() -> None:
+    leaf = Leaf("@.size", "size", 512)
+    saying = asks_for(leaf, Fact(tool("stat"), {"file": "notes"}, (leaf,)), Random(0))
+    assert saying is not None
+    texts = [" ".join([said.prompt, *said.later]) for said in (say(saying, Random(s)) for s in range(300))]
+    assert all("notes" in text for text in texts)
+
+
+def test_lines_of_a_listing_are_counted_and_words_of_a_sentence_are_not() -> None:
+    listing = tuple(
+        Leaf(f"word(@.text, {n})", "a word of the text", value) for n, value in [(1, "a"), (3, "b")]
+    )
+    fact = Fact(tool("list_files"), {"folder": "docs"}, listing)
+    assert leads_to(Edge(fact, listing[1], "path", "b"), "docs") == "the second file in docs"
+    words = enumerate(("it", "is", "so"))
+    prose = tuple(Leaf(f"word(@.text, {n})", "a word of the text", value) for n, value in words)
+    said = Fact(tool("read_file"), {"path": "/docs/a"}, prose)
+    assert leads_to(Edge(said, prose[2], "path", "so"), "/docs/a") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Look up the details of a ship by its name, with name Aurora. What is the premium?",
+        "List all ships, then look up the third one. What does it cost?",
+        "What is the premium if you look up a ship using the name Aurora?",
+        "Please call ship_details for Aurora.",
+        "Take Aurora as the name. What is the premium?",
+        "What does the tool say about Aurora?",
+    ],
+)
+def test_a_question_that_spells_out_the_plan_is_refused(text: str) -> None:
+    assert spells_plan(text, [SHIP, SHIPS], entities=["Aurora"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What does the Aurora cost to insure?",
+        "How much is the premium of the ship of berth 12?",
+        "I've been trying to find out the name of the third ship for an hour now. Help!",
+        "Which of the ships has the highest premium?",
+    ],
+)
+def test_a_wish_is_kept(text: str) -> None:
+    assert spells_plan(text, [SHIP, SHIPS, BERTH], entities=["Aurora", "12"]) is None
+
+
+def test_the_overlap_is_the_share_of_content_words_without_the_entities() -> None:
+    # Content words: details, ship, cost, insure, of which the description has details and ship.
+    shared = overlap(
+        "What are the details of the ship Aurora, and what does it cost to insure?",
+        [SHIP],
+        entities=["Aurora"],
+    )
+    assert (shared.share, shared.content_words) == (0.5, 4)
+    assert shared.copied == ("the", "details", "of")
+    named = overlap("Aurora, the details", [SHIP], entities=["Aurora", "details"])
+    assert named.content_words == 0 and named.share == 0.0
