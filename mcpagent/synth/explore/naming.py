@@ -294,8 +294,10 @@ def expression_of(leaf: Leaf, fact: Fact, number: int) -> str:
     if key is None or place.rows is None or place.wrap or len(place.tail) != 1:
         return at_step(leaf.expression, number)
     rows = at_step(place.rows, number)
-    found = f'at(find(pluck({rows}, "{place_of(key).field}"), "{key.value}"), pluck({rows}, "{place.field}"))'
-    return found if len(found) < 280 else at_step(leaf.expression, number)
+    by_name = (
+        f'at(find(pluck({rows}, "{place_of(key).field}"), "{key.value}"), pluck({rows}, "{place.field}"))'
+    )
+    return by_name if len(by_name) < 280 else at_step(leaf.expression, number)
 
 
 def tables_of(fact: Fact) -> list[tuple[str, Leaf]]:

@@ -41,9 +41,9 @@ def overlap(text: str, specs: Iterable[ToolSpec], *, entities: Collection[str] =
     descriptions = [description for spec in specs for description in descriptions_of(spec)]
     bare = _without(text, entities)
     said = words_of(bare)
-    known = {_stem(word) for description in descriptions for word in words_of(description)}
+    described = {_stem(word) for description in descriptions for word in words_of(description)}
     content = [word for word in said if word not in lexicon("stop")]
-    shared = sum(_stem(word) in known for word in content)
+    shared = sum(_stem(word) in described for word in content)
     copied = max((_longest_run(said, words_of(d)) for d in descriptions), key=len, default=())
     return Overlap(
         share=shared / len(content) if content else 0.0,

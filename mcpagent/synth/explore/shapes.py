@@ -375,8 +375,8 @@ class Shapes:
         plain = asks_for(Leaf("@.wanted", "wanted", "text"), fact, rng, subject=like.subject)
         if plain is None:
             return None
-        wanted = fields[derive_seed(0, "unrelated", like.subject) % len(fields)]  # one of each thing
-        saying = Saying(**{name: text.replace("wanted", wanted) for name, text in vars(plain).items()})
+        untold = fields[derive_seed(0, "unrelated", like.subject) % len(fields)]  # one of each thing
+        saying = Saying(**{name: text.replace("wanted", untold) for name, text in vars(plain).items()})
         return Walk("irrelevance", "unrelated", (Step(fact),), (like.subject,), saying, lack="field")
 
     def forbidden(self, rng: Random, fact: Fact) -> Walk | None:

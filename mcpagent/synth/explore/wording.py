@@ -287,10 +287,10 @@ def _of_listing(leaf: Leaf, fact: Fact, place: Place, source: str) -> str | None
 
 def in_unit(saying: Saying, leaf: Leaf, unit: str) -> Saying:
     """The same wish in another unit."""
-    own = re.compile(rf" in {unit_of(leaf)}\b|(?<=\w) {unit_of(leaf)}\b")
+    unit_in_text = re.compile(rf" in {unit_of(leaf)}\b|(?<=\w) {unit_of(leaf)}\b")
     return Saying(
         **{
-            name: f"{own.sub('', text)} in {unit}" if name != "subject" and text else text
+            name: f"{unit_in_text.sub('', text)} in {unit}" if name != "subject" and text else text
             for name, text in vars(saying).items()
         }
     )
@@ -372,8 +372,8 @@ def replaced_in(value: Any, text: str, reference: str) -> Any:
 def sister_of(fact: Fact, edge: Edge, text: str, among: Sequence[Fact]) -> Fact | None:
     """The same call about another thing, if it is one of those."""
     changed = replaced_in(fact.arguments[edge.parameter], edge.text, text)
-    wanted = {**fact.arguments, edge.parameter: changed}
-    return next((o for o in among if o.spec.dotted == fact.spec.dotted and o.arguments == wanted), None)
+    arguments = {**fact.arguments, edge.parameter: changed}
+    return next((o for o in among if o.spec.dotted == fact.spec.dotted and o.arguments == arguments), None)
 
 
 def is_named_by_call(leaf: Leaf, fact: Fact) -> bool:
