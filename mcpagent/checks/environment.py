@@ -22,15 +22,23 @@ from mcpagent.policy.contract import Policy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
 from mcpagent.reward.validate import task_problems
 from mcpagent.rollout.collector import attempts, collect
-from mcpagent.rollout.setup import Tools, agent_settings, configured_servers, open_tools, tool_pool
+from mcpagent.rollout.setup import (
+    Tools,
+    agent_settings,
+    configured_servers,
+    open_tools,
+    server_limits,
+    tool_pool,
+)
 from mcpagent.run.episodes import catalog_note, open_tasks
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.packages import pip_install
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import load_templates
+from mcpagent.tools.limits import ServerLimits
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.probes.isolation import Basis, IsolationVerdict, State, probe_isolation
+from mcpagent.tools.probes.isolation import Basis, IsolationVerdict, State, probe_isolation, probe_start
 from mcpagent.tools.probes.processes import InstanceCost
 from mcpagent.tools.servers_config import Isolation, ServerConfig
 
@@ -187,7 +195,8 @@ class ServerIsolation:
 def check_isolation(
     config: TrainConfig, *, allow_writes: bool = False, console: Console | None = None
 ) -> tuple[ServerIsolation, ...]:
-    """Probe every server of `config`, one after the other; see `tools.isolation.probe_isolation`."""
+    """Probe every server of `config`, one after the other: `probe_start` where its state is brought back,
+    else `probe_isolation`."""
     console = console or Console()
     servers = configured_servers(config.tools, on_note=console.note)
     pool = tool_pool(config.tools, servers)  # never started: it says what is configured
@@ -225,6 +234,9 @@ async def _check(
     on_note: Callable[[str], None],
 ) -> ServerIsolation:
     name = f"isolation of {server.name}"
+    section = config.tools.per_server.get(server.name)
+    if section is not None and (section.workspace is not None or section.reset is not None):
+        return ServerIsolation(check=await _check_start(server, server_limits(section), on_note=on_note))
     try:
         verdict = await probe_isolation(
             server, allow=config.tools.allow_list, allow_writes=allow_writes, on_note=on_note
@@ -240,6 +252,28 @@ async def _check(
         configured=configured,
         forecast=instance_forecast(verdict.cost, episodes=episodes),
     )
+
+
+async def _check_start(
+    server: ServerConfig, limits: ServerLimits, *, on_note: Callable[[str], None]
+) -> CheckResult:
+    """Whether the state of a server is the same at every start, and how long that takes."""
+    name = f"state of {server.name}"
+    try:
+        state = await probe_start(server, limits, on_note=on_note)
+    except UserError as error:
+        return CheckResult(name=name, status=CheckStatus.FAIL, detail=error.message, remedy=error.remedy)
+    took = f"{1000 * state.seconds:.1f} ms for each"
+    if state.differs is not None:
+        detail = f"start {state.starts} differs from the first in {state.differs}; {took}"
+        return CheckResult(name=name, status=CheckStatus.FAIL, detail=detail)
+    shared = [] if state.digest is None else [f"the same bytes (sha256 {state.digest[:12]})"]
+    shared += [f"the same answers of {', '.join(state.reads)}"] if state.reads else []
+    if not shared:
+        detail = "no tool that only reads and needs no argument, and no workspace: nothing to compare"
+        return CheckResult(name=name, status=CheckStatus.WARN, detail=detail)
+    detail = f"{state.starts} starts, each after writes, began with {' and '.join(shared)}; {took}"
+    return CheckResult(name=name, status=CheckStatus.PASS, detail=detail)
 
 
 def _judge(name: str, verdict: IsolationVerdict, configured: Isolation, *, episodes: int) -> CheckResult:

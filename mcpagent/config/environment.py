@@ -79,6 +79,8 @@ def known_variables(path: Path) -> dict[str, str]:
 
 def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
     name, default = match["name"], match["default"]
+    if name == "WORKSPACE" and match["kind"] is None:
+        return match[0]  # each instance of a server has its own
     if match["kind"] == "input":
         raise UnsetVariable(
             f"asks for the VS Code input {name!r}", "Replace it by an environment variable: ${NAME}."

@@ -236,6 +236,21 @@ class RolloutConfig(Section):
     max_staleness: Count = 0
 
 
+class ResetCall(Section):
+    """One call of a reset."""
+
+    tool: str
+    arguments: dict[str, Any] = {}
+
+
+class ResetSection(Section):
+    """What brings a server back to the state that episodes begin in: the command, then the calls."""
+
+    command: StringTuple = ()  # a program and its arguments
+    calls: tuple[ResetCall, ...] = ()  # of the server's own tools
+    timeout_s: PositiveFloat = 60.0  # of the command
+
+
 class ServerSection(Section):
     """How one server is called; None is what `tools` says for all."""
 
@@ -247,6 +262,8 @@ class ServerSection(Section):
     isolation: Literal["shared", "episode"] | None = None
     safe_to_retry: StringTuple = ()  # tools that may be repeated although the server does not say so
     survives_restart: bool = False  # a new process knows what the old one was told
+    workspace: str | None = None  # a folder or file of which each episode gets a copy
+    reset: ResetSection | None = None  # before each episode, which then run one after another
 
 
 class ToolsConfig(Section):

@@ -25,7 +25,7 @@ from mcpagent.tools.cassettes.tape import canonical, content_digest
 from mcpagent.tools.catalog import CatalogSettings, ToolListLimits
 from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
-from mcpagent.tools.limits import CallLimits, ServerLimits
+from mcpagent.tools.limits import CallLimits, Reset, ServerLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import (
     HttpServer,
@@ -221,7 +221,7 @@ def tool_pool(
             timeout_s=config.timeout_s,
             retry=config.retry,
             result_limit_chars=config.result_limit_chars,
-            per_server={name: _limits(section) for name, section in config.per_server.items()},
+            per_server={name: server_limits(section) for name, section in config.per_server.items()},
         ),
         catalog=CatalogSettings(
             list_limits=ToolListLimits(
@@ -254,8 +254,20 @@ def _isolation(config: ToolsConfig) -> dict[str, Isolation]:
     return isolation
 
 
-def _limits(section: ServerSection) -> ServerLimits:
-    return ServerLimits(**section.model_dump(exclude={"isolation"}))
+def server_limits(section: ServerSection) -> ServerLimits:
+    """How one server is called."""
+    reset = section.reset
+    return ServerLimits(
+        **section.model_dump(exclude={"isolation", "workspace", "reset"}),
+        workspace=None if section.workspace is None else Path(section.workspace),
+        reset=None
+        if reset is None
+        else Reset(
+            command=reset.command,
+            calls=[(call.tool, call.arguments) for call in reset.calls],
+            timeout_s=reset.timeout_s,
+        ),
+    )
 
 
 def agent_settings(config: TrainConfig, *, max_context: int | None) -> AgentSettings:

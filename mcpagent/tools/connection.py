@@ -15,6 +15,7 @@ from mcpagent.core.tools import FailureKind
 from mcpagent.tools.faults import CallFailed, CallLost, CallThrottled, classify
 from mcpagent.tools.limits import CircuitBreaker, Gate, settled
 from mcpagent.tools.supervisor import Live, ServerSupervisor
+from mcpagent.tools.workspace import WorkspaceCopy
 
 _THROTTLED_FIRST_S = 0.2
 
@@ -52,10 +53,24 @@ class Connection:
     """A server as a place to send calls to. `gate` and `breaker` belong to the server, so several
     connections may share them."""
 
-    def __init__(self, supervisor: ServerSupervisor, *, gate: Gate, breaker: CircuitBreaker) -> None:
+    def __init__(
+        self,
+        supervisor: ServerSupervisor,
+        *,
+        gate: Gate,
+        breaker: CircuitBreaker,
+        workspace: WorkspaceCopy | None = None,
+    ) -> None:
         self.supervisor = supervisor
+        self.workspace = workspace
         self._gate = gate
         self._breaker = breaker
+
+    async def close(self) -> None:
+        """End the server, and remove its workspace."""
+        await self.supervisor.close()
+        if self.workspace is not None:
+            await asyncio.to_thread(self.workspace.remove)
 
     async def call(self, pending: PendingCall) -> CallToolResult:
         """Make one call. Its deadline starts when the server is up and a slot is free; it waits for the

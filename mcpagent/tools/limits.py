@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from aiolimiter import AsyncLimiter
 
+from mcpagent.core.records import JsonObject
 from mcpagent.core.values import backoff_s
 
 START_TIMEOUT_S = 60.0  # a cold `npx -y` or `uvx` takes up to 13 s on an idle machine
@@ -31,6 +33,16 @@ class CallLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reset:
+    """What brings a server back to the state that episodes begin in: a command, and calls (tool, arguments)
+    of its own tools, in this order."""
+
+    command: Sequence[str] = ()
+    calls: Sequence[tuple[str, JsonObject]] = ()
+    timeout_s: float = 60.0  # of the command
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerLimits:
     """How one server is called; None is the pool's own value.
 
@@ -38,6 +50,10 @@ class ServerLimits:
     `safe_to_retry` names tools that are repeated after a loss although the server gives no hint that they
     may be. `survives_restart`: a new process of the server knows what the old one was told (a file, a remote
     service), so episodes that wrote to it go on after a restart.
+
+    `workspace` is a folder or file of which each episode gets a copy. `reset` brings back the state that
+    episodes begin in where a copy cannot: it is done before each one that uses the server, and those run one
+    after another.
     """
 
     timeout_s: float | None = None
@@ -46,6 +62,8 @@ class ServerLimits:
     calls_per_minute: float | None = None
     safe_to_retry: Sequence[str] = ()
     survives_restart: bool = False
+    workspace: Path | None = None
+    reset: Reset | None = None
 
 
 class Gate:

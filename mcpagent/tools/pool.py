@@ -37,6 +37,7 @@ from mcpagent.tools.servers_config import (
 )
 from mcpagent.tools.transports.open import HttpLauncher, Launcher, MemoryLauncher, StdioLauncher
 from mcpagent.tools.wire import cut_meta, cut_middle, render, wire_fault
+from mcpagent.tools.workspace import Workspace, with_defaults
 
 _RESERVED_META = "io.modelcontextprotocol/"  # stamps of the protocol itself, the same on every result
 
@@ -50,8 +51,13 @@ class PoolSession:
         *,
         catalog: Catalog,
         result_limit_chars: int,
+        resetting: asyncio.Lock,
         on_close: Callable[[PoolSession], None],
     ) -> None:
+        self._resetting = resetting
+        self._restoring = asyncio.Lock()
+        self._was_reset: set[str] = set()
+        self._holds_state = False
         self._servers = servers
         self._catalog = catalog
         self._result_limit_chars = result_limit_chars
@@ -72,10 +78,16 @@ class PoolSession:
         named = call.model_copy(update={"server": spec.server, "tool": spec.name})
         server = self._servers[spec.server]
         pending = self._pending_call(server, spec, call, purpose)
+        workspace = self._connection(server).workspace
         try:
             if fault := wire_fault(call.arguments):
                 raise CallFailed(FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
-            raw = await self._connection(server).call(pending)
+            connection = await self._ready(server)
+            if workspace is not None:
+                pending.arguments = workspace.to_server(pending.arguments)
+            raw = await connection.call(pending)
+            if workspace is not None:
+                raw = workspace.result(raw)
             result = self._result(server, named, raw, latency_s=pending.latency_s)
         except LoginNeeded as needed:
             # Every further call of the server would fail alike, and leave its episode unscored.
@@ -84,7 +96,8 @@ class PoolSession:
             if failure.kind is FailureKind.UPSTREAM and server.inputs[spec.name].fault(call.arguments):
                 # Some servers break down over wrong arguments instead of refusing them.
                 failure = CallFailed(FailureKind.INVALID_ARGUMENTS, failure.text)
-            text = server.without_secrets(failure.text, tool=spec.name)
+            text = failure.text if workspace is None else workspace.to_model(failure.text)
+            text = server.without_secrets(text, tool=spec.name)
             result = failed_result(named, failure.kind, text, latency_s=pending.latency_s)
         server.counts.note(result, waited_s=pending.waited_s, sendings=pending.sendings)
         return result
@@ -95,7 +108,10 @@ class PoolSession:
         self._on_close(self)
         opened, self._opened = self._opened, {}
         if opened:
-            await asyncio.gather(*(connection.supervisor.close() for connection in opened.values()))
+            await asyncio.gather(*(connection.close() for connection in opened.values()))
+        if self._holds_state:
+            self._holds_state = False
+            self._resetting.release()
 
     async def __aenter__(self) -> Self:
         return self
@@ -133,6 +149,28 @@ class PoolSession:
             if keeps_state
             else None,
         )
+
+    async def workspace(self, server: str) -> Path | None:
+        """The folder that the session's instance of a server works on, as it is now; None where it has none
+        of its own."""
+        copy = self._connection(self._servers[server]).workspace
+        return None if copy is None else await asyncio.to_thread(copy.make)
+
+    async def _ready(self, server: StartedServer) -> Connection:
+        """The session's connection to a server, whose state is as episodes begin. Raises CallFailed."""
+        connection = self._connection(server)
+        if server.limits.reset is None:
+            return connection
+        async with self._restoring:
+            if server.name in self._was_reset:
+                return connection
+            if not self._holds_state:
+                # One lock for all such servers: two sessions that each hold one would wait for ever.
+                await self._resetting.acquire()
+                self._holds_state = True
+            await server.restore(connection)
+            self._was_reset.add(server.name)
+        return connection
 
     def _connection(self, server: StartedServer) -> Connection:
         if server.shared is not None:
@@ -211,6 +249,8 @@ class ToolPool:
         self._log_dir = log_dir
         self._on_note: Callable[[str], None] = lambda text: on_note(SECRETS.text(text))
         self._temporary_logs: tempfile.TemporaryDirectory[str] | None = None
+        self._workspaces: tempfile.TemporaryDirectory[str] | None = None
+        self._resetting = asyncio.Lock()
         self._servers: dict[str, StartedServer] = {}
         self._sessions: set[PoolSession] = set()
         # By server, the commands of processes that outlived one of its own and were ended.
@@ -218,6 +258,7 @@ class ToolPool:
         self._catalog = Catalog.of((), allow=None)
         names = [config.name for config in self._configs]
         learn_secrets(self._configs)
+        self._with_workspace = {name for name, limit in limits.per_server.items() if limit.workspace}
         _check_names(names, isolation=self._isolation, per_server=limits.per_server)
 
     @property
@@ -246,6 +287,15 @@ class ToolPool:
         to its kind. Known before entry."""
         config = next(config for config in self._configs if config.name == name)
         setting = self._isolation.get(name) or config.isolation
+        limits = self._limits.per_server.get(name)
+        if limits is not None and limits.workspace is not None:
+            if setting == "shared":
+                raise UserError(
+                    f"server {name!r} has a workspace, a copy for each episode, and is shared by all",
+                    where=f"tools.per_server.{name}.workspace",
+                    remedy=f"leave out tools.isolation.{name}",
+                )
+            return "episode"
         if setting is None and isinstance(config, MemoryServer):
             # Built-in servers are read only by those who run them in process.
             from mcpagent.servers.registry import is_stateful
@@ -257,12 +307,18 @@ class ToolPool:
         """What the calls came to so far: latencies, failures, restarts. Cheap, and safe at any time."""
         return PoolMetrics(servers=tuple(server.metrics() for server in self._servers.values()))
 
+    @property
+    def reset_s(self) -> float:
+        """How long the longest reset of a server took."""
+        return max((server.reset_s for server in self._servers.values()), default=0.0)
+
     def session(self) -> PoolSession:
         """A new, single-use session. Close it, or use it as an async context manager."""
         session = PoolSession(
             self._servers,
             catalog=self._catalog,
             result_limit_chars=self._limits.result_limit_chars,
+            resetting=self._resetting,
             on_close=self._sessions.discard,
         )
         self._sessions.add(session)
@@ -285,13 +341,14 @@ class ToolPool:
     async def close(self) -> None:
         """End every session and every server. Idempotent."""
         shared = [s.shared for s in self._servers.values() if s.shared is not None]
-        await asyncio.gather(
-            *(s.close() for s in list(self._sessions)), *(c.supervisor.close() for c in shared)
-        )
+        await asyncio.gather(*(s.close() for s in list(self._sessions)), *(c.close() for c in shared))
         self._servers = {}
         if self._temporary_logs is not None:
             self._temporary_logs.cleanup()
             self._temporary_logs = None
+        if self._workspaces is not None:
+            self._workspaces.cleanup()
+            self._workspaces = None
 
     async def _start(self) -> None:
         servers = list(self._servers.values())
@@ -334,7 +391,22 @@ class ToolPool:
             list_limits=self._settings.list_limits,
             on_change=self.on_change,
             on_note=self._on_note,
+            workspace=self._workspace(config, limits),
         )
+
+    def _workspace(self, config: ServerConfig, limits: ServerLimits) -> Workspace | None:
+        if limits.workspace is None:
+            return None
+        if not isinstance(config, StdioServer):
+            raise UserError(
+                f"server {config.name!r} is not started by a command, and cannot be given a copy of a folder",
+                where=f"tools.per_server.{config.name}.workspace",
+                remedy=f"tools.per_server.{config.name}.reset brings its state back by calls or a command",
+            )
+        if self._workspaces is None:
+            self._workspaces = tempfile.TemporaryDirectory(prefix="mcpagent-", ignore_cleanup_errors=True)
+        number = len(list(Path(self._workspaces.name).iterdir()))
+        return Workspace(config.name, limits.workspace, Path(self._workspaces.name) / str(number))
 
     def _launcher(self, config: ServerConfig) -> Launcher:
         match config:
@@ -342,6 +414,8 @@ class ToolPool:
                 if self._ledger is not None:
                     ledger = {LEDGER_ENV: str(self._ledger.absolute())}
                     config = replace(config, env={**config.env, **ledger})
+                if config.name not in self._with_workspace:
+                    config = with_defaults(config)
                 return StdioLauncher(
                     config, self._log_path(config.name), partial(self._note_left, config.name)
                 )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from mcp.types import Tool
 
 from mcpagent.core.hidden_text import illegible_name, is_legible, schema_without_hidden, without_hidden
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
+from mcpagent.core.tools import FailureKind, ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import (
     SchemaCheck,
@@ -20,15 +27,16 @@ from mcpagent.tools.catalog import (
     to_spec,
     why_too_long,
 )
-from mcpagent.tools.connection import Connection
-from mcpagent.tools.contract import OnChange
-from mcpagent.tools.faults import OpenFailed
-from mcpagent.tools.limits import CircuitBreaker, Gate, ServerLimits
+from mcpagent.tools.connection import Connection, PendingCall
+from mcpagent.tools.contract import PURPOSE_META_KEY, OnChange, Purpose
+from mcpagent.tools.faults import CallFailed, OpenFailed
+from mcpagent.tools.limits import CircuitBreaker, Gate, Reset, ServerLimits
 from mcpagent.tools.metrics import CallCounts, ServerMetrics
 from mcpagent.tools.servers_config import Isolation
 from mcpagent.tools.supervisor import ServerSupervisor
-from mcpagent.tools.transports.open import Launcher, MemoryLauncher
-from mcpagent.tools.wire import cut_middle
+from mcpagent.tools.transports.open import Launcher, MemoryLauncher, StdioLauncher
+from mcpagent.tools.wire import cut_middle, render
+from mcpagent.tools.workspace import Workspace, WorkspaceCopy
 
 T = TypeVar("T")
 
@@ -55,8 +63,11 @@ class StartedServer:
         list_limits: ToolListLimits,
         on_change: OnChange,
         on_note: Callable[[str], None],
+        workspace: Workspace | None = None,
     ) -> None:
         self.name = name
+        self._workspace = workspace
+        self.reset_s = 0.0  # the longest
         self.isolation: Isolation = isolation
         self.limits = limits
         assert limits.timeout_s is not None and limits.max_in_flight is not None
@@ -88,7 +99,7 @@ class StartedServer:
             try:
                 tool_list = await connection.supervisor.open()
             finally:
-                await connection.supervisor.close()
+                await connection.close()
         # A server object is reached without the handshake that would report it.
         launcher = self._launcher
         self.version = (
@@ -98,10 +109,15 @@ class StartedServer:
         for note in tool_list.notes:
             self._on_note(f"server {self.name!r}: {note}")
         cleaned = [
-            self._cleaned(to_spec(self.name, tool)) for tool in tool_list.tools if self._is_legible(tool)
+            self._cleaned(to_spec(self.name, tool))
+            for tool in _seen(tool_list, connection.workspace)
+            if self._is_legible(tool)
         ]
         specs = [spec for spec in cleaned if self._is_short_enough(spec)]
-        self._check_safe_to_retry([spec.name for spec in specs])
+        names = [spec.name for spec in specs]
+        self._check_names("safe_to_retry", self.limits.safe_to_retry, names)
+        if self.limits.reset is not None:
+            self._check_names("reset", [tool for tool, _ in self.limits.reset.calls], names)
         self.inputs = {s.name: SchemaCheck(s.input_schema) for s in specs}
         if isinstance(launcher, MemoryLauncher) and launcher.keeps_schemas:
             return specs  # a check of every result would be an eighth of what an episode costs
@@ -113,15 +129,65 @@ class StartedServer:
         # A server object in this process is the same one each time: nothing to compare, and a list of many
         # tools would cost more than an episode's calls.
         is_known = bool(self._pinned) and isinstance(self._launcher, MemoryLauncher)
+        launcher, workspace = self._launcher, None
+        if isinstance(launcher, StdioLauncher) and self._workspace is not None:
+            workspace = self._workspace.copy()
+            launcher = replace(launcher, workspace=workspace)
         supervisor = ServerSupervisor(
             self.name,
-            self._launcher,
+            launcher,
             breaker=self._breaker,
             start_timeout_s=self.limits.start_timeout_s,
-            on_tool_list=None if is_known else self._compare,
+            on_tool_list=None if is_known else partial(self._compare, workspace),
             on_restart=self._count_restart,
         )
-        return Connection(supervisor, gate=self._gate, breaker=self._breaker)
+        return Connection(supervisor, gate=self._gate, breaker=self._breaker, workspace=workspace)
+
+    async def restore(self, connection: Connection) -> None:
+        """Bring the state back in which episodes begin. Raises CallFailed."""
+        reset = self.limits.reset
+        assert reset is not None
+        begun_s = time.perf_counter()
+        if reset.command:
+            await self._run(reset)
+        for tool, arguments in reset.calls:
+            pending = PendingCall(
+                tool=tool,
+                arguments=arguments,
+                meta={PURPOSE_META_KEY: Purpose.SETUP.value},
+                timeout_s=self.timeout_s,
+            )
+            answer = await connection.call(pending)
+            if answer.is_error:
+                said, _ = cut_middle(render(answer.content, None), _VERSION_CHARS)
+                raise CallFailed(FailureKind.UPSTREAM, f"its reset failed: {tool} says {said}")
+        self.reset_s = max(self.reset_s, time.perf_counter() - begun_s)
+
+    async def _run(self, reset: Reset) -> None:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *reset.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CallFailed(FailureKind.UPSTREAM, f"its reset failed: {error}") from error
+        try:
+            async with asyncio.timeout(reset.timeout_s):
+                _, said = await process.communicate()
+        except TimeoutError:
+            raise CallFailed(
+                FailureKind.UPSTREAM, f"its reset took longer than {reset.timeout_s:g} s"
+            ) from None
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode:
+            words, _ = cut_middle(SECRETS.text(said.decode("utf-8", "replace").strip()), _VERSION_CHARS)
+            raise CallFailed(FailureKind.UPSTREAM, f"its reset failed with {process.returncode}: {words}")
 
     def is_safe(self, spec: ToolSpec) -> bool:
         """True where a second effect of a call does no harm."""
@@ -157,9 +223,9 @@ class StartedServer:
     def _count_restart(self) -> None:
         self.counts.restarts += 1
 
-    def _compare(self, tool_list: ToolList) -> None:
+    def _compare(self, workspace: WorkspaceCopy | None, tool_list: ToolList) -> None:
         """Hold the tools of a new process against those that the run began with."""
-        current = catalog_hash(to_spec(self.name, tool) for tool in tool_list.tools)
+        current = catalog_hash(to_spec(self.name, tool) for tool in _seen(tool_list, workspace))
         if self._pinned in ("", current):
             self._pinned = current
             return
@@ -214,11 +280,15 @@ class StartedServer:
             self._on_note(f"tool {spec.dotted}: its description has {len(description):,} characters")
         return spec
 
-    def _check_safe_to_retry(self, tools: Sequence[str]) -> None:
-        for name in self.limits.safe_to_retry:
+    def _check_names(self, setting: str, named: Sequence[str], tools: Sequence[str]) -> None:
+        for name in named:
             if name not in tools:
                 raise UserError(
-                    f"safe_to_retry names a tool that server {self.name!r} does not have: {name!r}",
+                    f"{setting} names a tool that server {self.name!r} does not have: {name!r}",
                     where=f"tools.per_server.{self.name}",
                     remedy=near_match(name, tools),
                 )
+
+
+def _seen(tool_list: ToolList, workspace: WorkspaceCopy | None) -> Sequence[Tool]:
+    return tool_list.tools if workspace is None else [workspace.tool(tool) for tool in tool_list.tools]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -15,9 +17,12 @@ from typing import Any, NamedTuple
 from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.tools.contract import Purpose, ToolSession
+from mcpagent.tools.limits import CallLimits, ServerLimits
+from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.arguments import as_json, harmless_arguments, known_values
 from mcpagent.tools.probes.processes import InstanceCost, started_instance
 from mcpagent.tools.servers_config import Isolation, MemoryServer, ServerConfig, StdioServer
+from mcpagent.tools.workspace import tree_digest, walk
 
 _NO_ARGUMENTS = "no valid arguments could be made from its schema"
 _STARTS_OVER = "answers differently at its second call, and a new instance starts over"
@@ -365,3 +370,100 @@ def _nothing_seen(probe: Probe) -> str:
     if probe.wrote:
         return f"after {', '.join(probe.wrote)}, {looked}"
     return looked if probe.looked else "no tool could be called"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartState:
+    """What the starts of a server were found to have in common. `differs` says what did not, if anything."""
+
+    server: str
+    starts: int
+    digest: str | None  # of the bytes of its workspace; None where it has none
+    reads: tuple[str, ...]  # the tools whose answers were compared
+    seconds: float  # of one copy or one reset, the longest
+    differs: str | None
+
+
+async def probe_start(
+    config: ServerConfig, limits: ServerLimits, *, starts: int = 4, on_note: Callable[[str], None]
+) -> StartState:
+    """Start a server's episodes one after another, change in each what there is to change, and compare the
+    states that they begin in: the bytes of the workspace, and what the tools answer that only read.
+
+    A workspace is changed directly, file by file; without one, the additive tools that `probe_isolation`
+    would call are called. Raises UserError where the server does not start.
+    """
+    calls = CallLimits(per_server={config.name: limits})
+    first: dict[str, str] = {}
+    digest: str | None = None
+    longest_s = 0.0
+    text = f"mcpagent-probe-{secrets.token_hex(4)}"
+    async with ToolPool([config], limits=calls, on_note=on_note) as pool:
+        specs = list(pool.tools.values())
+        forbidden = _forbidden(specs)
+        for number in range(starts):
+            async with pool.session() as session:
+                begun_s = time.perf_counter()
+                folder = await session.workspace(config.name)
+                longest_s = max(longest_s, time.perf_counter() - begun_s)
+                if folder is not None:
+                    current = await asyncio.to_thread(tree_digest, folder)
+                    if digest not in (None, current):
+                        return _differs(config.name, number, first, longest_s, "the bytes of its workspace")
+                    digest = current
+                answers = await _read_all(session, specs)
+                if limits.reset is not None:
+                    longest_s = max(longest_s, pool.reset_s)
+                if number == 0:
+                    first = answers
+                unlike = [tool for tool in first.keys() & answers.keys() if first[tool] != answers[tool]]
+                if unlike:
+                    return _differs(config.name, number, first, longest_s, f"what {min(unlike)} answers")
+                if folder is not None:
+                    await asyncio.to_thread(_spoil, folder, text)
+                    continue
+                for spec in specs:
+                    if not spec.annotations.read_only and spec.name not in forbidden:
+                        arguments = harmless_arguments(spec.input_schema, text=text, values={})
+                        if arguments is not None:
+                            await session.call(_call_of(spec, arguments))
+    return StartState(
+        server=config.name,
+        starts=starts,
+        digest=digest,
+        reads=tuple(sorted(first)),
+        seconds=longest_s,
+        differs=None,
+    )
+
+
+def _differs(server: str, number: int, reads: Mapping[str, str], seconds: float, what: str) -> StartState:
+    names = tuple(sorted(reads))
+    return StartState(
+        server=server, starts=number + 1, digest=None, reads=names, seconds=seconds, differs=what
+    )
+
+
+async def _read_all(session: ToolSession, specs: Sequence[ToolSpec]) -> dict[str, str]:
+    """What the tools that only read, and need nothing, answer twice in a row."""
+    answers: dict[str, str] = {}
+    for spec in specs:
+        if spec.annotations.read_only and not spec.input_schema.get("required"):
+            twice = [await session.call(_call_of(spec, {})) for _ in range(2)]
+            if twice[0].content == twice[1].content and not twice[0].is_error:
+                answers[spec.name] = twice[0].content
+    return answers
+
+
+def _call_of(spec: ToolSpec, arguments: JsonObject) -> ToolCall:
+    return ToolCall(id="probe", server=spec.server, tool=spec.name, arguments=arguments)
+
+
+def _spoil(folder: Path, text: str) -> None:
+    """Write into every file of a copy, and one more beside them."""
+    files = [folder] if folder.is_file() else [path for path in walk(folder) if path.is_file()]
+    for path in files:
+        with path.open("ab") as file:
+            file.write(text.encode())
+    if folder.is_dir():
+        (folder / text).write_text(text)

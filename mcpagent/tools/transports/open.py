@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -22,6 +23,7 @@ from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.transports.http import http_streams
 from mcpagent.tools.transports.oauth import Authorization
 from mcpagent.tools.transports.stdio import stdio_streams
+from mcpagent.tools.workspace import WorkspaceCopy
 
 _LOG_TAIL_BYTES = 1500
 
@@ -91,6 +93,7 @@ class StdioLauncher:
     config: StdioServer
     log_path: Path
     on_left: Callable[[str], None] = lambda _: None
+    workspace: WorkspaceCopy | None = None  # what the process works on
     _negotiation: _Negotiation = field(default_factory=_Negotiation)
 
     @asynccontextmanager
@@ -98,10 +101,12 @@ class StdioLauncher:
         self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
     ) -> AsyncGenerator[Client]:
         """Start the process and connect to it; it is ended on leaving."""
+        config = self.config
+        if self.workspace is not None:
+            await asyncio.to_thread(self.workspace.make)
+            config = self.workspace.applied(config)
         with self.log_path.open("ab") as log:
-            streams = stdio_streams(
-                self.config, log_file=log, on_eof=on_eof, on_end=on_end, on_left=self.on_left
-            )
+            streams = stdio_streams(config, log_file=log, on_eof=on_eof, on_end=on_end, on_left=self.on_left)
             try:
                 async with self._negotiation.client(streams) as client:
                     yield client
