@@ -149,7 +149,7 @@ def test_a_missing_engine_and_a_missing_run_are_one_message_each(settings: list[
             assert "vllm is not installed" in refused(
                 mcpagent_train(*settings, "--backend", "vllm", *dry_run)
             )
-    assert "no run folder" in refused(mcpagent_train(*settings, "--resume"))
+    assert "not a run folder" in refused(mcpagent_train(*settings, "--resume"))
     assert "mode" in refused(mcpagent_train(*settings, "--mode", "half"))
 
 
