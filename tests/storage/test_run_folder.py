@@ -47,7 +47,7 @@ def test_a_folder_that_holds_something_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run folder"):
+    with pytest.raises(UserError, match="not a run folder"):
         RunFolder.open(tmp_path)
 
 
