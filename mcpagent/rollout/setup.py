@@ -229,6 +229,7 @@ def tool_pool(
             ),
             allow=config.allow_list,
             read_only=config.read_only,
+            resources=config.resources,
             on_change=config.on_catalog_change,
         ),
         isolation=_isolation(config),

@@ -12,6 +12,7 @@ from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult, Re
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import FailureKind
+from mcpagent.tools.catalog import read_as_tool
 from mcpagent.tools.faults import CallFailed, CallLost, CallThrottled, classify
 from mcpagent.tools.limits import CircuitBreaker, Gate, settled
 from mcpagent.tools.supervisor import Live, ServerSupervisor
@@ -42,6 +43,7 @@ class PendingCall:
     repeats: int = 0
     is_safe: bool = False
     is_write: bool = True
+    is_reader: bool = False  # of what the server offers besides tools
     write_generation: WriteGeneration | None = None
     waited_s: float = 0.0  # for the server and for a slot
     latency_s: float = 0.0  # of the last sending
@@ -115,7 +117,12 @@ class Connection:
         self._breaker.begin()
         pending.sendings += 1
         begun_s = time.perf_counter()
-        task = asyncio.create_task(live.client.session.send_request(request, CallToolResult))
+        answer = (
+            read_as_tool(live.client, pending.tool, pending.arguments)
+            if pending.is_reader
+            else live.client.session.send_request(request, CallToolResult)
+        )
+        task = asyncio.create_task(answer)
         try:
             in_time = await settled(task, pending.timeout_s)
         finally:

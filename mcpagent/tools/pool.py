@@ -145,6 +145,7 @@ class PoolSession:
             repeats=server.repeats,
             is_safe=server.is_safe(spec),
             is_write=not spec.annotations.read_only,
+            is_reader=spec.name in server.readers,
             write_generation=self._write_generations.setdefault(server.name, WriteGeneration())
             if keeps_state
             else None,
@@ -392,6 +393,7 @@ class ToolPool:
             on_change=self.on_change,
             on_note=self._on_note,
             workspace=self._workspace(config, limits),
+            reads_resources=self._settings.resources,
         )
 
     def _workspace(self, config: ServerConfig, limits: ServerLimits) -> Workspace | None:

@@ -24,6 +24,7 @@ from mcpagent.tools.catalog import (
     ToolListLimits,
     cut_texts,
     near_match,
+    read_tool_list,
     to_spec,
     why_too_long,
 )
@@ -64,8 +65,11 @@ class StartedServer:
         on_change: OnChange,
         on_note: Callable[[str], None],
         workspace: Workspace | None = None,
+        reads_resources: bool = False,
     ) -> None:
         self.name = name
+        self.readers: frozenset[str] = frozenset()  # its tools that are ours: they read resources and prompts
+        self._reads_resources = reads_resources
         self._workspace = workspace
         self.reset_s = 0.0  # the longest
         self.isolation: Isolation = isolation
@@ -110,7 +114,7 @@ class StartedServer:
             self._on_note(f"server {self.name!r}: {note}")
         cleaned = [
             self._cleaned(to_spec(self.name, tool))
-            for tool in _seen(tool_list, connection.workspace)
+            for tool in self._offered(tool_list, connection.workspace)
             if self._is_legible(tool)
         ]
         specs = [spec for spec in cleaned if self._is_short_enough(spec)]
@@ -139,6 +143,7 @@ class StartedServer:
             breaker=self._breaker,
             start_timeout_s=self.limits.start_timeout_s,
             on_tool_list=None if is_known else partial(self._compare, workspace),
+            read_list=partial(read_tool_list, with_readers=True) if self._reads_resources else read_tool_list,
             on_restart=self._count_restart,
         )
         return Connection(supervisor, gate=self._gate, breaker=self._breaker, workspace=workspace)
@@ -225,7 +230,7 @@ class StartedServer:
 
     def _compare(self, workspace: WorkspaceCopy | None, tool_list: ToolList) -> None:
         """Hold the tools of a new process against those that the run began with."""
-        current = catalog_hash(to_spec(self.name, tool) for tool in _seen(tool_list, workspace))
+        current = catalog_hash(to_spec(self.name, tool) for tool in self._offered(tool_list, workspace))
         if self._pinned in ("", current):
             self._pinned = current
             return
@@ -234,6 +239,14 @@ class StartedServer:
             raise OpenFailed(f"{text} (tools.on_catalog_change is refuse)", permanent=True)
         self._pinned = current
         self._on_note(f"server {self.name!r}: {text}; the first ones stay on offer")
+
+    def _offered(self, tool_list: ToolList, workspace: WorkspaceCopy | None) -> Sequence[Tool]:
+        """The tools of a list, and those that read what else the server has, where they are asked for."""
+        names = {tool.name for tool in tool_list.tools}
+        readers = [tool for tool in tool_list.readers if tool.name not in names]
+        self.readers = frozenset(tool.name for tool in readers)
+        tools = (*tool_list.tools, *readers)
+        return tools if workspace is None else [workspace.tool(tool) for tool in tools]
 
     def _is_legible(self, tool: Tool) -> bool:
         """False, with a note, where a person cannot see what the tool or one of its parameters is called: to
@@ -288,7 +301,3 @@ class StartedServer:
                     where=f"tools.per_server.{self.name}",
                     remedy=near_match(name, tools),
                 )
-
-
-def _seen(tool_list: ToolList, workspace: WorkspaceCopy | None) -> Sequence[Tool]:
-    return tool_list.tools if workspace is None else [workspace.tool(tool) for tool in tool_list.tools]

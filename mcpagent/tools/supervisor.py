@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -66,12 +66,14 @@ class HealthCheck:
         breaker: CircuitBreaker,
         patience_s: float,
         on_tool_list: Callable[[ToolList], None] | None,
+        read_list: Callable[[Client], Awaitable[ToolList]],
         keep: Callable[[asyncio.Task[Any]], asyncio.Task[Any]],
     ) -> None:
         self._name = name
         self._breaker = breaker
         self._patience_s = patience_s
         self._on_tool_list = on_tool_list
+        self._read_list = read_list
         self._keep = keep
 
     def check(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
@@ -92,7 +94,7 @@ class HealthCheck:
                 asked = self._keep(asyncio.create_task(ask(live.client)))
                 sign, reason = await _ping_result(asked, timeout_s)
                 if sign is not _PingResult.AWAY or live.leave.is_set():  # it forgot our session
-                    if ask is read_tool_list and sign is not _PingResult.SILENT:
+                    if ask is self._read_list and sign is not _PingResult.SILENT:
                         self._breaker.answered()
                     self._conclude(live, sign, reason, asked, is_doubted=is_doubted)
                     return
@@ -100,7 +102,7 @@ class HealthCheck:
                 self._breaker.failed(reason, may_return=loop.time() < give_up_s)
                 if self._breaker.refusal is not None:
                     return
-                ask = read_tool_list
+                ask = self._read_list
                 await asyncio.sleep(self._breaker.delay_s)
         finally:
             live.health_check = None
@@ -178,6 +180,7 @@ class ServerSupervisor:
         breaker: CircuitBreaker,
         start_timeout_s: float = START_TIMEOUT_S,
         on_tool_list: Callable[[ToolList], None] | None = None,
+        read_list: Callable[[Client], Awaitable[ToolList]] = read_tool_list,
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -185,6 +188,7 @@ class ServerSupervisor:
         self._launcher = launcher
         self._breaker = breaker
         self._on_tool_list = on_tool_list
+        self._read_list = read_list
         self._on_restart = on_restart
         self._generations = 0
         self._live: Live | None = None
@@ -192,7 +196,12 @@ class ServerSupervisor:
         self._owners: set[asyncio.Task[None]] = set()
         self._unawaited: set[asyncio.Task[Any]] = set()
         self._health = HealthCheck(
-            name, breaker=breaker, patience_s=start_timeout_s, on_tool_list=on_tool_list, keep=self.keep
+            name,
+            breaker=breaker,
+            patience_s=start_timeout_s,
+            on_tool_list=on_tool_list,
+            read_list=read_list,
+            keep=self.keep,
         )
         self._closed = False
 
@@ -359,7 +368,7 @@ class ServerSupervisor:
             async with self._launcher.client(on_eof=leave.set, on_end=on_end) as client:
                 tool_list = ToolList()
                 if self._on_tool_list is not None:
-                    tool_list = await read_tool_list(client)
+                    tool_list = await self._read_list(client)
                     self._on_tool_list(tool_list)
                 if not ready.done():
                     self._generations += 1
