@@ -80,6 +80,14 @@ def gen_data(
         int | None,
         typer.Option(min=0, help="Offer this many other tools beside those needed. Default: every tool."),
     ] = None,
+    from_failures: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Only tasks near those that the policy of a run failed: the same calls about other things, "
+            "one call less, one more. They are for training: train.jsonl alone.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("data/processed"),
     overwrite: Overwrite = False,
     llm: Annotated[
@@ -104,12 +112,15 @@ def gen_data(
 
     Example: mcpagent gen-data --servers mcp.json --read-only sqlite --seed-value table=ships
 
+    Example: mcpagent gen-data --from-failures outputs/mine --train 200 --out data/harder
+
     Example: mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm
     """
     from mcpagent.config.dataset_servers import DatasetServers
-    from mcpagent.console import Console
+    from mcpagent.console import Console, counted
     from mcpagent.servers.names import BUILTIN_NAMES
     from mcpagent.storage.locks import locked_folder
+    from mcpagent.synth.failures import read_failures
     from mcpagent.synth.generate import (
         DatasetOutput,
         check_dataset_servers,
@@ -122,14 +133,27 @@ def gen_data(
     values = read_seed_values(seed_value or (), seed_values)
     if values and llm:
         raise UserError("--seed-value is for exploring, not for --llm", remedy="leave one of them out")
+    failures = None
+    if from_failures is not None:
+        if llm:
+            raise UserError("--from-failures is not for --llm", remedy="leave one of them out")
+        failures = read_failures(from_failures, seed=seed)
+        console.note(
+            f"{failures.n_tasks} of the {failures.n_played} tasks that {from_failures} met were failed, of "
+            f"{counted(len(failures.variation.failed), 'kind')}"
+        )
     with locked_folder(out):
         check_output(out, overwrite=overwrite)
         counts = {"train": train, "validation": validation, "heldout": heldout}
+        if failures is not None:
+            counts = {"train": train}
         config_options = ConfigOptions(
             servers=servers, read_only=read_only, cassette=cassette, cassette_mode=cassette_mode
         )
         tools = config_options.config(console, has_data=False).tools
-        if servers is None and not llm and (templates == "full" or explore):
+        if failures is not None and servers is None:
+            tools = failures.config.tools
+        elif servers is None and not llm and (templates == "full" or explore):
             tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
         remembered = DatasetServers.of(out, tools)
         check_dataset_servers(remembered, overwrite=overwrite)
@@ -146,6 +170,7 @@ def gen_data(
             explore=explore,
             console=console,
             seed_values=values,
+            failures=failures,
         )
         if as_json:
             console.print_json(document)

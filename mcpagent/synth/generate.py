@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.explore.candidates import Slot, shape_of
 from mcpagent.synth.explore.learning import Learned, LearningProgress, learn
 from mcpagent.synth.explore.walks import explore_dataset
+from mcpagent.synth.failures import Failures, Variation
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.pools import SPLITS
 from mcpagent.synth.templates.rules import GeneratedData, Progress, generate_dataset
@@ -66,14 +67,21 @@ def make_dataset(
     explore: bool,
     console: Console,
     seed_values: Mapping[str, Sequence[Any]] | None = None,
+    failures: Failures | None = None,
 ) -> JsonObject:
     """Generate the tasks and write the splits; the document of `gen-data --json`. `templates` is `core`,
     `full` or a folder. Without a template for the servers, and with `explore`, the tasks come from what
-    read-only tools are seen to do, asked first about `seed_values` (`values_by_slot`). Raises UserError."""
+    read-only tools are seen to do, asked first about `seed_values` (`values_by_slot`). With `failures` they
+    are near those that a policy failed, made the way that those were. Raises UserError."""
     started = time.perf_counter()
     template_set = load_templates(
         resource_path(_SHIPPED[templates]) if templates in _SHIPPED else Path(templates)
     )
+    if failures is not None:
+        seed = failures.variation.dataset_seed
+        shipped = (resource_path(folder) for folder in _SHIPPED.values())
+        made_by = failures.templates_among([template_set, *map(load_templates, shipped)])
+        template_set, explore = made_by or template_set, explore or made_by is None
     data, more = _generate(
         template_set,
         tools,
@@ -83,7 +91,12 @@ def make_dataset(
         distractors=distractors,
         explore=explore,
         seed_values=seed_values or {},
+        variation=None if failures is None else failures.variation,
     )
+    if failures is not None:
+        described = failures.variation.described
+        data = replace(data, tasks={split: tuple(map(described, of)) for split, of in data.tasks.items()})
+        more["from_failures"] = failures.as_json()
     paths = output.write(data.tasks)
     document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
     document |= more
@@ -103,6 +116,7 @@ def _generate(
     distractors: int | None,
     explore: bool,
     seed_values: Mapping[str, Sequence[Any]],
+    variation: Variation | None,
 ) -> tuple[GeneratedData, JsonObject]:
     """The tasks, and what else the document says: what was explored, what the cassette did."""
     with open_tools(tools, on_note=console.note) as opened:
@@ -119,6 +133,7 @@ def _generate(
                 counts=counts,
                 seed=seed,
                 distractors=distractors,
+                variation=variation,
             )
             return data, {"explored": learned, **_cassette_of(opened)}
         if seed_values:
@@ -135,6 +150,7 @@ def _generate(
                     seed=seed,
                     distractors=distractors,
                     on_progress=on_progress,
+                    variation=variation,
                 )
             )
         return data, _cassette_of(opened)
@@ -155,6 +171,7 @@ def _explore(
     counts: Mapping[str, int],
     seed: int,
     distractors: int | None,
+    variation: Variation | None,
 ) -> tuple[GeneratedData, JsonObject]:
     """The tasks, and what was learned on the way to them."""
     console.note("no templates: the tasks come from what the read-only tools are seen to do")
@@ -196,6 +213,7 @@ def _explore(
                 distractors=distractors,
                 on_progress=on_progress,
                 learned=Learned(cache, graph),
+                variation=variation,
             )
         )
     unused = set(learned["facts"]) - {

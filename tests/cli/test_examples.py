@@ -78,6 +78,7 @@ SLOW = (
     "mcpagent eval checkpoint outputs/warm --data data/mine --out before.json",
     "mcpagent eval checkpoint outputs/mine --data data/mine --out after.json",
     "mcpagent eval compare before.json after.json",
+    "mcpagent gen-data --from-failures outputs/mine --train 200 --out data/harder",
     "mcpagent report outputs/mine",
     "mcpagent export outputs/mine --merge --out model",
     "mcpagent rollout --policy gold --out outputs/gold.jsonl.zst --servers mcp.json --cassette tapes/shop"
@@ -94,6 +95,7 @@ SLOW = (
     "mcpagent data split tasks.jsonl --out data/processed --heldout 0.2",
     "mcpagent env check --data data/processed/train.jsonl",
     "mcpagent env check --data data/processed/validation.jsonl",
+    "mcpagent env check --data data/processed/validation.jsonl --set tools.discovery=search",
     "mcpagent smoke --backend hf",
     "mcpagent serve polygon",
     "mcpagent serve slack --limited",
@@ -131,6 +133,7 @@ ELSEWHERE = {
     "mcpagent gen-data --templates my_templates --train 4 --validation 1 --heldout 1 --out data/mine": EXT,
     "make quickstart ARGS='--seed 1 --out outputs/seed-1'": LONG,
     'make test-slow ARGS="tests/slow/test_variants.py -s"': LONG,
+    "python -m benchmarks.tool_search": LONG,
     "python -m benchmarks.update": LONG,
     "python -m benchmarks.update --unique": LONG,
     "python -m benchmarks.update --shape qwen3-0.6b --gradient-checkpointing": LONG,

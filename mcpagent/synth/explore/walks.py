@@ -22,6 +22,7 @@ from mcpagent.synth.explore.naming import is_worth_asking
 from mcpagent.synth.explore.naturalness import spells_plan
 from mcpagent.synth.explore.shapes import Shapes
 from mcpagent.synth.explore.wording import Said, Walk
+from mcpagent.synth.failures import Skill, Variation
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.record import ToolSelection, system_message
 from mcpagent.synth.tasks.run import CallCache
@@ -42,6 +43,8 @@ DATA_SOURCE = "synthetic/explored"
 _MORE_CHANCES = 4  # for a split of whose facts none became a task: each time it has one fact more
 _SPARE_TURNS = 3
 _LACKING = 3  # solvable walks for each in which nothing is to be called
+_NO_PLAN = ("field", "right", "entity")  # what a question lacks so that it has no plan at all
+_DRAWS = 100  # walks that are looked at for one near a failed skill
 
 
 async def explore_dataset(
@@ -53,12 +56,13 @@ async def explore_dataset(
     distractors: int | None = None,
     on_progress: Progress | None = None,
     learned: Learned | None = None,
+    variation: Variation | None = None,
 ) -> GeneratedData:
     """Up to `counts[split]` distinct tasks for each split: as many as the servers have matter for, and one at
     least in each, where there is one. The tools are looked at first, unless it is given what was `learned`.
 
-    What is asked about in one split is not in another. Raises UserError where no tool may be called, or none
-    gives anything to ask about.
+    What is asked about in one split is not in another. With a `variation` they are tasks near those that were
+    failed. Raises UserError where no tool may be called, or none gives anything to ask about.
     """
     check_counts(counts)
     if learned is None:
@@ -73,14 +77,15 @@ async def explore_dataset(
             "templates for these servers: --templates FOLDER (see templates/tasks)",
         )
     offer = ToolSelection(catalog=pool.tools, distractors=distractors)
-    least = {split: 1 for split in SPLITS if counts.get(split)}
-    made = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress)
+    divided = [split for split in SPLITS if counts.get(split)] if variation is None else variation.splits
+    least = dict.fromkeys(divided, 1)
+    made = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress, variation)
     for _ in range(_MORE_CHANCES):
-        empty = [split for split, tasks in made.tasks.items() if not tasks]
+        empty = [split for split, tasks in made.tasks.items() if not tasks and counts.get(split)]
         if not empty:
             break
         least |= {split: least[split] + 1 for split in empty}
-        again = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress)
+        again = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress, variation)
         made = max(made, again, key=lambda data: sum(map(bool, data.tasks.values())))
     if not any(made.tasks.values()):
         raise UserError(
@@ -99,6 +104,7 @@ async def _filled(
     offer: ToolSelection,
     cache: CallCache,
     on_progress: Progress | None,
+    variation: Variation | None,
 ) -> GeneratedData:
     """The tasks of each split, where each has at least `least` facts to ask about, if there are so many."""
     askable = (_about(fact) for fact in graph.facts if any(map(is_worth_asking, fact.leaves)))
@@ -110,9 +116,16 @@ async def _filled(
         facts = [f for f in graph.facts if _split_of(f, split_of, shares, seed) == split]
         used[split] = {"facts": len(facts)}
         source = _WalkSource(
-            graph=graph, facts=facts, offer=offer, split=split, seed=seed, seen=tally.seen, turn=turn
+            graph=graph,
+            facts=facts,
+            offer=offer,
+            split=split,
+            seed=seed,
+            seen=tally.seen,
+            turn=turn,
+            variation=variation,
         )
-        tasks[split] = await fill_split(source, counts[split], cache, tally, on_progress)
+        tasks[split] = await fill_split(source, counts.get(split, 0), cache, tally, on_progress)
     return GeneratedData.of(
         tasks, tally, entities=used, catalog_hash=offer.catalog_hash, executed_calls=cache.executed
     )
@@ -136,6 +149,7 @@ class _WalkSource:
     seed: int
     seen: set[str]
     turn: asyncio.Lock
+    variation: Variation | None = None
     index: int = field(default=0)
     solvable: int = field(default=0)
     lacking: int = field(default=0)
@@ -146,24 +160,43 @@ class _WalkSource:
         return Shapes(self.graph, self.facts)
 
     def next(self) -> Walk | None:
-        rng = Random(derive_seed(self.seed, "walk", self.split, self.index))
-        self.index += 1
-        walk = self.shapes.draw(rng) if self.facts else None
+        walk = self._drawn() if self.variation is None else self._varied(self.variation)
         if walk is None or walk.key in self.seen:
             return None
         # Where there is little to ask, what cannot be done would be most of what is left.
-        if walk.lack and (self.lacking + 1) * _LACKING > self.solvable + _LACKING:
+        is_too_much = (self.lacking + 1) * _LACKING > self.solvable + _LACKING
+        if walk.lack and is_too_much and self.variation is None:
             return None
         self.lacking += bool(walk.lack)
         self.solvable += not walk.lack
         self.seen.add(walk.key)
         return walk
 
+    def _drawn(self, *label: int) -> Walk | None:
+        rng = Random(derive_seed(self.seed, "walk", self.split, self.index, *label))
+        self.index += 1
+        return self.shapes.draw(rng) if self.facts else None
+
+    def _varied(self, variation: Variation) -> Walk | None:
+        """A walk near a failed skill, drawn as often as that was failed."""
+        for _ in range(_DRAWS):
+            walk = self._drawn(variation.draw_seed)
+            if walk is None:
+                continue
+            rng = Random(derive_seed(self.seed, "kept", self.index, variation.draw_seed))
+            calls = () if walk.lack in _NO_PLAN else walk.facts
+            skill = Skill.of(walk.kind, [fact.spec.dotted for fact in calls])
+            if rng.random() < variation.share(skill):
+                return walk
+        return None
+
     async def make(self, candidate: Walk, cache: CallCache) -> Task | Rejection:
         said = candidate.said(Random(derive_seed(self.seed, "said", candidate.key)))
         if fault := self._wording_fault(candidate, said):
             return fault
         draft = _draft(candidate, said, offer=self.offer, split=self.split, seed=self.seed)
+        if self.variation is not None and not self.variation.admits(draft):
+            return Rejection(RejectCode.DUPLICATE, f"{draft.id} is in the dataset")
         outcome = await ground_in_turn(draft, cache, self.turn)
         if isinstance(outcome, Task) and candidate.lack == "function":
             return self._without(outcome, candidate)
@@ -212,7 +245,7 @@ def _values(task: Task) -> list[Any]:
 
 
 def _draft(walk: Walk, said: Said, *, offer: ToolSelection, split: str, seed: int) -> Task:
-    plan = [] if walk.lack in ("field", "right", "entity") else _plan(walk, user_turn=len(said.later))
+    plan = [] if walk.lack in _NO_PLAN else _plan(walk, user_turn=len(said.later))
     gold = {fact.spec.dotted for fact in walk.facts}
     withheld = {tool.dotted for tool in offer.catalog.values() if not tool.annotations.read_only}
     tools = offer.tools_for(

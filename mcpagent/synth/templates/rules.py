@@ -14,6 +14,7 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
+from mcpagent.synth.failures import Variation
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.prove import ground, wrong_abstentions
 from mcpagent.synth.tasks.record import Candidate, Draw, ToolSelection, draft_task, system_message
@@ -190,28 +191,46 @@ async def generate_dataset(
     shares: SplitShares = SplitShares(),
     distractors: int | None = None,
     on_progress: Progress | None = None,
+    variation: Variation | None = None,
 ) -> GeneratedData:
     """Up to `counts[split]` distinct tasks for each split: as many as the templates give with its entities,
     the same for the same seed, templates and servers.
 
     An entity occurs in one split only, and so does every task. `distractors` None offers the whole catalog
-    with each task. Raises UserError where there is not one task.
+    with each task. With a `variation` they are tasks near those that were failed. Raises UserError where
+    there is not one task.
     """
     check_counts(counts)
     cache = CallCache(pool)
     splits = [split for split in SPLITS if counts.get(split)]
     listed = await list_entities(templates, cache)
-    entities = split_entities(listed, shares=shares, seed=seed, least=templates.needed, splits=splits)
+    entities = split_entities(
+        listed,
+        shares=shares,
+        seed=seed,
+        least=templates.needed,
+        splits=splits if variation is None else variation.splits,
+    )
+    drawn = templates.templates if variation is None else variation.templates(templates.templates)
+    draw_seed = seed if variation is None else derive_seed(seed, "failures", variation.draw_seed)
     offer = ToolSelection(catalog=pool.tools, distractors=distractors)
     tally = Tally()
     turn = asyncio.Lock()
     tasks: dict[str, tuple[Task, ...]] = {}
     for split in splits:
-        draw = Draw(templates.templates, entities[split], split=split, seed=seed)
+        draw = Draw(drawn, entities[split], split=split, seed=draw_seed)
         if not draw.templates:
             tasks[split] = ()
             continue
-        source = _SplitSource(draw=draw, offer=offer, split=split, seed=seed, seen=tally.seen, turn=turn)
+        source = _SplitSource(
+            draw=draw,
+            offer=offer,
+            split=split,
+            seed=seed,
+            seen=tally.seen,
+            turn=turn,
+            variation=variation,
+        )
         tasks[split] = await fill_split(source, counts[split], cache, tally, on_progress)
     if not any(tasks.values()):
         raise _without_a_task(counts, tally.log)
@@ -241,6 +260,7 @@ class _SplitSource:
     seed: int
     seen: set[str]
     turn: asyncio.Lock
+    variation: Variation | None = None
     index: int = 0
 
     def next(self) -> Candidate | None:
@@ -253,6 +273,8 @@ class _SplitSource:
 
     async def make(self, candidate: Candidate, cache: CallCache) -> Task | Rejection:
         draft = draft_task(candidate, offer=self.offer, split=self.split, seed=self.seed)
+        if self.variation is not None and not self.variation.admits(draft):
+            return Rejection(RejectCode.DUPLICATE, f"{candidate.template.name}: {draft.id} is in the dataset")
         outcome = await ground_in_turn(draft, cache, self.turn)
         if isinstance(outcome, Task) and candidate.template.withhold:
             outcome = await without_tools(outcome, candidate, offer=self.offer, cache=cache)
