@@ -11,6 +11,7 @@ parentheses, or one of the functions
     at(i, ...)        the i-th of the values, or of one list
     number(text, i)   the i-th number of a text (`core.values`), negative i counts from the end
     word(text, i)     the i-th whitespace-separated word
+    rest(text, i)     the i-th word and what follows it in its line
     text(x)           x as text, for a parameter that is a string (`"${text(step1.price)}"`)
 
 It is parsed to Python's syntax tree and walked through a whitelist; nothing is ever evaluated as code.
@@ -33,6 +34,7 @@ from mcpagent.core.values import is_json_array, is_json_object, numbers_in
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _STEP = re.compile(r"step([0-9]+)")
 # Fields may have any name, Python keywords too (`step1.from`), so `.name` is parsed as `["name"]`.
+_WORD = re.compile(r"\S+")
 _FIELD = re.compile(r"(\"[^\"]*\"|'[^']*')|\.\s*([A-Za-z_]\w*)")
 _MAX_EXPRESSION_CHARS = 300  # bounds the recursion too
 _DECIMALS = 10  # binary noise such as 0.1 + 0.2 lies far below the tenth decimal
@@ -341,6 +343,12 @@ def _text(value: Any) -> str:
     return value
 
 
+def _rest_of_line(value: Any, index: Any) -> str:
+    text = _text(value)
+    starts = [match.start() for match in _WORD.finditer(text)]
+    return text[_lookup(starts, _index(index)) :].split("\n", 1)[0].strip()
+
+
 def _index(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise PlaceholderError(f"{value!r} is not a whole number")
@@ -385,5 +393,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "count_under": _count_under,
     "number": _number_in,
     "word": _word_in,
+    "rest": _rest_of_line,
     "text": format_value,
 }

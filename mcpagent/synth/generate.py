@@ -39,6 +39,7 @@ from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.servers_config import ServerConfig, StdioServer
 
+_PROGRAMS = (".py", ".js", ".mjs", ".cjs", ".ts", ".jar")  # what a server is, rather than what it is about
 _SHIPPED = {"core": "templates/tasks", "full": "templates/full"}
 
 
@@ -256,7 +257,7 @@ def _places(servers: Sequence[ServerConfig]) -> dict[str, list[str]]:
             places[server.name] = [
                 text
                 for text in dict.fromkeys(texts)
-                if "/" in text and not text.endswith(".py") and Path(text).exists()
+                if "/" in text and not text.endswith(_PROGRAMS) and Path(text).exists()
             ]
     return places
 

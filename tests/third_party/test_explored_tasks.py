@@ -50,3 +50,57 @@ def test_a_database_of_three_tables_gives_fifty_tasks_that_were_shown_to_be_solv
     assert verdicts and set(verdicts) == {1.0}
     tools = {step.tool for task in tasks for step in task.truth.tool_sequence}
     assert tools == {"list_tables", "describe_table", "read_query"}
+
+
+_SHIPS = (
+    "Aurora",
+    "Borealis",
+    "Caravel",
+    "Dorado",
+    "Esperance",
+    "Fortuna",
+    "Galatea",
+    "Halcyon",
+    "Iris",
+    "Juno",
+)
+
+
+def _furnish(desk: Desk) -> None:
+    """Something to read for each server: files, commits and what is remembered."""
+    for number, ship in enumerate(_SHIPS):
+        text = f"Captain: {ship[::-1].title()}son\nTons: {1200 + 137 * number}\nBuilt: {1950 + 3 * number}\n"
+        (desk.files / f"{ship.lower()}.md").write_text(text)
+        (desk.repo / f"{ship.lower()}.txt").write_text(f"{ship} carries {7 * number + 3} crates\n")
+        desk.git("add", ".")
+        desk.git("commit", "-m", f"Add the {ship} with {7 * number + 3} crates")
+    entities = [
+        {
+            "type": "entity",
+            "name": ship,
+            "entityType": "ship",
+            "observations": [f"weighs {1200 + 137 * n} tons", f"was built in {1950 + 3 * n}"],
+        }
+        for n, ship in enumerate(_SHIPS)
+    ]
+    (desk.folder / "memory.jsonl").write_text("\n".join(map(json.dumps, entities)) + "\n")
+
+
+@pytest.mark.parametrize("name", ["everything", "filesystem", "git", "memory", "time"])
+def test_a_server_of_others_gives_a_hundred_proven_tasks_in_one_command(
+    name: str, desk: Desk, tmp_path: Path
+) -> None:
+    _furnish(desk)
+    file = desk.configure(name)
+    counts = ("--train", "100", "--validation", "10", "--heldout", "30", "--out", tmp_path / "d", "--json")
+    done = mcpagent("gen-data", "--explore", "--servers", file, *counts)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["records"] >= 100
+    explored = document["explored"]
+    assert explored["failed"] < explored["calls"] / 2
+    lines = done.stderr.splitlines()
+    assert all(silence["sentence"] in lines for silence in explored["silent"])
+    tasks: list[Task] = list(read_tasks(tmp_path / "d" / "train.jsonl"))
+    verdicts = [task.extra_info["verdicts"]["gold_reward"] for task in tasks if not task.truth.abstain]
+    assert verdicts and set(verdicts) == {1.0}

@@ -11,7 +11,8 @@ from typing import Any
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.graph import SELECT, Leaf, is_named_alike, name_words
+from mcpagent.synth.explore.answers import Leaf
+from mcpagent.synth.explore.graph import SELECT, is_named_alike, name_words
 
 _DEEPEST = 6  # of objects in objects
 _DRAWN = 60  # values that are made up for a parameter whose description says of which form they are
@@ -46,6 +47,7 @@ _LOOKS = (
     ("uuid", r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
     ("color", r"#[0-9a-fA-F]{3,8}"),
     ("timezone", r"(Africa|America|Asia|Atlantic|Australia|Europe|Pacific|Etc)/[A-Z]\w+(/\w+)?"),
+    ("mime", r"(application|audio|font|image|text|video)/[\w.+-]+"),
     ("path", r"(?:\S*/\S*|[\w-]+\.[A-Za-z]\w{0,4})"),
 )
 _OF_FORMAT = {
@@ -76,6 +78,9 @@ _SENTENCES = (
     *("The quick brown fox jumps over the lazy dog", "paper lantern", "An honest answer", "copper kettle"),
     *("Turn left after the bridge", "marzipan", "We counted forty geese", "the museum of small things"),
 )
+_TABLE = r"[A-Za-z_]\w*(\.\w+)?"
+_OF_ONE = frozenset(("describe", "column", "schema", "field"))  # what says something of one table
+_AGGREGATES = (("MAX", "highest"), ("MIN", "lowest"), ("AVG", "average"), ("SUM", "total"))
 _DISCOVERY = (  # what a database says of itself, in the dialects that there are
     "SELECT name FROM sqlite_master WHERE type = 'table'",
     "SELECT table_name FROM information_schema.tables",
@@ -163,6 +168,11 @@ class Slot:
         kind = self.kinds.setdefault(label, Kind(label, score))
         for value in values:
             kind.add(Candidate(value, item))
+
+    @property
+    def was_accepted(self) -> bool:
+        """Whether the tool took any value for it."""
+        return any(kind.accepted for kind in self.kinds.values())
 
     @property
     def best(self) -> float:
@@ -408,51 +418,62 @@ def _drawn(form: str, rng: Random) -> str:
             )
 
 
-def add_learned(
+def learned_kind(
     slot: Slot, spec: ToolSpec, source: ToolSpec, value: str | int, leaf: Leaf, prefix: str
-) -> None:
-    """A value that another call gave, if it may be one for this slot."""
-    if slot.schema.get("enum") or slot.type not in ("string", "integer", "number"):
-        return
-    related = _relation(slot, spec, source, leaf)
+) -> tuple[str, float] | None:
+    """The label and the score of the kind that a value which another call gave has for this slot; None where
+    it is not for it. Depends on the value by its type and form alone."""
+    if slot.schema.get("enum") or slot.form == "sql" or slot.type not in ("string", "integer", "number"):
+        return None
+    is_number = not isinstance(value, str)
+    if (slot.type != "string" and not is_number) or (is_number and not is_named_alike(leaf.name, slot.name)):
+        return None
+    score = _relation(slot, spec, source, leaf)
     looks = form_of(value)
-    if slot.type != "string":
-        if not isinstance(value, int) or not is_named_alike(leaf.name, slot.name):
-            return
-    elif not isinstance(value, str):
-        if related < 2 or not is_named_alike(leaf.name, slot.name):
-            return
-        value = str(value)
-    elif slot.form == "sql":
-        # Of what a query may name, only what may be a table.
-        if re.fullmatch(r"[A-Za-z_]\w*(\.\w+)?", value):
-            score = (
-                3.5 if "table" in name_words(f"{leaf.expression} {source.name} {source.description}") else 1
-            )
-            slot.add(f"{source.dotted}:{leaf.field} as a table", score, [SELECT + value])
-            if score > 1:
-                slot.add(f"{source.dotted}:{leaf.field} counted", 2.5, [f"SELECT COUNT(*) FROM {value}"])
-        return
-    elif slot.form and slot.form != "text":
-        if slot.form == looks:
-            related += 2
-        elif slot.form in dict(_LOOKS):
-            if related < 1:
-                return
-            related -= 2
+    if slot.type == "string" and is_number and score < 2:
+        return None
+    if slot.form and slot.form == looks:
+        # A name without its folder may be a path, but seldom is.
+        score += 2 if looks != "path" or "/" in str(value) else 0.5
+    elif slot.form in dict(_LOOKS):
+        if score < 1:
+            return None
+        score -= 2
     elif looks == "text" and not slot.form:
-        related -= 0.5
-    if "word(" in leaf.expression or "number(" in leaf.expression:
-        related -= 0.0 if leaf.name else 1.0
-    related += 0.5 if prefix else 0.0  # the whole path, rather than a name that only the folder knows
-    label = f"{source.dotted}:{leaf.field}{' in a folder' if prefix else ''} {looks}"
-    slot.add(label, related, [value], f"{source.dotted}:{leaf.item}")
+        score -= 0.5
+    if leaf.expression.startswith(("word(", "number(")) and not leaf.name:
+        score -= 1.0
+    score += 0.5 if prefix else 0.0  # the whole path, rather than a name that only the folder knows
+    return f"{source.dotted}:{leaf.field}{' in a folder' if prefix else ''} {looks}", score
+
+
+def add_statements(slot: Slot, source: ToolSpec, arguments: Sequence[str], leaf: Leaf) -> None:
+    """The statements that a value suggests to a slot for SQL: it may be a table, or be in a row of one."""
+    label = f"{source.dotted}:{leaf.field}"
+    table = next((t.removeprefix(SELECT) for t in arguments if t.startswith(SELECT)), None)
+    if table is not None and re.fullmatch(_TABLE, table):
+        column = leaf.name
+        if re.fullmatch(r"[A-Za-z_]\w*", column) and leaf.expression.endswith(f".{column}"):
+            if isinstance(leaf.value, str):
+                if len(leaf.value) <= 40 and leaf.key is None:  # what a row is called by
+                    quoted = leaf.value.replace("'", "''")
+                    slot.add(f"{label} of a row", 3.2, [f"{SELECT}{table} WHERE {column} = '{quoted}'"])
+            elif "id" not in name_words(column):
+                named = [f"SELECT {f}({column}) AS {w}_{column} FROM {table}" for f, w in _AGGREGATES]
+                slot.add(f"{source.dotted}:{table} of a column", 3.3, named)
+    elif isinstance(leaf.value, str) and re.fullmatch(_TABLE, leaf.value):
+        around = f"{leaf.expression} {source.name} {' '.join(arguments)}"
+        is_listed = "table" in name_words(around) and not _OF_ONE & set(name_words(source.name))
+        score = 3.5 if is_listed else 1.0
+        slot.add(f"{label} as a table", score, [SELECT + leaf.value])
+        if score > 1:
+            slot.add(f"{label} counted", 3.4, [f"SELECT COUNT(*) AS number_of_rows FROM {leaf.value}"])
 
 
 def _relation(slot: Slot, spec: ToolSpec, source: ToolSpec, leaf: Leaf) -> float:
     """How much the names of a parameter, a field and their tools say that one feeds the other."""
     asked, given = set(name_words(slot.name)), set(name_words(leaf.name))
-    path = leaf.expression.removeprefix("word(").removeprefix("number(")
+    path = re.sub(r"\b(word|number|rest)\(", "", leaf.expression)
     around = set(name_words(re.sub(r"@|\bresult\b", " ", path))) | set(name_words(source.name))
     score = 0.0
     if asked and asked == given:
@@ -468,4 +489,6 @@ def _relation(slot: Slot, spec: ToolSpec, source: ToolSpec, leaf: Leaf) -> float
         score += 1.0
     if ((given | around) & set(name_words(slot.about))) - _VAGUE:
         score += 0.5
+    if (given & set(name_words(spec.description))) - _VAGUE:
+        score += 0.75
     return score

@@ -6,9 +6,8 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -16,25 +15,20 @@ from mcpagent.core.placeholders import result_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
+from mcpagent.synth.explore.answers import Leaf, answer_fields, is_paging, next_page, tells_the_time
 from mcpagent.synth.explore.candidates import (
     Candidate,
     Kind,
     Shape,
     Slot,
-    add_learned,
     add_own_values,
+    add_statements,
+    form_of,
+    learned_kind,
     listed_values,
     shape_of,
 )
-from mcpagent.synth.explore.graph import (
-    Fact,
-    Silence,
-    ToolGraph,
-    answer_fields,
-    given_by,
-    is_paging,
-    next_page,
-)
+from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by
 from mcpagent.synth.tasks.run import CallCache, SynthSession
 from mcpagent.tools.probes.arguments import harmless_arguments
 
@@ -42,7 +36,7 @@ _SIDE_BY_SIDE = 16  # calls; fixed, since what one wave of calls finds decides t
 _WAVE = 6  # calls of a tool in one wave
 _ANSWERS = 120  # of one tool, after which it is known well enough
 _CALLS = 1800  # of all tools, shared among them
-_LEAST = 24  # answers of a tool, however many tools there are
+_LEAST = 4  # answers of a tool, however many tools there are
 _PATIENCE = 10  # refusals that a tool may begin with
 _KINDS = 4  # of values of one slot that are combined with those of others
 _DRAWS = 24  # attempts to draw arguments that were not tried
@@ -71,7 +65,6 @@ class LearningProgress:
     """How far the learning is: `tool` is the one that was called last."""
 
     calls: int
-    failed: int
     facts: int
     tool: str
 
@@ -154,7 +147,8 @@ class _Tool:
 
     def _combined(self, level: float) -> _Attempt | None:
         slots = self.shape.required
-        ranked = [_ranked(slot, level) for slot in slots]
+        spent = {key[0] for key in self.exhausted} if len(slots) == 1 else frozenset[str]()
+        ranked = [_ranked(slot, level, spent) for slot in slots]
         if not all(ranked):
             return None
         choices = list(itertools.islice(itertools.product(*ranked), 256))
@@ -223,20 +217,27 @@ class _Tool:
 
     def _base(self, mark: str) -> Fact | None:
         """One of the first calls that gave an answer; each value of an optional parameter gets one."""
-        plain = [fact for fact in self.facts if fact.page == 1][: len(self.facts)]
+        plain = [fact for fact in self.facts if fact.page == 1]
         if mark in self.varied or not plain:
             return None
         self.varied.add(mark)
         return plain[self.rng.randrange(len(plain))]
 
 
-def _ranked(slot: Slot, level: float) -> list[Kind]:
-    """The kinds that are worth trying now, the best first. Where one was accepted, no unlikely ones."""
+def _ranked(slot: Slot, level: float, spent: Collection[str]) -> list[Kind]:
+    """The kinds that are worth trying now, the best first, without those of which every value is `spent`.
+    Where one was accepted, no unlikely ones."""
     usable = [
         kind for kind in slot.kinds.values() if kind.is_open and kind.candidates and kind.score >= level
     ]
-    if (best := max((kind.score for kind in usable if kind.accepted > 1), default=None)) is not None:
-        usable = [kind for kind in usable if kind.accepted or kind.score > best - 0.5]
+    settled = [
+        kind.score - (0.5 if len(kind.candidates) > 1 else 1.5)  # one value leaves more to be learned
+        for kind in usable
+        if kind.accepted >= min(2, len(kind.candidates))
+    ]
+    if (least := max(settled, default=None)) is not None:
+        usable = [kind for kind in usable if kind.accepted or kind.score > least]
+    usable = [kind for kind in usable if kind.label not in spent]
     return sorted(usable, key=lambda kind: -kind.rank)[:_KINDS]
 
 
@@ -280,12 +281,14 @@ class _Learner:
         ]
         self._calls = self._failed = 0
         self._given: set[str] = set()
+        self._known_takers: dict[tuple[str, str, str, bool, bool], list[tuple[Slot, str, float]]] = {}
+        self._for_sql = [slot for tool in self.tools for slot in tool.shape.slots if slot.form == "sql"]
         for tool in self.tools:
             for slot in tool.shape.slots:
                 slot.add("named by the user", 10, seed_values.get(f"{tool.spec.dotted}.{slot.name}", ()))
                 add_own_values(slot, tool.spec, seed=seed)
                 if slot.form in ("path", "url"):
-                    slot.add("of the configuration", 3, places.get(tool.spec.server, ()))
+                    slot.add("of the configuration", 4, places.get(tool.spec.server, ()))
 
     async def run(self, session: SynthSession) -> None:
         """Waves of calls, the likelier ones first, until there is nothing more to try."""
@@ -312,7 +315,6 @@ class _Learner:
             async with turn:
                 result = await session.call(server=tool.spec.server, tool=tool.spec.name, arguments=arguments)
             self._calls += 1
-            self._failed += _is_refusal(result)
             self._tell(tool)
             return result
 
@@ -321,7 +323,7 @@ class _Learner:
     def _tell(self, tool: _Tool) -> None:
         if self._on_progress is not None:
             facts = sum(len(each.facts) for each in self.tools)
-            self._on_progress(LearningProgress(self._calls, self._failed, facts, tool.spec.dotted))
+            self._on_progress(LearningProgress(self._calls, facts, tool.spec.dotted))
 
     async def _check(self, session: SynthSession, tools: list[_Tool]) -> None:
         """What tools that gave an answer say of nonsense, where that is no error."""
@@ -330,6 +332,7 @@ class _Learner:
         for tool in tools:
             tool.is_checked = True
         for (tool, _), result in zip(calls, await self._all(session, calls), strict=True):
+            self._failed += _is_refusal(result)
             if not _is_refusal(result):
                 tool.nonsense = result_value(result)
 
@@ -340,6 +343,7 @@ class _Learner:
         refusal = _refusal(tool, attempt, result)
         if refusal is not None:
             tally[1] += 1
+            self._failed += 1
             self._refuse(tool, attempt, refusal, result)
             return
         tally[0] += 1
@@ -352,7 +356,7 @@ class _Learner:
         if result.truncated_chars:
             tool.cut += 1
             return
-        said = json.dumps(value, sort_keys=True, ensure_ascii=False)
+        said = _said(result)
         if attempt.base is not None:
             before = tool.answers[json.dumps(attempt.base.arguments, sort_keys=True)]
             if said == before:  # the parameter made no difference
@@ -379,21 +383,38 @@ class _Learner:
 
     def _learn(self, fact: Fact) -> None:
         """What the fact gives is tried by the tools that it may be meant for."""
+        arguments = [text for _, text in fact.texts]
         for value, leaf, prefix in given_by(fact):
             key = json.dumps([fact.spec.dotted, leaf.field, prefix, value])
             if key in self._given or not _is_value(value):
                 continue
             self._given.add(key)
-            for tool in self.tools:
-                for slot in tool.shape.slots:
-                    add_learned(slot, tool.spec, fact.spec, value, leaf, prefix)
+            for slot, label, score in self._takers(fact.spec, value, leaf, prefix):
+                taken = str(value) if slot.type == "string" else value
+                slot.add(label, score, [taken], f"{fact.spec.dotted}:{leaf.item}")
+            if not prefix:
+                for slot in self._for_sql:
+                    add_statements(slot, fact.spec, arguments, leaf)
+
+    def _takers(
+        self, source: ToolSpec, value: str | int, leaf: Leaf, prefix: str
+    ) -> list[tuple[Slot, str, float]]:
+        """The slots that values like this one are for; worked out once for a field and a form."""
+        alike = (source.dotted, leaf.field, form_of(value), "/" in str(value), bool(prefix))
+        if alike not in self._known_takers:
+            self._known_takers[alike] = [
+                (slot, *kind)
+                for tool in self.tools
+                for slot in tool.shape.slots
+                if (kind := learned_kind(slot, tool.spec, source, value, leaf, prefix)) is not None
+            ]
+        return self._known_takers[alike]
 
     def _follow(self, tool: _Tool, fact: Fact, value: Any) -> None:
         """The next page of a list, where the answer says that there is one, or may have one."""
         if fact.page >= _PAGES or (fact.page == 1 and tool.followed >= 3):
             return
-        slots = tool.shape.slots
-        names = [slot.name for slot in slots if len(slot.path) == 1]
+        names = [slot.name for slot in tool.shape.slots if len(slot.path) == 1]
         further = next_page(names, fact.arguments, value)
         if further is not None:
             tool.followed += fact.page == 1
@@ -402,13 +423,16 @@ class _Learner:
     async def drop_what_changes(self, later: SynthSession) -> None:
         """Take out the tools whose answers are not the same when they are asked again."""
         tools = [tool for tool in self.tools if tool.facts]
-        for place in (0, -1):
-            asked = [tool for tool in tools if not tool.is_vain]
-            results = await self._all(later, [(tool, tool.facts[place].arguments) for tool in asked])
-            for tool, result in zip(asked, results, strict=True):
-                said = json.dumps(result_value(result), sort_keys=True, ensure_ascii=False)
-                before = tool.answers[json.dumps(tool.facts[place].arguments, sort_keys=True)]
-                tool.is_vain = said != before or all(map(_tells_the_time, tool.facts))
+        asked = [(tool, fact) for tool in tools for fact in (tool.facts[0], tool.facts[-1])]
+        results = await self._all(later, [(tool, fact.arguments) for tool, fact in asked])
+        same = [
+            tool.spec.dotted
+            for (tool, fact), result in zip(asked, results, strict=True)
+            if tool.answers[json.dumps(fact.arguments, sort_keys=True)] == _said(result)
+        ]
+        for tool in tools:
+            moments = all(tells_the_time(fact.leaves) for fact in tool.facts)
+            tool.is_vain = moments or tool.spec.dotted not in same
 
     def graph(self) -> ToolGraph:
         """What was learned."""
@@ -425,6 +449,10 @@ class _Learner:
         return graph
 
 
+def _said(result: ToolResult) -> str:
+    return json.dumps(result_value(result), sort_keys=True, ensure_ascii=False)
+
+
 def _is_refusal(result: ToolResult) -> bool:
     return result.is_error or result.failure is not None
 
@@ -434,7 +462,7 @@ def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
     if _is_refusal(result):
         return " ".join(result.content.split())[:200]
     value = result_value(result)
-    said = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    said = _said(result)
     head = _NO_ERROR.sub("", said)[: 400 if len(said) < 400 else 60]
     if _SAYS_NO.search(head):
         return " ".join(result.content.split())[:200]
@@ -459,20 +487,6 @@ def _is_value(value: str | int) -> bool:
     return not isinstance(value, str) or (0 < len(value) <= 200 and "\n" not in value)
 
 
-def _tells_the_time(fact: Fact) -> bool:
-    """Whether a moment of the last minutes stands in an answer: asked again, it will be another one."""
-    for leaf in fact.leaves:
-        try:
-            moment = datetime.fromisoformat(str(leaf.value)) if isinstance(leaf.value, str) else None
-        except ValueError:
-            continue
-        if moment is not None and len(str(leaf.value)) > len("2026-01-01T00"):
-            now = datetime.now(moment.tzinfo) if moment.tzinfo else datetime.now()
-            if abs(now - moment) < timedelta(minutes=2):
-                return True
-    return False
-
-
 def _why_nothing(tool: _Tool) -> Silence:
     """Why a tool that may be called gave no fact."""
     name = tool.spec.dotted
@@ -481,7 +495,7 @@ def _why_nothing(tool: _Tool) -> Silence:
     if tool.cut:
         return Silence("too_long", "gave answers that are too long to be shown whole", (name,))
     detail = f"{name} said: {tool.why}" if tool.why else ""
-    lacking = [slot for slot in tool.shape.required if slot.best < _LEVELS[1] and not _was_accepted(slot)]
+    lacking = [slot for slot in tool.shape.required if slot.best < _LEVELS[1] and not slot.was_accepted]
     if lacking:
         names = " and ".join(dict.fromkeys(slot.name for slot in lacking))
         options = " ".join(dict.fromkeys(f"--seed-value {slot.name}=..." for slot in lacking))
@@ -490,7 +504,3 @@ def _why_nothing(tool: _Tool) -> Silence:
     if tool.refused:
         return Silence("refused", "refused every call", (name,), detail)
     return Silence("no_arguments", "cannot be called with arguments made from the schema alone", (name,))
-
-
-def _was_accepted(slot: Slot) -> bool:
-    return any(kind.accepted for kind in slot.kinds.values())

@@ -13,11 +13,12 @@ import yaml
 
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.graph import Fact, Leaf
+from mcpagent.synth.explore.answers import Leaf
+from mcpagent.synth.explore.graph import Fact
 
 SQL = re.compile(r"\s*SELECT\s.*\sFROM\s+[\"'`\[]?(\w+)", re.IGNORECASE)
 _KEY = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
-_WRAPPED = re.compile(r"(word|number)\((.*), (-?\d+)\)")
+_WRAPPED = re.compile(r"(word|number|rest)\((.*), (-?\d+)\)")
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 CODE = re.compile(r"[A-Za-z#]{0,4}[-_]?\d[\w-]*")
 _QUOTABLE = re.compile(r"[\"'{}]")

@@ -15,7 +15,8 @@ from random import Random
 from typing import Any, Literal
 
 from mcpagent.core.records import JsonObject
-from mcpagent.synth.explore.graph import Edge, Fact, Leaf
+from mcpagent.synth.explore.answers import Leaf
+from mcpagent.synth.explore.graph import Edge, Fact
 from mcpagent.synth.explore.naming import (
     CODE,
     DATE,

@@ -9,7 +9,7 @@ import pytest
 
 from mcpagent.core.placeholders import resolve_references
 from mcpagent.core.tasks import Task
-from mcpagent.synth.explore.graph import answer_fields, next_page
+from mcpagent.synth.explore.answers import answer_fields, next_page
 from mcpagent.synth.explore.walks import explore_dataset
 from tests.synth.explore.worlds import BOOKS, NOTES, SHIPS, World, harbour, library, notes
 

@@ -16,7 +16,7 @@ from mcp.types import ToolAnnotations
 
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.synth.explore.graph import answer_fields
+from mcpagent.synth.explore.answers import answer_fields
 from mcpagent.synth.explore.walks import explore_dataset
 from mcpagent.synth.templates.rules import GeneratedData
 from mcpagent.tools.catalog import CatalogSettings

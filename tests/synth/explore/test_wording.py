@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.graph import Edge, Fact, Leaf
+from mcpagent.synth.explore.answers import Leaf
+from mcpagent.synth.explore.graph import Edge, Fact
 from mcpagent.synth.explore.naming import field_words, frames, human, subject_of, topic
 from mcpagent.synth.explore.naturalness import overlap, spells_plan
 from mcpagent.synth.explore.wording import Saying, asks_for, leads_to, say, say_named
