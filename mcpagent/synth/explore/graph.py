@@ -83,7 +83,7 @@ def given_by(fact: Fact) -> list[tuple[str | int, Leaf, str]]:
             if isinstance(text, str)
             and leaf.expression.count("[") < 2  # not what lies in a folder below
             and re.fullmatch(r"[^/\s\d][^/\s]*|\d[^/\s]*\.[A-Za-z]\w*", text)
-            and (not leaf.name or leaf.name.lower() in _FILE_NAMES)
+            and (not leaf.name or leaf.expression.endswith("]") or leaf.name.lower() in _FILE_NAMES)
         ]
     return given
 

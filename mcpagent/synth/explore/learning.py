@@ -99,7 +99,7 @@ class _Tool:
     varied: set[str] = field(default_factory=set)
     calls: int = 0
     refused: int = 0
-    is_vain: bool = False  # it answers nonsense as it answers anything, or never twice alike
+    is_vain: bool = False  # it never answers twice alike
     why: str = ""  # the first refusal
     nonsense: Any = None
     is_checked: bool = False
@@ -108,15 +108,12 @@ class _Tool:
     @property
     def is_open(self) -> bool:
         """A tool that refuses is asked less and less."""
-        patience = _PATIENCE + len(self.facts) // 2
-        return not self.is_vain and self.refused < patience and len(self.facts) < self.most
+        return self.refused < _PATIENCE + len(self.facts) // 2 and len(self.facts) < self.most
 
     def attempts(self, level: float) -> list[_Attempt]:
         """The next calls to make, where there are some of which the kinds score `level` at least."""
         made: list[_Attempt] = []
-        if not self.is_open:
-            return made
-        room = min(_WAVE, self.most - len(self.facts))
+        room = min(_WAVE, self.most - len(self.facts)) if self.is_open else 0
         while self.following and len(made) < room:
             attempt = self.following.pop(0)
             if self._is_new(attempt.arguments):
@@ -378,8 +375,8 @@ class _Learner:
             attempt.kinds[number].refused += 1
             slot = attempt.slots[number]
             if slot.is_free and result.is_error:
-                told = [value for value in listed_values(refusal) if value != attempt.values[number]]
-                slot.add("named in a refusal", 2.5, [v for v in told if v not in (slot.name, tool.spec.name)])
+                told = (attempt.values[number], slot.name, tool.spec.name)
+                slot.add("named in a refusal", 2.5, [v for v in listed_values(refusal) if v not in told])
 
     def _learn(self, fact: Fact) -> None:
         """What the fact gives is tried by the tools that it may be meant for."""
@@ -415,8 +412,7 @@ class _Learner:
         if fact.page >= _PAGES or (fact.page == 1 and tool.followed >= 3):
             return
         names = [slot.name for slot in tool.shape.slots if len(slot.path) == 1]
-        further = next_page(names, fact.arguments, value)
-        if further is not None:
+        if (further := next_page(names, fact.arguments, value)) is not None:
             tool.followed += fact.page == 1
             tool.following.append(_Attempt({**fact.arguments, **further}, page=fact.page + 1))
 
@@ -425,14 +421,11 @@ class _Learner:
         tools = [tool for tool in self.tools if tool.facts]
         asked = [(tool, fact) for tool in tools for fact in (tool.facts[0], tool.facts[-1])]
         results = await self._all(later, [(tool, fact.arguments) for tool, fact in asked])
-        same = [
-            tool.spec.dotted
-            for (tool, fact), result in zip(asked, results, strict=True)
-            if tool.answers[json.dumps(fact.arguments, sort_keys=True)] == _said(result)
-        ]
         for tool in tools:
-            moments = all(tells_the_time(fact.leaves) for fact in tool.facts)
-            tool.is_vain = moments or tool.spec.dotted not in same
+            tool.is_vain = True
+        for (tool, fact), result in zip(asked, results, strict=True):
+            if tool.answers[json.dumps(fact.arguments, sort_keys=True)] == _said(result):
+                tool.is_vain = all(tells_the_time(each.leaves) for each in tool.facts)
 
     def graph(self) -> ToolGraph:
         """What was learned."""

@@ -13,8 +13,7 @@ from itertools import pairwise
 from random import Random
 
 from mcpagent.core.seeds import derive_seed
-from mcpagent.synth.explore.answers import Leaf
-from mcpagent.synth.explore.graph import Edge, Fact, ToolGraph
+from mcpagent.synth.explore.graph import Edge, Fact, Leaf, ToolGraph
 from mcpagent.synth.explore.naming import (
     at_step,
     column_of,
