@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from mcpagent.cli.options import Json
+from mcpagent.cli.options import ConfigOptions, Json
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
+from mcpagent.errors import UserError
 from mcpagent.storage.packages import require
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -33,7 +34,31 @@ _WHAT_IT_IS = (
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("outputs/quickstart"),
+    servers: Annotated[
+        Path | None,
+        typer.Option(
+            help="An mcp.json: explore these servers, and learn to use them. Default: the built-in ones."
+        ),
+    ] = None,
+    read_only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOOL,...",
+            help="With --servers: server.tool or a server that only reads, though it does not say so; it may "
+            "be called to see what it does.",
+        ),
+    ] = None,
+    seed_value: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[SERVER.][TOOL.]PARAM=VALUE",
+            help="With --servers: a value that exploring cannot guess; may be repeated.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the run. Default: outputs/quickstart, with --servers outputs/own."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
     controls: Annotated[
         bool, typer.Option("--controls", help="Also run the control experiments (three times as long).")
@@ -42,18 +67,32 @@ def quickstart(
 ) -> None:
     """Train a small agent on real MCP tools, offline, and show that it learned.
 
-    Takes a few minutes on one CPU core. A second call goes on where the first stopped.
+    Takes a few minutes on one CPU core. A second call goes on where the first stopped. With --servers the
+    tools are those of an mcp.json: tasks are made from what those that only read are seen to answer.
 
     Example: mcpagent quickstart --out outputs/quickstart --seed 1
+
+    Example: mcpagent quickstart --servers mcp.json --read-only library.get_book
     """
     from mcpagent.demo.job import Stages, check_folder
 
-    check_folder(out, seed=seed)
+    for option, value in (("--read-only", read_only), ("--seed-value", seed_value)):
+        if servers is None and value is not None:
+            raise UserError(f"{option} is for servers of your own", remedy="name them: --servers mcp.json")
+    if out is None:
+        out = Path("outputs/quickstart" if servers is None else "outputs/own")
+    check_folder(out, seed=seed, servers=None if servers is None else str(servers))
     require("hf", "report", use="the quickstart")
     from mcpagent.demo.controls import run_controls
+    from mcpagent.demo.explored import ExploredServers
     from mcpagent.demo.quickstart import quickstart
+    from mcpagent.synth.generate import read_seed_values
 
     console = Console(is_json=as_json)
+    explored = None
+    if servers is not None:
+        tools = ConfigOptions(servers=servers, read_only=read_only).config(console, has_data=False).tools
+        explored = ExploredServers(tools=tools, seed_values=read_seed_values(seed_value or (), None))
 
     @contextmanager
     def begin(title: str, total: int | None) -> Iterator[Any]:
@@ -65,6 +104,7 @@ def quickstart(
             out,
             seed=seed,
             stages=Stages(begin=begin, note=console.note),
+            explored=explored,
             controls=run_controls if controls else None,
         )
     except KeyboardInterrupt:
@@ -84,10 +124,8 @@ def _show(document: JsonObject, console: Console) -> None:
         f"{n} held-out tasks, before and after GRPO (95% intervals)", ("", "warm start", "trained"), rows
     )
     calls = document["tool_calls"]
-    console.say(
-        f"{calls['trajectories']} tool results over MCP in the trajectories; the servers counted "
-        f"{calls['servers']} calls"
-    )
+    counted = "" if calls["servers"] is None else f"; the servers counted {calls['servers']} calls"
+    console.say(f"{calls['trajectories']} tool results over MCP in the trajectories{counted}")
     if "controls" in document:
         tried = [
             (f"{row['name']}{note}", _shown(row[f"greedy{suffix}"]), _shown(row[f"sampled{suffix}"]), cpu_s)

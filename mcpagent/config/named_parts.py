@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from mcpagent.core.tasks import Task
@@ -35,9 +35,10 @@ class ModelBuilder(Protocol):
         *,
         catalog: Mapping[str, ToolSpec],
         seed: int,
+        wording: Collection[str] | None = None,
     ) -> tuple[Any, Any]:
         """A model of random weights for supervised training on the demonstrations, and its tokenizer. `tasks`
-        are by id."""
+        are by id; `wording` are the words that no name of a thing is made of, where that is known."""
         ...
 
     def build_small(self, *, seed: int) -> tuple[Any, Any]:

@@ -342,6 +342,11 @@ class SftConfig(Section):
         0.0  # share of multi-step demonstrations that are cut short, for a mixed-quality start
     )
     wrong_tool: Share = 0.0  # share of one-step demonstrations that use a sister tool
+    # How often each task is demonstrated: flaws are drawn anew each time.
+    demonstrations_per_task: PositiveInt = 1
+    # A function that makes what rewrites the demonstrations each time they are trained on, as
+    # package.module:function. It is called with the demonstrations and the catalog (train.sft.Augmentation).
+    augmentation: Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")] | None = None
 
 
 # The settings of `sft` that replace others: once moved there, they are unset here.

@@ -13,7 +13,7 @@ The tokenizer depends on the tool catalog it was trained on; `catalog_hash` trav
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,12 @@ class EmbeddedShape:
     max_positions: int = 2048
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int, catalog_hash: str) -> Any:
+def train_tokenizer(
+    texts: Iterable[str], *, vocab_size: int, catalog_hash: str, wording: Collection[str] | None = None
+) -> Any:
     """A byte-level BPE tokenizer over `texts` as a plain `PreTrainedTokenizerFast` with the chat template.
+    Where `wording` is given, words that are not among it merge with nothing around them, so that a name is
+    the same tokens in a question, a result and an answer, and can be copied.
 
     The plain class matters: saved as a Qwen tokenizer, AutoTokenizer would rebuild it with another
     pre-tokenizer and give other ids.
@@ -56,8 +60,10 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, catalog_hash: str)
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
+    apart = [] if wording is None else [pre_tokenizers.Split(Regex(_other_words(wording)), "isolated")]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
+            *apart,
             pre_tokenizers.Split(Regex(PRE_TOKENIZER_PATTERN), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
@@ -82,6 +88,12 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, catalog_hash: str)
     )
     fast.chat_template = resource_path("templates/chat/embedded.jinja").read_text(encoding="utf-8")
     return fast
+
+
+def _other_words(wording: Collection[str]) -> str:
+    """A pattern of the words that are none of `wording`."""
+    kept = "|".join(sorted(re.escape(word) for word in wording))
+    return rf"(?<![A-Za-z0-9])(?!(?:{kept})(?![A-Za-z0-9]))[A-Za-z0-9]+"
 
 
 def embedded_config(shape: EmbeddedShape, **options: Any) -> Any:

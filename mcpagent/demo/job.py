@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
+from mcpagent.demo.explored import ExploredServers
 from mcpagent.errors import UserError
 from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.atomic import write_text
@@ -22,6 +23,19 @@ from mcpagent.storage.run_folder import step_name
 
 SPLITS = {"train": 1600, "validation": 64, "heldout": 240}
 LEDGER_NAME = "ledger.jsonl"
+# The entities of a user's servers are few: the demonstrations have others each time, and other flaws.
+_EXPLORED_WARM_START = [
+    "sft.augmentation=mcpagent.demo.warm_start:renaming",
+    "sft.demonstrations_per_task=4",
+    "sft.curriculum_steps=300",  # names and texts are longer than the tickers of the built-in servers
+    "training.max_steps=600",
+]
+_EXPLORED_GRPO = [
+    "training.max_steps=30",
+    "training.dynamic_sampling=1",  # easy tasks and those out of reach give no gradient
+    "rollout.max_new_tokens=96",
+    "health.warn.uniform_share=0.6",
+]
 _PROGRESS_NAME = "quickstart.json"
 # What stands in the folder before the GRPO run makes it its run folder.
 BESIDE = ("data", "warm_start", "eval", "trajectories", _PROGRESS_NAME, LEDGER_NAME, f"{LEDGER_NAME}.env")
@@ -41,6 +55,7 @@ class Progress:
 
     path: Path
     seed: int
+    servers: str | None = None  # the mcp.json; None: the built-in servers
     cpu_s: dict[str, float] = field(default_factory=dict)
     ledger_bytes: dict[str, int] = field(default_factory=dict)
     catalog_hash: str = ""
@@ -50,11 +65,19 @@ class Progress:
         write_text(self.path, json.dumps(document, indent=1) + "\n", is_settings=True)
 
     @classmethod
-    def at(cls, path: Path, *, seed: int) -> Progress:
-        """That of an earlier call, or a new one. Raises UserError if that call had another seed."""
+    def at(cls, path: Path, *, seed: int, servers: str | None = None) -> Progress:
+        """That of an earlier call, or a new one. Raises UserError if that call had another seed, or other
+        servers."""
         if not path.is_file():
-            return cls(path, seed)
+            return cls(path, seed, servers)
         progress = cls(path, **json.loads(path.read_text(encoding="utf-8")))
+        if progress.servers != servers:
+            begun = "the built-in servers" if progress.servers is None else f"--servers {progress.servers}"
+            raise UserError(
+                f"this quickstart was begun with {begun}",
+                where=str(path.parent),
+                remedy="use the same ones, or another --out",
+            )
         if progress.seed != seed:
             raise UserError(
                 f"this quickstart was begun with seed {progress.seed}, not {seed}",
@@ -75,10 +98,12 @@ class QuickstartJob:
     ledger: Path
     progress: Progress
     stages: Stages
+    explored: ExploredServers | None = None  # whose tasks come from exploring; None: the built-in ones
+    counts: Mapping[str, int] = field(default_factory=lambda: SPLITS)  # tasks of each split, at most
 
     @property
     def warm_steps(self) -> int:
-        return self.warm.total_steps(n_tasks=SPLITS["train"])
+        return self.warm.total_steps(n_tasks=self.counts["train"])
 
     @property
     def warm_checkpoint(self) -> Path:
@@ -102,9 +127,9 @@ class QuickstartJob:
         self.progress.save()
 
 
-def check_folder(out: Path, *, seed: int) -> Progress:
+def check_folder(out: Path, *, seed: int, servers: str | None = None) -> Progress:
     """How far the quickstart in `out` has come; a new one where there is nothing yet. Raises UserError where
-    `out` is something else, or was begun with another seed."""
+    `out` is something else, or was begun with another seed or other servers."""
     if out.exists() and not out.is_dir():
         raise UserError("is a file, not a folder", where=f"--out {out}", remedy="name another one with --out")
     progress_file = out / _PROGRESS_NAME
@@ -115,21 +140,27 @@ def check_folder(out: Path, *, seed: int) -> Progress:
             where=str(out),
             remedy="name another folder with --out",
         )
-    return Progress.at(progress_file, seed=seed)
+    return Progress.at(progress_file, seed=seed, servers=servers)
 
 
-def open_job(out: Path, *, seed: int, stages: Stages) -> QuickstartJob:
-    """A new quickstart in the folder `out`, or the one that is there. Raises UserError where `out` holds
-    something else or was begun with another seed. If the tools have changed since, what is there is moved
-    aside."""
-    progress = check_folder(out, seed=seed)
+def open_job(
+    out: Path, *, seed: int, stages: Stages, explored: ExploredServers | None = None
+) -> QuickstartJob:
+    """A new quickstart in the folder `out`, or the one that is there: on the built-in servers, or on those
+    that are to be `explored`. Raises UserError where `out` holds something else or was begun otherwise. If
+    the tools have changed since, what is there is moved aside."""
+    servers = None if explored is None else explored.tools.servers
+    progress = check_folder(out, seed=seed, servers=servers)
     data = f"data.train={json.dumps(str(out / 'data' / 'train.jsonl'))}"
     # It evaluates by itself, before and after GRPO, greedily and not.
     settings = [f"seed={seed}", data, "training.eval_samples=0"]
-    warm = load_train_config([resource_path("configs/warm_start.yaml")], settings).config
-    grpo = load_train_config([resource_path("configs/quickstart.yaml")], settings).config
-    with open_tools(grpo.tools) as tools:
-        current = tools.pool.catalog_hash
+    of_warm, of_grpo = ([], []) if explored is None else (_EXPLORED_WARM_START, _EXPLORED_GRPO)
+    warm = load_train_config([resource_path("configs/warm_start.yaml")], [*settings, *of_warm]).config
+    grpo = load_train_config([resource_path("configs/quickstart.yaml")], [*settings, *of_grpo]).config
+    if explored is not None:
+        warm, grpo = (config.model_copy(update={"tools": explored.tools}) for config in (warm, grpo))
+    with open_tools(grpo.tools, on_note=stages.note) as opened:
+        current = opened.pool.catalog_hash
     if progress.catalog_hash not in ("", current):
         aside = out.with_name(f"{out.name}-{progress.catalog_hash[:8]}")
         stages.note(
@@ -137,11 +168,11 @@ def open_job(out: Path, *, seed: int, stages: Stages) -> QuickstartJob:
             f"was there is in {aside}"
         )
         _move_aside(out, aside)
-        progress = Progress(progress.path, seed)
+        progress = Progress(progress.path, seed, servers)
     progress.catalog_hash = current
     progress.save()
     named = os.environ.get("MCPAGENT_CALL_LEDGER")
-    job = QuickstartJob(out, seed, warm, grpo, Path(named or out / LEDGER_NAME), progress, stages)
+    job = QuickstartJob(out, seed, warm, grpo, Path(named or out / LEDGER_NAME), progress, stages, explored)
     model = grpo.model.model_copy(update={"name": str(job.warm_checkpoint)})
     return replace(job, grpo=grpo.model_copy(update={"model": model}))
 

@@ -14,7 +14,8 @@ from mcpagent.config.environment import resource_path
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.demo.job import BESIDE, SPLITS, QuickstartJob, Stages, open_job
+from mcpagent.demo import explored as explored_servers
+from mcpagent.demo.job import BESIDE, QuickstartJob, Stages, open_job
 from mcpagent.errors import RunError
 from mcpagent.evaluate.report.page import write_report
 from mcpagent.evaluate.summary import summarise
@@ -23,6 +24,7 @@ from mcpagent.run.episodes import open_episodes
 from mcpagent.run.evaluate import evaluate_on
 from mcpagent.run.train import Watch, train
 from mcpagent.storage.atomic import write_text
+from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.runs import run_session
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
@@ -46,19 +48,22 @@ def quickstart(
     *,
     seed: int,
     stages: Stages,
+    explored: explored_servers.ExploredServers | None = None,
     controls: Callable[[QuickstartJob, Path], list[JsonObject]] | None = None,
 ) -> JsonObject:
-    """Run what is not yet done in `out`; returns the document of `quickstart --json`. `controls` runs control
-    experiments from the warm-started checkpoint before the report is written (`demo.controls`)."""
+    """Run what is not yet done in `out`; returns the document of `quickstart --json`. `explored` servers are
+    explored; None takes the built-in ones and their templates. `controls` runs control experiments from the
+    warm-started checkpoint before the report is written (`demo.controls`)."""
     with run_session(out, kind="quickstart") as session:
-        job = open_job(out, seed=seed, stages=stages)
-        session.begin(job.grpo.total_steps(n_tasks=SPLITS["train"]))
-        return _run(job, controls)
+        job = open_job(out, seed=seed, stages=stages, explored=explored)
+        session.begin(job.grpo.total_steps(n_tasks=job.counts["train"]))
+        return run_stages(job, controls)
 
 
-def _run(
-    job: QuickstartJob, controls: Callable[[QuickstartJob, Path], list[JsonObject]] | None
+def run_stages(
+    job: QuickstartJob, controls: Callable[[QuickstartJob, Path], list[JsonObject]] | None = None
 ) -> JsonObject:
+    """Every stage of the job that is not yet done, then the report."""
     make_tasks(job)
     warm_checkpoint = warm_start(job)
     before = evaluate_checkpoint(job, "warm_start", warm_checkpoint, "evaluate the warm start")
@@ -82,10 +87,10 @@ def _run(
 def make_tasks(job: QuickstartJob) -> None:
     """Write the tasks of every split, where they are not there yet."""
     folder = job.out / "data"
-    if all((folder / f"{split}.jsonl").is_file() for split in SPLITS):
+    if all((folder / f"{split}.jsonl").is_file() for split in job.counts):
         return
     with (
-        job.stage("data", "make tasks", sum(SPLITS.values())) as advance,
+        job.stage("data", "make tasks", sum(job.counts.values())) as advance,
         open_tools(job.grpo.tools) as tools,
     ):
         done: dict[str, int] = {}
@@ -94,17 +99,20 @@ def make_tasks(job: QuickstartJob) -> None:
             advance(kept - done.get(split, 0), note=split)
             done[split] = kept
 
-        data = tools.io.run(
-            generate_dataset(
-                tools.pool,
-                load_templates(resource_path("templates/tasks")),
-                counts=SPLITS,
-                seed=job.seed,
-                on_progress=on_progress,
+        options = {"counts": job.counts, "seed": job.seed, "on_progress": on_progress}
+        if job.explored is not None:
+            data = tools.io.run(
+                explored_servers.explore(tools.pool, job.explored, note=job.stages.note, **options)
             )
-        )
-        if short := data.short_of(SPLITS):
-            raise RunError(short_note(short, "the embedded data have too few entities for these templates"))
+            for line in (*explored_servers.found_lines(data), *explored_servers.warnings(data.tasks)):
+                job.stages.note(line)
+        else:
+            templates = load_templates(resource_path("templates/tasks"))
+            data = tools.io.run(generate_dataset(tools.pool, templates, **options))
+            if short := data.short_of(job.counts):
+                raise RunError(
+                    short_note(short, "the embedded data have too few entities for these templates")
+                )
         write_splits(data.tasks, folder, servers=DatasetServers.of(folder, job.grpo.tools), overwrite=True)
 
 
@@ -129,7 +137,7 @@ def warm_start(job: QuickstartJob) -> Path:
 
 
 def _grpo(job: QuickstartJob, warm_checkpoint: Path) -> Path:
-    steps = job.grpo.total_steps(n_tasks=SPLITS["train"])
+    steps = job.grpo.total_steps(n_tasks=job.counts["train"])
     final = job.out / "checkpoints" / f"step-{steps:06d}"
     if final.is_dir():
         return final
@@ -145,7 +153,11 @@ def _grpo(job: QuickstartJob, warm_checkpoint: Path) -> Path:
             ledger=job.ledger,
             ledger_start=begun,
             beside=BESIDE,
-            manifest={"title": "mcpagent quickstart", "about": ABOUT, "warm_start": str(warm_checkpoint)},
+            manifest={
+                "title": "mcpagent quickstart",
+                "about": explored_servers.ABOUT if job.explored is not None else ABOUT,
+                "warm_start": str(warm_checkpoint),
+            },
             watch=Watch(
                 on_step=lambda r: advance(
                     note=f"reward {r.get('reward_mean', 0):.2f}  success {r.get('success_rate', 0):.0%}"
@@ -168,7 +180,7 @@ def evaluate_checkpoint(
     folder = job.out / "eval"
     files = {0.0: folder / f"{name}.json", 1.0: folder / f"{name}_sampled.json"}
     if not all(path.is_file() for path in files.values()):
-        total = SPLITS["heldout"] * (1 + sampled_attempts)
+        total = sum(1 for _ in read_tasks(job.out / "data" / "heldout.jsonl")) * (1 + sampled_attempts)
         with job.stage(f"eval_{name}", title, total) as advance:
             for temperature, path in files.items():
                 samples = sampled_attempts if temperature else 1
@@ -203,7 +215,8 @@ def _evaluate_at(
 
 
 def _count_calls(job: QuickstartJob) -> JsonObject:
-    """Calls that trajectories say were made over MCP, and calls that the servers say they got."""
+    """Calls that trajectories say were made over MCP, and calls that the servers say they got: None where
+    they are the user's own, which count none."""
     stored = [
         path
         for pattern in ("warm_start/trajectories", "trajectories", "controls/*/trajectories")
@@ -211,10 +224,12 @@ def _count_calls(job: QuickstartJob) -> JsonObject:
         if not path.name.startswith("eval_step-")  # of `mcpagent eval`, later and with servers of its own
     ]
     made = sum(
-        len(_nonces(trajectory))
+        _calls(trajectory) if job.explored is not None else len(_nonces(trajectory))
         for path in stored
         for trajectory in read_trajectories(path, with_tokens=False)
     )
+    if job.explored is not None:
+        return {"trajectories": made, "servers": None}
     received = 0
     if job.ledger.exists():
         with job.ledger.open("rb") as lines:
@@ -226,6 +241,10 @@ def _count_calls(job: QuickstartJob) -> JsonObject:
 def _nonces(trajectory: Trajectory) -> list[str]:
     """A result without a nonce never reached a server: the environment refused the call."""
     return [r.meta["mcpagent/nonce"] for r in trajectory.tool_results if "mcpagent/nonce" in r.meta]
+
+
+def _calls(trajectory: Trajectory) -> int:
+    return sum(result.failure is None for result in trajectory.tool_results)
 
 
 def _steps_done(folder: Path) -> int:

@@ -6,18 +6,21 @@ heads); it appears as a sharp transition, and much sooner on short strings that 
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec, catalog_hash
-from mcpagent.core.trajectory import Trajectory
+from mcpagent.core.trajectory import Trajectory, Turn
 from mcpagent.demo.embedded_model import EmbeddedShape, build_model, embedded_config, train_tokenizer
 from mcpagent.models.tokens import Renderer
 from mcpagent.train.batch.samples import TrainSample, sample_from_segments
-from mcpagent.train.sft import texts
+from mcpagent.train.sft import MakeSamples, texts
 
 _TOKENIZER_TEXTS = 1000  # more change neither the merges nor the token counts
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -42,8 +45,10 @@ class EmbeddedBuilder:
         *,
         catalog: Mapping[str, ToolSpec],
         seed: int,
+        wording: Collection[str] | None = None,
     ) -> tuple[Any, Any]:
-        """Model (random weights) and tokenizer (trained on demonstrations, schemas included).
+        """Model (random weights) and tokenizer (trained on demonstrations, schemas included; `wording` as in
+        `train_tokenizer`).
 
         The tokenizer remembers the catalog's hash: other tools would fall back to bytes, so it is trained
         anew for them.
@@ -53,7 +58,10 @@ class EmbeddedBuilder:
         plain = Renderer(train_tokenizer([], vocab_size=0, catalog_hash=""), name="embedded")
         corpus = texts(demonstrations[:_TOKENIZER_TEXTS], tasks, catalog=catalog, renderer=plain)
         tokenizer = train_tokenizer(
-            corpus, vocab_size=shape.vocab_size, catalog_hash=catalog_hash(catalog.values())
+            corpus,
+            vocab_size=shape.vocab_size,
+            catalog_hash=catalog_hash(catalog.values()),
+            wording=wording,
         )
         return build_model(tokenizer, shape=shape, seed=derive_seed(seed, "weights")), tokenizer
 
@@ -65,6 +73,227 @@ class EmbeddedBuilder:
 
 
 BUILDER = EmbeddedBuilder()
+
+_WORD = re.compile(r"[A-Za-z0-9]+")
+# As often as in English, roughly: rare pairs of letters would cost more tokens than real names do.
+_VOWELS, _CONSONANTS = "eeeeeaaaaooooiiiuu", "ttttnnnnssssrrrrhhlllldddccmmppggbbffwwvkyjxqz"
+_COMMON = 0.25  # share of the questions above which a word belongs to the wording
+_FREQUENT = 10  # demonstrations that hold a word after renaming: then it is no entity's
+_RESULTS = 4  # different ones of a tool that tell its wording from what it says
+
+
+class Renaming:
+    """Gives the entities of a demonstration new names of the same shape, the same ones in its question, its
+    calls, its results and its answers (`train.sft.Augmentation`): so the model learns to copy what stands
+    there, where a few hundred demonstrations would have it remember.
+
+    An entity is a word, or a number, that a result or the arguments of a call hold. Words of the catalog,
+    names of fields and what stands in many questions or texts keep their names, and so do arguments that
+    nothing told. Of two numbers the higher one stays the higher, and where an answer or a question holds a
+    number of its own, a sum or a limit, all of them stay.
+    """
+
+    def __init__(self, demonstrations: Sequence[Trajectory], catalog: Mapping[str, ToolSpec]) -> None:
+        catalog_text = json.dumps([[s.name, s.description, s.input_schema] for s in catalog.values()])
+        self._kept = _words(f"{catalog_text} {catalog_text.lower()}")
+        counts = Counter(word for each in demonstrations for word in _words(_question(each)))
+        self._kept |= {word for word, n in counts.items() if n > _COMMON * len(demonstrations)}
+        self._kept |= _result_wording(demonstrations)
+        rest = (
+            word
+            for place, each in enumerate(demonstrations)
+            for word in _words(self._text(self._renamed(each, random.Random(place))))
+        )
+        frequent = {word for word, n in Counter(rest).items() if n >= _FREQUENT and word.isalpha()}
+        self.wording = frozenset(self._kept | {word for word in frequent if not word.isupper()})
+        self._values: list[str] = sorted(
+            {
+                value
+                for each in demonstrations
+                for result in each.tool_results
+                for value in _scalars(_parsed(result.content), self._kept)
+            }
+        )
+
+    @property
+    def curriculum(self) -> MakeSamples:
+        """Strings to repeat that are of the kinds that the servers gave, but none of them."""
+        return self.copy
+
+    def copy(self, renderer: Renderer, /, *, count: int, seed: int) -> list[TrainSample]:
+        """`count` samples that repeat the user's strings."""
+        rng = random.Random(seed)
+        return [_copy_sample(renderer, self._random_text(rng)) for _ in range(count)]
+
+    def _random_text(self, rng: random.Random) -> str:
+        if not self._values:
+            return _random_text(rng)
+        words = [
+            _WORD.sub(lambda match: _renamed(match[0], rng), rng.choice(self._values))
+            for _ in range(rng.randint(1, 4))
+        ]
+        return " ".join(words)
+
+    def rewritten(self, trajectory: Trajectory, /, *, seed: int) -> Trajectory:
+        """The demonstration with other entities."""
+        return self._renamed(trajectory, random.Random(seed))
+
+    def _text(self, trajectory: Trajectory) -> str:
+        return " ".join(
+            [
+                _question(trajectory),
+                *(turn.completion.text for turn in trajectory.turns),
+                *(result.content for result in trajectory.tool_results),
+            ]
+        )
+
+    def _renamed(self, trajectory: Trajectory, rng: random.Random) -> Trajectory:
+        names = self._new_names(trajectory, rng)
+
+        def said(text: str) -> str:
+            return _WORD.sub(lambda match: names.get(match[0], match[0]), text)
+
+        def turn(turn: Turn) -> Turn:
+            text = turn.completion.text
+            return turn.model_copy(
+                update={
+                    "completion": turn.completion.model_copy(update={"text": said(text)}),
+                    "tool_results": tuple(
+                        r.model_copy(update={"content": said(r.content)}) for r in turn.tool_results
+                    ),
+                    "user_message": None if turn.user_message is None else said(turn.user_message),
+                }
+            )
+
+        prompt = tuple(
+            {**message, "content": said(message["content"])} if message["role"] == "user" else message
+            for message in trajectory.prompt
+        )
+        return trajectory.model_copy(
+            update={"prompt": prompt, "turns": tuple(turn(each) for each in trajectory.turns)}
+        )
+
+    def _new_names(self, trajectory: Trajectory, rng: random.Random) -> dict[str, str]:
+        question = _words(_question(trajectory))
+        told = set(question)
+        entities: dict[str, None] = {}
+        untold: set[str] = set()
+        for turn in trajectory.turns:
+            for call in turn.tool_calls:
+                of_call = _words_of(_scalars(call.arguments, set()))
+                untold |= {word for word in of_call if word not in told}
+                entities |= dict.fromkeys(of_call)
+            for result in turn.tool_results:
+                values = _parsed(result.content)
+                untold |= _words(json.dumps(list(_keys(values))))
+                of_result = _words_of(_scalars(values, set()))
+                told |= set(of_result)
+                entities |= dict.fromkeys(of_result)
+            told |= _words(turn.user_message or "")
+        answer = _words(trajectory.turns[-1].completion.text)
+        loose = {word for word in question - entities.keys() | answer - told if word.isdigit()}
+        renamed = [
+            word
+            for word in entities
+            if word not in self._kept and word not in untold and not (loose and word.isdigit())
+        ]
+        names: dict[str, str] = {}
+        taken = {*entities, *told}
+        for word in renamed:
+            for _ in range(20):
+                name = _renamed(word, rng)
+                if name not in taken:
+                    names[word] = name
+                    taken.add(name)
+                    break
+        return _in_order(names)
+
+
+def _in_order(names: Mapping[str, str]) -> dict[str, str]:
+    """The same names, dealt out so that of two numbers the higher one stays the higher: they keep their
+    length, so it is enough among those of one length."""
+    numbers: dict[int, list[str]] = {}
+    for word in names:
+        if word.isdigit():
+            numbers.setdefault(len(word), []).append(word)
+    in_order = dict(names)
+    for words in numbers.values():
+        in_order |= zip(sorted(words), sorted(names[word] for word in words), strict=True)
+    return in_order
+
+
+def renaming(demonstrations: Sequence[Trajectory], catalog: Mapping[str, ToolSpec]) -> Renaming:
+    """For `sft.augmentation`: demonstrations whose entities have other names each time."""
+    return Renaming(demonstrations, catalog)
+
+
+def _result_wording(demonstrations: Sequence[Trajectory]) -> set[str]:
+    """Words that most texts of a tool hold, whatever it was asked: where results are not JSON, they say what
+    the keys say there."""
+    texts_of: dict[str, set[str]] = {}
+    for result in (result for each in demonstrations for result in each.tool_results):
+        if not isinstance(_parsed(result.content), str):
+            continue
+        texts_of.setdefault(f"{result.server}.{result.tool}", set()).add(result.content)
+    wording: set[str] = set()
+    for contents in texts_of.values():
+        if len(contents) >= _RESULTS:
+            counts = Counter(word for content in contents for word in _words(content))
+            wording |= {word for word, n in counts.items() if 2 * n > len(contents)}
+    return wording
+
+
+def _question(trajectory: Trajectory) -> str:
+    return " ".join(message["content"] for message in trajectory.prompt if message["role"] == "user")
+
+
+def _words(text: str) -> set[str]:
+    return set(_WORD.findall(text))
+
+
+def _words_of(values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in _WORD.findall(value)]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _keys(item)
+
+
+def _scalars(value: Any, kept: set[str]) -> Iterator[str]:
+    """The texts and numbers of a result, as they are written; none of `kept`."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _scalars(item, kept)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        text = value if isinstance(value, str) else json.dumps(value)
+        if text not in kept:
+            yield text
+
+
+def _renamed(word: str, rng: random.Random) -> str:
+    """Another word of the same shape: digits for digits, vowels for vowels. A number keeps its length."""
+    letters = [_like(letter, rng) for letter in word]
+    if word[0] != "0" and letters[0] == "0":
+        letters[0] = rng.choice("123456789")
+    return "".join(letters)
+
+
+def _like(letter: str, rng: random.Random) -> str:
+    if letter.isdigit():
+        return rng.choice("0123456789")
+    if letter.isupper():
+        return rng.choice(_LETTERS)
+    return rng.choice(_VOWELS if letter in _VOWELS else _CONSONANTS)
 
 
 def copy(renderer: Renderer, *, count: int, seed: int) -> list[TrainSample]:

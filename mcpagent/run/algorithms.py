@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from mcpagent.config.named_parts import is_built, load_named, model_builder
 from mcpagent.config.schema import SftConfig, TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolSpec
+from mcpagent.core.trajectory import Trajectory
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.rollout.setup import agent_settings, discovery
 from mcpagent.run.lifecycle import (
@@ -35,6 +38,7 @@ from mcpagent.train.actor import (
     scheduled,
     trained_groups,
 )
+from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.budget import RunBudget, ToolTotals
 from mcpagent.train.build import (
     Loaded,
@@ -61,7 +65,9 @@ from mcpagent.train.run_state import (
     TrainingTasks,
 )
 from mcpagent.train.sft import (
+    Augmentation,
     Curriculum,
+    RewrittenDemonstrations,
     SftSettings,
     SftState,
     demonstrate,
@@ -257,16 +263,22 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
             stop_early=config.sft.stop_early,
             wrong_tool=config.sft.wrong_tool,
             discovery=discovery(config.tools),
+            per_task=config.sft.demonstrations_per_task,
             on_done=watch.on_episode,
         )
     )
     demonstrations, of_tools = processes.gather(local_demonstrations), tools.take_metrics()
     if "cassette" in of_tools:
         watch.note(f"cassette of the demonstrations: {of_tools['cassette']}")
+    augmentation = _augmentation(config.sft, demonstrations, tools.pool.tools)
     if loaded is None:
         name, catalog = config.model.name, tools.pool.tools
         watch.note(f"training the {name} tokenizer for catalog {tools.pool.catalog_hash[:12]}")
-        model, tokenizer = model_builder(name).build(demonstrations, by_id, catalog=catalog, seed=config.seed)
+        seen = demonstrations if augmentation is None else _rewritten(demonstrations, augmentation)
+        wording = None if augmentation is None else augmentation.wording
+        model, tokenizer = model_builder(name).build(
+            seen, by_id, catalog=catalog, seed=config.seed, wording=wording
+        )
         loaded = as_loaded(model, tokenizer, config=config)
     total = config.total_steps(n_tasks=len(tasks))
     learner = build_learner(
@@ -284,6 +296,24 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
         with _open_sft_actor(inputs, loaded, learner, run, judge) as actor:
             judge.before(actor, step=0)
     watch.on_start(state.step, total)
+    encoded = partial(
+        demonstration_samples,
+        tasks=by_id,
+        catalog=tools.pool.tools,
+        renderer=loaded.renderer,
+        discovery=discovery(config.tools),
+    )
+    samples: Sequence[TrainSample] = (
+        list(encoded(demonstrations))
+        if augmentation is None
+        else RewrittenDemonstrations(
+            demonstrations,
+            augmentation=augmentation,
+            encoded=encoded,
+            times=-(-total * config.prompts_per_step // len(demonstrations)),
+            seed=config.seed,
+        )
+    )
     # A resumed run has made its demonstrations again: the same tokens, with the nonces of this time's calls.
     if processes.is_first:
         write_trajectories(run.trajectories / "demonstrations", demonstrations)
@@ -295,20 +325,12 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
 
         reason = train_sft(
             learner,
-            list(
-                demonstration_samples(
-                    demonstrations,
-                    by_id,
-                    catalog=tools.pool.tools,
-                    renderer=loaded.renderer,
-                    discovery=discovery(config.tools),
-                )
-            ),
+            samples,
             renderer=loaded.renderer,
             run=run,
             settings=SftSettings(
                 total_steps=total,
-                curriculum=_curriculum(config.sft),
+                curriculum=_curriculum(config.sft, augmentation),
                 save_every=config.training.save_frequency,
                 batch_size=config.prompts_per_step,
                 micro_batch_tokens=config.training.micro_batch_tokens,
@@ -327,10 +349,23 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
     return outcome_of(run, state.step, best_step=None, stop_reason=reason)
 
 
-def _curriculum(sft: SftConfig) -> Curriculum | None:
+def _augmentation(
+    sft: SftConfig, demonstrations: Sequence[Trajectory], catalog: Mapping[str, ToolSpec]
+) -> Augmentation | None:
+    if sft.augmentation is None:
+        return None
+    return load_named(sft.augmentation, where="sft.augmentation")(demonstrations, catalog)
+
+
+def _rewritten(demonstrations: Sequence[Trajectory], augmentation: Augmentation) -> list[Trajectory]:
+    return [augmentation.rewritten(each, seed=place) for place, each in enumerate(demonstrations)]
+
+
+def _curriculum(sft: SftConfig, augmentation: Augmentation | None) -> Curriculum | None:
     if sft.curriculum is None:
         return None
     make = load_named(sft.curriculum, where="sft.curriculum")
+    make = make if augmentation is None else augmentation.curriculum
     return Curriculum(make, steps=sft.curriculum_steps, mix=sft.curriculum_mix)
 
 

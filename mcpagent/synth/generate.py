@@ -124,7 +124,7 @@ def _generate(
         fitting = templates.for_servers({tool.server for tool in opened.pool.tools.values()})
         if explore or not fitting.templates:
             is_alone = strict_cassette(tools) is not None
-            places = {} if is_alone else _places(configured_servers(tools, on_note=lambda _: None))
+            places = {} if is_alone else server_places(configured_servers(tools, on_note=lambda _: None))
             data, learned = _explore(
                 opened.pool,
                 opened.io,
@@ -244,7 +244,7 @@ def _task_progress(console: Console, counts: Mapping[str, int]) -> Iterator[Prog
         yield on_progress
 
 
-def _places(servers: Sequence[ServerConfig]) -> dict[str, list[str]]:
+def server_places(servers: Sequence[ServerConfig]) -> dict[str, list[str]]:
     """By server, the files and folders that it was started with: what its tools may be asked about."""
     places: dict[str, list[str]] = {}
     for server in servers:

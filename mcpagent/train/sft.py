@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, overload
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
@@ -41,6 +41,59 @@ class MakeSamples(Protocol):
     def __call__(self, renderer: Renderer, /, *, count: int, seed: int) -> list[TrainSample]:
         """`count` samples in the model's tokens."""
         ...
+
+
+class Augmentation(Protocol):
+    """Rewrites the demonstrations each time they are trained on; what `sft.augmentation` makes."""
+
+    @property
+    def curriculum(self) -> MakeSamples:
+        """What stands in for the function that `sft.curriculum` names."""
+        ...
+
+    @property
+    def wording(self) -> Collection[str] | None:
+        """Words that rewriting keeps, for the tokenizer of a model that is built."""
+        ...
+
+    def rewritten(self, trajectory: Trajectory, /, *, seed: int) -> Trajectory:
+        """The same demonstration in other words, the same for the same `seed`."""
+        ...
+
+
+class RewrittenDemonstrations(Sequence[TrainSample]):
+    """Each demonstration `times` times, rewritten anew when it is asked for: a function of its place."""
+
+    def __init__(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        augmentation: Augmentation,
+        encoded: Callable[[Sequence[Trajectory]], Iterable[TrainSample]],
+        times: int,
+        seed: int,
+    ) -> None:
+        self._trajectories, self._augmentation, self._encoded = trajectories, augmentation, encoded
+        self._times, self._seed = times, seed
+
+    def __len__(self) -> int:
+        return len(self._trajectories) * self._times
+
+    @overload
+    def __getitem__(self, place: int) -> TrainSample: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[TrainSample]: ...
+
+    def __getitem__(self, place: int | slice) -> TrainSample | list[TrainSample]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        trajectory = self._trajectories[place % len(self._trajectories)]
+        again = self._augmentation.rewritten(trajectory, seed=derive_seed(self._seed, "rewritten", place))
+        (sample,) = self._encoded([again])
+        return sample
 
 
 @dataclass(frozen=True)
@@ -200,15 +253,17 @@ async def demonstrate(
     stop_early: float = 0.0,
     wrong_tool: float = 0.0,
     discovery: Discovery | None = None,
+    per_task: int = 1,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Play each task once with the gold policy, through the real environment; real calls, real results.
+    """Play each task `per_task` times with the gold policy, through the real environment; real calls, real
+    results.
 
     With `stop_early` and `wrong_tool` the demonstrations are of mixed quality (see `GoldPolicy`); with
     `discovery` they search for the tools first.
     """
     return await collect(
-        list(attempts(tasks, per_task=1, seed=seed, label="demonstrations")),
+        list(attempts(tasks, per_task=per_task, seed=seed, label="demonstrations")),
         policy=GoldPolicy(tasks, stop_early=stop_early, wrong_tool=wrong_tool),
         tools=tools,
         settings=AgentSettings(sampling=Sampling(), discovery=discovery),

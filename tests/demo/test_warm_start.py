@@ -1,14 +1,19 @@
-"""The copying curriculum of the warm start."""
+"""The warm start: its copying curriculum, and demonstrations whose entities have other names."""
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 import pytest
 
+from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
+from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.demo.embedded_model import train_tokenizer
-from mcpagent.demo.warm_start import copy
+from mcpagent.demo.warm_start import copy, renaming
 from mcpagent.models.tokens import Renderer
+from mcpagent.policy.scripted import call_text
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +35,149 @@ def test_a_copy_task_asks_for_the_users_text_and_nothing_else(renderer: Renderer
 def test_copy_tasks_depend_on_their_seed_alone(renderer: Renderer) -> None:
     first, again, other = (copy(renderer, count=5, seed=s) for s in (1, 1, 2))
     assert first == again != other
+
+
+CATALOG = {
+    "library.get_book": ToolSpec(
+        server="library",
+        name="get_book",
+        description="Title and shelf of a book.",
+        input_schema={"type": "object", "properties": {"book": {"type": "string"}}},
+    )
+}
+
+
+def demonstration(question: str, *, book: str, title: str, shelf: str, limit: int = 10) -> Trajectory:
+    """A question about a book that is looked up, and answered with its title."""
+    arguments = {"book": book, "limit": limit}
+    result = json.dumps({"title": title, "shelf": shelf})
+    call = Turn(
+        index=0,
+        completion=Completion(text=call_text("get_book", arguments)),
+        tool_calls=(ToolCall(id="1", server="library", tool="get_book", arguments=arguments),),
+        tool_results=(ToolResult(call_id="1", server="library", tool="get_book", content=result),),
+    )
+    answer = Turn(index=1, completion=Completion(text=f"It is {title}."))
+    prompt = ({"role": "system", "content": "Use get_book."}, {"role": "user", "content": question})
+    return Trajectory(
+        id="t#0",
+        task_id="t",
+        group_id="t",
+        prompt=prompt,
+        turns=(call, answer),
+        stop_reason=StopReason.ANSWERED,
+    )
+
+
+BOOK = demonstration(
+    "What is the title of the book BK-0417?", book="BK-0417", title="the silent river 12.50", shelf="Q3"
+)
+
+
+def parts(trajectory: Trajectory) -> tuple[str, dict[str, Any], dict[str, Any], str]:
+    """Question, arguments, result and answer."""
+    call, answer = trajectory.turns
+    arguments = json.loads(call.completion.text.partition("\n")[2].partition("\n</")[0])["arguments"]
+    result = json.loads(call.tool_results[0].content)
+    return trajectory.prompt[-1]["content"], arguments, result, answer.completion.text
+
+
+def renamings(count: int, *, of: Trajectory = BOOK) -> list[Trajectory]:
+    others = [
+        demonstration(f"Where is the book {n}?", book=str(n), title=f"tome {n}", shelf="P1")
+        for n in range(20)
+    ]
+    augmentation = renaming([of, *others], CATALOG)
+    return [augmentation.rewritten(of, seed=seed) for seed in range(count)]
+
+
+def test_a_renamed_demonstration_holds_together() -> None:
+    for each in renamings(40):
+        question, arguments, result, answer = parts(each)
+        assert question == f"What is the title of the book {arguments['book']}?"
+        assert answer == f"It is {result['title']}."
+
+
+def test_names_keep_their_shape_and_are_new_nearly_every_time() -> None:
+    made = [parts(each) for each in renamings(40)]
+    for _, arguments, result, _ in made:
+        assert re.fullmatch(r"[A-Z]{2}-\d{4}", arguments["book"])
+        assert re.fullmatch(r"[A-Z]\d", result["shelf"])
+        assert re.fullmatch(r"the [a-z]{6} [a-z]{5} [1-9]\d\.\d\d", result["title"])
+    assert len({arguments["book"] for _, arguments, _, _ in made}) > 25
+    assert len({result["title"] for _, _, result, _ in made}) > 25
+    assert "BK-0417" not in {arguments["book"] for _, arguments, _, _ in made}
+
+
+def test_the_words_of_the_catalog_and_arguments_that_nothing_tells_are_kept() -> None:
+    for each in renamings(20):
+        question, arguments, result, _ = parts(each)
+        assert arguments["limit"] == 10  # no question and no result says it
+        assert set(result) == {"title", "shelf"}
+        assert "title of the book" in question and each.turns[0].completion.text.count("get_book") == 1
+
+
+def test_what_a_plain_text_says_and_what_a_later_message_adds_are_renamed_alike() -> None:
+    call, answer = BOOK.turns
+    said = call.model_copy(
+        update={
+            "tool_results": (
+                ToolResult(call_id="1", server="library", tool="get_book", content="title Q3: BK-0417"),
+            ),
+            "user_message": "And BK-0417?",
+        }
+    )
+    for each in renamings(20, of=BOOK.model_copy(update={"turns": (said, answer)})):
+        first = each.turns[0]
+        book = json.loads(first.completion.text.partition("\n")[2].partition("\n</")[0])["arguments"]["book"]
+        assert first.user_message == f"And {book}?"
+        assert first.tool_results[0].content.endswith(f": {book}")
+        assert first.tool_results[0].content.startswith("title ")
+
+
+def test_a_renaming_depends_on_its_seed_alone() -> None:
+    assert renamings(5) == renamings(5)
+
+
+def test_copied_strings_are_of_the_kinds_that_the_servers_gave(renderer: Renderer) -> None:
+    augmentation = renaming([BOOK], CATALOG)
+    kinds = re.compile(r"(the [a-z]{6} [a-z]{5} \d\d\.\d\d|[a-z]{3} [a-z]{6} [a-z]{5} \d\d\.\d\d|[A-Z]\d| )+")
+    for sample in augmentation.curriculum(renderer, count=30, seed=1):
+        pairs = zip(sample.token_ids_T, sample.loss_mask_T, strict=True)
+        text = renderer.decode([token for token, is_learned in pairs if is_learned])
+        assert kinds.fullmatch(text), text
+        assert "silent river" not in text
+
+
+def test_of_two_numbers_the_higher_one_stays_the_higher() -> None:
+    which = demonstration(
+        "Which is higher, of the book 512 or of the book 1204?", book="512", title="the 731", shelf="P1"
+    )
+    for each in renamings(30, of=which):
+        question, arguments, result, _ = parts(each)
+        low, high = arguments["book"], result["title"].removeprefix("the ")
+        assert low in question
+        assert len(low) == len(high) == 3 and int(low) < int(high)
+
+
+def test_numbers_stay_where_the_answer_holds_one_that_was_calculated() -> None:
+    call, answer = demonstration("The sum of the book 11?", book="11", title="the 20 brown", shelf="P1").turns
+    total = answer.model_copy(update={"completion": Completion(text="It is 31.")})
+    summed = BOOK.model_copy(
+        update={"prompt": ({"role": "user", "content": "The sum of the book 11?"},), "turns": (call, total)}
+    )
+    for each in renamings(20, of=summed):
+        question, arguments, result, text = parts(each)
+        assert (question, arguments["book"], text) == ("The sum of the book 11?", "11", "It is 31.")
+        assert result["title"].startswith("the 20 ") and result["title"] != "the 20 brown"
+
+
+def test_a_name_is_the_same_tokens_in_a_question_a_result_and_an_answer() -> None:
+    augmentation = renaming([BOOK, *renamings(40)], CATALOG)
+    text = [f'What is the title of "{name}"?' for name in ("silent", "orchard", "bilmo", "ratse")] * 9
+    tokenizer = train_tokenizer(text, vocab_size=600, catalog_hash="", wording=augmentation.wording)
+    for name in ("silent", "ratse", "velmo"):
+        alone = tokenizer.encode(name, add_special_tokens=False)
+        for around in ('What is the title of "{}"?', '{{"title": "the {} river"}}', "It is the {}."):
+            ids = tokenizer.encode(around.format(name), add_special_tokens=False)
+            assert any(ids[at : at + len(alone)] == alone for at in range(len(ids))), (name, around)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 import torch
 
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
 from mcpagent.core.tools import SEARCH_TOOL, ToolSpec, chat_schema
-from mcpagent.core.trajectory import Trajectory
+from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.demo.embedded_model import train_tokenizer
 from mcpagent.env.offer import Discovery
 from mcpagent.models.tokens import Renderer
@@ -20,6 +23,7 @@ from mcpagent.train.batch.samples import TrainSample, sample_from_segments
 from mcpagent.train.budget import RunBudget
 from mcpagent.train.sft import (
     Curriculum,
+    RewrittenDemonstrations,
     SftSettings,
     SftState,
     demonstrate,
@@ -156,3 +160,59 @@ def test_demonstrations_search_for_tools_before_they_call_them(renderer: Rendere
     called = [t for t in played if t.tool_results]
     assert any(t.is_success for t in called) and any(not t.is_success for t in called)
     assert "search_tools" in next(texts(called, tasks, catalog=catalog, renderer=renderer))
+
+
+class Counting:
+    """An augmentation of this test's own: it appends its seed to the answer."""
+
+    curriculum = staticmethod(repeat)
+    wording = None
+
+    def rewritten(self, trajectory: Trajectory, /, *, seed: int) -> Trajectory:
+        (turn,) = trajectory.turns
+        return trajectory.model_copy(
+            update={"turns": (turn.model_copy(update={"completion": Completion(text=f"it is {seed}")}),)}
+        )
+
+
+def test_rewritten_demonstrations_are_others_each_time_and_the_same_at_the_same_place(
+    renderer: Renderer,
+) -> None:
+    tasks = [
+        Task.model_validate(
+            {
+                "prompt": [{"role": "user", "content": f"question {n}"}],
+                "reward_spec": {"ground_truth": {"task_id": str(n)}},
+                "extra_info": {"tools": []},
+            }
+        )
+        for n in range(3)
+    ]
+    trajectories = [
+        Trajectory(
+            id=f"{task.id}#0",
+            task_id=task.id,
+            group_id=task.id,
+            prompt=({"role": "user", "content": f"question {task.id}"},),
+            turns=(Turn(index=0, completion=Completion(text="it is")),),
+            stop_reason=StopReason.ANSWERED,
+        )
+        for task in tasks
+    ]
+
+    def made() -> RewrittenDemonstrations:
+        encoded = partial(
+            demonstration_samples, tasks={t.id: t for t in tasks}, catalog={}, renderer=renderer
+        )
+        return RewrittenDemonstrations(
+            trajectories, augmentation=Counting(), encoded=encoded, times=4, seed=7
+        )
+
+    demonstrations = made()
+    assert len(demonstrations) == 12
+    texts = [renderer.decode(sample.token_ids_T) for sample in demonstrations]
+    assert [re.findall(r"question (\d)", text) for text in texts] == [["0"], ["1"], ["2"]] * 4
+    seeds = [re.findall(r"it is (\d+)", text)[0] for text in texts]
+    assert len(set(seeds)) == 12
+    assert [made()[place] for place in (11, 3)] == [demonstrations[11], demonstrations[3]]
+    assert made()[2:4] == [demonstrations[2], demonstrations[3]]

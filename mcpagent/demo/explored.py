@@ -1,0 +1,183 @@
+"""The quickstart on servers of the user's own: their tasks, and whether those are enough to learn from."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mcpagent.config.schema import ToolsConfig
+from mcpagent.core.placeholders import format_value, reference_texts
+from mcpagent.core.tasks import Task
+from mcpagent.errors import UserError
+from mcpagent.rollout.setup import configured_servers
+from mcpagent.synth.explore.learning import Learned, learn
+from mcpagent.synth.explore.walks import explore_dataset
+from mcpagent.synth.generate import server_places, values_by_slot
+from mcpagent.synth.tasks.inspect import stands_in
+from mcpagent.synth.tasks.run import CallCache
+from mcpagent.synth.templates.rules import GeneratedData, Progress
+from mcpagent.tools.contract import ToolProvider
+
+# Below these the embedded model was seen to gain nothing that its interval would show (docs/performance.md).
+LEAST_FACTS = 30  # answers of the tools that can be asked about
+LEAST_TRAIN = 150  # tasks
+LEAST_HELDOUT = 40
+LEAST_OF_SEVERAL_CALLS = 0.15  # of the tasks: what GRPO teaches is to go on to the end
+_ENOUGH_TRAIN = 600  # tasks; with fewer it works, and the gain is less sure
+
+ABOUT = (
+    "A network of about half a million weights, built from scratch, learns to use the servers that were "
+    "named. Their read-only tools were called to see what they answer, and tasks were made from that. The "
+    "network first imitates demonstrations of mixed quality, whose entities have other names each time, "
+    "so that it learns to copy; most of those that need several calls stop early. GRPO then trains it on "
+    "real episodes. No task of training names what a held-out one asks about. This shows that there is "
+    "enough to learn from, and that training on it teaches; it does not show a general agent."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExploredServers:
+    """The servers that were named, and values that exploring cannot guess (`gen-data --seed-value`)."""
+
+    tools: ToolsConfig
+    seed_values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+async def explore(
+    pool: ToolProvider,
+    servers: ExploredServers,
+    *,
+    counts: Mapping[str, int],
+    seed: int,
+    note: Callable[[str], None],
+    on_progress: Progress,
+) -> GeneratedData:
+    """The tasks that exploring gives, up to `counts` of each split; `note` is told which tools gave nothing,
+    and why. Raises UserError where there is too little to learn from."""
+    cache = CallCache(pool)
+    graph = await learn(
+        cache,
+        seed=seed,
+        seed_values=values_by_slot(servers.seed_values, list(pool.tools.values())),
+        places=server_places(configured_servers(servers.tools, on_note=lambda _: None)),
+    )
+    for silence in graph.silences:
+        note(silence.sentence)
+    made = await explore_dataset(
+        pool, counts=counts, seed=seed, on_progress=on_progress, learned=Learned(cache, graph)
+    )
+    data = replace(made, tasks=disjoint(made.tasks))
+    if missing := shortfalls(data.tasks, facts=_facts(data)):
+        raise UserError(
+            f"there is too little to learn from: {'; '.join(missing)} ({'; '.join(found_lines(data))})",
+            where="--servers",
+            remedy="name further tools that only read (--read-only SERVER.TOOL,...), above all those that "
+            "list what there is and those that tell more about one thing of a list; or train on templates of "
+            "your own: mcpagent gen-data --templates FOLDER",
+        )
+    return data
+
+
+def disjoint(tasks: Mapping[str, Sequence[Task]]) -> dict[str, tuple[Task, ...]]:
+    """The tasks without those that name an entity of another side. Exploring keeps apart what is asked about,
+    but a question may begin with what is asked about elsewhere, or tell things apart by it: training leaves
+    out what a held-out task asks about, and no other split keeps a task that names what training names.
+    """
+    constants = _constant_arguments(tasks)
+    asked = {
+        entity
+        for split, members in tasks.items()
+        if split != "train"
+        for task in members
+        for entity in _asked_about(task, constants)
+    }
+    train = tuple(task for task in tasks["train"] if not _names(task, asked, constants))
+    trained = {entity for task in train for entity in _entities(task, constants)}
+    others = {
+        split: tuple(task for task in members if not _names(task, trained, constants))
+        for split, members in tasks.items()
+        if split != "train"
+    }
+    return {"train": train, **others}
+
+
+def _constant_arguments(tasks: Mapping[str, Sequence[Task]]) -> set[str]:
+    """Arguments that say nothing of an entity: no call of the tool has another value there."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for member in (task for members in tasks.values() for task in members):
+        tool, arguments = json.loads(member.extra_info["about"])
+        for name, value in arguments.items():
+            values.setdefault((tool, name), set()).add(format_value(value))
+    return {each for of_parameter in values.values() if len(of_parameter) == 1 for each in of_parameter}
+
+
+def _asked_about(task: Task, constants: set[str]) -> set[str]:
+    _, arguments = json.loads(task.extra_info["about"])
+    return {format_value(value) for value in arguments.values()} - constants
+
+
+def _entities(task: Task, constants: set[str]) -> set[str]:
+    """What is asked about, and what the first call of a chain is told."""
+    given = {
+        format_value(value)
+        for step in task.truth.tool_sequence
+        for value in step.params.values()
+        if not reference_texts(value)
+    }
+    return given - constants | _asked_about(task, constants)
+
+
+def _names(task: Task, entities: set[str], constants: set[str]) -> bool:
+    """Whether the task is about one of the entities, or its user says one."""
+    said = "\n".join([task.prompt[-1].content, *task.truth.user_turns])
+    return bool(_entities(task, constants) & entities) or any(stands_in(each, said) for each in entities)
+
+
+def shortfalls(tasks: Mapping[str, Sequence[Task]], *, facts: int) -> list[str]:
+    """What is too little, each with how much is needed; empty where it is enough."""
+    made = {split: len(members) for split, members in tasks.items()}
+    missing = [f"{facts} answers to ask about, of {LEAST_FACTS} that are needed"] * (facts < LEAST_FACTS)
+    missing += [
+        f"{made.get(split, 0)} tasks {where}, of {least} that are needed"
+        for split, least, where in (
+            ("train", LEAST_TRAIN, "for training"),
+            ("heldout", LEAST_HELDOUT, "held out"),
+        )
+        if made.get(split, 0) < least
+    ]
+    everything = [task for members in tasks.values() for task in members]
+    several = sum(_needs_several_calls(task) for task in everything)
+    if everything and several < LEAST_OF_SEVERAL_CALLS * len(everything):
+        missing.append(
+            f"{several} of {len(everything)} tasks need more than one call, of {LEAST_OF_SEVERAL_CALLS:.0%} "
+            "that are needed"
+        )
+    return missing
+
+
+def found_lines(data: GeneratedData) -> list[str]:
+    """What exploring gave: things to ask about, and tasks by split and kind."""
+    lines = [f"{_facts(data)} answers of the read-only tools to ask about"]
+    for split, members in data.tasks.items():
+        kinds = Counter(task.extra_info["class"].replace("_", " ") for task in members)
+        told = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1]))
+        lines.append(f"{split}: {len(members)} tasks" + (f" ({told})" if told else ""))
+    return lines
+
+
+def warnings(tasks: Mapping[str, Sequence[Task]]) -> list[str]:
+    """What may turn out to be little."""
+    if (made := len(tasks["train"])) < _ENOUGH_TRAIN:
+        return [f"{made} tasks for training are few: with {_ENOUGH_TRAIN} the gain is surer"]
+    return []
+
+
+def _facts(data: GeneratedData) -> int:
+    return sum(of_split["facts"] for of_split in data.entities.values())
+
+
+def _needs_several_calls(task: Task) -> bool:
+    return len(task.truth.tool_sequence) > 1

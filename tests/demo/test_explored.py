@@ -1,0 +1,219 @@
+"""The quickstart on a server of the user, cut short: its stages, what it refuses, what is kept apart."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcpagent.config.schema import ToolsConfig
+from mcpagent.core.tasks import Task
+from mcpagent.demo.explored import ExploredServers, disjoint, shortfalls
+from mcpagent.demo.job import QuickstartJob, Stages, open_job
+from mcpagent.demo.quickstart import quickstart, run_stages
+from mcpagent.errors import UserError
+from mcpagent.storage.datasets import read_tasks
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.trajectories import read_trajectories
+
+LIBRARY = Path(__file__).parent / "servers" / "library.py"
+COUNTS = {"train": 200, "validation": 8, "heldout": 72}
+
+
+def servers_file(folder: Path, *, books: int) -> str:
+    """An mcp.json with a library of so many books."""
+    path = folder / f"mcp-{books}.json"
+    server = {"command": sys.executable, "args": [str(LIBRARY), str(books)]}
+    path.write_text(json.dumps({"mcpServers": {"library": server}}))
+    return str(path)
+
+
+def noting(notes: list[str]) -> Stages:
+    """Stages that show nothing and keep what is noted."""
+
+    @contextmanager
+    def begin(title: str, total: int | None) -> Iterator[Any]:
+        yield lambda *_, **__: None
+
+    return Stages(begin=begin, note=notes.append)
+
+
+def cut_short(job: QuickstartJob) -> QuickstartJob:
+    """The same job with a few small steps."""
+    small = {"max_steps": 2, "batch_size": 2, "save_frequency": 1, "warmup_steps": 1}
+    warm = job.warm.model_copy(
+        update={
+            "training": job.warm.training.model_copy(update=small),
+            "sft": job.warm.sft.model_copy(update={"curriculum_steps": 1, "curriculum_mix": 1}),
+        }
+    )
+    job = replace(job, warm=warm, counts=COUNTS)
+    grpo = job.grpo.model_copy(
+        update={
+            "training": job.grpo.training.model_copy(update=small),
+            "rollout": job.grpo.rollout.model_copy(update={"group_size": 2, "max_new_tokens": 4}),
+            "model": job.grpo.model.model_copy(update={"name": str(job.warm_checkpoint)}),
+        }
+    )
+    return replace(job, grpo=grpo)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[QuickstartJob, dict[str, Any], list[str]]:
+    """A quickstart cut short on a library, its document, and what it noted."""
+    folder, notes = tmp_path_factory.mktemp("own"), list[str]()
+    explored = ExploredServers(tools=ToolsConfig(servers=servers_file(folder, books=70)))
+    job = cut_short(open_job(folder / "run", seed=3, stages=noting(notes), explored=explored))
+    return job, run_stages(job), notes
+
+
+def test_every_stage_runs_from_an_mcp_json_to_the_report(
+    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
+) -> None:
+    job, document, _ = finished
+    heldout = list(read_tasks(job.out / "data" / "heldout.jsonl"))
+    for side in ("warm_start", "trained"):
+        assert document[side]["metrics"]["task_success_sampled"]["n"] == len(heldout)
+    assert Path(document["report"]).stat().st_size > 100_000
+    assert [record["step"] for record in RunFolder.open(job.out).metrics()] == [1, 2]
+    assert document["tool_calls"]["servers"] is None, "a server of one's own counts no calls"
+    assert document["tool_calls"]["trajectories"] > 170, "those of the demonstrations"
+
+
+def test_a_finished_one_says_the_same_again(
+    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
+) -> None:
+    job, document, _ = finished
+    explored = ExploredServers(tools=ToolsConfig(servers=job.progress.servers))
+    again = cut_short(open_job(job.out, seed=3, stages=noting([]), explored=explored))
+    assert run_stages(again) == document
+
+
+def test_what_exploring_gave_is_said_before_anything_is_trained(
+    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
+) -> None:
+    job, _, notes = finished
+    made = len(list(read_tasks(job.out / "data" / "train.jsonl")))
+    (told,) = [note for note in notes if note.startswith("train: ")]
+    assert told.startswith(f"train: {made} tasks (") and "sequential" in told
+    assert any("answers of the read-only tools" in note for note in notes)
+    assert any(note.startswith(f"{made} tasks for training are few") for note in notes)
+
+
+def test_no_training_task_names_what_a_heldout_one_asks_about(
+    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
+) -> None:
+    job, _, _ = finished
+    asked = {
+        value
+        for task in read_tasks(job.out / "data" / "heldout.jsonl")
+        for value in json.loads(task.extra_info["about"])[1].values()
+    }
+    assert len(asked) >= 5
+    for task in read_tasks(job.out / "data" / "train.jsonl"):
+        said = " ".join([task.prompt[-1].content, *task.truth.user_turns])
+        assert not set(said.replace(",", " ").replace("?", " ").replace(".", " ").split()) & asked, said
+
+
+def test_each_task_is_demonstrated_several_times_with_other_flaws(
+    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
+) -> None:
+    job, _, _ = finished
+    folder = job.out / "warm_start" / "trajectories"
+    played: dict[str, list[int]] = {}
+    for path in folder.glob("*.jsonl.zst"):
+        for trajectory in read_trajectories(path, with_tokens=False):
+            played.setdefault(trajectory.task_id, []).append(len(trajectory.tool_results))
+    assert {len(calls) for calls in played.values()} == {4}
+    chains = [calls for calls in played.values() if max(calls) > 1]
+    assert sum(len(set(calls)) > 1 for calls in chains) > len(chains) / 3, "some stop early, some do not"
+
+
+def test_another_server_or_seed_does_not_go_on_in_the_folder(
+    finished: tuple[QuickstartJob, dict[str, Any], list[str]], tmp_path: Path
+) -> None:
+    job, _, _ = finished
+    with pytest.raises(UserError, match="was begun with --servers"):
+        open_job(job.out, seed=3, stages=noting([]))
+    with pytest.raises(UserError, match="was begun with --servers"):
+        other = ExploredServers(tools=ToolsConfig(servers=servers_file(tmp_path, books=6)))
+        open_job(job.out, seed=3, stages=noting([]), explored=other)
+    with pytest.raises(UserError, match="was begun with seed 3, not 4"):
+        open_job(
+            job.out,
+            seed=4,
+            stages=noting([]),
+            explored=ExploredServers(tools=ToolsConfig(servers=job.progress.servers)),
+        )
+
+
+def test_too_little_is_said_with_what_is_needed_and_leaves_no_tasks(tmp_path: Path) -> None:
+    explored = ExploredServers(tools=ToolsConfig(servers=servers_file(tmp_path, books=2)))
+    with pytest.raises(UserError) as refused:
+        quickstart(tmp_path / "run", seed=0, stages=noting([]), explored=explored)
+    assert "there is too little to learn from" in str(refused.value)
+    assert "answers to ask about, of 30 that are needed" in str(refused.value)
+    assert "--read-only" in str(refused.value)
+    assert not list((tmp_path / "run").glob("data/*.jsonl"))
+
+
+def task(name: str, about: dict[str, Any], *first: dict[str, Any], calls: int = 1) -> Task:
+    """A task whose first call has these arguments, and whose last one is `about`."""
+    steps = [
+        {
+            "step": n,
+            "server": "s",
+            "tool": "t",
+            "params": first[0] if first and n == 1 else {"x": "${step1.y}"},
+        }
+        for n in range(1, calls + 1)
+    ]
+    return Task.model_validate(
+        {
+            "prompt": [{"role": "user", "content": "Go."}],
+            "reward_spec": {"ground_truth": {"task_id": name, "tool_sequence": steps}},
+            "extra_info": {"about": json.dumps(["s.t", about])},
+        }
+    )
+
+
+def test_training_gives_way_to_what_is_held_out_and_the_rest_to_training() -> None:
+    tasks = {
+        "train": (
+            task("a", {"x": "A", "limit": 10}, {"x": "A", "limit": 10}),
+            task("through", {"x": "A", "limit": 10}, {"x": "H", "limit": 10}, calls=2),
+        ),
+        "heldout": (
+            task("h", {"x": "H", "limit": 10}, {"x": "H", "limit": 10}),
+            task("from", {"x": "H", "limit": 10}, {"x": "A", "limit": 10}, calls=2),
+        ),
+    }
+    kept = disjoint(tasks)
+    assert [t.id for t in kept["train"]] == ["a"]
+    assert [t.id for t in kept["heldout"]] == ["h"], "the limit, which never changes, is no entity"
+
+
+@pytest.mark.parametrize(
+    ("train", "heldout", "calls", "facts", "missing"),
+    [
+        (150, 40, 2, 30, []),
+        (149, 40, 2, 30, ["149 tasks for training, of 150 that are needed"]),
+        (150, 39, 2, 30, ["39 tasks held out, of 40 that are needed"]),
+        (150, 40, 1, 30, ["0 of 190 tasks need more than one call, of 15% that are needed"]),
+        (150, 40, 2, 29, ["29 answers to ask about, of 30 that are needed"]),
+    ],
+)
+def test_what_is_too_little_names_how_much_is_needed(
+    train: int, heldout: int, calls: int, facts: int, missing: list[str]
+) -> None:
+    tasks = {
+        split: [task(f"{split}{n}", {"x": str(n)}, {"x": str(n)}, calls=calls) for n in range(count)]
+        for split, count in (("train", train), ("heldout", heldout))
+    }
+    assert shortfalls(tasks, facts=facts) == missing
