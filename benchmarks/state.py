@@ -169,12 +169,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--at-once", type=int, default=32)
+    parser.add_argument("--only", help="one of filesystem, memory, sqlite")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mcpagent-state-") as name:
         _install(Path(name))
         outcomes = [
             asyncio.run(_run(subject, episodes=options.episodes, at_once=options.at_once))
             for subject in _subjects(Path(name))
+            if options.only in (None, subject.server.name)
         ]
     sys.exit(0 if all(outcomes) else 1)
 

@@ -27,6 +27,7 @@ from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.limits import CallLimits, Reset, ServerLimits
 from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.questions import load_rules
 from mcpagent.tools.servers_config import (
     HttpServer,
     Isolation,
@@ -102,7 +103,8 @@ def _version(server: ServerConfig, config: ToolsConfig, *, reported: str) -> str
             reached = content_digest(canonical([server.url]))
         case _:
             reached = ""
-    return f"{reported} {reached}".strip()
+    answers = "" if config.answers is None else content_digest(Path(config.answers).read_bytes())
+    return f"{reported} {reached} {answers}".strip()
 
 
 def note_named(servers: Path) -> None:
@@ -222,6 +224,7 @@ def tool_pool(
             retry=config.retry,
             result_limit_chars=config.result_limit_chars,
             per_server={name: server_limits(section) for name, section in config.per_server.items()},
+            answers=None if config.answers is None else load_rules(Path(config.answers)),
         ),
         catalog=CatalogSettings(
             list_limits=ToolListLimits(

@@ -15,6 +15,7 @@ from mcpagent.core.tools import FailureKind
 from mcpagent.tools.catalog import read_as_tool
 from mcpagent.tools.faults import CallFailed, CallLost, CallThrottled, classify
 from mcpagent.tools.limits import CircuitBreaker, Gate, settled
+from mcpagent.tools.questions import ASKED_META_KEY, Questions, call_to_its_end
 from mcpagent.tools.supervisor import Live, ServerSupervisor
 from mcpagent.tools.workspace import WorkspaceCopy
 
@@ -62,7 +63,10 @@ class Connection:
         gate: Gate,
         breaker: CircuitBreaker,
         workspace: WorkspaceCopy | None = None,
+        questions: Questions | None = None,
     ) -> None:
+        self._questions = questions
+        self._asking = asyncio.Lock()
         self.supervisor = supervisor
         self.workspace = workspace
         self._gate = gate
@@ -100,7 +104,14 @@ class Connection:
                 if pending.is_write and pending.write_generation is not None:
                     pending.write_generation.generation = live.number
                 try:
-                    return await self._send(live, request, pending)
+                    if self._questions is None:
+                        return await self._send(live, request, pending)
+                    async with self._asking:  # one at a time: a question does not say which call it is about
+                        self._questions.take()
+                        answer = await self._send(live, request, pending)
+                        if asked := self._questions.take():
+                            answer.meta = {**(answer.meta or {}), ASKED_META_KEY: asked}
+                        return answer
                 except CallThrottled as throttled:
                     await _sit_out(throttled, pending)
                 except CallLost as lost:
@@ -120,7 +131,7 @@ class Connection:
         answer = (
             read_as_tool(live.client, pending.tool, pending.arguments)
             if pending.is_reader
-            else live.client.session.send_request(request, CallToolResult)
+            else call_to_its_end(live.client.session, request, self._questions, keep=self.supervisor.keep)
         )
         task = asyncio.create_task(answer)
         try:

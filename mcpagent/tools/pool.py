@@ -394,6 +394,7 @@ class ToolPool:
             on_note=self._on_note,
             workspace=self._workspace(config, limits),
             reads_resources=self._settings.resources,
+            answers=self._limits.answers,
         )
 
     def _workspace(self, config: ServerConfig, limits: ServerLimits) -> Workspace | None:

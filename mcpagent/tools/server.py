@@ -33,6 +33,7 @@ from mcpagent.tools.contract import PURPOSE_META_KEY, OnChange, Purpose
 from mcpagent.tools.faults import CallFailed, OpenFailed
 from mcpagent.tools.limits import CircuitBreaker, Gate, Reset, ServerLimits
 from mcpagent.tools.metrics import CallCounts, ServerMetrics
+from mcpagent.tools.questions import AnswerRule, Questions
 from mcpagent.tools.servers_config import Isolation
 from mcpagent.tools.supervisor import ServerSupervisor
 from mcpagent.tools.transports.open import Launcher, MemoryLauncher, StdioLauncher
@@ -66,7 +67,9 @@ class StartedServer:
         on_note: Callable[[str], None],
         workspace: Workspace | None = None,
         reads_resources: bool = False,
+        answers: Sequence[AnswerRule] | None = None,
     ) -> None:
+        self._answers = answers  # None: what the server asks is refused
         self.name = name
         self.readers: frozenset[str] = frozenset()  # its tools that are ours: they read resources and prompts
         self._reads_resources = reads_resources
@@ -133,6 +136,7 @@ class StartedServer:
         # A server object in this process is the same one each time: nothing to compare, and a list of many
         # tools would cost more than an episode's calls.
         is_known = bool(self._pinned) and isinstance(self._launcher, MemoryLauncher)
+        questions = None if self._answers is None else Questions(self.name, self._answers)
         launcher, workspace = self._launcher, None
         if isinstance(launcher, StdioLauncher) and self._workspace is not None:
             workspace = self._workspace.copy()
@@ -145,8 +149,11 @@ class StartedServer:
             on_tool_list=None if is_known else partial(self._compare, workspace),
             read_list=partial(read_tool_list, with_readers=True) if self._reads_resources else read_tool_list,
             on_restart=self._count_restart,
+            questions=questions,
         )
-        return Connection(supervisor, gate=self._gate, breaker=self._breaker, workspace=workspace)
+        return Connection(
+            supervisor, gate=self._gate, breaker=self._breaker, workspace=workspace, questions=questions
+        )
 
     async def restore(self, connection: Connection) -> None:
         """Bring the state back in which episodes begin. Raises CallFailed."""

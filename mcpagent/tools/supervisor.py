@@ -31,6 +31,7 @@ from mcpagent.tools.faults import (
     innermost,
 )
 from mcpagent.tools.limits import START_TIMEOUT_S, CircuitBreaker, settled
+from mcpagent.tools.questions import Questions
 from mcpagent.tools.transports.open import Launcher
 from mcpagent.tools.wire import FORBIDDEN, LOGIN_NEEDED, NOT_SENT, RESPONSE_LOST
 
@@ -182,7 +183,9 @@ class ServerSupervisor:
         on_tool_list: Callable[[ToolList], None] | None = None,
         read_list: Callable[[Client], Awaitable[ToolList]] = read_tool_list,
         on_restart: Callable[[], None] = lambda: None,
+        questions: Questions | None = None,
     ) -> None:
+        self._questions = questions
         self.name = name
         self.start_timeout_s = start_timeout_s
         self._launcher = launcher
@@ -365,7 +368,9 @@ class ServerSupervisor:
                 live.fault, live.is_counted = str(ended), ended.is_lasting
 
         try:
-            async with self._launcher.client(on_eof=leave.set, on_end=on_end) as client:
+            async with self._launcher.client(
+                on_eof=leave.set, on_end=on_end, questions=self._questions
+            ) as client:
                 tool_list = ToolList()
                 if self._on_tool_list is not None:
                     tool_list = await self._read_list(client)

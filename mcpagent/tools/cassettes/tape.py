@@ -33,6 +33,7 @@ from mcpagent.core.redact import SECRETS, redact
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file, remove_leftovers, write_text
+from mcpagent.tools.questions import ASKED_META_KEY
 from mcpagent.tools.wire import cut_middle
 
 
@@ -165,6 +166,7 @@ class RecordedAnswer(Record):
     failure: FailureKind | None = None
     truncated_chars: int = 0
     limit_chars: int = 0
+    asked: list[JsonObject] = []  # what the server asked during the call, and how it was answered
 
     @classmethod
     def of(cls, result: ToolResult, *, limit_chars: int, secrets: Mapping[str, str]) -> RecordedAnswer | None:
@@ -178,12 +180,13 @@ class RecordedAnswer(Record):
             failure=result.failure,
             truncated_chars=result.truncated_chars,
             limit_chars=limit_chars if result.truncated_chars else 0,
+            asked=redact(result.meta.get(ASKED_META_KEY, []), secrets),
         )
 
     @property
     def digest(self) -> str:
         """A digest of the whole answer."""
-        return content_digest(canonical(self.model_dump(mode="json")))
+        return content_digest(canonical(self.model_dump(mode="json", exclude={"asked"})))
 
     def within(self, limit_chars: int) -> RecordedAnswer | None:
         """As a server would have answered under another limit; None where what that needs was cut off."""
@@ -208,6 +211,7 @@ class RecordedAnswer(Record):
             failure=self.failure,
             truncated_chars=self.truncated_chars,
             from_cassette=True,
+            meta={ASKED_META_KEY: SECRETS.value(self.asked)} if self.asked else {},
         )
 
 

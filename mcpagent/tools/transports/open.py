@@ -19,6 +19,7 @@ from mcpagent.core.redact import SECRETS
 from mcpagent.storage.atomic import without_secrets
 from mcpagent.tools.catalog import ParamHeaders
 from mcpagent.tools.faults import ServerEnded, innermost, untold
+from mcpagent.tools.questions import Questions, client_options
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.transports.http import http_streams
 from mcpagent.tools.transports.oauth import Authorization
@@ -32,10 +33,14 @@ class Launcher(Protocol):
     """Makes a fresh client for each opening of a connection."""
 
     def client(
-        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+        self,
+        *,
+        on_eof: Callable[[], None],
+        on_end: Callable[[ServerEnded], None] = untold,
+        questions: Questions | None = None,
     ) -> AbstractAsyncContextManager[Client]:
         """A new client; `on_eof` is called as soon as the server has closed its end, `on_end` before it
-        with the reason, where that is known."""
+        with the reason, where that is known. `questions` answers what the server asks."""
         ...
 
     def log_tail(self) -> str:
@@ -52,10 +57,15 @@ class MemoryLauncher:
     keeps_schemas: bool = False
 
     def client(
-        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+        self,
+        *,
+        on_eof: Callable[[], None],
+        on_end: Callable[[ServerEnded], None] = untold,
+        questions: Questions | None = None,
     ) -> AbstractAsyncContextManager[Client]:
         """A client of the object; nothing is started."""
-        return Client(self.server, mode=LATEST_MODERN_VERSION)
+        options = {} if questions is None else client_options(questions)
+        return Client(self.server, mode=LATEST_MODERN_VERSION, **options)
 
     def log_tail(self) -> str:
         """Empty: it has no stderr."""
@@ -73,10 +83,12 @@ class _Negotiation:
         self._first = self._mode = mode
 
     @asynccontextmanager
-    async def client(self, streams: Transport) -> AsyncGenerator[Client]:
+    async def client(self, streams: Transport, questions: Questions | None) -> AsyncGenerator[Client]:
         async with AsyncExitStack() as stack:
             try:
-                client = await stack.enter_async_context(Client(streams, mode=self._mode))
+                client = await stack.enter_async_context(
+                    Client(streams, mode=self._mode, **client_options(questions))
+                )
             except BaseException:
                 self._mode = self._first
                 raise
@@ -98,7 +110,11 @@ class StdioLauncher:
 
     @asynccontextmanager
     async def client(
-        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+        self,
+        *,
+        on_eof: Callable[[], None],
+        on_end: Callable[[ServerEnded], None] = untold,
+        questions: Questions | None = None,
     ) -> AsyncGenerator[Client]:
         """Start the process and connect to it; it is ended on leaving."""
         config = self.config
@@ -108,7 +124,7 @@ class StdioLauncher:
         with self.log_path.open("ab") as log:
             streams = stdio_streams(config, log_file=log, on_eof=on_eof, on_end=on_end, on_left=self.on_left)
             try:
-                async with self._negotiation.client(streams) as client:
+                async with self._negotiation.client(streams, questions) as client:
                     yield client
             finally:
                 without_secrets(self.log_path)
@@ -139,7 +155,11 @@ class HttpLauncher:
 
     @asynccontextmanager
     async def client(
-        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None] = untold
+        self,
+        *,
+        on_eof: Callable[[], None],
+        on_end: Callable[[ServerEnded], None] = untold,
+        questions: Questions | None = None,
     ) -> AsyncGenerator[Client]:
         """Connect to the server; its session is ended on leaving."""
 
@@ -155,22 +175,26 @@ class HttpLauncher:
         async with AsyncExitStack() as stack:
             if not self._config.is_sse:
                 try:
-                    client = await stack.enter_async_context(self._negotiation.client(streams()))
+                    client = await stack.enter_async_context(self._negotiation.client(streams(), questions))
                 except Exception as refusal:
                     if not _may_be_older(refusal):
                         raise
-                    client = await self._over_sse(stack, streams, refusal)
+                    client = await self._over_sse(stack, streams, questions, refusal)
             else:
-                client = await stack.enter_async_context(self._older.client(streams()))
+                client = await stack.enter_async_context(self._older.client(streams(), questions))
             yield client
 
     async def _over_sse(
-        self, stack: AsyncExitStack, streams: Callable[[], Transport], refusal: Exception
+        self,
+        stack: AsyncExitStack,
+        streams: Callable[[], Transport],
+        questions: Questions | None,
+        refusal: Exception,
     ) -> Client:
         """A client over HTTP+SSE in place of one that was refused; the refusal where that fails too."""
         before, self._config = self._config, replace(self._config, is_sse=True)
         try:
-            return await stack.enter_async_context(self._older.client(streams()))
+            return await stack.enter_async_context(self._older.client(streams(), questions))
         except Exception:  # noqa: BLE001 - boundary: whatever is there, it is no server of ours
             self._config = before
             raise refusal from None

@@ -1,0 +1,273 @@
+"""What a server asks of its client in the middle of a call (elicitation, sampling), and results that come
+later: rounds of input (2026-07-28) and tasks (the extension `io.modelcontextprotocol/tasks`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from mcp import MCPError
+from mcp.client import ClientExtension
+from mcp.client.extension import ClaimContext, ResultClaim
+from mcp.client.session import ClientRequestContext, ClientSession
+from mcp.types import (
+    INVALID_REQUEST,
+    CallToolRequest,
+    CallToolResult,
+    CreateMessageRequest,
+    CreateMessageRequestParams,
+    CreateMessageResult,
+    ElicitRequest,
+    ElicitRequestParams,
+    ElicitResult,
+    ErrorData,
+    InputRequest,
+    InputRequiredResult,
+    InputResponse,
+    Request,
+    RequestParams,
+    Result,
+    TextContent,
+)
+from pydantic import TypeAdapter, ValidationError
+
+from mcpagent.core.records import JsonObject, Record
+from mcpagent.errors import UserError
+
+ASKED_META_KEY = (
+    "mcpagent/asked"  # in a result's `_meta`: what the server asked during the call, and the answers
+)
+_ROUNDS_MAX = 10
+_POLL_S, _POLL_MIN_S, _POLL_MAX_S = 1.0, 0.02, 5.0
+_ANY: Any = TypeAdapter(dict[str, Any])  # of what the SDK takes as a result there are models alone
+_REQUEST: TypeAdapter[InputRequest] = TypeAdapter(InputRequest)
+
+
+class AnswerRule(Record):
+    """One answer of a script. `message` is a regular expression that is searched in what the server asks;
+    what is not set fits everything. An elicitation gets `action` and `content`, sampling gets `text`."""
+
+    server: str = "*"
+    asks: Literal["elicitation", "sampling"] | None = None
+    message: str = ""
+    action: Literal["accept", "decline", "cancel"] = "accept"
+    content: dict[str, str | int | float | bool | list[str] | None] = {}
+    text: str | None = None
+
+    def fits(self, server: str, asks: str, message: str) -> bool:
+        """Whether it answers that."""
+        is_kind = self.asks in (None, asks) and (asks == "elicitation" or self.text is not None)
+        return is_kind and fnmatch.fnmatch(server, self.server) and bool(re.search(self.message, message))
+
+
+def load_rules(path: Path) -> tuple[AnswerRule, ...]:
+    """The rules of a YAML or JSON file, a list. Raises UserError."""
+    try:
+        listed = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rules = TypeAdapter(tuple[AnswerRule, ...]).validate_python(listed)
+        for rule in rules:
+            re.compile(rule.message)
+    except OSError as error:
+        raise UserError(f"cannot read it: {error.strerror}", where=str(path)) from error
+    except (ValidationError, yaml.YAMLError, re.error, UnicodeDecodeError) as error:
+        text = str(error).replace("\n", "; ")[:400]
+        remedy = "A list of {server, asks, message, action, content, text}; docs/tools.md has an example."
+        raise UserError(f"not a list of answers: {text}", where=str(path), remedy=remedy) from error
+    return rules
+
+
+@dataclass
+class Questions:
+    """Answers what one connection's server asks, by the first rule that fits, and refuses the rest. `asked`
+    is what was asked since it was last taken, and how it was answered."""
+
+    server: str
+    rules: Sequence[AnswerRule]
+    asked: list[JsonObject] = field(default_factory=list)
+
+    async def elicit(
+        self, context: ClientRequestContext, params: ElicitRequestParams
+    ) -> ElicitResult | ErrorData:
+        """A form is filled in; what wants a browser is declined."""
+        rule = self._rule("elicitation", params.message) if params.mode == "form" else None
+        if rule is None:
+            result = ElicitResult(action="decline")
+        elif rule.action == "accept":
+            result = ElicitResult(action="accept", content=dict(rule.content))
+        else:
+            result = ElicitResult(action=rule.action)
+        answer = {"action": result.action, **({"content": result.content} if result.content else {})}
+        self.asked.append({"asks": "elicitation", "message": params.message, "answer": answer})
+        return result
+
+    async def sample(
+        self, context: ClientRequestContext, params: CreateMessageRequestParams
+    ) -> CreateMessageResult | ErrorData:
+        """The text of a rule in place of a model's."""
+        said = [message.content for message in params.messages]
+        message = "\n".join(block.text for block in said if isinstance(block, TextContent))
+        rule = self._rule("sampling", message)
+        self.asked.append(
+            {"asks": "sampling", "message": message, "answer": None if rule is None else rule.text}
+        )
+        if rule is None or rule.text is None:
+            return ErrorData(code=INVALID_REQUEST, message="sampling is refused here")
+        text = TextContent(text=rule.text)
+        return CreateMessageResult(role="assistant", content=text, model="scripted", stop_reason="endTurn")
+
+    def take(self) -> list[JsonObject]:
+        """What was asked since the last time."""
+        taken, self.asked = self.asked, []
+        return taken
+
+    def _rule(self, asks: str, message: str) -> AnswerRule | None:
+        return next((rule for rule in self.rules if rule.fits(self.server, asks, message)), None)
+
+
+class _TaskParams(RequestParams):
+    task_id: str
+    input_responses: dict[str, Any] | None = None
+
+
+class _TaskRequest(Request[_TaskParams, Literal["tasks/get", "tasks/update", "tasks/cancel"]]):
+    method: Literal["tasks/get", "tasks/update", "tasks/cancel"]
+    params: _TaskParams
+    name_param = "taskId"
+
+
+class _TaskResult(Result):
+    result_type: Literal["task"] = "task"
+    task_id: str
+
+
+class _TasksExtension(ClientExtension):
+    identifier = "io.modelcontextprotocol/tasks"
+
+    def claims(self) -> Sequence[ResultClaim[Any]]:
+        """The handle that a server may return in place of a result."""
+
+        async def resolve(task: _TaskResult, context: ClaimContext) -> CallToolResult:
+            return await _task(context.session, {"taskId": task.task_id, "status": "working"}, None)
+
+        return [ResultClaim(result_type="task", model=_TaskResult, resolve=resolve)]
+
+
+def client_options(questions: Questions | None) -> Mapping[str, Any]:
+    """What a client says that it can do: wait for tasks, and answer, where there are answers."""
+    callbacks = (
+        {}
+        if questions is None
+        else {"elicitation_callback": questions.elicit, "sampling_callback": questions.sample}
+    )
+    return {"extensions": [_TasksExtension()], **callbacks}
+
+
+async def call_to_its_end(
+    session: ClientSession,
+    request: CallToolRequest,
+    questions: Questions | None,
+    *,
+    keep: Callable[[asyncio.Task[Any]], object] = lambda _: None,
+) -> CallToolResult:
+    """The result of a call, whatever the server wants before it: input, or time. `keep` holds the request
+    that cancels a task. Raises MCPError."""
+    for _ in range(_ROUNDS_MAX):
+        raw = await session.send_request(request, _ANY)
+        match raw.get("resultType"):
+            case "task":
+                return await _task(session, raw, questions, keep=keep)
+            case "input_required":
+                needed = InputRequiredResult.model_validate(raw, by_name=False)
+            case _:
+                return CallToolResult.model_validate(raw, by_name=False)
+        if needed.input_requests and questions is None:
+            return _refused(needed.input_requests.values())
+        responses: dict[str, InputResponse] = {}
+        for key, asked in (needed.input_requests or {}).items():
+            answer = await _answered(session, asked, questions)
+            if isinstance(answer, ErrorData):
+                return _refused([asked])
+            responses[key] = answer
+        if not needed.input_requests:
+            await asyncio.sleep(_POLL_MIN_S)
+        again = {"input_responses": responses or None, "request_state": needed.request_state}
+        request = CallToolRequest(params=request.params.model_copy(update=again))
+    raise MCPError(INVALID_REQUEST, f"the server asked for input more than {_ROUNDS_MAX} times")
+
+
+async def _answered(
+    session: ClientSession, asked: InputRequest, questions: Questions | None
+) -> InputResponse | ErrorData:
+    if questions is None:
+        return ErrorData(code=INVALID_REQUEST, message="it is refused here")
+    return await session.dispatch_input_request(
+        ClientRequestContext(session=session, request_id="input"), asked
+    )
+
+
+def _refused(asked: Any) -> CallToolResult:
+    texts = []
+    for request in asked:
+        match request:
+            case ElicitRequest(params=params):
+                texts.append(f"a question ({params.message!r})")
+            case CreateMessageRequest():
+                texts.append("a model's text")
+            case _:
+                texts.append("the folders of its client")
+    text = f"the server wants {', '.join(texts)} for this, which is refused here"
+    return CallToolResult(content=[TextContent(text=text)], is_error=True)
+
+
+async def _task(
+    session: ClientSession,
+    raw: JsonObject,
+    questions: Questions | None,
+    *,
+    keep: Callable[[asyncio.Task[Any]], object] = lambda _: None,
+) -> CallToolResult:
+    """Ask for a task until it has ended, as often as the server says. Where its caller gives up, it is
+    cancelled there too."""
+    params = _TaskParams(task_id=str(raw["taskId"]))
+    try:
+        while True:
+            match raw.get("status"):
+                case "completed":
+                    return CallToolResult.model_validate(raw["result"], by_name=False)
+                case "failed":
+                    error = raw.get("error") or {}
+                    raise MCPError(int(error.get("code", INVALID_REQUEST)), str(error.get("message", "")))
+                case "cancelled":
+                    text = f"the task was cancelled: {raw.get('statusMessage') or 'no reason'}"
+                    return CallToolResult(content=[TextContent(text=text)], is_error=True)
+                case "input_required" if raw.get("inputRequests"):
+                    answers: dict[str, Any] = {}
+                    for key, value in raw["inputRequests"].items():
+                        asked = _REQUEST.validate_python(value, by_name=False)
+                        answer = await _answered(session, asked, questions)
+                        if isinstance(answer, ErrorData):
+                            await _send(session, "tasks/cancel", params)
+                            return _refused([asked])
+                        answers[key] = answer.model_dump(by_alias=True, mode="json", exclude_none=True)
+                    update = params.model_copy(update={"input_responses": answers})
+                    await _send(session, "tasks/update", update)
+            said_s = raw.get("pollIntervalMs")
+            pause_s = _POLL_S if said_s is None else float(said_s) / 1000
+            await asyncio.sleep(min(max(pause_s, _POLL_MIN_S), _POLL_MAX_S))
+            raw = await _send(session, "tasks/get", params)
+    except asyncio.CancelledError:
+        keep(asyncio.create_task(_send(session, "tasks/cancel", params)))
+        raise
+
+
+async def _send(
+    session: ClientSession, method: Literal["tasks/get", "tasks/update", "tasks/cancel"], params: _TaskParams
+) -> JsonObject:
+    return await session.send_request(_TaskRequest(method=method, params=params), _ANY)
