@@ -153,3 +153,30 @@ def test_why_tools_gave_nothing_is_one_sentence_for_each_reason() -> None:
     said = " ".join(silence.sentence for silence in graph.silences)
     assert "badges have nine digits" in said and "--seed-value folder=" in said
     assert set(graph.not_tried) == {tool for silence in graph.silences for tool in silence.tools}
+
+
+def test_the_records_of_a_plain_text_are_asked_for_by_what_their_lines_call_them() -> None:
+    first, second = "Commit: 3ad5acc\nAuthor: Ada Berg\nTons: 1200", "Commit: 25279c6\nAuthor: Edsger Lund"
+    text = f"History:\n{first}\n\n{second}\nAdd two crates"
+    leaves = {leaf.label: leaf for leaf in answer_fields({"text": text})}
+    for leaf in leaves.values():
+        assert resolve_references(leaf.of_step(1), {"step1": {"text": text}}) == leaf.value
+    values = {
+        label: leaves[label].value for label in ("Commit", "Author", "Tons", "second Commit", "second Author")
+    }
+    assert values == {
+        "Commit": "3ad5acc",
+        "Author": "Ada Berg",
+        "Tons": "1200",
+        "second Commit": "25279c6",
+        "second Author": "Edsger Lund",
+    }
+
+
+def test_a_text_that_is_json_is_read_as_the_object_that_it_is() -> None:
+    answer = {
+        "result": json.dumps({"rows": [{"name": "Aurora", "tons": 1237}, {"name": "Borealis", "tons": 4400}]})
+    }
+    leaves = {leaf.expression: leaf for leaf in answer_fields(answer)}
+    assert leaves["@.result.rows[1].tons"].value == 4400
+    assert resolve_references(leaves["@.result.rows[1].tons"].of_step(1), {"step1": answer}) == 4400
