@@ -65,6 +65,12 @@ def _common(config: TrainConfig) -> Iterator[ConfigFinding]:
             f"sft.{name} is {getattr(sft, name)}, but sft.curriculum names no function that makes its "
             "samples; name one as package.module:function",
         )
+    if rollout.user == "model" and not rollout.user_model:
+        yield ConfigFinding(
+            ("rollout.user_model", "rollout.user"),
+            "rollout.user is model, but rollout.user_model names none; name the model that plays the user, "
+            "or use scripted",
+        )
     if config.tools.cassette is None and config.tools.cassette_mode in ("record", "strict"):
         yield ConfigFinding(
             ("tools.cassette_mode", "tools.cassette"),
@@ -266,6 +272,9 @@ def idle(config: TrainConfig) -> dict[str, str]:
         reasons["training.curriculum"] = "algorithm is sft, whose demonstrations have no solve rate"
     if config.training.curriculum == "uniform":
         reasons["training.useful_share"] = "training.curriculum is uniform, not calibrated"
+    if config.rollout.user == "scripted":
+        for name in ("user_model", "user_cache"):
+            reasons[f"rollout.{name}"] = "rollout.user is scripted"
     if config.tools.discovery == "all":
         reasons["tools.pinned"] = "tools.discovery is all, which offers every tool; search offers these few"
     if config.rollout.backend == "hf":

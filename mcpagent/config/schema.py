@@ -231,6 +231,11 @@ class RolloutConfig(Section):
     # message in the template's place.
     tool_format: ToolFormat = "auto"
     canary_every: Count = 1  # updates between proofs that the sampler has the trained weights; 0: never
+    # Who says the later messages of a task of several turns. model: user_model, at api.base_url, in its own
+    # words, checked to tell no more and no less than the task's own message.
+    user: Literal["scripted", "model"] = "scripted"
+    user_model: str | None = None
+    user_cache: str | None = None  # file of its replies, so that none is asked for twice; None: in memory
     # Steps by which the episodes of a batch may be older than the weights that it updates: collecting
     # overlaps training. 0: never. What is stale is corrected by grpo.tis_cap.
     max_staleness: Count = 0

@@ -70,6 +70,15 @@ class RewardTerm(Record):
     weight: float = 0.0
 
 
+class SimulatedUser(Record):
+    """How a model that plays the user came to a message: why earlier ones were `rejected`, and whether the
+    script was said in the end."""
+
+    model: str
+    rejected: tuple[str, ...] = ()
+    is_scripted: bool = False
+
+
 class Turn(Record):
     """One model step and what the environment answered. `added_token_ids` is what the environment appended
     to the context since the last turn (the whole prompt at turn 0); sidecar, like the completion's tokens."""
@@ -82,6 +91,7 @@ class Turn(Record):
     parse_failures: tuple[ParseFailure, ...] = ()
     tool_results: tuple[ToolResult, ...] = ()
     user_message: str | None = None  # the user message that the environment delivered after this turn
+    simulated_user: SimulatedUser | None = None  # who said it; None: the script of the task
     reward_terms: tuple[RewardTerm, ...] = ()
     wall_s: float = 0.0
 

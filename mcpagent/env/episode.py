@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import StateCheck, Task
 from mcpagent.core.tools import SEARCH_TOOL, FailureKind, ParseFailure, ToolCall, ToolResult
-from mcpagent.core.trajectory import FinishReason, RewardTerm, StopReason
+from mcpagent.core.trajectory import FinishReason, RewardTerm, SimulatedUser, StopReason
 from mcpagent.env.offer import Discovery, OfferedTool, OfferedTools, SearchableTools, offer
 from mcpagent.env.parsing import parse_action
+from mcpagent.env.user import UserSimulator, UserTurn
 from mcpagent.errors import EpisodeError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
 from mcpagent.reward.registry import grade
@@ -220,6 +221,7 @@ class StepOutput:
     parse_failures: tuple[ParseFailure, ...] = ()
     tool_results: tuple[ToolResult, ...] = ()
     user_message: str | None = None
+    simulated_user: SimulatedUser | None = None
     tool_schemas: tuple[JsonObject, ...] = ()
 
 
@@ -239,8 +241,11 @@ class Episode:
         episode_id: str,
         tool_format: str = "auto",
         discovery: Discovery | None = None,
+        user: UserSimulator | None = None,
+        seed: int = 0,
     ) -> None:
-        """`discovery`: tools are searched for; None offers all of the task's at once."""
+        """`discovery`: tools are searched for; None offers all of the task's at once. `user` says the later
+        user messages in its own words, by `seed`; None says them as the task has them."""
         self.task = task
         self.episode_id = episode_id
         self.errors: list[str] = []
@@ -252,6 +257,7 @@ class Episode:
         self._session = tools.session()
         self._tool_format = tool_format
         self._discovery = discovery
+        self._user, self._seed, self._said = user, seed, [m.content for m in task.prompt if m.role == "user"]
         self._searchable: SearchableTools | None = None
         self._search_turns = 0
         self._offer: OfferedTools | None = None
@@ -313,8 +319,7 @@ class Episode:
             max_servers=truth.limits.max_servers,
             deadline_s=None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s,
         )
-        self._offer = offered
-        self._runner = CallRunner(self._session, offered, limits, self._searchable)
+        self._offer, self._runner = offered, CallRunner(self._session, offered, limits, self._searchable)
         for server, calls in truth.setup.items():
             for call in calls:
                 result = await self._own_call(server, call.tool, call.arguments, purpose=Purpose.SETUP)
@@ -389,11 +394,20 @@ class Episode:
             checks = state_checks(self.task.truth)
             await self._read_state([item for item in checks if item[1].user_turn == self._user_turn])
             message, _ = cut_middle(remaining[0], self._limits.message_limit_chars)
+            simulated = None
+            if self._user is not None:
+                message, simulated = await self._user.say(self._turn_of_user(message, text), seed=self._seed)
+            self._said.append(message)
             message, added = self._add_tools(message)
-            return self._advance(CallOutcome(), (), user_message=message, added=added)
+            output = self._advance(CallOutcome(), (), user_message=message, added=added)
+            return replace(output, simulated_user=simulated)
         self.final_answer = text
         self._stop(StopReason.ANSWERED)
         return self._advance(CallOutcome(), ())
+
+    def _turn_of_user(self, goal: str, heard: str) -> UserTurn:
+        made, names = [r for t in self._turns for r in t.results], self._catalog
+        return UserTurn.of(self.task, goal=goal, said=self._said, heard=heard, results=made, tool_names=names)
 
     def _advance(
         self,

@@ -12,6 +12,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import FinishReason, RewardTerm, StopReason, Trajectory, Turn
 from mcpagent.env.episode import Episode, EpisodeLimits
 from mcpagent.env.offer import Discovery
+from mcpagent.env.user import UserSimulator
 from mcpagent.errors import EpisodeError
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 from mcpagent.tools.contract import ToolProvider
@@ -59,6 +60,7 @@ class AgentSettings:
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     max_context_tokens: int | None = None
     discovery: Discovery | None = None
+    user: UserSimulator | None = None  # None: later user messages are those of the task
 
 
 async def run_attempt(
@@ -81,6 +83,8 @@ async def run_attempt(
         episode_id=attempt.episode_id,
         tool_format="auto" if renderer is None else renderer.tool_format,
         discovery=settings.discovery,
+        user=settings.user,
+        seed=derive_seed(attempt.seed, "user"),
     )
     turns: list[Turn] = []
     prompt: list[JsonObject] = []
@@ -141,6 +145,7 @@ async def _play(
                 parse_failures=out.parse_failures,
                 tool_results=out.tool_results,
                 user_message=out.user_message,
+                simulated_user=out.simulated_user,
                 wall_s=time.perf_counter() - started,
             )
         )

@@ -14,6 +14,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
 from mcpagent.env.episode import EpisodeLimits
 from mcpagent.env.offer import Discovery
+from mcpagent.env.user import UserSimulator
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import Sampling
 from mcpagent.rollout.agent import AgentSettings
@@ -274,7 +275,9 @@ def server_limits(section: ServerSection) -> ServerLimits:
     )
 
 
-def agent_settings(config: TrainConfig, *, max_context: int | None) -> AgentSettings:
+def agent_settings(
+    config: TrainConfig, *, max_context: int | None, user: UserSimulator | None = None
+) -> AgentSettings:
     """How episodes are sampled, from the `rollout` section."""
     rollout = config.rollout
     return AgentSettings(
@@ -289,6 +292,7 @@ def agent_settings(config: TrainConfig, *, max_context: int | None) -> AgentSett
         ),
         max_context_tokens=max_context,
         discovery=discovery(config.tools),
+        user=user,
     )
 
 

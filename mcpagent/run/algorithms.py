@@ -15,6 +15,7 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.rollout.setup import agent_settings, discovery
+from mcpagent.run.episodes import open_user
 from mcpagent.run.lifecycle import (
     RunInputs,
     TrainOutcome,
@@ -172,22 +173,25 @@ def _open_grpo_actor(parts: _GrpoParts, *, total: int) -> Iterator[tuple[Actor, 
     is_pipelined = config.rollout.max_staleness > 0
     canary = build_canary(loaded, config, learner=learner, tasks=parts.inputs.tasks, catalog=tools.pool.tools)
     totals = ToolTotals(parts.run.metrics())
-    with open_sampler(
-        loaded,
-        config,
-        model=learner.model,
-        # Beside episodes that go on, evaluations and the canary need room of their own.
-        slots=2 * concurrency + CANARY_ROWS if is_pipelined else max(concurrency, CANARY_ROWS),
-        weights=parts.run.path / "weights" / place.processes.folder_name,
-        on_note=parts.inputs.watch.note,
-    ) as sampler:
+    with (
+        open_sampler(
+            loaded,
+            config,
+            model=learner.model,
+            # Beside episodes that go on, evaluations and the canary need room of their own.
+            slots=2 * concurrency + CANARY_ROWS if is_pipelined else max(concurrency, CANARY_ROWS),
+            weights=parts.run.path / "weights" / place.processes.folder_name,
+            on_note=parts.inputs.watch.note,
+        ) as sampler,
+        open_user(config, io=tools.io, on_note=parts.inputs.watch.note) as user,
+    ):
         actor = LocalActor(
             sampler,
             canary=canary,
             renderer=loaded.renderer,
             tools=tools,
             settings=ActorSettings(
-                agent=agent_settings(config, max_context=loaded.max_context),
+                agent=agent_settings(config, max_context=loaded.max_context, user=user),
                 group_size=config.rollout.group_size,
                 concurrency=concurrency,
                 deterministic=is_deterministic(config, loaded.device),
@@ -380,7 +384,10 @@ def _open_sft_actor(
     slots = max(judge.episodes_at_once, CANARY_ROWS)
     was_training = learner.model.training
     learner.model.eval()
-    with open_sampler(loaded, here, model=learner.model, slots=slots) as sampler:
+    with (
+        open_sampler(loaded, here, model=learner.model, slots=slots) as sampler,
+        open_user(config, io=tools.io, on_note=inputs.watch.note) as user,
+    ):
         canary = build_canary(loaded, here, learner=learner, tasks=inputs.tasks, catalog=tools.pool.tools)
         yield LocalActor(
             sampler,
@@ -388,7 +395,7 @@ def _open_sft_actor(
             renderer=loaded.renderer,
             tools=tools,
             settings=ActorSettings(
-                agent=agent_settings(config, max_context=loaded.max_context),
+                agent=agent_settings(config, max_context=loaded.max_context, user=user),
                 group_size=1,
                 concurrency=judge.episodes_at_once,
                 deterministic=is_deterministic(config, loaded.device),

@@ -19,6 +19,7 @@ from mcpagent.config.sections import ApiConfig
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
+from mcpagent.env.user import ModelUser, UserCache, UserSimulator
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget, given_price
 from mcpagent.llm.client import RetryingClient
@@ -66,6 +67,18 @@ def open_api_policy(
             where="rollout.top_k",
             remedy="use 0, and rollout.top_p where the tail is to be cut",
         )
+    price = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
+    budget = ApiBudget(price=price)
+    with _open_client(model, api, budget=budget, io=io, on_note=on_note) as client:
+        yield ApiPolicy(
+            OpenAIPolicy(client, price=price), budget, api.base_url or "https://api.openai.com/v1"
+        )
+
+
+@contextmanager
+def _open_client(
+    model: str, api: ApiConfig, *, budget: ApiBudget, io: IOThread, on_note: Callable[[str], None]
+) -> Iterator[RetryingClient]:
     endpoint = Endpoint(
         EndpointSettings(
             model=model,
@@ -76,21 +89,33 @@ def open_api_policy(
         ),
         on_note=on_note,
     )
-    price = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
-    budget = ApiBudget(price=price)
-    client = RetryingClient(
-        endpoint,
-        budget=budget,
-        max_in_flight=api.max_in_flight,
-        per_minute=api.calls_per_minute,
-        attempts=api.attempts,
-    )
     try:
-        yield ApiPolicy(
-            OpenAIPolicy(client, price=price), budget, api.base_url or "https://api.openai.com/v1"
+        yield RetryingClient(
+            endpoint,
+            budget=budget,
+            max_in_flight=api.max_in_flight,
+            per_minute=api.calls_per_minute,
+            attempts=api.attempts,
         )
     finally:
         io.run(endpoint.close())
+
+
+@contextmanager
+def open_user(
+    config: TrainConfig, *, io: IOThread, on_note: Callable[[str], None]
+) -> Iterator[UserSimulator | None]:
+    """The model that plays the user (`rollout.user`); None where the tasks' own messages are said. Raises
+    UserError where its key is missing."""
+    rollout, api = config.rollout, config.api
+    if rollout.user == "scripted" or rollout.user_model is None:
+        yield None
+        return
+    price = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
+    budget = ApiBudget(price=price)
+    with _open_client(rollout.user_model, api, budget=budget, io=io, on_note=on_note) as client:
+        cache = UserCache(None if rollout.user_cache is None else Path(rollout.user_cache))
+        yield ModelUser(client, model=rollout.user_model, cache=cache)
 
 
 def _key(api: ApiConfig) -> str:
@@ -217,6 +242,7 @@ class EpisodeSetup:
             **asdict(self.settings.limits),
             "max_context_tokens": self.settings.max_context_tokens,
             "concurrency": self.concurrency,
+            "user": config.rollout.user_model if config.rollout.user == "model" else "scripted",
             "tools": config.tools.model_dump(mode="json"),
             "catalog_hash": self.tools.pool.catalog_hash,
             "renamed_tools": dict(self.tools.pool.renamed),
@@ -249,12 +275,13 @@ def open_episodes(
                 policy, tasks=tasks, config=config, slots=concurrency, io=tools.io, on_note=console.note
             )
         )
+        user = stack.enter_context(open_user(config, io=tools.io, on_note=console.note))
         yield EpisodeSetup(
             config=config,
             tasks=tasks,
             tools=tools,
             ready=ready,
-            settings=agent_settings(config, max_context=ready.max_context),
+            settings=agent_settings(config, max_context=ready.max_context, user=user),
             concurrency=concurrency,
         )
 
