@@ -119,7 +119,7 @@ def test_a_reward_method_that_was_added_grades_the_records_that_name_it(tree: Pa
 from mcpagent import Task
 from mcpagent.core.trajectory import StopReason
 from mcpagent.reward.record import EpisodeRecord
-from mcpagent.reward.registry import grade
+from mcpagent.reward.record import grade
 from mcpagent.reward.rule import total_reward
 truth = {"task_id": "t", "complexity": "simple", "max_turns": 1, "abstain": True,
          "final_answer": {"type": "string", "value": "no"}}

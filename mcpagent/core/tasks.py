@@ -118,7 +118,7 @@ class GroundTruth(OpenRecord):
     reference_answer: str | None = None  # what a right final message says; may hold references
 
 
-# The names that `reward_spec.method` may have; `mcpagent.reward.registry` has the grader of each.
+# The names that `reward_spec.method` may have; `mcpagent.reward.record` has the grader of each.
 
 
 def _known_method(value: str) -> str:

@@ -16,8 +16,7 @@ from mcpagent.env.offer import Discovery, OfferedTool, OfferedTools, SearchableT
 from mcpagent.env.parsing import parse_action
 from mcpagent.env.user import UserSimulator, UserTurn
 from mcpagent.errors import EpisodeError
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
-from mcpagent.reward.registry import grade
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, grade, state_checks
 from mcpagent.reward.rule import turn_terms
 from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
 from mcpagent.tools.wire import cut_middle
@@ -228,7 +227,7 @@ class StepOutput:
 class Episode:
     """Single use: `start`, then `step` until done (or `finish` from outside), then `grade`, then `close`.
 
-    `tool_format` is the dialect that actions are read in (`dialects.registry`). Infrastructure failures end
+    `tool_format` is the dialect that actions are read in (`env.parsing`). Infrastructure failures end
     it and leave it unscored; they are listed in `errors`.
     """
 

@@ -1,16 +1,30 @@
-"""From the text of a model step to calls, parse failures and plain text."""
+"""From the text of a model step to calls, parse failures and plain text, in each dialect by its name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from mcpagent.core import registry
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ParseFailure, ToolCall
 from mcpagent.env.dialects.contract import Dialect, ParsedCalls
-from mcpagent.env.dialects.registry import DIALECT_OF
+from mcpagent.env.dialects.json_forms import JSON
+from mcpagent.env.dialects.tagged import HERMES, XML
+
+# The forms that need no template of their own: what scripted policies and the embedded model write.
+AUTO = Dialect(
+    name="auto",
+    write=HERMES.write,
+    blocks={**HERMES.blocks, **XML.blocks},
+    strays=(*HERMES.strays, *XML.strays),
+    read_text=JSON.read_text,
+)
+LOADED_DIALECTS: Mapping[str, Dialect] = {name: registry.DIALECTS.load(name) for name in registry.DIALECTS}
+DIALECT_OF: Mapping[str, Dialect] = {"auto": AUTO, **LOADED_DIALECTS}
+
 
 _THINK = re.compile(r"<think>|</think>")
 

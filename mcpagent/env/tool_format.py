@@ -8,8 +8,7 @@ from typing import Any
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec, chat_schema
 from mcpagent.env.dialects.contract import Dialect
-from mcpagent.env.dialects.registry import DIALECT_OF, LOADED_DIALECTS
-from mcpagent.env.parsing import parse_action
+from mcpagent.env.parsing import DIALECT_OF, LOADED_DIALECTS, parse_action
 from mcpagent.errors import UserError
 from mcpagent.models.tokens import Renderer, calling_message, refuse_forgery, tool_message
 

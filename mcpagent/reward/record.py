@@ -1,15 +1,17 @@
-"""What the reward sees of an episode."""
+"""What the reward sees of an episode, and the grade by the method that its task names."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mcpagent.core.matching import needs_before
+from mcpagent.core.registry import REWARD_METHODS
 from mcpagent.core.tasks import GroundTruth, StateCheck, Task
 from mcpagent.core.tools import FailureKind, ParseFailure, ToolCall, ToolResult
-from mcpagent.core.trajectory import StopReason, Trajectory
+from mcpagent.core.trajectory import RewardTerm, StopReason, Trajectory
+from mcpagent.errors import UserError
 
 _NOT_MADE = frozenset(
     {FailureKind.UNKNOWN_TOOL, FailureKind.INVALID_ARGUMENTS, FailureKind.LIMIT, FailureKind.DENIED}
@@ -188,3 +190,20 @@ def attempts_by_user_turn(record: EpisodeRecord) -> dict[int, int]:
         if count := len(turn.calls) + len(turn.parse_failures):
             attempts[turn.user_turn] = attempts.get(turn.user_turn, 0) + count
     return attempts
+
+
+Grader = Callable[[Task, EpisodeRecord], tuple[RewardTerm, ...]]
+
+
+def grade(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
+    """The terms of an ended episode, by the method that its task names. Raises UserError for a task that was
+    built in code with a method that there is not; a record that is read cannot have one."""
+    method = task.reward_spec.method
+    if method not in REWARD_METHODS:
+        raise UserError(
+            f"{method!r} is not a reward method",
+            where=f"task {task.id}: reward_spec.method",
+            remedy=f"it is one of: {', '.join(REWARD_METHODS)}",
+        )
+    grader: Grader = REWARD_METHODS.load(method)
+    return grader(task, record)

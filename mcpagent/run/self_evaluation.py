@@ -22,8 +22,7 @@ from mcpagent.storage.datasets import TaskFile
 from mcpagent.storage.packages import provenance
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.actor import LocalActor
-from mcpagent.train.learner.checkpoint import load_weights
-from mcpagent.train.learner.learner import Learner
+from mcpagent.train.learner.learner import Learner, load_weights
 from mcpagent.train.learner.processes import Processes
 
 

@@ -13,10 +13,9 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory, Turn
-from mcpagent.env.dialects.registry import DIALECT_OF
 from mcpagent.env.episode import observations
 from mcpagent.env.offer import Discovery, first_schemas
-from mcpagent.env.parsing import parse_action
+from mcpagent.env.parsing import DIALECT_OF, parse_action
 from mcpagent.env.tool_format import rewritten
 from mcpagent.interrupts import Abandoned, stopping, uninterrupted
 from mcpagent.models.tokens import Renderer

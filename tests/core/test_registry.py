@@ -14,7 +14,7 @@ from mcpagent.core import registry
 from mcpagent.core.registry import Family
 from mcpagent.core.tasks import RewardSpec
 from mcpagent.env.dialects.contract import Dialect
-from mcpagent.env.dialects.registry import DIALECT_OF
+from mcpagent.env.parsing import DIALECT_OF
 from mcpagent.train.objective.advantages import Estimator
 from mcpagent.train.objective.loss import Loss
 

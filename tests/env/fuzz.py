@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mcpagent.env.dialects.registry import DIALECT_OF
+from mcpagent.env.parsing import DIALECT_OF
 
 _CALLS = [
     dialect.write([("quote", {"ticker": "AAPL", "days": 5, "deep": {"a": [1, None, "</tool_call>"]}})])

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mcpagent.env.dialects.registry import DIALECT_OF, LOADED_DIALECTS
-from mcpagent.env.parsing import parse_action
+from mcpagent.env.parsing import DIALECT_OF, LOADED_DIALECTS, parse_action
 
 SCHEMA = {
     "type": "object",

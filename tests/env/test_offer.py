@@ -13,9 +13,9 @@ from mcp.server import MCPServer
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import FailureKind, ToolSpec, chat_schema
 from mcpagent.core.trajectory import StopReason, Trajectory
-from mcpagent.env.dialects.registry import DIALECT_OF
 from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput
 from mcpagent.env.offer import Discovery, SearchableTools
+from mcpagent.env.parsing import DIALECT_OF
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy

@@ -9,8 +9,7 @@ from collections import Counter
 import pytest
 
 from mcpagent.core.records import JsonObject
-from mcpagent.env.dialects.registry import DIALECT_OF
-from mcpagent.env.parsing import ParsedAction, parse_action
+from mcpagent.env.parsing import DIALECT_OF, ParsedAction, parse_action
 from tests.env.fuzz import TRIGGERS, action
 
 SCHEMA: JsonObject = {

@@ -8,8 +8,7 @@ import pytest
 from mcpagent.core.tasks import RewardSpec, Task
 from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
-from mcpagent.reward.record import EpisodeRecord
-from mcpagent.reward.registry import grade
+from mcpagent.reward.record import EpisodeRecord, grade
 from mcpagent.storage.datasets import TaskFile, read_tasks
 from mcpagent.synth.datasets.validate import validate_dataset
 

@@ -27,8 +27,8 @@ from mcpagent.servers.sandbox.contract import (
     SandboxUnavailable,
 )
 from mcpagent.servers.sandbox.jail.settings import JailSettings, JailView, jsonable
+from mcpagent.servers.sandbox.kernel_limits import syscall_filter
 from mcpagent.servers.sandbox.process import ProcessSandbox
-from mcpagent.servers.sandbox.seccomp import syscall_filter
 from mcpagent.storage.packages import pip_install
 
 _SCRATCH = "/work"

@@ -27,10 +27,10 @@ from typing import IO, Any
 from pydantic import JsonValue
 
 from mcpagent.servers.builtin import clean_text
-from mcpagent.servers.sandbox.cgroup import in_cgroup
 from mcpagent.servers.sandbox.contract import AT_ONCE, SandboxBroken, SandboxLimits, SandboxOutcome
 from mcpagent.servers.sandbox.jail.main import READY
 from mcpagent.servers.sandbox.jail.settings import JailSettings, jsonable
+from mcpagent.servers.sandbox.kernel_limits import in_cgroup
 
 _POLL_S = 0.01
 

@@ -17,8 +17,7 @@ from mcpagent.core.values import as_number
 from mcpagent.reward.answer import state_holds
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.phrasing import PHRASE_WORDS, tokens
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_readings
-from mcpagent.reward.registry import grade
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, grade, state_readings
 from mcpagent.reward.validate import task_problems
 from mcpagent.synth.tasks.inspect import (
     answer_in_prompt,

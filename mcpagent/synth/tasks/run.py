@@ -13,8 +13,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanStep, StateCall, Task
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.core.trajectory import RewardTerm, StopReason
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
-from mcpagent.reward.registry import grade
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, grade, state_checks
 from mcpagent.reward.rule import total_reward
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask
 from mcpagent.tools.catalog import SchemaCheck

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from mcpagent.servers.sandbox import choose as linux
-from mcpagent.servers.sandbox.cgroup import in_cgroup
 from mcpagent.servers.sandbox.contract import SandboxKind, SandboxLimits
+from mcpagent.servers.sandbox.kernel_limits import in_cgroup
 from mcpagent.servers.sandbox.process import ProcessSandbox
 from tests.running import Python, children
 from tests.servers.sandbox.boxes import FULL_PYTHON
