@@ -148,10 +148,10 @@ def _remove(group: Path) -> None:
             return
 
 
-# Only what a Python that computes needs is allowed. Whatever is not named is refused, also the calls of kernels
-# to come: other processes and sessions, the network, mounts and namespaces, io_uring, and all that the kernel
-# would keep for the code beyond its limits (extended attributes, memory files, message queues, keys, watches,
-# timers, asynchronous input and output).
+# Only what a Python that computes needs is allowed. Whatever is not named is refused, also the calls of
+# kernels to come: other processes and sessions, the network, mounts and namespaces, io_uring, and all that
+# the kernel would keep for the code beyond its limits (extended attributes, memory files, message queues,
+# keys, watches, timers, asynchronous input and output).
 _LIBRARY = "libseccomp.so.2"
 
 _ALLOWED = """
