@@ -188,9 +188,8 @@ def test_nothing_prints_around_the_console() -> None:
 READERS = {"from_pretrained", "load_file", "safe_open", "load_checkpoint_and_dispatch", "torch.load"}
 CHECKED_READERS = {
     "models.load": "_local_folder checks the seal",
-    "train.learner.learner": "verified is called in each of its two loaders",
-    "train.learner.learner": "Learner.restore only, after train.learner.learner.load_weights",
-    "train.objective.value": "Learner.restore only, after train.learner.learner.load_weights",
+    "train.learner.learner": "Learner.restore only, after load_weights, which checks the seal",
+    "train.objective.value": "Learner.restore only, after load_weights, which checks the seal",
     "policy.vllm.worker": "a file that the trainer wrote a moment ago, for this process alone",
     "models.weights": "weight_files checks the seal; only the names and shapes of tensors are read",
     "storage.trajectories": "tokens of trajectories, no model",
