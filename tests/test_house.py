@@ -204,7 +204,7 @@ def test_only_loaders_that_check_the_seal_read_a_model() -> None:
             if name in READERS or (isinstance(node, ast.Attribute) and ast.unparse(node) in READERS):
                 found.setdefault(module.removeprefix("mcpagent."), set()).add(name)
     assert found.keys() == CHECKED_READERS.keys(), found
-    checkpoint = ast.parse((PACKAGE / "train" / "learner" / "checkpoint.py").read_text(encoding="utf-8"))
+    checkpoint = ast.parse((PACKAGE / "train" / "learner" / "learner.py").read_text(encoding="utf-8"))
     loaders = [ast.unparse(node) for node in checkpoint.body if isinstance(node, ast.FunctionDef)]
     reading = [text for text in loaders if "load_file(folder" in text or "load_file(source" in text]
     assert len(reading) == 2 and all("verified(folder)" in text for text in reading)
