@@ -31,9 +31,8 @@ from mcpagent.storage.datasets import find_dataset
 from mcpagent.train.build import build_learner, grade_settings, load, open_sampler, update_settings
 from mcpagent.train.grpo import success_rate, success_rate_of_all
 from mcpagent.train.learner.learner import Learner
-from mcpagent.train.objective.advantages import GradedBatch, assign_credit
+from mcpagent.train.objective.advantages import GradedBatch, apply_penalty, assign_credit, grade_groups
 from mcpagent.train.objective.loss import policy_loss, token_weights
-from mcpagent.train.rewards import apply_penalty, grade_groups
 from mcpagent.train.run_state import TaskOrder
 from mcpagent.train.update import UpdateSettings, sampler_logprobs
 

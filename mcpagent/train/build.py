@@ -45,10 +45,9 @@ from mcpagent.rollout.setup import discovery
 from mcpagent.train.learner.learner import EmaReference, Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.objective.advantages import CreditSettings
+from mcpagent.train.objective.advantages import CreditSettings, GradeSettings, Overlong
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.objective.value import named_parameters, new_value_head
-from mcpagent.train.rewards import GradeSettings, Overlong
 from mcpagent.train.sampler import RolloutEngine, hf_sampler, score_completions, vllm_sampler
 from mcpagent.train.update import SamplerCorrection, UpdateSettings
 

@@ -18,8 +18,7 @@ from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.budget import BudgetReached, resident_mib
 from mcpagent.train.curriculum import CalibratedOrder, Outcome, group_outcomes, useful_share
 from mcpagent.train.health import StepReport
-from mcpagent.train.objective.advantages import GradedBatch
-from mcpagent.train.rewards import apply_penalty, grade_groups
+from mcpagent.train.objective.advantages import GradedBatch, apply_penalty, grade_groups
 from mcpagent.train.run_state import GrpoRun
 from mcpagent.train.update import UpdateStats, update_policy
 

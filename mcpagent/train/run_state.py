@@ -20,7 +20,7 @@ from mcpagent.train.curriculum import CalibratedOrder
 from mcpagent.train.health import Callback, HealthMonitor, StepReport
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.rewards import GradeSettings
+from mcpagent.train.objective.advantages import GradeSettings
 from mcpagent.train.update import UpdateSettings
 
 

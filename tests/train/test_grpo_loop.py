@@ -23,8 +23,7 @@ from mcpagent.train.budget import RunBudget
 from mcpagent.train.curriculum import CalibratedOrder
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import HealthMonitor, HealthSettings, StepReport
-from mcpagent.train.objective.advantages import CreditSettings
-from mcpagent.train.rewards import GradeSettings, Overlong
+from mcpagent.train.objective.advantages import CreditSettings, GradeSettings, Overlong
 from mcpagent.train.run_state import (
     GrpoRun,
     GrpoSettings,
