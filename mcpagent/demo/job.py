@@ -27,8 +27,8 @@ LEDGER_NAME = "ledger.jsonl"
 _EXPLORED_WARM_START = [
     "sft.augmentation=mcpagent.demo.warm_start:renaming",
     "sft.demonstrations_per_task=4",
-    "sft.curriculum_steps=300",  # names and texts are longer than the tickers of the built-in servers
-    "training.max_steps=600",
+    "sft.curriculum_steps=250",  # names and texts are longer than the tickers of the built-in servers
+    "training.max_steps=550",
 ]
 _EXPLORED_GRPO = [
     "training.max_steps=30",

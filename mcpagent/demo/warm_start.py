@@ -228,18 +228,19 @@ def renaming(demonstrations: Sequence[Trajectory], catalog: Mapping[str, ToolSpe
 
 
 def _result_wording(demonstrations: Sequence[Trajectory]) -> set[str]:
-    """Words that most texts of a tool hold, whatever it was asked: where results are not JSON, they say what
-    the keys say there."""
-    texts_of: dict[str, set[str]] = {}
+    """Words that the results of a tool hold whatever it was asked: those of most texts, where they say what
+    keys say in JSON, and of nearly all JSON, such as the domain of every address."""
+    contents_of: dict[str, set[str]] = {}
     for result in (result for each in demonstrations for result in each.tool_results):
-        if not isinstance(_parsed(result.content), str):
-            continue
-        texts_of.setdefault(f"{result.server}.{result.tool}", set()).add(result.content)
+        if not result.is_error:
+            contents_of.setdefault(f"{result.server}.{result.tool}", set()).add(result.content)
     wording: set[str] = set()
-    for contents in texts_of.values():
+    for contents in contents_of.values():
+        is_text = all(isinstance(_parsed(content), str) for content in contents)
         if len(contents) >= _RESULTS:
             counts = Counter(word for content in contents for word in _words(content))
-            wording |= {word for word, n in counts.items() if 2 * n > len(contents)}
+            least = (0.5 if is_text else 0.9) * len(contents)
+            wording |= {word for word, n in counts.items() if n > least}
     return wording
 
 

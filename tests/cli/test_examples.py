@@ -123,6 +123,7 @@ ELSEWHERE = {
     "mcpagent quickstart": LONG,
     "mcpagent quickstart --seed 1 --json": LONG,
     "mcpagent quickstart --out outputs/quickstart --seed 1": LONG,
+    "mcpagent quickstart --servers mcp.json": LONG,
     "mcpagent quickstart --servers mcp.json --read-only library.get_book": LONG,
     "mcpagent report outputs/quickstart": LONG,
     "mcpagent train --config configs/quickstart.yaml --set model.name=PATH --set seed=1": LONG,

@@ -181,3 +181,17 @@ def test_a_name_is_the_same_tokens_in_a_question_a_result_and_an_answer() -> Non
         for around in ('What is the title of "{}"?', '{{"title": "the {} river"}}', "It is the {}."):
             ids = tokenizer.encode(around.format(name), add_special_tokens=False)
             assert any(ids[at : at + len(alone)] == alone for at in range(len(ids))), (name, around)
+
+
+def test_what_nearly_every_result_holds_is_no_name() -> None:
+    readers = [
+        demonstration(
+            f"Who is {n}?", book=str(n), title=f"tome{n} and some words", shelf=f"x{n}@mail.example"
+        )
+        for n in range(12)
+    ]
+    augmentation = renaming(readers, CATALOG)
+    assert {"mail", "example"} <= augmentation.wording
+    for seed, each in enumerate(readers):
+        _, _, result, _ = parts(augmentation.rewritten(each, seed=seed))
+        assert re.fullmatch(r"[a-z]\d+@mail\.example", result["shelf"]) and "tome" not in result["title"]
