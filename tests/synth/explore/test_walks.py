@@ -6,13 +6,9 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, ClassVar
 
 import pytest
 from mcp.server import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import ToolAnnotations
 
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
@@ -22,6 +18,7 @@ from mcpagent.synth.templates.rules import GeneratedData
 from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer, builtin_servers
+from tests.synth.explore.port_server import SHIPS, build, fleet_of
 
 _TABLES = {
     "ships": [("Aurora", 5209.5), ("Borealis", 1237.7), ("Caravel", 5934.25), ("Dorado", 4493.1)],
@@ -118,95 +115,44 @@ def test_a_value_is_called_by_its_place_in_words() -> None:
     assert eleventh == "11th cell"
 
 
-class Port:
-    """A server whose tools have long descriptions; one of them changes something."""
-
-    ships: ClassVar[dict[str, dict[str, Any]]] = {
-        name: {"premium": 310.5 + 7 * n, "tons": 1200 + 31 * n, "captain": captain, "length_m": 80.5 + n}
-        for n, (name, captain) in enumerate(
-            [("Aurora", "Ada"), ("Borealis", "Grace"), ("Caravel", "Edsger"), ("Dorado", "Barbara")]
-        )
-    }
-
-    def berth_details(self, berth: int) -> dict[str, Any]:
-        """Retrieve the details of a berth by its number"""
-        return {"ship": list(self.ships)[berth - 11], "depth": 9.25 + berth}
-
-    def list_berths(self) -> list[dict[str, Any]]:
-        """List all berths of the port with their numbers and quays"""
-        return [{"number": 11 + n, "quay": quay} for n, quay in enumerate(("North", "South", "East", "West"))]
-
-    def ship_details(self, ship: str) -> dict[str, Any]:
-        """Get a detailed record of a ship by its name, including premium, tons and captain"""
-        if ship not in self.ships:
-            raise ToolError(f"no ship {ship}")
-        return self.ships[ship]
-
-    def list_ships(self) -> list[dict[str, Any]]:
-        """List all ships of the port"""
-        return [{"name": name, "flag": flag} for name, flag in zip(self.ships, "ABCD", strict=True)]
-
-    def fleet_of(self, captain: str) -> dict[str, Any]:
-        """The ships that have sailed under a captain"""
-        names = list(self.ships)
-        at = next((n for n, ship in enumerate(self.ships.values()) if ship["captain"] == captain), None)
-        if at is None:
-            raise ToolError(f"no captain {captain}")
-        return {"fleet": [{"name": names[at]}, {"name": names[at - 1]}]}
-
-    def sink_ship(self, ship: str) -> str:
-        """Sink a ship"""
-        return "gone"
-
-    @cached_property
-    def data(self) -> GeneratedData:
-        server = MCPServer("port", log_level="ERROR")
-        reading = (self.berth_details, self.list_berths, self.ship_details, self.list_ships, self.fleet_of)
-        for tool in reading:
-            server.add_tool(tool, annotations=ToolAnnotations(read_only_hint=True))
-        server.add_tool(self.sink_ship)
-
-        async def run() -> GeneratedData:
-            async with ToolPool([InProcessServer(name="port", server=server)]) as pool:
-                return await explore_dataset(pool, counts={"train": 200}, seed=4)
-
-        return asyncio.run(run())
-
-
 @pytest.fixture(scope="module")
-def port() -> Port:
-    return Port()
+def port() -> GeneratedData:
+    async def run() -> GeneratedData:
+        async with ToolPool([InProcessServer(name="port", server=build())]) as pool:
+            return await explore_dataset(pool, counts={"train": 250}, seed=4)
+
+    return asyncio.run(run())
 
 
-def of_shape(port: Port, shape: str) -> list[Task]:
-    return [task for task in port.data.tasks["train"] if task.extra_info["shape"] == shape]
+def of_shape(port: GeneratedData, shape: str) -> list[Task]:
+    return [task for task in port.tasks["train"] if task.extra_info["shape"] == shape]
 
 
 def question(task: Task) -> str:
     return task.prompt[-1].content
 
 
-def test_a_chain_names_only_where_it_begins_and_what_is_wanted(port: Port) -> None:
+def test_a_chain_names_only_where_it_begins_and_what_is_wanted(port: GeneratedData) -> None:
     chains = of_shape(port, "chain")
     assert len(chains) > 5
     for task in chains:
         *found, last = [step.params for step in task.truth.tool_sequence]
         assert any("${" in str(value) for value in last.values()) and found
-        asked_about = [ship for ship in Port.ships if ship in question(task)]
+        asked_about = [ship for ship in SHIPS if ship in question(task)]
         assert not asked_about or "list_ships" not in task.truth.tool_sequence[-1].tool
 
 
-def test_what_is_counted_compared_or_converted_is_what_the_data_say(port: Port) -> None:
+def test_what_is_counted_compared_or_converted_is_what_the_data_say(port: GeneratedData) -> None:
     """The oracle reads the names in the question and computes from the table of the test."""
     checked: Counter[str] = Counter()
-    for task in port.data.tasks["train"]:
+    for task in port.tasks["train"]:
         shape, text, check = task.extra_info["shape"], question(task), task.truth.final_answer
-        named = [ship for ship in Port.ships if ship in text]
+        named = [ship for ship in SHIPS if ship in text]
         field = next((f for f in ("premium", "tons", "length") if f in text), None)
         key = "length_m" if field == "length" else field
         if check is None or key is None or task.truth.abstain:
             continue
-        values = [Port.ships[ship][key] for ship in named]
+        values = [SHIPS[ship][key] for ship in named]
         if shape == "difference" and len(values) == 2:
             expected = abs(values[0] - values[1])
         elif shape == "sum" and len(values) == 2:
@@ -216,8 +162,8 @@ def test_what_is_counted_compared_or_converted_is_what_the_data_say(port: Port) 
         elif shape == "converted" and len(values) == 1:
             expected = round(values[0] * (100 if "centimetres" in text else 0.001), 2)
         elif shape == "each":
-            captain = next(ship["captain"] for ship in Port.ships.values() if ship["captain"] in text)
-            every = [Port.ships[ship["name"]][key] for ship in port.fleet_of(captain)["fleet"]]
+            captain = next(ship["captain"] for ship in SHIPS.values() if ship["captain"] in text)
+            every = [SHIPS[ship["name"]][key] for ship in fleet_of(captain)["fleet"]]
             expected = max(every) if "ighest" in text else min(every) if "owest" in text else sum(every)
         else:
             continue
@@ -226,13 +172,15 @@ def test_what_is_counted_compared_or_converted_is_what_the_data_say(port: Port) 
     assert {"difference", "sum", "most", "converted", "each"} <= set(checked)
 
 
-def test_a_condition_says_what_else_is_needed_and_no_call_is_made_that_it_does_not_need(port: Port) -> None:
+def test_a_condition_makes_no_call_that_is_not_needed(
+    port: GeneratedData,
+) -> None:
     lengths = {len(task.truth.tool_sequence) for task in of_shape(port, "conditional")}
     assert lengths == {1, 2}
 
 
-def test_what_cannot_be_done_reads_like_what_can(port: Port) -> None:
-    tasks = port.data.tasks["train"]
+def test_what_cannot_be_done_reads_like_what_can(port: GeneratedData) -> None:
+    tasks = port.tasks["train"]
     abstaining = [task for task in tasks if task.truth.abstain]
     assert {task.extra_info["shape"] for task in abstaining} == {
         "missing_function", "asked", "unrelated", "forbidden",
@@ -242,7 +190,7 @@ def test_what_cannot_be_done_reads_like_what_can(port: Port) -> None:
     assert {task.truth.reference_answer for task in asked} <= {
         "Which ship do you mean?", "Which berth do you mean?", "Which captain do you mean?",
     }  # fmt: skip
-    assert not [task for task in asked if any(ship in question(task) for ship in Port.ships)]
+    assert not [task for task in asked if any(ship in question(task) for ship in SHIPS)]
     forbidden = of_shape(port, "forbidden")
     assert all("port.sink_ship" not in (task.offered_tools or ()) for task in forbidden)
     told = of_shape(port, "told")
@@ -251,10 +199,10 @@ def test_what_cannot_be_done_reads_like_what_can(port: Port) -> None:
     assert not answers & {"Done.", "You are welcome."}
 
 
-def test_no_question_shares_a_phrase_with_a_description_and_what_does_is_counted(port: Port) -> None:
-    stages = {row["name"]: row for row in port.data.stages}
+def test_no_question_shares_a_phrase_with_a_description_and_what_does_is_counted(port: GeneratedData) -> None:
+    stages = {row["name"]: row for row in port.stages}
     assert "wording" in stages
-    for task in port.data.tasks["train"]:
+    for task in port.tasks["train"]:
         text = question(task).lower()
         for phrase in ("detailed record", "by its name", "by its number", "with their numbers", ", then"):
             assert phrase not in text
