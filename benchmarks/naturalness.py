@@ -273,11 +273,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=_COUNT, help="questions of each server")
     parser.add_argument("--samples", type=Path, help="write thirty questions of each server to this file")
     options = parser.parse_args()
-    reads = [part for name in options.read_only for part in ("--read-only", name)]
-    named = {"builtin": [], **dict(text.split("=", 1) for text in options.servers)}
-    servers = {
-        n: ["--servers", str(Path(path).resolve()), *reads] if path else [] for n, path in named.items()
-    }
+    named = {"builtin": "", **dict(text.split("=", 1) for text in options.servers)}
+    servers: dict[str, list[str]] = {}
+    for name, path in named.items():
+        reads = ",".join(tool for tool in options.read_only if tool.startswith(f"{name}."))
+        servers[name] = ["--servers", str(Path(path).resolve())] if path else []
+        servers[name] += ["--read-only", reads] if reads else []
     now = {name: drawn(arguments, options.count, _ROOT) for name, arguments in servers.items()}
     if options.samples:
         words = [a if not a.startswith("/") else Path(a).name for a in sys.argv[1:]]

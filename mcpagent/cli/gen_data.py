@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcpagent.cli.gen_data_llm import LLMOptions, run_llm
+from mcpagent.cli.gen_data_llm import LLMOptions, rewriting, run_llm
 from mcpagent.cli.options import (
     CassetteModeOption,
     CassetteOption,
@@ -90,6 +90,14 @@ def gen_data(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("data/processed"),
     overwrite: Overwrite = False,
+    rewrite: Annotated[
+        bool,
+        typer.Option(
+            "--rewrite",
+            help="With --explore: let a model say the questions in its own words; those are kept from which "
+            "the answer is reached again. The options below name the model and the caps.",
+        ),
+    ] = False,
     llm: Annotated[
         bool, typer.Option("--llm", help="Let a model write the tasks; everything below belongs to it.")
     ] = False,
@@ -113,6 +121,8 @@ def gen_data(
     Example: mcpagent gen-data --servers mcp.json --read-only sqlite --seed-value table=ships
 
     Example: mcpagent gen-data --from-failures outputs/mine --train 200 --out data/harder
+
+    Example: mcpagent gen-data --explore --servers mcp.json --rewrite --max-cost 5 --out data/mine
 
     Example: mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm
     """
@@ -142,6 +152,8 @@ def gen_data(
             f"{failures.n_tasks} of the {failures.n_played} tasks that {from_failures} met were failed, of "
             f"{counted(len(failures.variation.failed), 'kind')}"
         )
+    if rewrite and (llm or not explore):
+        raise UserError("--rewrite is for the questions of --explore", remedy="add --explore, without --llm")
     with locked_folder(out):
         check_output(out, overwrite=overwrite)
         counts = {"train": train, "validation": validation, "heldout": heldout}
@@ -171,6 +183,7 @@ def gen_data(
             console=console,
             seed_values=values,
             failures=failures,
+            rewriting=rewriting(options, out, seed=seed, console=console) if rewrite else None,
         )
         if as_json:
             console.print_json(document)
@@ -189,9 +202,19 @@ def _print(document: Mapping[str, Any], console: Console) -> None:
         for row in document["stages"]
     ]
     console.table("Yield", ("Stage", "In", "Out", "Rejected"), stages)
+    if "rewrite" in document:
+        console.say(_rewritten(document["rewrite"]))
     for code, texts in document["reject_examples"].items():
         console.say(f"  {code}: {texts[0]}")
     console.say(f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s")
+
+
+def _rewritten(told: Mapping[str, Any]) -> str:
+    kept = ", ".join(f"{reason} {count}" for reason, count in told["kept_as_they_were"].items())
+    requests = f"{told['spend']['requests']} requests"
+    return f"{told['rewritten']} questions in the model's words, by {requests}" + (
+        f"; as they were: {kept}" if kept else ""
+    )
 
 
 convert_app = typer.Typer(add_completion=False, rich_markup_mode=None)

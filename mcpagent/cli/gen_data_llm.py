@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mcpagent.config.schema import ToolsConfig
     from mcpagent.console import Console
     from mcpagent.llm.budget import ApiBudget
+    from mcpagent.llm.endpoint import EndpointSettings
+    from mcpagent.synth.explore.rewrite import RewriteRun
     from mcpagent.synth.generate import DatasetOutput
     from mcpagent.synth.llm.generate import TaskSettings
     from mcpagent.synth.llm.sample import AskSettings
@@ -43,6 +45,13 @@ class LLMOptions:
     ] = None
     model: Annotated[
         str | None, _option("--model", help="Environment: OPENAI_MODEL. Default: gpt-5-mini.")
+    ] = None
+    solver_model: Annotated[
+        str | None,
+        _option(
+            "--solver-model",
+            help="With --rewrite: who has to reach the answer from the question. Default: --model.",
+        ),
     ] = None
     backend: Annotated[
         str | None,
@@ -187,30 +196,13 @@ def _settings(
     options: LLMOptions, tools: ToolsConfig, *, seed: int, distractors: int | None
 ) -> tuple[TaskSettings, AskSettings]:
     from mcpagent.config.environment import environment, resource_path
-    from mcpagent.llm.endpoint import APIS, EndpointSettings
     from mcpagent.synth.llm.generate import TaskSettings
     from mcpagent.synth.llm.prompts import load_curriculum, load_prompts
     from mcpagent.synth.llm.sample import AskSettings
 
     prompts = load_prompts(options.prompts or resource_path("templates/prompts/tasks.yaml"))
     env = environment()
-    base_url = options.base_url or env.get("OPENAI_BASE_URL") or None
-    key = env.get("OPENAI_API_KEY", "")
-    if not key and base_url is None:
-        raise UserError(
-            "OPENAI_API_KEY is not set", remedy="set it, also in .env, or name a server with --base-url"
-        )
-    # Servers of others speak Chat Completions; OpenAI's own models do more over Responses.
-    backend = _chosen(options.backend, env, "OPENAI_BACKEND", "chat" if base_url else "responses")
-    if backend not in APIS:
-        raise UserError(f"--backend is {backend!r}", remedy="it is responses or chat")
-    endpoint = EndpointSettings(
-        model=_chosen(options.model, env, "OPENAI_MODEL", "gpt-5-mini"),
-        backend=backend,
-        base_url=base_url,
-        api_key=key or _PLACEHOLDER_KEY,
-        timeout_s=options.request_timeout,
-    )
+    endpoint = _endpoint(options)
     domains = _chosen(options.domains, env, "DOMAINS", "whatever these tools are for")
     settings = TaskSettings(
         max_tools=_chosen(options.max_tools, env, "MAX_TOOLS", 4),
@@ -233,6 +225,50 @@ def _settings(
         max_output_tokens=options.max_output_tokens,
     )
     return settings, asking
+
+
+def rewriting(options: LLMOptions, folder: Path, *, seed: int, console: Console) -> RewriteRun:
+    """How `--rewrite` asks, and what it may spend. Raises UserError."""
+    from mcpagent.synth.explore.rewrite import RewriteRun, RewriteSettings
+
+    endpoint = _endpoint(options)
+    return RewriteRun(
+        settings=RewriteSettings(
+            endpoint=endpoint,
+            solver=replace(endpoint, model=options.solver_model) if options.solver_model else None,
+            concurrency=options.concurrency,
+            per_minute=options.rpm,
+            max_output_tokens=options.max_output_tokens,
+            seed=seed,
+        ),
+        budget=_budget(options, endpoint.model, console),
+        journal=options.journal or folder / "rewrite-journal.jsonl",
+        retry_failed=options.retry_failed,
+    )
+
+
+def _endpoint(options: LLMOptions) -> EndpointSettings:
+    from mcpagent.config.environment import environment
+    from mcpagent.llm.endpoint import APIS, EndpointSettings
+
+    env = environment()
+    base_url = options.base_url or env.get("OPENAI_BASE_URL") or None
+    key = env.get("OPENAI_API_KEY", "")
+    if not key and base_url is None:
+        raise UserError(
+            "OPENAI_API_KEY is not set", remedy="set it, also in .env, or name a server with --base-url"
+        )
+    # Servers of others speak Chat Completions; OpenAI's own models do more over Responses.
+    backend = _chosen(options.backend, env, "OPENAI_BACKEND", "chat" if base_url else "responses")
+    if backend not in APIS:
+        raise UserError(f"--backend is {backend!r}", remedy="it is responses or chat")
+    return EndpointSettings(
+        model=_chosen(options.model, env, "OPENAI_MODEL", "gpt-5-mini"),
+        backend=backend,
+        base_url=base_url,
+        api_key=key or _PLACEHOLDER_KEY,
+        timeout_s=options.request_timeout,
+    )
 
 
 def _chosen(given: T | None, env: Mapping[str, str], name: str, default: T) -> T:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -40,6 +40,9 @@ from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.servers_config import ServerConfig, StdioServer
 
 _PROGRAMS = (".py", ".js", ".mjs", ".cjs", ".ts", ".jar")  # what a server is, rather than what it is about
+if TYPE_CHECKING:
+    from mcpagent.synth.explore.rewrite import RewriteRun
+
 _SHIPPED = {"core": "templates/tasks", "full": "templates/full"}
 
 
@@ -69,6 +72,7 @@ def make_dataset(
     console: Console,
     seed_values: Mapping[str, Sequence[Any]] | None = None,
     failures: Failures | None = None,
+    rewriting: RewriteRun | None = None,
 ) -> JsonObject:
     """Generate the tasks and write the splits; the document of `gen-data --json`. `templates` is `core`,
     `full` or a folder. Without a template for the servers, and with `explore`, the tasks come from what
@@ -93,6 +97,7 @@ def make_dataset(
         explore=explore,
         seed_values=seed_values or {},
         variation=None if failures is None else failures.variation,
+        rewriting=rewriting,
     )
     if failures is not None:
         described = failures.variation.described
@@ -118,6 +123,7 @@ def _generate(
     explore: bool,
     seed_values: Mapping[str, Sequence[Any]],
     variation: Variation | None,
+    rewriting: RewriteRun | None,
 ) -> tuple[GeneratedData, JsonObject]:
     """The tasks, and what else the document says: what was explored, what the cassette did."""
     with open_tools(tools, on_note=console.note) as opened:
@@ -136,7 +142,10 @@ def _generate(
                 distractors=distractors,
                 variation=variation,
             )
-            return data, {"explored": learned, **_cassette_of(opened)}
+            more: JsonObject = {"explored": learned}
+            if rewriting is not None:
+                data, more["rewrite"] = _rewrite(data, opened, rewriting, console)
+            return data, {**more, **_cassette_of(opened)}
         if seed_values:
             raise UserError(
                 "--seed-value is for exploring, but there are templates for these servers",
@@ -155,6 +164,27 @@ def _generate(
                 )
             )
         return data, _cassette_of(opened)
+
+
+def _rewrite(
+    data: GeneratedData, opened: Tools, rewriting: RewriteRun, console: Console
+) -> tuple[GeneratedData, JsonObject]:
+    """The tasks with their questions in a model's words, and what became of them."""
+    from mcpagent.synth.explore.rewrite import rewrite_tasks  # it imports the SDK
+
+    total = sum(map(len, data.tasks.values()))
+    with console.progress("Rewriting", total=total) as advance:
+        done = opened.io.run(
+            rewrite_tasks(
+                data.tasks,
+                opened.pool,
+                run=rewriting,
+                catalog_hash=data.catalog_hash,
+                on_note=console.note,
+                on_progress=lambda: advance(1),
+            )
+        )
+    return replace(data, tasks=done.tasks), {**done.as_json(), "journal": str(rewriting.journal)}
 
 
 def _cassette_of(opened: Tools) -> JsonObject:
