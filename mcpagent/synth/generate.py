@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +144,7 @@ def _generate(
             )
             more: JsonObject = {"explored": learned}
             if rewriting is not None:
-                data, more["rewrite"] = _rewrite(data, opened, rewriting, console)
+                data, more["rewrite"] = rewriting.apply(data, opened.pool, opened.io, console)
             return data, {**more, **_cassette_of(opened)}
         if seed_values:
             raise UserError(
@@ -164,27 +164,6 @@ def _generate(
                 )
             )
         return data, _cassette_of(opened)
-
-
-def _rewrite(
-    data: GeneratedData, opened: Tools, rewriting: RewriteRun, console: Console
-) -> tuple[GeneratedData, JsonObject]:
-    """The tasks with their questions in a model's words, and what became of them."""
-    from mcpagent.synth.explore.rewrite import rewrite_tasks  # it imports the SDK
-
-    total = sum(map(len, data.tasks.values()))
-    with console.progress("Rewriting", total=total) as advance:
-        done = opened.io.run(
-            rewrite_tasks(
-                data.tasks,
-                opened.pool,
-                run=rewriting,
-                catalog_hash=data.catalog_hash,
-                on_note=console.note,
-                on_progress=lambda: advance(1),
-            )
-        )
-    return replace(data, tasks=done.tasks), {**done.as_json(), "journal": str(rewriting.journal)}
 
 
 def _cassette_of(opened: Tools) -> JsonObject:

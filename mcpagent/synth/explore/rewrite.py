@@ -11,11 +11,12 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from mcpagent.console import Console
 from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
@@ -32,7 +33,9 @@ from mcpagent.synth.explore.naturalness import spells_plan
 from mcpagent.synth.llm.journal import Journal, JournaledClient
 from mcpagent.synth.tasks.inspect import answer_in_prompt
 from mcpagent.synth.tasks.run import CallCache, score
+from mcpagent.synth.templates.rules import GeneratedData
 from mcpagent.tools.contract import ToolProvider
+from mcpagent.tools.io_thread import IOThread
 
 _RESULT_CHARS = 4000  # of one result that the solver reads
 # Why a question stays as it was.
@@ -92,6 +95,23 @@ class RewriteRun:
         read = read_chat if self.settings.endpoint.backend == "chat" else read_responses
         run = self.settings.description(catalog_hash)
         return Journal(self.journal, run=run, read=read, retry_failed=self.retry_failed)
+
+    def apply(
+        self, data: GeneratedData, pool: ToolProvider, io: IOThread, console: Console
+    ) -> tuple[GeneratedData, JsonObject]:
+        """The tasks with their questions in the model's words, and what became of them."""
+        with console.progress("Rewriting", total=sum(map(len, data.tasks.values()))) as advance:
+            done = io.run(
+                rewrite_tasks(
+                    data.tasks,
+                    pool,
+                    run=self,
+                    catalog_hash=data.catalog_hash,
+                    on_note=console.note,
+                    on_progress=lambda: advance(1),
+                )
+            )
+        return replace(data, tasks=done.tasks), {**done.as_json(), "journal": str(self.journal)}
 
 
 async def rewrite_tasks(
