@@ -281,7 +281,7 @@ def main() -> None:
         servers[name] += ["--read-only", reads] if reads else []
     now = {name: drawn(arguments, options.count, _ROOT) for name, arguments in servers.items()}
     if options.samples:
-        words = [a if not a.startswith("/") else Path(a).name for a in sys.argv[1:]]
+        words = [re.sub(r"(^|=)/\S*/", r"\1", argument) for argument in sys.argv[1:]]
         options.samples.write_text(_samples(now, f"python -m benchmarks.naturalness {' '.join(words)}"))
     if options.human is None:
         return
