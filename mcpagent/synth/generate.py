@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,22 +126,14 @@ def _generate(
     rewriting: RewriteRun | None,
 ) -> tuple[GeneratedData, JsonObject]:
     """The tasks, and what else the document says: what was explored, what the cassette did."""
+    drawing: dict[str, Any] = {"counts": counts, "seed": seed, "distractors": distractors}
+    drawing["variation"] = variation
     with open_tools(tools, on_note=console.note) as opened:
         fitting = templates.for_servers({tool.server for tool in opened.pool.tools.values()})
         if explore or not fitting.templates:
             is_alone = strict_cassette(tools) is not None
             places = {} if is_alone else server_places(configured_servers(tools, on_note=lambda _: None))
-            data, learned = _explore(
-                opened.pool,
-                opened.io,
-                console,
-                places,
-                seed_values,
-                counts=counts,
-                seed=seed,
-                distractors=distractors,
-                variation=variation,
-            )
+            data, learned = _explore(opened.pool, opened.io, console, places, seed_values, **drawing)
             more: JsonObject = {"explored": learned}
             if rewriting is not None:
                 data, more["rewrite"] = rewriting.apply(data, opened.pool, opened.io, console)
@@ -152,18 +144,8 @@ def _generate(
                 remedy="add --explore, or leave it out",
             )
         with _task_progress(console, counts) as on_progress:
-            data = opened.io.run(
-                generate_dataset(
-                    opened.pool,
-                    fitting,
-                    counts=counts,
-                    seed=seed,
-                    distractors=distractors,
-                    on_progress=on_progress,
-                    variation=variation,
-                )
-            )
-        return data, _cassette_of(opened)
+            making = generate_dataset(opened.pool, fitting, on_progress=on_progress, **drawing)
+            return opened.io.run(making), _cassette_of(opened)
 
 
 def _cassette_of(opened: Tools) -> JsonObject:
