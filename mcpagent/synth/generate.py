@@ -39,10 +39,12 @@ from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.servers_config import ServerConfig, StdioServer
 
-_PROGRAMS = (".py", ".js", ".mjs", ".cjs", ".ts", ".jar")  # what a server is, rather than what it is about
 if TYPE_CHECKING:
     from mcpagent.synth.explore.rewrite import RewriteRun
 
+_PROGRAMS = (".py", ".js", ".mjs", ".cjs", ".ts", ".jar")  # what a server is, rather than what it is about
+# Variables that say how a server is run, or let it in, rather than what it is about.
+_NOT_ABOUT = re.compile(r"^(PATH|HOME|UV|NPM|PIP|NODE|PYTHON|SSL|TMP)|CACHE|CERT|KEY|TOKEN|SECRET|PASS", re.I)
 _SHIPPED = {"core": "templates/tasks", "full": "templates/full"}
 
 
@@ -242,7 +244,7 @@ def server_places(servers: Sequence[ServerConfig]) -> dict[str, list[str]]:
         if isinstance(server, StdioServer):
             texts = [
                 part
-                for text in (*server.args, *server.env.values())
+                for text in (*server.args, *(v for k, v in server.env.items() if not _NOT_ABOUT.search(k)))
                 for part in (text, text.partition("=")[2])
             ]
             places[server.name] = [

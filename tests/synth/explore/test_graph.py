@@ -10,6 +10,7 @@ import pytest
 from mcpagent.core.placeholders import resolve_references
 from mcpagent.core.tasks import Task
 from mcpagent.synth.explore.answers import answer_fields, next_page
+from mcpagent.synth.explore.candidates import Kind
 from mcpagent.synth.explore.walks import explore_dataset
 from tests.synth.explore.worlds import BOOKS, NOTES, SHIPS, World, harbour, library, notes
 
@@ -114,6 +115,24 @@ def test_a_kind_of_value_that_is_refused_five_times_is_not_tried_again() -> None
     given = [arguments["badge"] for name, arguments in world.asked if name == "find_owner"]
     sentences = [text for text in given if text.endswith(".") or text.istitle() or " " in text]
     assert 0 < len(given) <= 15 and len(sentences) <= 10
+
+
+@pytest.mark.parametrize(
+    ("accepted", "refused", "pending", "is_open"),
+    [
+        (0, 4, 0, True),
+        (0, 5, 0, False),
+        (0, 2, 3, False),
+        (0, 2, 2, True),
+        (2, 5, 0, False),
+        (8, 5, 0, True),
+    ],
+)
+def test_a_kind_is_open_until_five_refusals_unless_more_of_it_were_accepted(
+    accepted: int, refused: int, pending: int, is_open: bool
+) -> None:
+    kind = Kind("names", 1.0, accepted=accepted, refused=refused, pending=pending)
+    assert kind.is_open is is_open
 
 
 def test_what_is_asked_and_learned_depends_on_the_seed_and_not_on_who_answers_first() -> None:
