@@ -27,12 +27,14 @@ LEDGER_NAME = "ledger.jsonl"
 _EXPLORED_WARM_START = [
     "sft.augmentation=mcpagent.demo.warm_start:renaming",
     "sft.demonstrations_per_task=4",
+    "sft.stop_early=0.85",
     "sft.curriculum_steps=250",  # names and texts are longer than the tickers of the built-in servers
     "training.max_steps=550",
 ]
 _EXPLORED_GRPO = [
     "training.max_steps=30",
-    "training.dynamic_sampling=1",  # easy tasks and those out of reach give no gradient
+    "grpo.epochs_per_batch=2",  # one update a batch teaches chains too slowly
+    "grpo.minibatches=2",
     "rollout.max_new_tokens=96",
     "health.warn.uniform_share=0.6",
 ]
