@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from mcpagent.config.environment import resource_path
-from mcpagent.demo.embedded_model import SPECIAL_TOKENS, EmbeddedShape, build_model
+from mcpagent.demo.warm_start import SPECIAL_TOKENS, EmbeddedShape, build_model
 from mcpagent.models.load import LoraShape
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.learner.learner import Learner

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.demo.embedded_model import EmbeddedShape, train_tokenizer
+from mcpagent.demo.warm_start import EmbeddedShape, train_tokenizer
 from mcpagent.env.offer import Discovery, offer
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import Sampling

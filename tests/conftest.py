@@ -50,7 +50,7 @@ def no_secrets_of_other_tests() -> Iterator[None]:
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained model of the embedded kind in Hugging Face format: one layer, 512 tokens, 2048 positions,
     into which the sample tasks fit with the schemas of all their tools."""
-    from mcpagent.demo.embedded_model import EmbeddedShape, build_model, train_tokenizer
+    from mcpagent.demo.warm_start import EmbeddedShape, build_model, train_tokenizer
     from mcpagent.env.offer import offer
     from mcpagent.models.load import save_model
     from mcpagent.models.tokens import Renderer

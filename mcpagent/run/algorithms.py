@@ -52,12 +52,12 @@ from mcpagent.train.build import (
     open_sampler,
     update_settings,
 )
-from mcpagent.train.curriculum import CalibratedOrder
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import StepReport
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.run_state import (
     Actor,
+    CalibratedOrder,
     GrpoRun,
     GrpoSettings,
     GrpoState,

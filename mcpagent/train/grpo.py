@@ -16,10 +16,9 @@ from mcpagent.rollout.collector import group_trajectories
 from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.budget import BudgetReached, resident_mib
-from mcpagent.train.curriculum import CalibratedOrder, Outcome, group_outcomes, useful_share
 from mcpagent.train.health import StepReport
 from mcpagent.train.objective.advantages import GradedBatch, apply_penalty, grade_groups
-from mcpagent.train.run_state import GrpoRun
+from mcpagent.train.run_state import CalibratedOrder, GrpoRun, Outcome, group_outcomes, useful_share
 from mcpagent.train.update import UpdateStats, update_policy
 
 

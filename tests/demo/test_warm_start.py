@@ -10,8 +10,7 @@ import pytest
 
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
-from mcpagent.demo.embedded_model import train_tokenizer
-from mcpagent.demo.warm_start import copy, renaming
+from mcpagent.demo.warm_start import copy, renaming, train_tokenizer
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.scripted import call_text
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mcpagent.demo.embedded_model import train_tokenizer
+from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.models.chat_template import RENDER_CPU_S, RENDER_MEMORY_BYTES, render_chat

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mcpagent.core.hidden_text import without_marks
-from mcpagent.demo.embedded_model import train_tokenizer
+from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.models.tokens import Renderer, refuse_forgery
 
 _LOOP = """{%- for m in messages -%}%OPEN%

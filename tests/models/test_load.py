@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mcpagent.demo.embedded_model import EmbeddedShape, build_model, train_tokenizer
+from mcpagent.demo.warm_start import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.errors import UserError
 from mcpagent.models.load import (
     LoraShape,

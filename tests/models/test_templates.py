@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mcpagent.core.trajectory import StopReason
-from mcpagent.demo.embedded_model import train_tokenizer
+from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.env.tool_format import gold_conversation, open_renderer, rewritten
 from mcpagent.errors import UserError
 from mcpagent.models.tokens import Renderer, measure_drift

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mcpagent.demo.embedded_model import SPECIAL_TOKENS, train_tokenizer
+from mcpagent.demo.warm_start import SPECIAL_TOKENS, train_tokenizer
 from mcpagent.errors import UserError
 from mcpagent.models.load import load_tokenizer
 from mcpagent.models.tokens import Renderer

@@ -12,7 +12,7 @@ import torch
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Completion, FinishReason, StopReason, Trajectory
-from mcpagent.demo.embedded_model import EmbeddedShape, build_model, train_tokenizer
+from mcpagent.demo.warm_start import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.env.episode import EpisodeLimits
 from mcpagent.env.offer import Discovery
 from mcpagent.errors import EpisodeError

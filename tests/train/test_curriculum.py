@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.train.curriculum import (
+from mcpagent.train.run_state import (
     MAX_CLASSES,
     MAX_TASKS,
     CalibratedOrder,
     Outcome,
+    TaskOrder,
     is_useful,
     probability_useful,
     useful_share,
 )
-from mcpagent.train.run_state import TaskOrder
 
 GROUP, BATCH = 8, 16
 

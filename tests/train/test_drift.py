@@ -10,7 +10,7 @@ import pytest
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
-from mcpagent.demo.embedded_model import train_tokenizer
+from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.env.episode import observations
 from mcpagent.models.tokens import Renderer, measure_drift
 from mcpagent.train.actor import DriftCallback

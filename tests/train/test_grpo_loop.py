@@ -20,11 +20,11 @@ from mcpagent.errors import UserError
 from mcpagent.storage.checkpoints import damage, last_good_checkpoint
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.budget import RunBudget
-from mcpagent.train.curriculum import CalibratedOrder
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import HealthMonitor, HealthSettings, StepReport
 from mcpagent.train.objective.advantages import CreditSettings, GradeSettings, Overlong
 from mcpagent.train.run_state import (
+    CalibratedOrder,
     GrpoRun,
     GrpoSettings,
     GrpoState,

@@ -14,7 +14,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import SEARCH_TOOL, ToolSpec, chat_schema
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
-from mcpagent.demo.embedded_model import train_tokenizer
+from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.env.offer import Discovery
 from mcpagent.models.tokens import Renderer
 from mcpagent.storage.run_folder import RunFolder

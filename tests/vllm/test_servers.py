@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from mcpagent.core.trajectory import FinishReason
-from mcpagent.demo.embedded_model import train_tokenizer
+from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.errors import RunError, UserError
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.policy.vllm.worker import EXTENSION

@@ -10,7 +10,7 @@ import pytest
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.records import JsonObject
-from mcpagent.demo.embedded_model import EmbeddedShape, build_model
+from mcpagent.demo.warm_start import EmbeddedShape, build_model
 from mcpagent.errors import UserError
 from mcpagent.models.load import load_tokenizer, save_model
 from mcpagent.run.train import train

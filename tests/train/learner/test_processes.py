@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from mcpagent.config.environment import resource_path
-from mcpagent.demo.embedded_model import train_tokenizer
-from mcpagent.demo.warm_start import copy
+from mcpagent.demo.warm_start import copy, train_tokenizer
 from mcpagent.errors import UserError
 from mcpagent.models.load import LoraShape, attach_lora
 from mcpagent.models.tokens import Renderer
