@@ -1,5 +1,5 @@
-"""The embedded model, a Qwen3-architecture network and a byte-level BPE tokenizer built from scratch, and how it
-begins.
+"""The embedded model, a Qwen3-architecture network and a byte-level BPE tokenizer built from scratch, and how
+it begins.
 
 About half a million parameters, so that warm start and GRPO together take minutes on a CPU. What makes that
 possible (measured, see docs/design/0002-embedded-model.md):
