@@ -120,6 +120,11 @@ ELSEWHERE = {
     "mcpagent eval checkpoint RUN --config data/bfcl/bfcl.yaml": INSTALL,
     "mcpagent tools login shop --servers mcp.json": "tests/tools/transports/test_oauth.py",
     "mcpagent tools logout shop --servers mcp.json": "tests/tools/transports/test_oauth.py",
+    "mcpagent env check --servers mcp.json --set tools.per_server.files.workspace=data/files": (
+        "tests/tools/test_workspace.py"
+    ),
+    "python -m benchmarks.naturalness --human bfcl --servers port=port.json --servers sqlite=sqlite.json "
+    "--read-only sqlite.list_tables --read-only sqlite.describe_table --read-only sqlite.read_query": INSTALL,
     "mcpagent quickstart": LONG,
     "mcpagent quickstart --seed 1 --json": LONG,
     "mcpagent quickstart --out outputs/quickstart --seed 1": LONG,
