@@ -140,7 +140,6 @@ ELSEWHERE = {
     "mcpagent gen-data --templates my_templates --train 4 --validation 1 --heldout 1 --out data/mine": EXT,
     "make quickstart ARGS='--seed 1 --out outputs/seed-1'": LONG,
     'make test-slow ARGS="tests/slow/test_variants.py -s"': LONG,
-    "python -m benchmarks.tool_search": LONG,
     "python -m benchmarks.update": LONG,
     "python -m benchmarks.update --unique": LONG,
     "python -m benchmarks.update --shape qwen3-0.6b --gradient-checkpointing": LONG,
