@@ -28,7 +28,7 @@ def error_content(message: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallLimits:
+class CallBudget:
     """Limits over the whole episode; None: no limit. `max_tools` counts calls, as the task's limit does.
     `deadline_s` is a time of the running loop's clock."""
 
@@ -69,7 +69,7 @@ class CallRunner:
 
     session: ToolSession
     offer: OfferedTools
-    limits: CallLimits
+    limits: CallBudget
     tools: SearchableTools | None = None
     made: int = 0
     _searched: int = 0
@@ -312,7 +312,7 @@ class Episode:
             names = self.task.offered_in(0)
             self._searchable = SearchableTools(self._catalog, names, self._discovery, task_id=self.task.id)
             offered = self._searchable.offered
-        limits = CallLimits(
+        limits = CallBudget(
             max_calls=self._limits.max_tool_calls,
             max_tools=truth.limits.max_tools,
             max_servers=truth.limits.max_servers,

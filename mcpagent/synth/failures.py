@@ -149,7 +149,7 @@ def subjects_of(task: Task) -> set[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failures:
+class FailedTasks:
     """What a run's policy failed. `template_names` are those of its failed tasks, `n_tasks` how many were
     failed of those that were played."""
 
@@ -177,7 +177,7 @@ class Failures:
         }
 
 
-def read_failures(run: Path, *, seed: int) -> Failures:
+def read_failures(run: Path, *, seed: int) -> FailedTasks:
     """The tasks that the policy of a run failed when it last met them, by at least half of its attempts.
 
     Only the training episodes count: those of evaluations would teach what is held out. Raises UserError
@@ -225,7 +225,7 @@ def read_failures(run: Path, *, seed: int) -> Failures:
         draw_seed=seed,
     )
     names = frozenset(skill.template for skill in skills if skill.template)
-    return Failures(
+    return FailedTasks(
         config=config,
         variation=variation,
         template_names=names,

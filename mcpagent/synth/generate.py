@@ -27,10 +27,10 @@ from mcpagent.rollout.setup import Tools, configured_servers, open_tools, strict
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.datasets import write_jsonl
 from mcpagent.synth.datasets.describe import count_tasks
-from mcpagent.synth.explore.candidates import Slot, shape_of
+from mcpagent.synth.explore.candidates import Slot, argument_shape
 from mcpagent.synth.explore.learning import Learned, LearningProgress, learn
 from mcpagent.synth.explore.walks import explore_dataset
-from mcpagent.synth.failures import Failures, Variation
+from mcpagent.synth.failures import FailedTasks, Variation
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.pools import SPLITS
 from mcpagent.synth.templates.rules import GeneratedData, Progress, generate_dataset
@@ -73,7 +73,7 @@ def make_dataset(
     explore: bool,
     console: Console,
     seed_values: Mapping[str, Sequence[Any]] | None = None,
-    failures: Failures | None = None,
+    failures: FailedTasks | None = None,
     rewriting: RewriteRun | None = None,
 ) -> JsonObject:
     """Generate the tasks and write the splits; the document of `gen-data --json`. `templates` is `core`,
@@ -415,7 +415,7 @@ def values_by_slot(given: Mapping[str, Sequence[Any]], specs: Sequence[ToolSpec]
     """The values that a person named, by `SERVER.TOOL.PARAM` and as that parameter takes them. Raises
     UserError for a name that no tool has, and for a value that its parameter cannot take."""
     by_slot: dict[str, list[Any]] = {}
-    slots = [(spec, slot) for spec in specs for slot in shape_of(spec).slots]
+    slots = [(spec, slot) for spec in specs for slot in argument_shape(spec).slots]
     names = {name for spec, slot in slots for name in _names_of(slot, spec)}
     for name, values in given.items():
         meant = [(spec, slot) for spec, slot in slots if name in _names_of(slot, spec)]

@@ -303,7 +303,11 @@ def _ordinal(index: int) -> str:
 
 def one_of(kind: str) -> str:
     """One thing of a list, by the list's name: `messages` has a `message`."""
-    return kind.removesuffix("ies") + "y" if kind.endswith("ies") else kind.removesuffix("s")
+    if kind.endswith("ies"):
+        return kind[:-3] + "y"
+    if kind.endswith(("ses", "xes", "ches", "shes")):
+        return kind[:-2]
+    return kind.removesuffix("s") if not kind.endswith(("ss", "us", "is")) else kind
 
 
 def tells_the_time(leaves: Iterable[Leaf]) -> bool:

@@ -97,7 +97,7 @@ _BARE = re.compile(r"[A-Za-z0-9_°/+.#-]+(?: [A-Za-z0-9_-]+)?")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateValue:
     """A value for a parameter; `item` is the thing that it was said of, where it was learned."""
 
     value: Any
@@ -112,7 +112,7 @@ class Kind:
 
     label: str
     score: float
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[CandidateValue] = field(default_factory=list)
     accepted: int = 0
     refused: int = 0
     pending: int = 0
@@ -129,7 +129,7 @@ class Kind:
         """The score, after what was heard."""
         return self.score + min(self.accepted, 2) - 0.8 * self.refused - 0.3 * self.pending
 
-    def add(self, candidate: Candidate) -> bool:
+    def add(self, candidate: CandidateValue) -> bool:
         """Whether it is new."""
         key = repr(candidate.value)
         if key in self._seen or len(self.candidates) >= _MANY:
@@ -167,7 +167,7 @@ class Slot:
             return
         kind = self.kinds.setdefault(label, Kind(label, score))
         for value in values:
-            kind.add(Candidate(value, item))
+            kind.add(CandidateValue(value, item))
 
     @property
     def was_accepted(self) -> bool:
@@ -211,7 +211,7 @@ def _copied(value: Any) -> Any:
     return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
-def shape_of(spec: ToolSpec) -> Shape:
+def argument_shape(spec: ToolSpec) -> Shape:
     """What there is to fill in when the tool is called."""
     root = spec.input_schema
     documented = _documented(spec.description)
@@ -311,7 +311,7 @@ def _form_asked(slot: Slot, spec: ToolSpec) -> str:
     return ""
 
 
-def form_of(value: object) -> str:
+def value_form(value: object) -> str:
     """The form of a value; empty for a plain word."""
     if not isinstance(value, str):
         return "number"
@@ -348,7 +348,7 @@ _DRAWN_SCORE = {"timezone": 4.0, "date": 3.0, "time": 3.0, "date-time": 3.0, "ex
 
 
 def _may_be(form: str, value: str) -> bool:
-    looks = form_of(value)
+    looks = value_form(value)
     return looks == form or form not in dict(_LOOKS) or not looks
 
 
@@ -429,7 +429,7 @@ def learned_kind(
     if (slot.type != "string" and not is_number) or (is_number and not is_named_alike(leaf.name, slot.name)):
         return None
     score = _relation(slot, spec, source, leaf)
-    looks = form_of(value)
+    looks = value_form(value)
     if slot.type == "string" and is_number and score < 2:
         return None
     if slot.form and slot.form == looks:

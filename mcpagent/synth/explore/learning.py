@@ -17,16 +17,16 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
 from mcpagent.synth.explore.answers import Leaf, answer_fields, is_paging, next_page, tells_the_time
 from mcpagent.synth.explore.candidates import (
-    Candidate,
+    CandidateValue,
     Kind,
     Shape,
     Slot,
     add_own_values,
     add_statements,
-    form_of,
+    argument_shape,
     learned_kind,
     listed_values,
-    shape_of,
+    value_form,
 )
 from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by
 from mcpagent.synth.tasks.run import CallCache, SynthSession
@@ -181,7 +181,7 @@ class _Tool:
             values.append(other.value)
         return tuple(values)
 
-    def _untried(self, kind: Kind) -> list[Candidate]:
+    def _untried(self, kind: Kind) -> list[CandidateValue]:
         slot = self.shape.required[0]
         tried = self.tried
         fresh = [
@@ -273,7 +273,7 @@ class _Learner:
         readers = [spec for spec in cache.specs if spec.annotations.read_only]
         most = max(_LEAST, min(_ANSWERS, _CALLS // max(1, len(readers))))
         self.tools = [
-            _Tool(spec, shape_of(spec), seed, Random(derive_seed(seed, "learn", spec.dotted)), most)
+            _Tool(spec, argument_shape(spec), seed, Random(derive_seed(seed, "learn", spec.dotted)), most)
             for spec in readers
         ]
         self._calls = self._failed = 0
@@ -397,7 +397,7 @@ class _Learner:
         self, source: ToolSpec, value: str | int, leaf: Leaf, prefix: str
     ) -> list[tuple[Slot, str, float]]:
         """The slots that values like this one are for; worked out once for a field and a form."""
-        alike = (source.dotted, leaf.field, form_of(value), "/" in str(value), bool(prefix))
+        alike = (source.dotted, leaf.field, value_form(value), "/" in str(value), bool(prefix))
         if alike not in self._known_takers:
             self._known_takers[alike] = [
                 (slot, *kind)

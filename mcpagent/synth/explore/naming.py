@@ -13,7 +13,7 @@ import yaml
 
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.answers import Leaf
+from mcpagent.synth.explore.answers import Leaf, one_of
 from mcpagent.synth.explore.graph import Fact
 
 SQL = re.compile(r"\s*SELECT\s.*\sFROM\s+[\"'`\[]?(\w+)", re.IGNORECASE)
@@ -121,15 +121,6 @@ def topic(spec: ToolSpec) -> str:
         ):
             words.append(word)
     return " ".join(words) or spaced(spec.name)
-
-
-def one_of(kind: str) -> str:
-    """One thing of a list, by the list's name: `messages` has a `message`."""
-    if kind.endswith("ies"):
-        return kind[:-3] + "y"
-    if kind.endswith(("ses", "xes", "ches", "shes")):
-        return kind[:-2]
-    return kind.removesuffix("s") if not kind.endswith(("ss", "us", "is")) else kind
 
 
 def plural(noun: str) -> str:

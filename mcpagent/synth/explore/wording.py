@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Literal
 
 from mcpagent.core.records import JsonObject
-from mcpagent.synth.explore.answers import Leaf
+from mcpagent.synth.explore.answers import Leaf, one_of
 from mcpagent.synth.explore.graph import Edge, Fact
 from mcpagent.synth.explore.naming import (
     CODE,
@@ -30,7 +30,6 @@ from mcpagent.synth.explore.naming import (
     lexicon,
     naming_rank,
     noun_in,
-    one_of,
     place_of,
     plural,
     said_value,

@@ -22,7 +22,7 @@ from mcp.shared.inbound import MCP_METHOD_HEADER, MCP_NAME_HEADER
 
 from mcpagent.tools.probes.stdio_proxy import answer, as_message, is_own_call, list_request, with_own_tools
 from mcpagent.tools.servers_config import HttpServer
-from mcpagent.tools.transports.exchange import host_of, http_client, send
+from mcpagent.tools.transports.exchange import host_of, http_client, send_request
 from mcpagent.tools.wire import MAX_MESSAGE_BYTES, NOT_SENT
 
 _OVERSIZE_BYTES = MAX_MESSAGE_BYTES + 2**20
@@ -165,7 +165,7 @@ class HttpProxy:
         headers = {name: value for name, value in request.headers.items() if name not in _NOT_PASSED_ON}
         url = self._server.url
         content = request.body or None
-        return await send(
+        return await send_request(
             self._client, self._client.build_request(request.method, url, headers=headers, content=content)
         )
 

@@ -82,7 +82,7 @@ class BearerTokens(Protocol):
         ...
 
 
-async def send(
+async def send_request(
     client: httpx2.AsyncClient, request: httpx2.Request, tokens: BearerTokens | None = None
 ) -> httpx2.Response:
     """The response to a request, its body still to be read.
@@ -271,7 +271,7 @@ class SseEndpoint:
         body = message.model_dump_json(by_alias=True, exclude_unset=True)
         request = self._client.build_request("POST", url, headers={**HEADERS, **headers}, content=body)
         try:
-            response = await send(self._client, request, self._tokens)
+            response = await send_request(self._client, request, self._tokens)
             try:
                 if response.status_code >= 300:
                     raise self._refused(response)
@@ -314,7 +314,7 @@ class SseEndpoint:
     async def _stream(self) -> None:
         accepted = {"accept": "text/event-stream", "accept-encoding": "identity", "cache-control": "no-store"}
         request = self._client.build_request("GET", self._url, headers=accepted)
-        response = await send(self._client, request, self._tokens)
+        response = await send_request(self._client, request, self._tokens)
         try:
             if response.status_code != 200:
                 raise self._refused(response)

@@ -42,7 +42,7 @@ from mcpagent.tools.transports.exchange import (
     as_reply,
     host_of,
     http_client,
-    send,
+    send_request,
 )
 from mcpagent.tools.transports.jsonrpc import (
     Flood,
@@ -145,7 +145,7 @@ class HttpEndpoint:
         body = None if message is None else message.model_dump_json(by_alias=True, exclude_unset=True)
         request = self._client.build_request(method, self._url, headers=headers, content=body)
         try:
-            response = await send(self._client, request, self._tokens)
+            response = await send_request(self._client, request, self._tokens)
             try:
                 yield response
             finally:

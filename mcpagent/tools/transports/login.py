@@ -31,12 +31,12 @@ from pydantic import AnyUrl, ValidationError
 from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 from mcpagent.tools.servers_config import HttpServer, OAuthClient
-from mcpagent.tools.transports.exchange import http_client, send
+from mcpagent.tools.transports.exchange import http_client, send_request
 from mcpagent.tools.transports.oauth import (
     KeptInMemory,
     Login,
     Unreachable,
-    ask,
+    ask_token_endpoint,
     check_transport,
     login_url,
     post_form,
@@ -149,7 +149,7 @@ class _Flow:
         self, web: httpx2.AsyncClient, request: httpx2.Request, entry: OAuthClient
     ) -> httpx2.Response:
         """The server's 401, or one in its place; a scope that was chosen is the one that it asks for."""
-        sent = await send(web, request)
+        sent = await send_request(web, request)
         await whole_body(sent)
         header = sent.headers.get("www-authenticate", "") if sent.status_code == 401 else ""
         if scope := self.prompt.scope or entry.scope:
@@ -195,7 +195,7 @@ class _Flow:
         asked = {"grant_type": _DEVICE_GRANT, "device_code": grant["device_code"], **data}
         while True:
             await asyncio.sleep(pause_s)
-            answer = await ask(self._token_endpoint(context), asked, client)
+            answer = await ask_token_endpoint(self._token_endpoint(context), asked, client)
             if answer.token is not None:
                 return self._login(server, answer.token, context)
             if answer.error == "slow_down":

@@ -36,7 +36,7 @@ from mcpagent.errors import InUseError, UserError
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.locks import locked_file
 from mcpagent.tools.servers_config import HttpServer
-from mcpagent.tools.transports.exchange import LOOPBACK, http_client, send
+from mcpagent.tools.transports.exchange import LOOPBACK, http_client, send_request
 from mcpagent.tools.wire import LOGIN_NEEDED, NOT_SENT
 
 log = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ class Authorization:
             return stored  # another process has renewed it, or a person has logged in again
         if login.token.refresh_token is None:
             raise self._needed("gave a token that has ended, and none to renew it with")
-        answer = await ask(
+        answer = await ask_token_endpoint(
             login.token_endpoint,
             {
                 "grant_type": "refresh_token",
@@ -285,7 +285,9 @@ class _Answer:
     error: str = ""
 
 
-async def ask(endpoint: str, data: dict[str, str], client: OAuthClientInformationFull) -> _Answer:
+async def ask_token_endpoint(
+    endpoint: str, data: dict[str, str], client: OAuthClientInformationFull
+) -> _Answer:
     """One request to a token endpoint, with what authenticates the client. Raises Unreachable."""
     document, status = await post_form(endpoint, data, client)
     if status < 300:
@@ -309,7 +311,9 @@ async def post_form(
     data, headers = context.prepare_token_auth(data, dict(_FORM))
     try:
         async with asyncio.timeout(_TOKEN_TIMEOUT_S), http_client(endpoint, {}) as web:
-            response = await send(web, web.build_request("POST", endpoint, data=data, headers=headers))
+            response = await send_request(
+                web, web.build_request("POST", endpoint, data=data, headers=headers)
+            )
             body = await whole_body(response)
     except (httpx2.HTTPError, httpx2.StreamError, TimeoutError) as error:
         raise Unreachable(f"{urlsplit(endpoint).hostname}: {type(error).__name__}") from error
