@@ -252,7 +252,7 @@ class ResetSection(Section):
     """What brings a server back to the state that episodes begin in: the command, then the calls."""
 
     command: StringTuple = ()  # a program and its arguments
-    calls: tuple[ResetCall, ...] = ()  # of the server's own tools
+    calls: Annotated[tuple[ResetCall, ...], Field(strict=False)] = ()  # of the server's own tools
     timeout_s: PositiveFloat = 60.0  # of the command
 
 

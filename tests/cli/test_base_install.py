@@ -41,6 +41,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "tools list": (),
     """tools call tavily.tavily_search '{"query": "interest rates"}'""": (),
     """tools bench tavily.tavily_search '{"query": "interest rates"}' --calls 2""": (),
+    "tools login shop --servers shop.json": (),
+    "tools logout shop --servers shop.json": (),
     "serve fmp": (),
     "serve python": (),
     "env check --data samples --max-tasks 1": (),
@@ -89,7 +91,11 @@ def test_without_extras_each_command_works_or_names_what_it_lacks(
     monkeypatch.syspath_prepend(scripts)
     python = make_base_environment(tmp_path)
     (work := tmp_path / "work").mkdir()
-    given = {"spec.json": json.dumps(SPEC), "none.json": '{"mcpServers": {}}'}
+    given = {
+        "spec.json": json.dumps(SPEC),
+        "none.json": '{"mcpServers": {}}',
+        "shop.json": '{"mcpServers": {"shop": {"url": "http://127.0.0.1:1/mcp"}}}',
+    }
     for name, text in given.items():
         (work / name).write_text(text)
     lines = [*helps, *COMMANDS]
@@ -110,6 +116,8 @@ def test_without_extras_each_command_works_or_names_what_it_lacks(
         if extras:
             assert code == 2, f"{line}: {said}"
             _assert_names_what_is_missing(said, python=python, extras=extras)
+        elif line.startswith("tools login "):  # nobody is there to log in at
+            assert code == 2 and "cannot be reached" in said, f"{line}: {said}"
         elif not line.startswith("doctor "):  # what it is asked for is what this machine lacks
             assert code == 0, f"{line}: {said}"
     code, said = results["doctor --servers none.json"]

@@ -21,6 +21,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.core.tasks import StateCheck
 from mcpagent.env.parsing import parse_action
 from mcpagent.synth.templates.template import load_templates
+from mcpagent.tools.questions import load_rules
 from mcpagent.tools.servers_config import load_servers
 from tests.house import ROOT
 from tests.test_docs import PAGES, _leaves
@@ -397,7 +398,17 @@ def a_template_set(text: str, folder: Path) -> None:
 
 def a_configuration(text: str, folder: Path) -> None:
     (folder / "mine.yaml").write_text(text)
-    assert load_train_config([folder / "mine.yaml"], []).config.tools.per_server
+    sections = load_train_config([folder / "mine.yaml"], []).config
+    assert sections.tools.per_server or sections.rollout.user == "model"
+
+
+def answers_of_a_server(text: str, folder: Path) -> None:
+    (folder / "answers.yaml").write_text(text)
+    assert [rule.asks for rule in load_rules(folder / "answers.yaml")] == [
+        "elicitation",
+        "elicitation",
+        "sampling",
+    ]
 
 
 _RECORDS: dict[tuple[str, str], Callable[[str, Path], Any]] = {
@@ -407,6 +418,8 @@ _RECORDS: dict[tuple[str, str], Callable[[str, Path], Any]] = {
     ("docs/data.md", '{"state"'): a_state,
     ("docs/data.md", "- name: channel-price"): a_template,
     ("docs/tools.md", "tools:"): a_configuration,
+    ("docs/tools.md", "- {server: shop"): answers_of_a_server,
+    ("docs/environment.md", "rollout:"): a_configuration,
     ("docs/extending.md", "# my_templates/"): a_template_set,
 }
 
