@@ -158,16 +158,6 @@ def engine_tokens(policy: VllmPolicy) -> list[int]:
     return [state.detokenizer.num_output_tokens() for state in list(states.values())]
 
 
-def test_asking_an_engine_that_sleeps_is_an_error_and_no_wait_without_end(
-    model: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    with serving(model, tmp_path_factory.mktemp("asleep")) as policy:
-        # vLLM refuses `enable_sleep_mode` on a CPU, but its engine can be put to sleep as a GPU's is.
-        policy._thread.call(lambda: policy._thread.engine._llm.sleep(level=1))
-        with pytest.raises(RuntimeError, match="sleeps"):
-            asyncio.run(asyncio.wait_for(policy.complete(requests(prompts(1))), timeout=20))
-
-
 def test_sleeping_and_waking_changes_nothing(policy: VllmPolicy, model: Any) -> None:
     policy.sleep()
     policy.wake()
