@@ -101,7 +101,6 @@ SLOW = (
     "mcpagent serve polygon",
     "mcpagent serve slack --limited",
 )
-COUNTS = "--train 8 --validation 2 --heldout 2"
 _STAND_FOR = {"RUN": "outputs/mine"}  # words that a person replaces
 
 GPU = "a GPU, or hours without one"
@@ -279,13 +278,6 @@ def cleared(line: str, place: Path) -> list[str]:
     return words
 
 
-def fewer(line: str) -> str:
-    """Of the examples that make a dataset, the first makes as many tasks as it says; what the others choose
-    otherwise shows in a few."""
-    makes = [other for other in FAST if other.startswith("mcpagent gen-data")]
-    return line if line not in makes[1:] or "--train" in line else f"{line} {COUNTS}"
-
-
 def promised(words: list[str], place: Path, code: int, out: str, err: str) -> None:
     """It ended well, wrote what it was told to and said something."""
     assert code == 0, f"{words}\n{out[-2000:]}\n{err[-4000:]}"
@@ -304,7 +296,7 @@ def test_the_cheap_examples_run_one_after_the_other(tmp_path: Path, monkeypatch:
     furnish(tmp_path)
     monkeypatch.chdir(tmp_path)
     for line in FAST:
-        words = cleared(fewer(line), tmp_path)
+        words = cleared(line, tmp_path)
         app = load_app(words[0])
         done = CliRunner().invoke(app, words[1:])
         assert done.exception is None, f"{line}\n{done.exception!r}\n{done.output[-3000:]}"
