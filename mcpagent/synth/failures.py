@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,11 +132,11 @@ class Variation:
 
     def _of(self, skill: Skill) -> dict[Relation, float]:
         if skill not in self._relations:
-            relations: Counter[Relation] = Counter()
+            relations: defaultdict[Relation, float] = defaultdict(float)
             for failed, count in self.failed.items():
                 relation = skill.relation_to(failed)
                 if relation is not None:
-                    relations[relation] += count  # type: ignore[assignment]  # a share counts as well
+                    relations[relation] += count
             self._relations[skill] = dict(relations)
         return self._relations[skill]
 
@@ -195,14 +195,14 @@ def read_failures(run: Path, *, seed: int) -> FailedTasks:
             where=str(run),
             remedy="name a run whose training has failed some: mcpagent runs",
         )
-    skills: Counter[Skill] = Counter()
+    skills: defaultdict[Skill, float] = defaultdict(float)
     seeds: Counter[int] = Counter()
     ids, ours, theirs, splits = set[str](), set[str](), set[str](), ["train"]
     for task in read_tasks(path):
         ids.add(task.id)
         ours |= subjects_of(task)
         if task.id in failed:
-            skills[Skill.of_task(task)] += failed[task.id]  # type: ignore[assignment]  # a share counts too
+            skills[Skill.of_task(task)] += failed[task.id]
             seeds[int(task.extra_info.get("seed", 0))] += 1
     for split in ("validation", "heldout"):
         for sibling in _sibling(path, split):
