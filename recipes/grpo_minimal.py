@@ -25,9 +25,10 @@ from mcpagent.demo.job import Stages, open_job
 from mcpagent.demo.quickstart import make_tasks, warm_start
 from mcpagent.errors import UserError
 from mcpagent.rollout.collector import attempts, collect, group_trajectories
-from mcpagent.rollout.setup import agent_settings, open_tools
+from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.episodes import open_tasks
 from mcpagent.storage.datasets import find_dataset
+from mcpagent.tools.setup import open_tools
 from mcpagent.train.build import build_learner, grade_settings, load, open_sampler, update_settings
 from mcpagent.train.grpo import success_rate, success_rate_of_all
 from mcpagent.train.learner.learner import Learner

@@ -22,14 +22,7 @@ from mcpagent.policy.contract import Policy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
 from mcpagent.reward.validate import task_problems
 from mcpagent.rollout.collector import attempts, collect
-from mcpagent.rollout.setup import (
-    Tools,
-    agent_settings,
-    configured_servers,
-    open_tools,
-    server_limits,
-    tool_pool,
-)
+from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.episodes import catalog_note, open_tasks
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.packages import pip_install
@@ -41,6 +34,7 @@ from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.isolation import Basis, IsolationVerdict, State, probe_isolation, probe_start
 from mcpagent.tools.probes.processes import InstanceCost
 from mcpagent.tools.servers_config import Isolation, ServerConfig
+from mcpagent.tools.setup import Tools, configured_servers, open_tools, server_limits, tool_pool
 
 _SHOWN = 5  # offenders named in one line
 

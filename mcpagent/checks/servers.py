@@ -16,13 +16,13 @@ from mcpagent.console import Advance, Console
 from mcpagent.core.records import CheckStatus, JsonObject
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.rollout.setup import configured_servers
 from mcpagent.tools.catalog import near_match
 from mcpagent.tools.contract import ToolSession
 from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.chaos import ChaosFault, ChaosResult, chaos, faults_of
 from mcpagent.tools.servers_config import HttpServer, ServerConfig, StdioServer, builtin_servers
+from mcpagent.tools.setup import configured_servers
 from mcpagent.tools.transports.login import LoginPrompt, log_in
 from mcpagent.tools.transports.oauth import forget_login, store_login
 

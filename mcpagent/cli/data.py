@@ -329,8 +329,8 @@ def _pool(file: Path, servers: Path | None, settings: list[str] | None, console:
     """The servers of a file's tasks, not started: those named, else those that its folder remembers, else the
     built-in ones."""
     from mcpagent.config.dataset_servers import read_dataset_servers
-    from mcpagent.rollout.setup import configured_servers, tool_pool
     from mcpagent.servers.names import BUILTIN_NAMES
+    from mcpagent.tools.setup import configured_servers, tool_pool
 
     tools = ConfigOptions(servers=servers, settings=settings).config(console, data=file).tools
     is_told = servers is not None or any(text.lstrip().startswith("tools.") for text in settings or ())

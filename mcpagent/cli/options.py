@@ -296,9 +296,9 @@ def chosen_servers(
 ) -> Sequence[ServerConfig]:
     """The servers of an mcp.json, else those that the folder of `data` remembers, else the built-in ones
     (`limited` or full). Raises UserError."""
-    from mcpagent.rollout.setup import configured_servers, note_named
     from mcpagent.run.episodes import load_for_dataset
     from mcpagent.tools.servers_config import builtin_servers, load_servers
+    from mcpagent.tools.setup import configured_servers, note_named
 
     if path is None and data is not None:
         tools = load_for_dataset(data=data, split=None, note=console.note, for_training=False).config.tools

@@ -12,7 +12,6 @@ from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.placeholders import format_value, reference_texts
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.rollout.setup import configured_servers
 from mcpagent.synth.explore.learning import Learned, learn
 from mcpagent.synth.explore.walks import explore_dataset
 from mcpagent.synth.generate import server_places, values_by_slot
@@ -20,6 +19,7 @@ from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.rules import GeneratedData, Progress
 from mcpagent.tools.contract import ToolProvider
+from mcpagent.tools.setup import configured_servers
 
 # Below these the embedded model was seen to gain nothing that its interval would show (docs/performance.md).
 LEAST_FACTS = 30  # answers of the tools that can be asked about

@@ -16,10 +16,10 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.demo.explored import ExploredServers
 from mcpagent.errors import UserError
-from mcpagent.rollout.setup import open_tools
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.locks import LOCK_NAME
 from mcpagent.storage.run_folder import step_name
+from mcpagent.tools.setup import open_tools
 
 SPLITS = {"train": 1600, "validation": 64, "heldout": 240}
 LEDGER_NAME = "ledger.jsonl"

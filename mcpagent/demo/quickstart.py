@@ -19,7 +19,6 @@ from mcpagent.demo.job import BESIDE, QuickstartJob, Stages, open_job
 from mcpagent.errors import RunError
 from mcpagent.evaluate.report.page import write_report
 from mcpagent.evaluate.summary import summarise
-from mcpagent.rollout.setup import open_tools
 from mcpagent.run.episodes import open_episodes
 from mcpagent.run.evaluate import evaluate_on
 from mcpagent.run.train import Watch, train
@@ -31,6 +30,7 @@ from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.synth.generate import short_note, write_splits
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import load_templates
+from mcpagent.tools.setup import open_tools
 
 SAMPLED_ATTEMPTS = 2  # for each held-out task at temperature 1
 _EPISODES_AT_ONCE = 256

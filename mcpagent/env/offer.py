@@ -17,6 +17,7 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import SEARCH_TOOL, ToolSpec, chat_schema
 from mcpagent.errors import UserError
@@ -201,6 +202,13 @@ class SearchableTools:
             tuple(tool.schema for tool in matches),
             tuple(tool.spec.dotted for tool in matches),
         )
+
+
+def discovery(config: ToolsConfig) -> Discovery | None:
+    """How tools are searched for, None where all are offered (`tools.discovery`)."""
+    if config.discovery == "all":
+        return None
+    return Discovery(pinned=config.pinned, result_chars=config.result_limit_chars)
 
 
 def first_schemas(

@@ -13,8 +13,9 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.env.offer import discovery
 from mcpagent.policy.canary import CANARY_ROWS
-from mcpagent.rollout.setup import agent_settings, discovery
+from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.episodes import open_user
 from mcpagent.run.lifecycle import (
     RunInputs,

@@ -30,13 +30,14 @@ from mcpagent.policy.contract import Policy, require_vllm
 from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
 from mcpagent.rollout.agent import AgentSettings, ContextRenderer
-from mcpagent.rollout.setup import Tools, agent_settings, check_named, note_named, open_tools
+from mcpagent.rollout.setup import agent_settings
 from mcpagent.storage.checkpoints import find_model, model_identity
 from mcpagent.storage.datasets import TaskFile, find_dataset
 from mcpagent.storage.packages import provenance, require
 from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.servers_config import server_names
+from mcpagent.tools.setup import Tools, check_named, note_named, open_tools
 
 PREFIX = "openai:"
 _KEY = "OPENAI_API_KEY"

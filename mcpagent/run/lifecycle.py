@@ -13,12 +13,12 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
-from mcpagent.rollout.setup import Tools
 from mcpagent.run.self_evaluation import MeasuredTasks, SelfEvaluation
 from mcpagent.storage.checkpoints import last_good_checkpoint
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.storage.run_folder import RunFolder, RunLog, step_of
 from mcpagent.storage.runs import RunSession
+from mcpagent.tools.setup import Tools
 from mcpagent.train.health import Callback, HealthMonitor, HealthSettings
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes

@@ -16,11 +16,11 @@ from mcpagent.evaluate.summary import (
     EvalSummary,
     success_of_all,
 )
-from mcpagent.rollout.setup import Tools
 from mcpagent.run.episodes import measured_file, open_tasks
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.storage.packages import provenance
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.tools.setup import Tools
 from mcpagent.train.actor import LocalActor
 from mcpagent.train.learner.learner import Learner, load_weights
 from mcpagent.train.learner.processes import Processes

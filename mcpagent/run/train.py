@@ -17,7 +17,6 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.threads import limit_threads
 from mcpagent.models.out_of_memory import memory_reported
-from mcpagent.rollout.setup import open_tools
 from mcpagent.run.algorithms import run_grpo, run_sft
 from mcpagent.run.episodes import catalog_note, evaluated_file, open_tasks, pinned_model
 from mcpagent.run.lifecycle import RunInputs, RunPlace, TrainOutcome, Watch, logged
@@ -25,6 +24,7 @@ from mcpagent.run.self_evaluation import open_measured
 from mcpagent.storage.datasets import TaskFile, find_dataset
 from mcpagent.storage.run_folder import RunFolder, run_log
 from mcpagent.storage.runs import RunSession, last_run, new_session, planned_folder, run_session
+from mcpagent.tools.setup import open_tools
 from mcpagent.train.health import Callback
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.plan import Preflight, TrainPlan, check_run, plan, target_device

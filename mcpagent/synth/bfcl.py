@@ -20,7 +20,6 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Complexity, GroundTruth, Message, PlanCall, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.rollout.setup import note_named
 from mcpagent.servers.bfcl.package import (
     BACKENDS,
     STATELESS,
@@ -35,6 +34,7 @@ from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.datasets import write_jsonl
 from mcpagent.synth.generate import check_dataset_servers, write_servers
 from mcpagent.synth.tasks.record import system_message
+from mcpagent.tools.setup import note_named
 
 
 class CallSyntaxError(ValueError):

@@ -23,7 +23,6 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.rollout.setup import Tools, configured_servers, open_tools, strict_cassette
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.datasets import write_jsonl
 from mcpagent.synth.datasets.describe import count_tasks
@@ -38,6 +37,7 @@ from mcpagent.synth.templates.template import TemplateSet, load_templates
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.servers_config import ServerConfig, StdioServer
+from mcpagent.tools.setup import Tools, configured_servers, open_tools, strict_cassette
 
 if TYPE_CHECKING:
     from mcpagent.synth.explore.rewrite import RewriteRun

@@ -23,11 +23,11 @@ from mcpagent.policy.canary import Canary
 from mcpagent.policy.contract import choose_backend
 from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
 from mcpagent.rollout.collector import Pipeline, attempts, collect, staleness
-from mcpagent.rollout.setup import Tools
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.tools.io_thread import IOThread
+from mcpagent.tools.setup import Tools
 from mcpagent.train.build import is_deterministic
 from mcpagent.train.health import StepReport
 from mcpagent.train.learner.processes import Processes

@@ -22,7 +22,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.threads import limit_threads
 from mcpagent.core.tools import ToolSpec
 from mcpagent.env.episode import prompt_messages
-from mcpagent.env.offer import first_schemas
+from mcpagent.env.offer import discovery, first_schemas
 from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.models.load import (
@@ -41,7 +41,6 @@ from mcpagent.policy.canary import CANARY_PROMPTS, MAX_TEMPERATURE, Canary
 from mcpagent.policy.contract import choose_backend
 from mcpagent.policy.vllm.engine import VllmPolicy, VllmSettings, cpu_cache_bytes
 from mcpagent.policy.vllm.servers import VllmServers
-from mcpagent.rollout.setup import discovery
 from mcpagent.train.learner.learner import EmaReference, Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes

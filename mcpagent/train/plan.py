@@ -25,8 +25,8 @@ from mcpagent.models.load import (
 )
 from mcpagent.policy.canary import MAX_TEMPERATURE
 from mcpagent.policy.contract import BackendChoice, choose_backend
-from mcpagent.rollout.setup import configured_servers
 from mcpagent.storage.datasets import TaskFile
+from mcpagent.tools.setup import configured_servers
 from mcpagent.train.actor import refuse_pipeline
 from mcpagent.train.build import is_deterministic, refuse_untrained
 from mcpagent.train.forecast import (

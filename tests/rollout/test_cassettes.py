@@ -22,11 +22,11 @@ from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.reward.record import record_of
 from mcpagent.reward.rule import grade_by_rule
 from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.setup import open_tools
 from mcpagent.run.rollout import RolloutOutcome, rollout
 from mcpagent.run.train import train
 from mcpagent.storage.datasets import read_tasks, write_jsonl
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
+from mcpagent.tools.setup import open_tools
 from tests.tools.support import ECHO_SCRIPT
 
 TRAIN = Path(__file__).parents[2] / "data" / "samples" / "train.jsonl"

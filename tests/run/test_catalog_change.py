@@ -4,8 +4,8 @@ import pytest
 
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.rollout.setup import open_tools
 from mcpagent.run.episodes import catalog_note
+from mcpagent.tools.setup import open_tools
 from tests.run.world import config, samples
 
 

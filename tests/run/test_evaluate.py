@@ -20,13 +20,14 @@ from mcpagent.errors import UserError
 from mcpagent.evaluate.summary import EvalResult
 from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.policy.scripted import GoldPolicy
-from mcpagent.rollout.setup import agent_settings, open_tools
+from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.episodes import open_episodes
 from mcpagent.run.evaluate import EvalOutcome, compare_files, evaluate_model, evaluate_on, read_evaluation
 from mcpagent.run.rollout import rollout
 from mcpagent.storage.checkpoints import find_checkpoint, run_of, weights_sha256
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.tools.setup import open_tools
 from mcpagent.train.actor import ActorRecords, ActorSettings, LocalActor
 from mcpagent.train.sampler import RolloutEngine
 from tests.env.world import make_task

@@ -10,11 +10,11 @@ import pytest
 
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.rollout.setup import open_tools
 from mcpagent.run.train import train
 from mcpagent.synth.generate import write_splits
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import load_templates
+from mcpagent.tools.setup import open_tools
 
 
 class WarmStart(NamedTuple):

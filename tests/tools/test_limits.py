@@ -11,10 +11,10 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
-from mcpagent.rollout.setup import open_tools
 from mcpagent.tools.limits import CallLimits, Gate, ServerLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
+from mcpagent.tools.setup import open_tools
 from tests.tools.support import call, memory_echo
 
 

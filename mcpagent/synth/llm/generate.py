@@ -21,7 +21,6 @@ from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import FailureReason
 from mcpagent.llm.endpoint import Endpoint, read_chat, read_responses
-from mcpagent.rollout.setup import open_tools
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.generate import DatasetOutput
 from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage, FormatCheck
@@ -40,6 +39,7 @@ from mcpagent.synth.tasks.record import ToolSelection
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 from mcpagent.tools.contract import ToolProvider
+from mcpagent.tools.setup import open_tools
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,270 @@
+"""From the section `tools` of a configuration to started servers, recorded or replayed where it says so."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcpagent.config.environment import environment, state_folder
+from mcpagent.config.schema import ServerSection, ToolsConfig
+from mcpagent.core.records import JsonObject
+from mcpagent.core.redact import SECRETS
+from mcpagent.errors import UserError
+from mcpagent.servers.names import UpstreamKind
+from mcpagent.servers.sandbox.contract import SandboxKind
+from mcpagent.storage.atomic import write_text
+from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
+from mcpagent.tools.cassettes.tape import canonical, content_digest
+from mcpagent.tools.catalog import CatalogSettings, ToolListLimits
+from mcpagent.tools.contract import PinnedTools
+from mcpagent.tools.io_thread import IOThread
+from mcpagent.tools.limits import CallLimits, Reset, ServerLimits
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.questions import load_rules
+from mcpagent.tools.servers_config import (
+    HttpServer,
+    Isolation,
+    ServerConfig,
+    StdioServer,
+    builtin_servers,
+    load_servers,
+)
+
+
+def strict_cassette(config: ToolsConfig) -> Cassette | None:
+    """The cassette that stands for all servers; None where the configuration asks for servers."""
+    if config.cassette is None or config.cassette_mode != "strict":
+        return None
+    return Cassette.alone(
+        Path(config.cassette),
+        result_limit_chars=config.result_limit_chars,
+        allow=config.allow_list,
+        on_change=config.on_catalog_change,
+        secrets=_secrets(),
+    )
+
+
+@contextmanager
+def recording(
+    config: ToolsConfig,
+    pool: ToolPool,
+    servers: Sequence[ServerConfig],
+    *,
+    on_note: Callable[[str], None],
+) -> Iterator[Cassette | None]:
+    """The cassette around a started pool of `servers`; None where the configuration has none."""
+    if config.cassette is None or config.cassette_mode not in ("record", "replay"):
+        yield None
+        return
+    cassette = Cassette.around(
+        pool,
+        Path(config.cassette),
+        mode=config.cassette_mode,
+        servers=ServerFacts(
+            isolation={s.name: pool.isolation(s.name) for s in servers},
+            versions={s.name: _version(s, config, reported=pool.versions.get(s.name, "")) for s in servers},
+            repeatable=[
+                f"{name}.{tool}"
+                for name, section in config.per_server.items()
+                for tool in section.safe_to_retry
+            ],
+        ),
+        result_limit_chars=config.result_limit_chars,
+        secrets=_secrets(),
+        on_note=on_note,
+    )
+    with cassette:
+        yield cassette
+
+
+def _secrets() -> Mapping[str, str]:
+    """Those that are known by now: of the servers, which were read, and of the environment."""
+    environment()
+    return SECRETS.names
+
+
+def _version(server: ServerConfig, config: ToolsConfig, *, reported: str) -> str:
+    """What decides which program answers: the version that the server reports, and of a built-in one its
+    upstream, of another how it is reached: many report the version of a library or none, and a package is
+    pinned there (`name@1.2.3`), a folder or a database named."""
+    if config.servers is None:
+        return f"{reported} {config.upstream}"
+    match server:
+        case StdioServer():
+            reached = content_digest(canonical([Path(server.command).name, *server.args]))
+        case HttpServer():
+            reached = content_digest(canonical([server.url]))
+        case _:
+            reached = ""
+    answers = "" if config.answers is None else content_digest(Path(config.answers).read_bytes())
+    return f"{reported} {reached} {answers}".strip()
+
+
+def note_named(servers: Path) -> None:
+    """Keep that a person named this file. Where nothing can be kept, they will be asked to name it again."""
+    for mark in _marks(servers):
+        try:
+            if not mark.exists():
+                write_text(mark, f"{servers.resolve()}\n", is_settings=True)
+        except OSError:
+            return
+
+
+def check_named(servers: Path, *, by: Path) -> None:
+    """Raises UserError for a file that is gone, and for one that was never named here, neither at this place
+    nor with these contents. `by` is the file that names it."""
+    if not servers.is_file():
+        raise UserError(
+            f"the dataset was made with the servers of {servers}, and there is no such file",
+            where=str(by),
+            remedy="name them with --set tools.servers=FILE (or --servers FILE), or fix the path there",
+        )
+    if not any(mark.exists() for mark in _marks(servers)):
+        raise UserError(
+            f"the dataset names programs to start, in {servers}, which were never used on this machine",
+            where=str(by),
+            remedy=f"read that file; if you trust it, name it once: mcpagent tools list --servers {servers}",
+        )
+
+
+def _marks(servers: Path) -> list[Path]:
+    place = str(servers.resolve()).encode("utf-8", "surrogateescape")
+    keys = [place]
+    with suppress(OSError):
+        keys.append(servers.read_bytes())
+    return [state_folder() / "servers" / hashlib.sha256(key).hexdigest() for key in keys]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What episodes call, and the thread that it lives on. `pool` are the started servers, or the `cassette`
+    around or instead of them where there is one."""
+
+    io: IOThread
+    pool: PinnedTools
+    cassette: Cassette | None = None
+
+    def take_cassette_counts(self) -> JsonObject | None:
+        """What the cassette did since this was last asked; None where there is none."""
+        return None if self.cassette is None else self.cassette.take_counts()
+
+    def take_metrics(self) -> JsonObject:
+        """What the record of a training step says of the tools: what the cassette did in it, where there is
+        one, and what the servers' calls came to since they were started."""
+        counts = self.take_cassette_counts()
+        return {
+            **({} if counts is None else {"cassette": counts}),
+            "tool_metrics": self.pool.metrics().model_dump(mode="json"),
+        }
+
+
+def configured_servers(
+    config: ToolsConfig, *, on_note: Callable[[str], None] = lambda _: None
+) -> Sequence[ServerConfig]:
+    """The user's mcp.json, or the built-in servers; `on_note` is told what of the file was skipped."""
+    if config.servers is None:
+        return builtin_servers(
+            config.builtin,
+            limited=config.limited,
+            transport=config.transport,
+            upstream=UpstreamKind(config.upstream),
+            sandbox=SandboxKind(config.sandbox),
+        )
+    loaded = load_servers(Path(config.servers))
+    for note in loaded.notes:
+        on_note(f"{config.servers}: {note}")
+    return loaded.servers
+
+
+@contextmanager
+def open_tools(
+    config: ToolsConfig,
+    *,
+    ledger: Path | None = None,
+    log_dir: Path | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> Iterator[Tools]:
+    """Start the servers; stop them at the end, whatever happens. A strict cassette starts none."""
+    if (strict := strict_cassette(config)) is not None:
+        with strict, IOThread() as io:
+            yield Tools(io, strict, strict)
+        return
+    servers = configured_servers(config, on_note=on_note)
+    pool = tool_pool(config, servers, ledger=ledger, log_dir=log_dir, on_note=on_note)
+    with IOThread() as io:
+        io.run(pool.__aenter__())
+        try:
+            with recording(config, pool, servers, on_note=on_note) as cassette:
+                yield Tools(io, cassette or pool, cassette)
+        finally:
+            io.run(pool.close())
+
+
+def tool_pool(
+    config: ToolsConfig,
+    servers: Sequence[ServerConfig],
+    *,
+    ledger: Path | None = None,
+    log_dir: Path | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> ToolPool:
+    """A pool of `servers`, not started yet, with the settings of `config`. Raises UserError where they
+    contradict each other or name no server."""
+    return ToolPool(
+        servers,
+        limits=CallLimits(
+            timeout_s=config.timeout_s,
+            retry=config.retry,
+            result_limit_chars=config.result_limit_chars,
+            per_server={name: server_limits(section) for name, section in config.per_server.items()},
+            answers=None if config.answers is None else load_rules(Path(config.answers)),
+        ),
+        catalog=CatalogSettings(
+            list_limits=ToolListLimits(
+                description_chars=config.description_limit_chars, schema_chars=config.schema_limit_chars
+            ),
+            allow=config.allow_list,
+            read_only=config.read_only,
+            resources=config.resources,
+            on_change=config.on_catalog_change,
+        ),
+        isolation=_isolation(config),
+        ledger=ledger,
+        log_dir=log_dir,
+        on_note=on_note,
+    )
+
+
+def _isolation(config: ToolsConfig) -> dict[str, Isolation]:
+    """By server. Raises UserError where `tools.probes.isolation` and `tools.per_server` disagree."""
+    isolation: dict[str, Isolation] = dict(config.isolation)
+    for name, section in config.per_server.items():
+        if section.isolation is None:
+            continue
+        if isolation.setdefault(name, section.isolation) != section.isolation:
+            raise UserError(
+                f"server {name!r} is {isolation[name]} in tools.isolation and {section.isolation} in "
+                "tools.per_server",
+                where=f"tools.per_server.{name}.isolation",
+                remedy="Keep one of the two.",
+            )
+    return isolation
+
+
+def server_limits(section: ServerSection) -> ServerLimits:
+    """How one server is called."""
+    reset = section.reset
+    return ServerLimits(
+        **section.model_dump(exclude={"isolation", "workspace", "reset"}),
+        workspace=None if section.workspace is None else Path(section.workspace),
+        reset=None
+        if reset is None
+        else Reset(
+            command=reset.command,
+            calls=[(call.tool, call.arguments) for call in reset.calls],
+            timeout_s=reset.timeout_s,
+        ),
+    )
