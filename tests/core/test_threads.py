@@ -57,6 +57,7 @@ def _sft(tmp_path: Path, *settings: str) -> list[str]:
         "data.max_tasks=8",
         "training.max_steps=2",
         "sft.curriculum_steps=2",
+        "training.eval_samples=0",
         *settings,
     )
     pairs = [word for setting in chosen for word in ("--set", setting)]

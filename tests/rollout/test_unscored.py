@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -18,19 +18,27 @@ from mcpagent.run.evaluate import read_evaluation
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import StdioServer
 from mcpagent.train.grpo import episode_metrics
 from mcpagent.train.health import HealthMonitor, HealthSettings
 from tests.env.world import make_task
+from tests.house import ROOT
 from tests.run.world import with_id
 from tests.running import mcpagent
-from tests.tools.support import stdio_echo
 
 COUNT = 12
+SERVER = StdioServer(
+    name="echo",
+    command=sys.executable,
+    args=("-m", "tests.rollout.deadly"),
+    cwd=str(ROOT),
+    isolation="episode",
+)
 TASKS = [
     with_id(
         make_task(
             tool_sequence=[{"step": 1, "server": "echo", "tool": "echo", "params": {"text": f"word {i}"}}],
-            tools=["echo.echo", "echo.die_after_writing"],
+            tools=["echo.echo", "echo.die"],
         ),
         f"t{i:02d}",
     )
@@ -62,7 +70,7 @@ def policy(*, right: Collection[int], deadly: Collection[int]) -> Acts:
         {
             task.id: call("echo", text=f"word {i}")
             if i in right
-            else call("die_after_writing", ledger=os.devnull)
+            else call("die")
             if i in deadly
             else call("echo", text="wrong")
             for i, task in enumerate(TASKS)
@@ -79,7 +87,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         with IOThread() as io:
 
             async def play(acting: Acts) -> list:  # type: ignore[type-arg]
-                async with ToolPool([stdio_echo(isolation="episode")]) as pool:
+                async with ToolPool([SERVER]) as pool:
                     settings = AgentSettings(sampling=Sampling(max_new_tokens=16))
                     return await evaluate(TASKS, policy=acting, tools=pool, settings=settings, renderer=None)
 
