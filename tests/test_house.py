@@ -189,6 +189,7 @@ READERS = {"from_pretrained", "load_file", "safe_open", "load_checkpoint_and_dis
 CHECKED_READERS = {
     "models.load": "_local_folder checks the seal",
     "train.learner.learner": "Learner.restore only, after load_weights, which checks the seal",
+    "train.learner.optim": "Learner.restore only, after load_weights, which checks the seal",
     "train.objective.value": "Learner.restore only, after load_weights, which checks the seal",
     "policy.vllm.worker": "a file that the trainer wrote a moment ago, for this process alone",
     "models.weights": "weight_files checks the seal; only the names and shapes of tensors are read",

@@ -87,7 +87,7 @@ class FinetuneConfig(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters, always in float32; used when `finetune.mode` is lora or qlora."""
+    """Low-rank adapters in `model.dtype`; used when `finetune.mode` is lora or qlora."""
 
     r: PositiveInt = 16
     alpha: PositiveFloat = 32.0

@@ -201,9 +201,10 @@ def _nf4(dtype: torch.dtype) -> Any:
 
 
 def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
-    """The model with fresh adapters; their random half depends on `seed` alone. They are in float32 whatever
-    the frozen weights are: steps smaller than what bfloat16 resolves would be lost. Raises UserError where no
-    layer has one of the names."""
+    """The model with fresh adapters; their random half depends on `seed` alone. They are in the dtype that
+    the model computes in: for others PEFT casts the input of every adapted layer and keeps the copy for the
+    backward pass, two thirds of what a pass would keep (`train.learner.optim.MasterWeights` keeps steps that
+    the dtype does not resolve). Raises UserError where no layer has one of the names."""
     from peft import LoraConfig, get_peft_model
 
     target: Any = shape.target_modules
@@ -222,7 +223,7 @@ def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
         warnings.filterwarnings("ignore", message=r"The following \w+ keys did not match", module="peft")
         torch.manual_seed(seed)
         try:
-            return get_peft_model(model, config, autocast_adapter_dtype=True)
+            adapted: Any = get_peft_model(model, config, autocast_adapter_dtype=True)
         except ValueError as error:
             linear = {
                 n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)
@@ -232,6 +233,10 @@ def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
                 where="lora.target_modules",
                 remedy=f"use all-linear, or names among {', '.join(sorted(linear))}",
             ) from error
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(causal_lm(adapted).dtype)
+    return adapted
 
 
 # PEFT takes these names to mean the stacked weights of a mixture's experts, and its router.

@@ -159,12 +159,18 @@ def test_a_schema_that_the_tokenizer_was_trained_on_costs_a_few_tokens() -> None
     assert tokenizer.decode(tokenizer.encode(schema)) == schema
 
 
-def test_adapters_are_in_single_precision_over_weights_in_half(tiny_checkpoint: Path) -> None:
-    """A step of 1e-5 on a weight of 1 is below what bfloat16 resolves (2^-8)."""
-    base = load_model(str(tiny_checkpoint), dtype=torch.bfloat16, device=CPU)
-    adapted = attach_lora(base, LORA, seed=0)
-    assert {p.dtype for p in adapted.parameters() if p.requires_grad} == {torch.float32}
-    assert {p.dtype for p in adapted.parameters() if not p.requires_grad} == {torch.bfloat16}
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_adapters_are_in_the_dtype_that_the_model_computes_in(
+    tiny_checkpoint: Path, dtype: torch.dtype
+) -> None:
+    """Of others PEFT casts every input, and a backward pass keeps those copies. The optimiser has float32
+    weights of its own; what the adapters begin with does not depend on the dtype."""
+    adapted = attach_lora(load_model(str(tiny_checkpoint), dtype=dtype, device=CPU), LORA, seed=0)
+    single = attach_lora(load_model(str(tiny_checkpoint), dtype=torch.float32, device=CPU), LORA, seed=0)
+    exact = dict(single.named_parameters())
+    trained = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in trained.values()} == {dtype}
+    assert all(torch.equal(p, exact[n].to(dtype)) for n, p in trained.items())
 
 
 def test_rank_stabilised_adapters_are_scaled_by_the_root_of_their_rank(tiny_checkpoint: Path) -> None:

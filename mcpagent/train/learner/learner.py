@@ -20,7 +20,7 @@ from mcpagent.models.load import save_model
 from mcpagent.storage.checkpoints import STATE_FILE, STATE_FOLDER, sealed_dir, verified
 from mcpagent.train.batch.samples import TrainSample, packed_batches, padded_batches
 from mcpagent.train.batch.scoring import Batch, TokenScorer, why_not_packed
-from mcpagent.train.learner.optim import Precision, Schedule
+from mcpagent.train.learner.optim import MasterWeights, Precision, Schedule
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.objective.value import ValueHead, load_value_head, named_parameters, save_value_head
 
@@ -142,13 +142,16 @@ _FILE = "reference.safetensors"
 
 
 class EmaReference:
-    """Shadows of trained parameters (adapters, or weights), which are swapped in while the reference is
-    asked. Every `every` steps: shadow = `decay` * shadow + (1 - `decay`) * parameter (TR-DPO,
-    arXiv 2404.09656, section 3, with alpha = 1 - decay)."""
+    """Shadows of trained parameters (adapters, or weights), at least in float32, which are put in their place
+    while the reference is asked. Every `every` steps: shadow = `decay` * shadow + (1 - `decay`) * parameter
+    (TR-DPO, arXiv 2404.09656, section 3, with alpha = 1 - decay)."""
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], *, every: int, decay: float) -> None:
         self._parameters = {n: p for n, p in named if p.requires_grad}
-        self._shadows = {n: p.detach().clone() for n, p in self._parameters.items()}
+        self._shadows = {
+            n: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
+            for n, p in self._parameters.items()
+        }
         self._every, self._decay = every, decay
 
     @torch.no_grad()
@@ -156,16 +159,20 @@ class EmaReference:
         """Step `step` (1-based) is over."""
         if step % self._every == 0:
             for name, parameter in self._parameters.items():
-                self._shadows[name].lerp_(parameter, 1.0 - self._decay)
+                shadow = self._shadows[name]
+                shadow.lerp_(parameter.to(shadow.dtype), 1.0 - self._decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model is the reference inside; nothing is copied."""
-        self._swap()
+        """The model is the reference inside; only weights in half precision are copied."""
+        policy = {name: parameter.data for name, parameter in self._parameters.items()}
+        for name, parameter in self._parameters.items():
+            parameter.data = self._shadows[name].to(parameter.dtype)
         try:
             yield
         finally:
-            self._swap()
+            for name, parameter in self._parameters.items():
+                parameter.data = policy[name]
 
     def save(self, folder: Path) -> None:
         """Into a folder of trainer state."""
@@ -183,10 +190,6 @@ class EmaReference:
             )
         for name, shadow in self._shadows.items():
             shadow.copy_(saved[name])
-
-    def _swap(self) -> None:
-        for name, parameter in self._parameters.items():
-            parameter.data, self._shadows[name] = self._shadows[name], parameter.data
 
 
 class Learner:
@@ -219,6 +222,7 @@ class Learner:
             self._reference = TokenScorer(reference, precision=self._precision)
             self.why_not_packed = self.why_not_packed or why_not_packed(reference)
         self.scorer = TokenScorer(model, value_head=value_head, precision=self._precision)
+        self._masters = MasterWeights(self._named(), self._optimizers)
 
     @property
     def device(self) -> torch.device:
@@ -287,18 +291,20 @@ class Learner:
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of one micro-batch."""
         self._precision.scaled(loss).backward()
+        self._masters.take_gradients()
 
     def step(self, number: int) -> tuple[float | None, float]:
         """Clip, step, clear, with the gradients of all processes. Returns the gradient norm before clipping
         and the learning-rate factor; the norm is None where a gradient overflowed in float16, and then no
         weight has moved and the scale of the loss is lower."""
-        parameters = [p for _, p in self._named() if p.requires_grad]
+        parameters = [p for _, p in self._masters.named]
         self.processes.add_gradients(parameters)
         self._precision.unscale(self._optimizers)
         limit = self._gradient_clip if self._gradient_clip is not None else float("inf")
         norm = nn.utils.clip_grad_norm_(parameters, limit)
         factor = self._schedule.set(number)
         has_moved = self._precision.step(self._optimizers)
+        self._masters.give_weights()
         for optimizer in self._optimizers:
             optimizer.zero_grad()
         return float(norm) if has_moved else None, factor
@@ -307,7 +313,8 @@ class Learner:
         """A complete checkpoint, or none: it gets its name only when everything is written."""
         with sealed_dir(folder) as draft:
             save_model(self.model, self.tokenizer, draft)
-            save_trainer_state(draft, named=self._named(), optimizers=self._optimizers, state=state)
+            save_trainer_state(draft, named=self._masters.named, optimizers=self._optimizers, state=state)
+            self._masters.save(draft / STATE_FOLDER)
             self._precision.save(draft / STATE_FOLDER)
             if self._value_head is not None:
                 save_value_head(self._value_head, draft / STATE_FOLDER)
@@ -322,7 +329,8 @@ class Learner:
             load_value_head(self._value_head, folder / STATE_FOLDER)
         if self._ema is not None:
             self._ema.load(folder / STATE_FOLDER)
-        return load_trainer_state(folder, named=self._named(), optimizers=self._optimizers)
+        self._masters.load(folder / STATE_FOLDER)
+        return load_trainer_state(folder, named=self._masters.named, optimizers=self._optimizers)
 
     def _named(self) -> list[tuple[str, nn.Parameter]]:
         """All parameters by name, those of the value head with them."""

@@ -31,25 +31,28 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return {n: p.detach().clone() for n, p in model.named_parameters()}
 
 
-def make_model(*, adapters: bool) -> Any:
-    model = tiny_model()
+def make_model(*, adapters: bool, dtype: torch.dtype = torch.float32) -> Any:
+    model = tiny_model(dtype=dtype)
     if not adapters:
         return model.train()
     shape = LoraShape(r=2, alpha=4, dropout=0.3, target_modules="all-linear")
     return attach_lora(model, shape, seed=0).train()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("adapters", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_a_restored_learner_continues_to_the_same_bits(tmp_path: Path, adapters: bool, kind: str) -> None:
-    unbroken = make_learner(make_model(adapters=adapters), kind=kind)
+def test_a_restored_learner_continues_to_the_same_bits(
+    tmp_path: Path, adapters: bool, kind: str, dtype: torch.dtype
+) -> None:
+    unbroken = make_learner(make_model(adapters=adapters, dtype=dtype), kind=kind)
     torch.manual_seed(5)  # dropout draws from the global stream, which must be restored, too
     train(unbroken, range(1, 4))
     unbroken.save(tmp_path / "step", state={"step": 3})
     moments = copy.deepcopy([o.state_dict()["state"] for o in unbroken._optimizers])
     train(unbroken, range(4, 7))
 
-    resumed = make_learner(make_model(adapters=adapters), kind=kind)
+    resumed = make_learner(make_model(adapters=adapters, dtype=dtype), kind=kind)
     torch.manual_seed(6)
     assert resumed.restore(tmp_path / "step") == {"step": 3}
     for wanted, optimizer in zip(moments, resumed._optimizers, strict=True):
@@ -61,6 +64,9 @@ def test_a_restored_learner_continues_to_the_same_bits(tmp_path: Path, adapters:
     train(resumed, range(4, 7))
     expected, got = weights(unbroken.model), weights(resumed.model)
     assert all(torch.equal(got[name], value) for name, value in expected.items())
+    # The next step begins where the optimiser's float32 weights are, not at what the model holds of them.
+    masters = dict(resumed._masters.named)
+    assert all(torch.equal(masters[name], value) for name, value in unbroken._masters.named)
 
 
 def test_every_random_stream_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from tests.train.world import make_learner, some_samples, tiny_model
 LORA = LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear")
 # Weights' dtype, autocast, and whether adapters are trained.
 WAYS = {
-    "bf16 weights, float32 adapters": (torch.bfloat16, "no", True),
+    "bf16 weights and adapters": (torch.bfloat16, "no", True),
+    "bf16 weights, all trained": (torch.bfloat16, "no", False),
     "float32 weights, bf16 products": (torch.float32, "bf16", False),
     "float32 weights and adapters, bf16 products": (torch.float32, "bf16", True),
 }
@@ -63,14 +64,42 @@ def test_half_precision_learns_and_its_losses_are_close_to_those_of_float32(way:
     assert single[-1] < 0.9 * single[0]
 
 
-def test_small_steps_move_adapters_over_half_precision_weights() -> None:
-    """1e-6 beside entries of size 0.1 would be rounded away in bfloat16."""
-    learner = learner_of(torch.bfloat16, Precision(), lora=True, learning_rate=1e-6)
-    adapters = [p for n, p in learner.model.named_parameters() if "lora_A" in n]
-    before = [p.detach().clone() for p in adapters]
-    losses(learner, steps=2)  # the first moves the other halves, which are zero
-    moved = [float((p.detach() - old).abs().max()) for p, old in zip(adapters, before, strict=True)]
-    assert moved and all(0 < size < 1e-5 for size in moved)
+@pytest.mark.parametrize("lora", [True, False], ids=["adapters", "all weights"])
+def test_steps_too_small_for_bfloat16_add_up_as_they_do_in_float32(lora: bool) -> None:
+    """1e-6 beside entries of size 0.1 is rounded away: bfloat16 resolves 5e-4 there. The same gradients,
+    given to a float32 twin, say where a hundred such steps lead."""
+    learner = learner_of(torch.bfloat16, Precision(), lora=lora, learning_rate=1e-6)
+    twin = learner_of(torch.float32, Precision(), lora=lora, learning_rate=1e-6)
+    held = {n: p for n, p in learner.model.named_parameters() if p.requires_grad}
+    start = {n: p.detach().float() for n, p in held.items()}
+    exact = dict(twin.model.named_parameters())
+    with torch.no_grad():
+        for name, value in start.items():
+            exact[name].copy_(value)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, 101):
+        gradients = {n: torch.randn(p.shape, generator=generator) + 0.5 for n, p in held.items()}
+        gradients = {n: g.bfloat16().float() for n, g in gradients.items()}
+        learner.backward(sum((held[n].float() * g).sum() for n, g in gradients.items()))  # type: ignore[arg-type]
+        twin.backward(sum((exact[n] * g).sum() for n, g in gradients.items()))  # type: ignore[arg-type]
+        learner.step(step)
+        twin.step(step)
+    for name, master in learner._masters.named:
+        assert master.dtype == torch.float32 and held[name].dtype == torch.bfloat16
+        assert float((exact[name].detach() - start[name]).abs().max()) > 2e-5
+        assert torch.equal(master, exact[name])
+        assert torch.equal(held[name], exact[name].bfloat16())
+
+
+def test_gradients_of_many_micro_batches_add_up_in_float32() -> None:
+    """256 + 1 is 256 in bfloat16, so that a sum of equal gradients stops at 256 of them."""
+    learner = learner_of(torch.bfloat16, Precision(), lora=False)
+    name, parameter = next(iter(learner.model.named_parameters()))
+    for _ in range(300):
+        learner.backward(parameter.sum())
+        assert parameter.grad is None
+    gradient = dict(learner._masters.named)[name].grad
+    assert gradient is not None and torch.equal(gradient, torch.full(parameter.shape, 300.0))
 
 
 def test_logprobs_are_float32_whatever_the_model_computes_in() -> None:

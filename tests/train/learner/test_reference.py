@@ -50,6 +50,22 @@ def test_it_is_the_average_of_the_past_and_the_policy_stays_what_it_is(make: Any
     assert all(torch.equal(value, now[name]) for name, value in trained(model).items())
 
 
+def test_a_reference_of_bfloat16_weights_follows_movements_that_bfloat16_does_not_resolve() -> None:
+    """A tenth of one place of bfloat16, ten times, is two thirds of it: rounded each time it is nothing."""
+    model = torch.nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    follower = EmaReference(model.named_parameters(), every=1, decay=0.9)
+    with torch.no_grad():
+        model.weight.fill_(1.0078125)  # the next number
+    for step in range(1, 11):
+        follower.follow(step)
+    with follower.in_place():
+        assert torch.equal(model.weight, torch.full((4, 4), 1.0078125, dtype=torch.bfloat16))
+    follower.follow(11)
+    assert model.weight.dtype == torch.bfloat16
+
+
 def test_the_learner_asks_it_for_reference_logprobs() -> None:
     model = tiny_model()
     learner = make_learner(model, ema=EmaReference(model.named_parameters(), every=1, decay=0.0))
