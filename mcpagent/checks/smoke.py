@@ -101,11 +101,12 @@ def _smoke(config: TrainConfig, *, shown: str, folder: Path, console: Console) -
         started = time.process_time()
         completions = asyncio.run(_sample(sampler.policy, prompts))
         cpu_s = time.process_time() - started
-        first = asyncio.run(canary.prove(sampler.policy, version=0))
+        read_back = sampler.read_back
+        first = asyncio.run(canary.prove(sampler.policy, version=0, read_back=read_back))
         _change(learner.model)
         stale = _caught(canary, sampler.policy)
         sampler.push()
-        swapped = asyncio.run(canary.prove(sampler.policy, version=1))
+        swapped = asyncio.run(canary.prove(sampler.policy, version=1, read_back=read_back))
     tokens = sum(len(completion.token_ids) for completion in completions)
     return SmokeResult(
         backend=choice.backend,

@@ -158,7 +158,7 @@ def _staleness(config: TrainConfig) -> Iterator[ConfigFinding]:
         yield ConfigFinding(
             ("grpo.tis_cap", "rollout.max_staleness"),
             f"rollout.max_staleness is {stale}, but grpo.tis_cap is not set, so nothing corrects for tokens "
-            "of an older policy; set it, for example to 2.0",
+            "of an older policy; leave it at auto, or set it, for example to 2.0",
         )
     if config.training.curriculum != "uniform":
         yield ConfigFinding(
@@ -183,6 +183,13 @@ def _objective(config: TrainConfig) -> Iterator[ConfigFinding]:
             ("grpo.clip_ratio_high", "grpo.clip_ratio"),
             f"grpo.clip_ratio_high is {grpo.clip_high}, but grpo.clip_ratio is {grpo.clip_ratio}; the upper "
             "range must be at least the lower one",
+        )
+    if grpo.dual_clip is not None and grpo.dual_clip <= 1.0 + grpo.clip_high:
+        yield ConfigFinding(
+            ("grpo.dual_clip", "grpo.clip_ratio_high"),
+            f"grpo.dual_clip is {grpo.dual_clip}, but tokens of positive advantage are clipped at a ratio of "
+            f"{1.0 + grpo.clip_high:g}, and the bound of negative ones must lie above; raise it, for example "
+            "to 3.0",
         )
     if grpo.reference == "none" and grpo.kl_coef > 0:
         yield ConfigFinding(
@@ -305,8 +312,8 @@ def _idle_objective(grpo: GrpoConfig) -> Iterator[tuple[str, str]]:
         ),
         (
             grpo.loss != "cispo",
-            ("clip_ratio",),
-            "the loss cispo has an upper bound only: grpo.clip_ratio_high",
+            ("clip_ratio", "dual_clip"),
+            "the loss cispo has one upper bound only: grpo.clip_ratio_high",
         ),
         (grpo.adaptive_kl, ("target_kl",), "grpo.adaptive_kl is false"),
         (

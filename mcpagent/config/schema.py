@@ -121,6 +121,8 @@ class GrpoConfig(Section):
     loss: LossName = "grpo"
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_ratio_high: PositiveFloat | None = None  # None: the same as clip_ratio
+    # At a negative advantage the loss of a token counts as if its ratio were this at most; None: unbounded.
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
     max_response_tokens: PositiveInt | None = None  # an episode's; None: max_new_tokens x max_steps
     mask_truncated: bool = False  # attempts that were cut off are not trained on
     overlong_penalty: NonNegativeFloat = 0.0  # reward lost at max_response_tokens
@@ -134,7 +136,9 @@ class GrpoConfig(Section):
     reference: Literal["frozen", "ema", "none"] = "frozen"  # ema: follows what is trained
     reference_update_every: PositiveInt = 100  # steps
     reference_decay: Share = 0.4  # share of the old reference that stays at each of them
-    tis_cap: PositiveFloat | None = None  # of the importance weights against the sampler; None: no weights
+    # Of the importance weights against the sampler; None: no weights. auto: 2.0 where another engine or dtype
+    # samples than trains, or older weights do; no weights where one and the same does both.
+    tis_cap: PositiveFloat | Literal["auto"] | None = "auto"
     tis_level: Literal["token", "sequence"] = "token"
     tis_beyond: Literal["truncate", "mask"] = "truncate"  # mask: a weight past the cap is 0
     entropy_coef: NonNegativeFloat = 0.0

@@ -57,6 +57,7 @@ class HealthLimits(Section):
     kl: PositiveFloat | None = None  # nats a token, to the reference
     clip_fraction: Share | None = None  # of tokens whose gradient was clipped away
     logprob_drift: PositiveFloat | None = None  # nats, largest difference of sampler and trainer on a token
+    sampler_kl: PositiveFloat | None = None  # nats a token, KL(sampler || trainer) at the same weights
     entropy_rise: PositiveFloat | None = None
     entropy_fall: Share | None = None
     grad_norm_rise: PositiveFloat | None = None
@@ -76,6 +77,7 @@ class WarnLimits(HealthLimits):
     kl: PositiveFloat | None = 2.0
     clip_fraction: Share | None = 0.4
     logprob_drift: PositiveFloat | None = 1.0
+    sampler_kl: PositiveFloat | None = 0.05
     entropy_rise: PositiveFloat | None = 10.0
     entropy_fall: Share | None = 0.05
     grad_norm_rise: PositiveFloat | None = 30.0

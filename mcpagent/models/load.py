@@ -311,13 +311,25 @@ class MergedCopy:
     @torch.no_grad()
     def sync(self) -> None:
         """Bring the copy up to date with the adapters."""
+        for _, target, merged in self._layers():
+            target.copy_(merged)
+
+    @torch.no_grad()
+    def layers(self) -> Iterator[tuple[str, bool]]:
+        """Each adapted layer, and whether the copy has what the adapters say now."""
+        for name, target, merged in self._layers():
+            yield name, torch.equal(target, merged)
+
+    def _layers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """The name of each adapted layer, its weight in the copy and what it is to be."""
         from peft.tuners.lora.layer import Linear
 
         for name, layer in self._source.named_modules():
             if isinstance(layer, Linear):
-                target = self.model.get_submodule(name.removeprefix("base_model.model."))
+                name = name.removeprefix("base_model.model.")
                 weight: torch.Tensor = layer.get_base_layer().weight  # type: ignore[assignment]
-                target.weight.copy_(weight + layer.get_delta_weight("default").to(weight.dtype))
+                merged = weight + layer.get_delta_weight("default").to(weight.dtype)
+                yield name, self.model.get_submodule(name).weight, merged
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:

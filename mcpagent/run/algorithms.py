@@ -52,6 +52,7 @@ from mcpagent.train.build import (
     load,
     open_sampler,
     update_settings,
+    why_corrected,
 )
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import StepReport
@@ -130,7 +131,7 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
                 actor=actor,
                 tasks=TrainingTasks(train=tasks, validation=inputs.validation, order=order),
                 folder=run,
-                settings=_grpo_settings(config, total=total),
+                settings=_grpo_settings(parts, total=total),
                 state=state,
                 observers=Observers(
                     health=health,
@@ -234,8 +235,15 @@ def _pipelined(actor: LocalActor, parts: _GrpoParts, *, total: int) -> Pipelined
     return PipelinedActor(actor, pipeline, io=parts.inputs.tools.io)
 
 
-def _grpo_settings(config: TrainConfig, *, total: int) -> GrpoSettings:
-    training = config.training
+def _grpo_settings(parts: _GrpoParts, *, total: int) -> GrpoSettings:
+    config, training = parts.inputs.config, parts.inputs.config.training
+    why = why_corrected(parts.loaded, config, model=parts.learner.model)
+    update = update_settings(config, is_corrected=why is not None)
+    if config.grpo.tis_cap == "auto" and update.correction is not None:
+        parts.inputs.watch.note(
+            f"tokens are weighted by the ratio of trainer and sampler, at most {update.correction.cap:g}, "
+            f"since {why} (grpo.tis_cap)"
+        )
     return GrpoSettings(
         total_steps=total,
         save_every=training.save_frequency,
@@ -246,7 +254,7 @@ def _grpo_settings(config: TrainConfig, *, total: int) -> GrpoSettings:
         seed=config.seed,
         penalty_after_success=config.reward.penalty_after_success,
         grading=grade_settings(config),
-        update=update_settings(config),
+        update=update,
         target_kl=config.grpo.target_kl if config.grpo.adaptive_kl else None,
         budget=RunBudget(**config.budget.model_dump()),
     )

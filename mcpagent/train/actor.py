@@ -154,7 +154,10 @@ class LocalActor:
         """Raises RunError where the policy does not serve the learner's weights."""
         if not self._canary.is_due(self._version):
             return {}
-        proof = self._io.run(self._canary.prove(self._engine.policy, version=self._version))
+        engine = self._engine
+        proof = self._io.run(
+            self._canary.prove(engine.policy, version=self._version, read_back=engine.read_back)
+        )
         return proof.as_metrics()
 
     def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:

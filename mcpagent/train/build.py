@@ -38,7 +38,7 @@ from mcpagent.models.load import (
 from mcpagent.models.logits import refuse_other_logits
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.canary import CANARY_PROMPTS, MAX_TEMPERATURE, Canary
-from mcpagent.policy.contract import choose_backend
+from mcpagent.policy.contract import BackendChoice, choose_backend
 from mcpagent.policy.vllm.engine import VllmPolicy, VllmSettings, cpu_cache_bytes
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.train.learner.learner import EmaReference, Learner
@@ -173,12 +173,7 @@ def open_sampler(
     """What samples with `model`'s weights, on the backend that `rollout.backend` names. `weights` is where a
     training run hands them to servers; None where they never change. Raises UserError."""
     is_trained = weights is not None
-    choice = choose_backend(
-        config.rollout.backend,
-        is_lora=hasattr(model, "peft_config") and not is_quantised(model),
-        has_gpu=loaded.device.type == "cuda",
-        has_servers=is_trained and bool(config.vllm.servers),
-    )
+    choice = _choice(loaded, config, model=model, is_trained=is_trained)
     if config.rollout.backend == "auto":
         on_note(f"sampling with {choice.backend}: {choice.why}")
     if choice.backend == "vllm" and config.rollout.temperature > MAX_TEMPERATURE:
@@ -217,6 +212,19 @@ def open_sampler(
         yield sampler
 
 
+def _choice(loaded: Loaded, config: TrainConfig, *, model: Any, is_trained: bool) -> BackendChoice:
+    return choose_backend(
+        config.rollout.backend,
+        is_lora=hasattr(model, "peft_config") and not is_quantised(model),
+        has_gpu=loaded.device.type == "cuda",
+        has_servers=is_trained and bool(config.vllm.servers),
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _vllm_settings(
     loaded: Loaded, config: TrainConfig, *, model: Any, contexts: int, folder: Path
 ) -> VllmSettings:
@@ -230,7 +238,7 @@ def _vllm_settings(
     dtype = compute_dtype(loaded, config)
     return VllmSettings(
         model=name,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=_name(dtype),
         max_context=loaded.max_context,
         contexts=contexts,
         lora_rank=config.lora.r if is_lora else None,
@@ -265,7 +273,7 @@ def build_canary(
     return Canary(
         prompts,
         score=partial(score_completions, learner),
-        dtype=str(compute_dtype(loaded, config)).removeprefix("torch."),
+        dtype=_name(compute_dtype(loaded, config)),
         max_context=loaded.max_context,
         temperature=config.rollout.temperature,
         seed=config.seed,
@@ -295,18 +303,36 @@ def grade_settings(config: TrainConfig) -> GradeSettings:
     )
 
 
-def update_settings(config: TrainConfig) -> UpdateSettings:
-    """The objective, from the `grpo` and `training` sections."""
+AUTO_TIS_CAP = 2.0  # that of Yao et al. 2025
+
+
+def why_corrected(loaded: Loaded, config: TrainConfig, *, model: Any) -> str | None:
+    """Why the sampler's probabilities are not the trainer's; None where one engine in one dtype does both, at
+    the same weights."""
+    if _choice(loaded, config, model=model, is_trained=True).backend == "vllm":
+        return "vllm samples"
+    if (dtype := compute_dtype(loaded, config)) != loaded.model.dtype:
+        return f"the sampler computes in {_name(loaded.model.dtype)} and the trainer in {_name(dtype)}"
+    if config.rollout.max_staleness:
+        return "episodes may be of older weights"
+    return None
+
+
+def update_settings(config: TrainConfig, *, is_corrected: bool = False) -> UpdateSettings:
+    """The objective, from the `grpo` and `training` sections. `is_corrected`: there is a reason to correct
+    for the sampler where `grpo.tis_cap` leaves that open (see `why_corrected`)."""
     grpo = config.grpo
     in_reward = grpo.kl_placement == "reward"
+    cap = (AUTO_TIS_CAP if is_corrected else None) if grpo.tis_cap == "auto" else grpo.tis_cap
     correction = None
-    if grpo.tis_cap is not None:
-        correction = SamplerCorrection(cap=grpo.tis_cap, level=grpo.tis_level, beyond=grpo.tis_beyond)
+    if cap is not None:
+        correction = SamplerCorrection(cap=cap, level=grpo.tis_level, beyond=grpo.tis_beyond)
     return UpdateSettings(
         objective=Objective(
             loss=grpo.loss,
             clip_low=grpo.clip_ratio,
             clip_high=grpo.clip_high,
+            dual_clip=grpo.dual_clip,
             kl_times_ratio=grpo.kl_times_ratio,
             kl_estimator=None if grpo.kl_estimator == "k1" else grpo.kl_estimator,
         ),

@@ -63,6 +63,7 @@ MEASURES: dict[str, Measure] = {
     "kl": Measure("kl", "above", "the policy is far from the reference"),
     "clip_fraction": Measure("clip_fraction", "above", "the clip takes away much of the gradient"),
     "logprob_drift": Measure("logprob_drift_max", "above", "sampler and trainer disagree on a token"),
+    "sampler_kl": Measure("sampler_kl", "above", "sampler and trainer are two policies"),
     "entropy_rise": Measure("entropy", "rise", "the policy dissolves into noise"),
     "entropy_fall": Measure("entropy", "fall", "the policy no longer explores", least=1e-3),
     "grad_norm_rise": Measure("grad_norm", "rise", "gradients explode"),

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.models.load import MergedCopy, adapted_beside_linear, causal_lm
+from mcpagent.policy.canary import Arrival, ReadBack
 from mcpagent.policy.contract import Policy
 from mcpagent.policy.hf.policy import HFPolicy
 from mcpagent.policy.vllm.engine import VllmPolicy
 from mcpagent.policy.vllm.servers import VllmServers
+from mcpagent.policy.vllm.worker import digest, weight_sums
 from mcpagent.train.batch.samples import sample_from_segments
 from mcpagent.train.learner.learner import Learner
 
@@ -27,12 +30,14 @@ _KEPT_ADAPTERS = 4  # versions whose files stay: turns that began with one may s
 @dataclass(frozen=True, kw_only=True)
 class RolloutEngine:
     """`push` brings the learner's weights to the policy as its next version; between `rest` and `push` a
-    colocated engine gives its memory to the trainer."""
+    colocated engine gives its memory to the trainer. `read_back` compares what the engines hold with the
+    learner's weights; None where they never change."""
 
     policy: Policy
     push: Callable[[], None]
     close: Callable[[], None]
     rest: Callable[[], None] = lambda: None
+    read_back: ReadBack | None = None
 
 
 def hf_sampler(
@@ -47,8 +52,9 @@ def hf_sampler(
     """Over `model`'s weights: a merged copy where it has adapters that can be merged without loss, else the
     model itself, whose adapters are computed beside the weights."""
     merged = MergedCopy(model) if _merges_without_loss(model) else None
+    serving = merged.model if merged is not None else causal_lm(model)
     policy = HFPolicy(
-        merged.model if merged is not None else causal_lm(model),
+        serving,
         decode=decode,
         stop_ids=stop_ids,
         max_context=max_context,
@@ -59,7 +65,16 @@ def hf_sampler(
     def push() -> None:
         policy.on_weights_changed(merged.sync if merged is not None else lambda: None)
 
-    return RolloutEngine(policy=policy, push=push, close=policy.close)
+    def read_back() -> Arrival:
+        if merged is not None:
+            layers = list(merged.layers())
+            return Arrival(tensors=len(layers), differing=tuple(n for n, is_same in layers if not is_same))
+        # The very tensors that are trained, so nothing can be older than they are.
+        serves = {id(parameter) for parameter in serving.parameters()}
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        return Arrival(tensors=len(trained), differing=tuple(n for n, p in trained if id(p) not in serves))
+
+    return RolloutEngine(policy=policy, push=push, close=policy.close, read_back=read_back)
 
 
 def _merges_without_loss(model: Any) -> bool:
@@ -106,7 +121,79 @@ def vllm_sampler(engine: VllmPolicy | VllmServers, model: Any, *, folder: Path) 
 
     rest = engine.sleep if isinstance(engine, VllmPolicy) else lambda: None
     push()
-    return RolloutEngine(policy=engine, push=push, close=engine.close, rest=rest)
+    compare = _adapters_served if has_adapters else _WeightsServed()
+    return RolloutEngine(
+        policy=engine,
+        push=push,
+        close=engine.close,
+        rest=rest,
+        read_back=lambda: compare(model, engine.served()),
+    )
+
+
+def _adapters_served(model: Any, served: Mapping[str, Sequence[JsonObject]]) -> Arrival:
+    """Every matrix of the adapters, in the dtype and with the scale that vLLM gives it. Engines and names do
+    not matter: a matrix of an older version has another digest."""
+    from peft.tuners.lora.layer import Linear
+
+    differing: list[str] = []
+    tensors = 0
+    for engine, worker in ((engine, worker) for engine, workers in served.items() for worker in workers):
+        dtype, there = getattr(torch, worker["dtype"]), Counter(worker["digests"])
+        for name, layer in ((n, m) for n, m in model.named_modules() if isinstance(m, Linear)):
+            for adapter in layer.active_adapters:
+                first: torch.Tensor = layer.lora_A[adapter].weight  # type: ignore[assignment]
+                second: torch.Tensor = layer.lora_B[adapter].weight  # type: ignore[assignment]
+                scaled = second.detach().to(dtype) * layer.scaling[adapter]
+                for letter, matrix in (("A", first.to(dtype)), ("B", scaled)):
+                    key = digest(matrix)
+                    tensors += 1
+                    if not there[key]:
+                        differing.append(f"{name}.lora_{letter} on {engine}")
+                    there[key] -= 1
+    return Arrival(tensors=tensors, differing=tuple(differing))
+
+
+class _WeightsServed:
+    """Compares sums over the weights of each layer. Layers that an engine holds in another form, as the first
+    comparison finds, are left to the canary's tokens."""
+
+    def __init__(self) -> None:
+        self._comparable: dict[tuple[str, str], bool] = {}
+
+    def __call__(self, model: Any, served: Mapping[str, Sequence[JsonObject]]) -> Arrival:
+        """All engines and layers."""
+        differing: list[str] = []
+        compared = 0
+        for engine, workers in served.items():
+            theirs = _joined(worker["sums"] for worker in workers)
+            if not theirs:
+                continue
+            ours = _sums(model, dtype=workers[0]["dtype"], columns=workers[0]["columns"])
+            for group, sums in theirs.items():
+                is_same = ours.get(group) == sums
+                if self._comparable.setdefault((engine, group), is_same):
+                    compared += 1
+                    if not is_same:
+                        differing.append(f"the weights of layer {group} on {engine}")
+        return Arrival(tensors=compared, differing=tuple(differing))
+
+
+def _sums(model: Any, *, dtype: str, columns: int | None) -> dict[str, list[int]]:
+    of = getattr(torch, dtype)
+    sums = weight_sums(model.named_parameters(), dtype=of, columns=columns)  # a tied tensor once
+    head = model.get_output_embeddings().weight
+    return sums | {"head": weight_sums([("head", head)], dtype=of, columns=columns)["other"]}
+
+
+def _joined(parts: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:
+    """Of the shards of one engine."""
+    sums: dict[str, list[int]] = {}
+    for part in parts:
+        for group, values in part.items():
+            before = sums.get(group, [0] * len(values))
+            sums[group] = [(a + b) % 2**63 for a, b in zip(before, values, strict=True)]
+    return sums
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -71,6 +72,8 @@ class SamplerMismatch:
     weight: float = 0.0
     weight_squared: float = 0.0
     max_weight: float = 0.0
+    divergence: float = 0.0
+    gaps: list[torch.Tensor] = field(default_factory=list)  # of every token, float32 on the CPU
 
     def add(self, trainer_N: torch.Tensor, sampler_N: torch.Tensor) -> None:
         """Count tokens by both logprobs (nats), of the same weights."""
@@ -79,8 +82,11 @@ class SamplerMismatch:
         log_ratio = (trainer_N - sampler_N).double()
         weight = log_ratio.exp()
         self.tokens += len(log_ratio)
-        self.gap += float(log_ratio.abs().sum())
-        self.max_gap = max(self.max_gap, float(log_ratio.abs().max()))
+        gap = log_ratio.abs()
+        self.gap += float(gap.sum())
+        self.max_gap = max(self.max_gap, float(gap.max()))
+        self.gaps.append(gap.float().cpu())
+        self.divergence += float((weight - 1.0 - log_ratio).sum())
         self.weight += float(weight.sum())
         self.weight_squared += float(weight.square().sum())
         self.max_weight = max(self.max_weight, float(weight.max()))
@@ -93,19 +99,28 @@ class SamplerMismatch:
         self.weight += other.weight
         self.weight_squared += other.weight_squared
         self.max_weight = max(self.max_weight, other.max_weight)
+        self.divergence += other.divergence
+        self.gaps += other.gaps
 
     def summary(self) -> dict[str, float]:
         """`sampler_ess` is the effective sample size of the weights as a share of the tokens (Kish): 1 where
-        sampler and trainer agree."""
+        sampler and trainer agree. `sampler_kl` is KL(sampler || trainer) in nats a token, by k3."""
         if not self.tokens:
             return {}
         return {
             "logprob_drift_max": self.max_gap,
             "logprob_drift_mean": self.gap / self.tokens,
+            "logprob_drift_p99": _percentile(torch.cat(self.gaps), 0.99),
+            "sampler_kl": self.divergence / self.tokens,
             "sampler_ratio_mean": self.weight / self.tokens,
             "sampler_ratio_max": self.max_weight,
             "sampler_ess": self.weight**2 / (self.tokens * self.weight_squared),
         }
+
+
+def _percentile(values: torch.Tensor, share: float) -> float:
+    """The smallest of `values` that at least this share of them does not exceed."""
+    return float(values.kthvalue(math.ceil(share * len(values))).values)
 
 
 @dataclass

@@ -4,6 +4,7 @@ vLLM are in tests/vllm."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import torch
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.models.load import LoraShape, MergedCopy, attach_lora
-from mcpagent.policy.canary import CANARY_ROWS, Canary, Proof
+from mcpagent.policy.canary import CANARY_ROWS, TOLERANCE, Arrival, Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.policy.hf.policy import HFPolicy
 from tests.policy.oracle import MAX_CONTEXT, STOP, VOCABULARY, tiny_model
@@ -149,3 +150,132 @@ def test_it_is_due_as_often_as_asked() -> None:
     assert due(1) == list(range(7))
     assert due(3) == [0, 3, 6]
     assert due(0) == []
+
+
+@torch.no_grad()
+def one_step(model: Any, size: float, *, seed: int = 1) -> None:
+    """AdamW's first step on every trainable weight: signs times the learning rate."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator).sign())
+
+
+def watching(model: Any, *, dtype: str = "float32") -> Canary:
+    return Canary(PROMPTS, score=scorer(model), dtype=dtype, max_context=MAX_CONTEXT)
+
+
+def proved(canary: Canary, policy: Policy, version: int, read_back: Any = None) -> Proof:
+    return asyncio.run(canary.prove(policy, version=version, read_back=read_back))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 1e-6), ("bfloat16", 1e-3)])
+def test_one_missed_update_far_below_the_tolerance_is_seen_by_how_the_trainer_moved(
+    dtype: str, size: float
+) -> None:
+    model = lora_model()
+    train_a_little(model)
+    model = model.to(getattr(torch, dtype))
+    served = copy.deepcopy(model)
+    with serving(served.get_base_model()) as policy:
+        canary = watching(model, dtype=dtype)
+        proved(canary, policy, 0)
+        one_step(model, size)
+        policy.on_weights_changed()
+        apart = prove(policy, model, dtype=dtype)  # by the distance alone nothing is wrong
+        assert apart.difference < TOLERANCE[dtype]
+        with pytest.raises(RunError, match=r"the trainer's logprobs moved by .* and the sampler's by 0,"):
+            proved(canary, policy, 1)
+        policy.on_weights_changed(lambda: served.load_state_dict(model.state_dict()))
+        proof = proved(canary, policy, 1)
+    assert proof.compared > CANARY_ROWS
+    assert proof.direction is not None and proof.direction_error is not None
+    if dtype == "float32":
+        assert proof.direction == pytest.approx(1.0, abs=0.1)
+        assert proof.direction_error < 0.05
+    else:  # most of the trainer's own change is rounding, which the sampler does not share
+        assert proof.moved == pytest.approx(1.0, abs=0.3)
+
+
+def test_a_step_that_changes_no_weight_is_no_reason_to_stop() -> None:
+    model = lora_model().to(torch.bfloat16)
+    with serving(model.get_base_model()) as policy:
+        canary = watching(model, dtype="bfloat16")
+        for version in range(3):
+            proof = proved(canary, policy, version)
+    assert (proof.direction, proof.moved, proof.compared) == (None, None, 0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 3.0, -1.0])
+def test_an_update_that_arrives_in_part_too_far_or_backwards_is_seen(share: float) -> None:
+    """A scale left out, half of the layers, a sign: all within the tolerance of the distance."""
+    model = lora_model()
+    train_a_little(model)
+    served = copy.deepcopy(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def arrive(part: float) -> None:
+        now = model.state_dict()
+        served.load_state_dict({n: before[n] + part * (now[n] - before[n]) for n in now})
+
+    with serving(served.get_base_model()) as policy:
+        canary = watching(model)
+        proved(canary, policy, 0)
+        one_step(model, 1e-5)
+        policy.on_weights_changed(lambda: arrive(share))
+        with pytest.raises(RunError, match=rf"{share:.2f} \(\+- 0.0\d\) of it in the direction") as caught:
+            proved(canary, policy, 1)
+        assert caught.value.remedy
+        policy.on_weights_changed(lambda: arrive(1.0))
+        assert proved(canary, policy, 1).direction == pytest.approx(1.0, abs=0.05)
+
+
+class WrongOnce:
+    """Another policy's logprobs are off in its n-th answer alone."""
+
+    def __init__(self, policy: Policy, nth: int) -> None:
+        self._policy, self._left = policy, nth
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        self._left -= 1
+        policy = Altered(self._policy, lambda p: p - 1.0) if self._left == 0 else self._policy
+        return await policy.complete(requests)
+
+    async def release(self, episode_id: str) -> None:
+        await self._policy.release(episode_id)
+
+
+def test_what_was_wrong_once_and_is_right_when_measured_again_does_not_stop_a_run() -> None:
+    model = tiny_model()
+    with serving(model) as policy:
+        assert prove(WrongOnce(policy, 1), model).difference < 1e-5
+        readings = iter([Arrival(tensors=2, differing=("a",)), Arrival(tensors=2), Arrival(tensors=2)])
+        canary = watching(model)
+        assert proved(canary, policy, 0, lambda: next(readings)).arrived == 2
+        with pytest.raises(RunError, match=r"of 2 tensors of policy version 1 .*, b and 1 more are not"):
+            proved(canary, policy, 1, lambda: Arrival(tensors=2, differing=("b", "c")))
+
+
+def test_where_the_weights_were_read_back_a_noisier_pair_of_engines_sets_its_own_limit() -> None:
+    model = tiny_model()
+    arrived = lambda: Arrival(tensors=1)  # noqa: E731
+    with serving(model) as policy:
+        for noise, limit in ((0.06, 0.12), (0.02, 0.05)):
+            canary = watching(model, dtype="bfloat16")
+            proved(canary, Altered(policy, lambda p, n=noise: p - n), 0, arrived)
+            proved(canary, Altered(policy, lambda p, n=limit - 0.005: p - n), 1, arrived)
+            with pytest.raises(RunError, match=rf"bfloat16 explains {limit:g}"):
+                proved(canary, Altered(policy, lambda p, n=limit + 0.005: p - n), 2, arrived)
+        with pytest.raises(RunError):  # nothing says that its weights are right
+            proved(watching(model, dtype="bfloat16"), Altered(policy, lambda p: p - 0.06), 0)
+
+
+def test_the_record_holds_the_mismatch_as_it_would_be_written_down() -> None:
+    """Sampled with logprob 0.01 above the trainer's: k3 is r - 1 - log r with r = exp(-0.01)."""
+    model = tiny_model()
+    with serving(model) as policy:
+        record = prove(Altered(policy, lambda p: p + 0.01), model, dtype="bfloat16").as_metrics()
+    assert record["canary_difference"] == pytest.approx(0.01, abs=1e-5)
+    assert record["canary_p99"] == pytest.approx(0.01, abs=1e-5)
+    assert record["canary_k3"] == pytest.approx(4.983e-5, rel=1e-2)  # 0.990050 - 1 + 0.01
+    assert record["canary_tokens"] >= 2 * CANARY_ROWS

@@ -231,6 +231,11 @@ def test_several_steps_are_measured_from_the_trainers_own_logprobs_and_the_sampl
     gap, weight = (exact - sampler).abs(), (exact - sampler).exp()
     assert summary["logprob_drift_mean"] == pytest.approx(float(gap.mean()), rel=1e-5)
     assert summary["logprob_drift_max"] == pytest.approx(float(gap.max()), rel=1e-5)
+    assert summary["logprob_drift_p99"] == pytest.approx(
+        float(gap.sort().values[-(-99 * len(gap) // 100) - 1])
+    )
+    log_ratio = exact - sampler
+    assert summary["sampler_kl"] == pytest.approx(float((weight - 1.0 - log_ratio).mean()), rel=1e-4)
     assert summary["sampler_ratio_mean"] == pytest.approx(float(weight.mean()), rel=1e-4)
     assert summary["sampler_ratio_max"] == pytest.approx(float(weight.max()), rel=1e-4)
     ess = float(weight.sum() ** 2 / (len(weight) * weight.square().sum()))

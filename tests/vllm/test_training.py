@@ -53,6 +53,12 @@ def assert_served_what_was_trained(metrics: list[JsonObject]) -> None:
         assert record["canary_difference"] < 1e-5
         assert record["logprob_drift_max"] < 1e-2
         assert record["grad_norm"] > 0
+        # Another engine samples: its tokens are weighted, and every record says how far apart the two are.
+        assert abs(record["correction_mean"] - 1.0) < 1e-3
+        assert 0.0 < record["logprob_drift_mean"] <= record["logprob_drift_p99"] < 1e-2
+        assert abs(record["sampler_kl"]) < 1e-6
+        assert record["canary_arrived"] > 0
+        assert record["canary_direction"] > 0.9
 
 
 def test_adapters_reach_the_engine_after_every_step_and_after_a_resume(

@@ -99,6 +99,14 @@ CHARTS: dict[str, ChartSpec] = {
         (Line("clip_fraction", "clipped"),),
         percent=True,
     ),
+    "mismatch": ChartSpec(
+        "Sampler and trainer",
+        "How far their logprobs are apart at the same weights, nats per token.",
+        (
+            Line("logprob_drift_mean", "mean", "--series-1"),
+            Line("logprob_drift_p99", "99th percentile", "--series-2"),
+        ),
+    ),
     "entropy": ChartSpec(
         "Entropy", "Nats per token of the sampling distribution.", (Line("entropy", "entropy"),)
     ),

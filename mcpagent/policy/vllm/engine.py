@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import FinishReason, PolicySpan
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import CompletionRequest
@@ -138,6 +139,13 @@ class VllmEngine:
         self._llm.collective_rpc("mcpagent_load_weights", args=(list(reversed(once.values())),))
         self._llm.reset_prefix_cache(reset_running_requests=True)
         self._llm.set_weight_version(str(version))
+
+    def served(self) -> list[JsonObject]:
+        """What each worker computes with now: checksums of the current adapter, or of all weights."""
+        if self._settings.lora_rank is None:
+            return self._llm.collective_rpc("mcpagent_weights")
+        number = None if self._adapter is None else self._adapter.lora_int_id
+        return self._llm.collective_rpc("mcpagent_adapter", args=(number,))
 
     def sleep(self) -> None:
         """Weights to host memory, cache dropped. Nothing may be running."""
@@ -321,6 +329,10 @@ class VllmPolicy(EnginePolicy[VllmEngine]):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """A new version: every weight by its name in the checkpoint, also for turns that are running."""
         self._change(lambda version: self._thread.engine.load_weights(weights, version=version))
+
+    def served(self) -> dict[str, list[JsonObject]]:
+        """Checksums of what samples, by engine and worker (see `policy.vllm.worker`)."""
+        return {"the vLLM engine": self._thread.call(lambda: self._thread.engine.served())}
 
     def sleep(self) -> None:
         """Give the device's memory to the trainer until `wake`. Nothing may be running."""

@@ -104,6 +104,23 @@ class VllmServers:
         """A new version: all weights from the checkpoint in `folder`. Turns in flight end first."""
         self._call(self._load_folder(folder))
 
+    def served(self) -> dict[str, list[JsonObject]]:
+        """Checksums of what samples, by server and worker (see `policy.vllm.worker`)."""
+        method = "mcpagent_weights" if self._adapter is None else "mcpagent_adapter"
+        alive = [server for server in self._servers if server.is_alive]
+
+        async def ask() -> list[Any]:
+            return await asyncio.gather(
+                *(self._post(server, "/collective_rpc", {"method": method}) for server in alive),
+                return_exceptions=True,
+            )
+
+        replies = zip(alive, self._call(ask()), strict=True)
+        # One that does not answer serves nothing, and one that refuses has no way to be read back.
+        return {
+            server.url: reply["results"] for server, reply in replies if not isinstance(reply, BaseException)
+        }
+
     def close(self) -> None:
         """Take our adapters off the servers and stop asking them."""
         self._call(self._leave())

@@ -20,6 +20,7 @@ class Objective:
     loss: str = "grpo"  # a name of `core.registry.LOSSES`
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual_clip: float | None = None  # of the ratio where the advantage is negative; above 1 + clip_high
     kl_estimator: str | None = "k3"
     kl_times_ratio: bool = False  # for k3, whose own gradient is not that of the KL
 
@@ -49,10 +50,12 @@ def policy_loss(
     All logprobs in nats; `lengths_B` are the tokens of each sample, in order.
 
     `-min(r A, clip(r, 1 - low, 1 + high) A)` with r = exp(logp - old_logp): PPO (arXiv 1707.06347, eq. 7)
-    with the asymmetric range of DAPO (arXiv 2503.14476). `gspo` takes for r the geometric mean over the
-    sample in the token form of GSPO (arXiv 2507.18071, eq. 14), which leaves each token its own advantage.
-    `cispo` is `-min(r, 1 + high) A logp` with a gradient through logp alone (MiniMax-M1, arXiv 2506.13585,
-    eq. 4).
+    with the asymmetric range of DAPO (arXiv 2503.14476). Where A < 0 this has no bound; with `dual_clip`
+    c > 1 it is `-max(min(r A, clip(r, 1 - low, 1 + high) A), c A)` there: at most `c |A|`, and no gradient
+    past r = c (dual-clip PPO, Ye et al. 2020, arXiv 1912.09729; the `delta` of INTELLECT-2, arXiv
+    2505.07291). `gspo` takes for r the geometric mean over the sample in the token form of GSPO (arXiv
+    2507.18071, eq. 14), which leaves each token its own advantage. `cispo` is `-min(r, 1 + high) A logp` with
+    a gradient through logp alone (MiniMax-M1, arXiv 2506.13585, eq. 4).
     """
     loss, ratio, bounded = _loss(objective.loss).surrogate(
         logprobs_N, logprobs_N - old_logprobs_N, advantages_N, lengths_B, objective
@@ -83,6 +86,10 @@ def _clipped(
     ratio, lower, upper = log_ratio_N.exp(), 1.0 - objective.clip_low, 1.0 + objective.clip_high
     loss = -torch.minimum(ratio * advantages_N, ratio.clamp(lower, upper) * advantages_N)
     bounded = ((ratio > upper) & (advantages_N > 0)) | ((ratio < lower) & (advantages_N < 0))
+    if objective.dual_clip is not None:
+        is_negative = advantages_N < 0
+        loss = torch.where(is_negative, torch.minimum(loss, -objective.dual_clip * advantages_N), loss)
+        bounded |= is_negative & (ratio > objective.dual_clip)
     return loss, ratio, bounded
 
 

@@ -24,12 +24,14 @@ def _double(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _loss(ratio: float, advantage: float, loss: str = "grpo") -> tuple[float, float, bool]:
+def _loss(
+    ratio: float, advantage: float, loss: str = "grpo", dual_clip: float | None = None
+) -> tuple[float, float, bool]:
     """Loss, its gradient with respect to the logprob (0 before), and whether the bound was in force."""
     logprob = _double(math.log(ratio)).requires_grad_()
     parts = policy_loss(
         logprob,
-        objective=Objective(loss=loss, clip_low=0.2, clip_high=0.28),
+        objective=Objective(loss=loss, clip_low=0.2, clip_high=0.28, dual_clip=dual_clip),
         old_logprobs_N=_double(0.0),
         advantages_N=_double(advantage),
         lengths_B=torch.tensor([1]),
@@ -55,6 +57,25 @@ def test_clipping_takes_the_pessimistic_side(
     ratio: float, advantage: float, expected: float, gradient: float, clipped: bool, loss: str
 ) -> None:
     assert _loss(ratio, advantage, loss) == (pytest.approx(expected), pytest.approx(gradient), clipped)
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "gspo"])
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected", "gradient", "bounded"),
+    [
+        (2.0, -1.0, 2.0, 2.0, False),  # below the bound of 3 nothing changes: max(min(-2, -1.28), -3) = -2
+        (8.0, -1.0, 3.0, 0.0, True),  # max(min(-8, -1.28), -3) = -3: worth no more, and no longer pushed
+        (8.0, -2.0, 6.0, 0.0, True),  # the bound is c |A|
+        (0.5, -1.0, 0.8, 0.0, True),  # the lower clip holds as before: max(min(-0.5, -0.8), -3) = -0.8
+        (8.0, 1.0, -1.28, 0.0, True),  # positive advantages have their own bound
+        (1.0, 0.0, 0.0, 0.0, False),
+    ],
+)
+def test_a_dual_clip_bounds_what_a_negative_advantage_may_weigh(
+    ratio: float, advantage: float, expected: float, gradient: float, bounded: bool, loss: str
+) -> None:
+    of = _loss(ratio, advantage, loss, dual_clip=3.0)
+    assert of == (pytest.approx(expected), pytest.approx(gradient), bounded)
 
 
 @pytest.mark.parametrize(
