@@ -75,7 +75,7 @@ class WeightLoading:
 def digest(matrix: torch.Tensor) -> str:
     """Of the matrix's bytes, in whatever memory it is."""
     whole = matrix.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return hashlib.blake2b(memoryview(whole.numpy()), digest_size=16).hexdigest()
+    return hashlib.blake2b(whole.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def weight_sums(
