@@ -110,17 +110,12 @@ class SamplerMismatch:
         return {
             "logprob_drift_max": self.max_gap,
             "logprob_drift_mean": self.gap / self.tokens,
-            "logprob_drift_p99": _percentile(torch.cat(self.gaps), 0.99),
+            "logprob_drift_p99": float(torch.cat(self.gaps).kthvalue(math.ceil(0.99 * self.tokens)).values),
             "sampler_kl": self.divergence / self.tokens,
             "sampler_ratio_mean": self.weight / self.tokens,
             "sampler_ratio_max": self.max_weight,
             "sampler_ess": self.weight**2 / (self.tokens * self.weight_squared),
         }
-
-
-def _percentile(values: torch.Tensor, share: float) -> float:
-    """The smallest of `values` that at least this share of them does not exceed."""
-    return float(values.kthvalue(math.ceil(share * len(values))).values)
 
 
 @dataclass
