@@ -213,6 +213,9 @@ class TrainingConfig(Section):
     useful_share: Share = 0.6
     warmup_steps: Count = 0  # steps of linear learning-rate warm-up
     micro_batch_tokens: PositiveInt = 8192  # tokens of one forward and backward pass
+    # Of several processes: after so many seconds without an answer, or without a sign of life while the
+    # others wait for its episodes, a process counts as lost, and all end. Episodes may take longer.
+    collective_timeout_s: PositiveFloat = 600.0
     # model.dtype is what weights are held in; this is what the trainer's matrix products compute in, where it
     # is another. fp16 (for GPUs without bfloat16) also scales the loss.
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_precision_name)] = "no"

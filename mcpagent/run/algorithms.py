@@ -280,6 +280,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
             on_done=watch.on_episode,
         )
     )
+    processes.meet()
     demonstrations, of_tools = processes.gather(local_demonstrations), tools.take_metrics()
     if "cassette" in of_tools:
         watch.note(f"cassette of the demonstrations: {of_tools['cassette']}")

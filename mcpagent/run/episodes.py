@@ -422,7 +422,7 @@ def _open_model(
     model = config.model.model_copy(update={"name": name if checkpoint is None else str(checkpoint)})
     named = config.model_copy(update={"model": model})
     if config.rollout.backend == "vllm":
-        require_vllm()
+        require_vllm(has_servers=bool(config.vllm.servers))
     loaded = load(named)
     identity = (
         {"path": name, "revision": getattr(loaded.model.config, "_commit_hash", None)}

@@ -152,7 +152,12 @@ def tracked(
 # What may change between the parts of a run: where it is kept, how long it goes on, who watches it, and what
 # decides about memory alone.
 _FREE_SECTIONS = {"output_dir", "name", "budget", "health", "tracking", "vllm"}
-_FREE_KEYS = {"model.gradient_checkpointing", "rollout.num_envs", "training.micro_batch_tokens"}
+_FREE_KEYS = {
+    "model.gradient_checkpointing",
+    "rollout.num_envs",
+    "training.collective_timeout_s",
+    "training.micro_batch_tokens",
+}
 _FREE_TRAINING = {
     "max_steps",
     "max_epochs",

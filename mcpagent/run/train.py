@@ -59,7 +59,10 @@ def train(
         ready = stack.enter_context(prepared(config))
         tasks, validation = ready.tasks, ready.validation
         measured = stack.enter_context(open_measured(config, on_note=watch.note))
-        processes = Processes.join(torch.device(ready.checked.target.kind))
+        processes = Processes.join(
+            torch.device(ready.checked.target.kind), timeout_s=config.training.collective_timeout_s
+        )
+        stack.enter_context(processes.failing_together())
         if not processes.is_first:
             watch = Watch()
         session = (

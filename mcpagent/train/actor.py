@@ -204,6 +204,7 @@ class LocalActor:
                 deterministic=settings.deterministic,
             )
         )
+        self._processes.meet()
         episodes = self._processes.gather(share)
         return summarise(episodes), episodes
 

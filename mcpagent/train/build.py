@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -171,9 +172,10 @@ def open_sampler(
     on_note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[RolloutEngine]:
     """What samples with `model`'s weights, on the backend that `rollout.backend` names. `weights` is where a
-    training run hands them to servers; None where they never change. Raises UserError."""
+    training run hands them to servers; None where they never change: servers then get them once, through
+    `output_dir`. Raises UserError."""
     is_trained = weights is not None
-    choice = _choice(loaded, config, model=model, is_trained=is_trained)
+    choice = _choice(loaded, config, model=model)
     if config.rollout.backend == "auto":
         on_note(f"sampling with {choice.backend}: {choice.why}")
     if choice.backend == "vllm" and config.rollout.temperature > MAX_TEMPERATURE:
@@ -192,10 +194,11 @@ def open_sampler(
     with ExitStack() as stack:
         if choice.backend == "hf":
             sampler = hf_sampler(model, slots=slots, threads=threads, **common)
-        elif is_trained and config.vllm.servers:
-            stack.callback(shutil.rmtree, weights, ignore_errors=True)
+        elif config.vllm.servers:
+            folder = weights or Path(config.output_dir).absolute() / f".weights-{secrets.token_hex(4)}"
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
             servers = VllmServers(config.vllm.servers, version=-1, **common)
-            sampler = vllm_sampler(servers, model, folder=weights)
+            sampler = vllm_sampler(servers, model, folder=folder)
         else:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="mcpagent-vllm-")))
             settings = _vllm_settings(loaded, config, model=model, contexts=slots, folder=folder)
@@ -212,12 +215,12 @@ def open_sampler(
         yield sampler
 
 
-def _choice(loaded: Loaded, config: TrainConfig, *, model: Any, is_trained: bool) -> BackendChoice:
+def _choice(loaded: Loaded, config: TrainConfig, *, model: Any) -> BackendChoice:
     return choose_backend(
         config.rollout.backend,
         is_lora=hasattr(model, "peft_config") and not is_quantised(model),
         has_gpu=loaded.device.type == "cuda",
-        has_servers=is_trained and bool(config.vllm.servers),
+        has_servers=bool(config.vllm.servers),
     )
 
 
@@ -309,7 +312,7 @@ AUTO_TIS_CAP = 2.0  # that of Yao et al. 2025
 def why_corrected(loaded: Loaded, config: TrainConfig, *, model: Any) -> str | None:
     """Why the sampler's probabilities are not the trainer's; None where one engine in one dtype does both, at
     the same weights."""
-    if _choice(loaded, config, model=model, is_trained=True).backend == "vllm":
+    if _choice(loaded, config, model=model).backend == "vllm":
         return "vllm samples"
     if (dtype := compute_dtype(loaded, config)) != loaded.model.dtype:
         return f"the sampler computes in {_name(loaded.model.dtype)} and the trainer in {_name(dtype)}"

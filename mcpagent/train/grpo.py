@@ -183,6 +183,7 @@ def _episodes(
         played = run.actor.collect(tasks, step=step, round_=round_, on_episode=on_episode)
     except BudgetReached as reason:
         reached = str(reason) or None
+    processes.meet()
     ended = processes.gather([(played, reached, asked())])
     total = processes.sum([spent.tool_calls - calls, spent.cost_usd - cost])
     spent.tool_calls, spent.cost_usd = calls + round(total[0]), cost + total[1]

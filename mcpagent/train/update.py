@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
@@ -14,6 +14,7 @@ import torch
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.batch.scoring import Batch
 from mcpagent.train.learner.learner import Learner
+from mcpagent.train.learner.processes import Processes
 from mcpagent.train.objective.advantages import Credit, GradedBatch, assign_credit
 from mcpagent.train.objective.loss import (
     Objective,
@@ -134,11 +135,13 @@ class ApproximateKL:
         self.tokens += len(log_ratio)
         self.total += float((log_ratio.exp() - 1.0 - log_ratio).sum())
 
-    def end_step(self) -> None:
-        """Set `latest` to the mean over the tokens of the optimiser step that ends."""
+    def end_step(self, add_up: Callable[[Sequence[float]], Sequence[float]] = tuple) -> None:
+        """Set `latest` to the mean over the tokens of the optimiser step that ends, those of all processes
+        by `add_up`."""
         tokens, total = self._before
-        if self.tokens > tokens:
-            self.latest = (self.total - total) / (self.tokens - tokens)
+        all_tokens, all_total = add_up((float(self.tokens - tokens), self.total - total))
+        if all_tokens:
+            self.latest = all_total / all_tokens
         self._before = (self.tokens, self.total)
 
     def join(self, other: ApproximateKL) -> None:
@@ -281,27 +284,33 @@ def update_policy(
     Old logprobs are the sampler's where one step is taken; the trainer's own, from before the first step,
     where there are several or the sampler is corrected for. Past `settings.stop_kl` the other steps are left
     out. `first_optimizer_step` numbers the steps for the learning-rate schedule; `seed` shuffles groups into
-    minibatches.
+    minibatches: those of all processes together, so that their number does not change which groups make a
+    step. Each minibatch is shared out anew.
     """
     processes = learner.processes
     groups_with_signal = [group for group in graded.groups if group.has_signal]
     update = _Update(learner, settings, kl_coef)
     processes.seed_torch(seed)
-    rows = update.rows(replace(graded, groups=tuple(processes.share(groups_with_signal))))
+    here = processes.share(range(len(groups_with_signal)))
+    rows = update.rows(replace(graded, groups=tuple(groups_with_signal[i] for i in here)))
+    rows = [replace(row, group=here[row.group]) for row in rows]
+    if not settings.is_single_step:
+        rows = _everyones(rows, processes, learner.device)
     learner.model.train()
+    trained = sorted({place for part in processes.gather([[row.group for row in rows]]) for place in part})
     for epoch in range(settings.epochs):
-        order = sorted({row.group for row in rows})
+        order = list(trained)
         random.Random(f"{seed}/{epoch}").shuffle(order)
-        # A process with fewer groups than others takes part in all of their steps.
-        groups = max(processes.gather([len(order)]))
-        size = max(1, -(-groups // settings.minibatches))
-        for start in range(0, groups, size):
+        size = max(1, -(-len(order) // settings.minibatches))
+        for start in range(0, len(order), size):
             if update.has_moved_too_far():
                 update.stats.skipped_steps += 1
                 continue
-            minibatch = set(order[start : start + size])
+            # A process without a group in it takes part all the same.
+            minibatch = sorted(order[start : start + size])
+            share = set(here if settings.is_single_step else processes.share(minibatch))
             update.optimizer_step(
-                [row for row in rows if row.group in minibatch],
+                [row for row in rows if row.group in share],
                 number=first_optimizer_step + update.stats.optimizer_steps,
             )
     learner.model.eval()
@@ -363,10 +372,8 @@ class _Update:
         return penalties
 
     def has_moved_too_far(self) -> bool:
-        """Whether the policy, as the last step of any process measured it, is past `stop_kl`."""
-        if self.settings.stop_kl is None:
-            return False
-        return max(self.learner.processes.gather([self.stats.approx_kl.latest])) > self.settings.stop_kl
+        """Whether the policy, as the last step measured it, is past `stop_kl`."""
+        return self.settings.stop_kl is not None and self.stats.approx_kl.latest > self.settings.stop_kl
 
     def optimizer_step(self, rows: Sequence[UpdateRow], *, number: int) -> None:
         """Add the gradients of all rows, in micro-batches, and step."""
@@ -384,7 +391,7 @@ class _Update:
         for batch in learner.batches(samples, max_tokens=settings.micro_batch_tokens):
             in_batch = [rows[i] for i in batch.rows]
             self._backward(batch, in_batch, [weights[i] for i in batch.rows], n_turns=n_turns)
-        stats.approx_kl.end_step()
+        stats.approx_kl.end_step(learner.processes.sum)
         norm, _ = learner.step(number)
         stats.optimizer_steps += 1
         if norm is None:
@@ -483,6 +490,23 @@ def _join(graded: GradedBatch, credit: Credit, rescored: list[Rescored] | None) 
     scores = rescored or [None] * len(samples)
     parts = zip(samples, graded.sample_groups, credit.advantages, returns, scores, strict=True)
     return [UpdateRow(*part) for part in parts]
+
+
+def _everyones(rows: Sequence[UpdateRow], processes: Processes, device: torch.device) -> list[UpdateRow]:
+    """The rows of all processes, which travel over the CPU."""
+    if processes.count == 1:
+        return list(rows)
+    cpu = torch.device("cpu")
+    travelling = [_moved(row, cpu) for row in rows]
+    return [_moved(row, device) for row in processes.gather(travelling)]
+
+
+def _moved(row: UpdateRow, device: torch.device) -> UpdateRow:
+    scores = row.rescored
+    if scores is None:
+        return row
+    reference, values = (None if t is None else t.to(device) for t in (scores.reference_N, scores.values_K))
+    return replace(row, rescored=Rescored(scores.logprobs_N.to(device), reference, values))
 
 
 def _outcomes(graded: GradedBatch) -> list[float]:

@@ -8,45 +8,145 @@ one training loop and not one for each kind of process. The first process alone 
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 import torch
-from accelerate import PartialState
 from torch import distributed
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mcpagent.core.seeds import derive_seed
-from mcpagent.errors import UserError
+from mcpagent.errors import RunError
 from mcpagent.interrupts import held_back
 
 T = TypeVar("T")
 
 _BUCKET = 1 << 25  # elements of gradients that travel at once
-_PATIENCE = timedelta(hours=24)  # a step's episodes may take one process much longer than another
+COLLECTIVE_TIMEOUT_S = 600.0  # training.collective_timeout_s, where nothing else is said
+_BEATS = 8  # signs of life in the time after which a process without one counts as lost
+_LONGEST_POLL_S = 0.05
 _ONE_INTERRUPT_S = 3.0  # terminal and launcher both pass an interrupt on
+
+
+class _RollCall:
+    """Who is still there. Every process counts its signs of life in the store that the launcher opened, and
+    reads those of the others, on a thread of its own. Unlike a collective, waiting for the others by this may
+    take hours, and yet it ends soon after one of them is gone."""
+
+    def __init__(self, index: int, count: int, timeout_s: float) -> None:
+        self.index, self.count, self.timeout_s = index, count, timeout_s
+        self._others = [other for other in range(count) if other != index]
+        self._heard_s = dict.fromkeys(self._others, time.monotonic())
+        self._meetings = 0
+        self._store, of_thread = self._connect(), self._connect()
+        self._store.set(f"process/{index}", f"{socket.gethostname()} {os.getpid()}")
+        threading.Thread(
+            target=self._live, args=[of_thread], name="mcpagent-signs-of-life", daemon=True
+        ).start()
+
+    def _connect(self) -> Store:
+        """Whoever hosts the store (the launcher, or the first process), all are its clients."""
+        store = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=timedelta(seconds=self.timeout_s),
+        )
+        return PrefixStore(f"mcpagent/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+    def _live(self, store: Store) -> None:
+        beats = dict.fromkeys(self._others, -1)
+        with suppress(RuntimeError, OSError):  # the store is gone, and with it the run
+            while True:
+                store.add(f"beats/{self.index}", 1)
+                for other, before in beats.items():
+                    beats[other] = store.add(f"beats/{other}", 0)
+                    if beats[other] != before:
+                        self._heard_s[other] = time.monotonic()
+                time.sleep(self.timeout_s / _BEATS)
+
+    def _silent(self, longer_than_s: float) -> list[int]:
+        now = time.monotonic()
+        return [other for other, heard_s in self._heard_s.items() if now - heard_s > longer_than_s]
+
+    def meet(self) -> None:
+        """Return when every process has come here. Raises RunError where one shows no sign of life."""
+        self._meetings += 1
+        self._store.add(f"met/{self.index}", 1)
+        absent, pause_s = self._others, 0.001
+        while absent := [i for i in absent if self._store.add(f"met/{i}", 0) < self._meetings]:
+            if lost := set(absent).intersection(self._silent(self.timeout_s)):
+                raise _lost(self, f"process {min(lost)} has shown no sign of life for {self.timeout_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+
+    def end_silent(self) -> None:
+        """End the processes of this machine that show no sign of life: a launcher waits long for what is
+        stopped, and without one it would stay."""
+        for other in self._silent(self.timeout_s / 2):
+            host, pid = self._store.get(f"process/{other}").decode().split()
+            if host == socket.gethostname():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+    def is_first_to_fail(self) -> bool:
+        """Whether no other process has asked this before."""
+        return self._store.add("failures", 1) == 1
 
 
 class Processes:
     """`count` processes, of which this is number `index`."""
 
-    def __init__(self, *, index: int = 0, count: int = 1) -> None:
-        self.index, self.count = index, count
+    def __init__(self, *, index: int = 0, count: int = 1, roll_call: _RollCall | None = None) -> None:
+        self.index, self.count, self._roll_call = index, count, roll_call
 
     @classmethod
-    def join(cls, device: torch.device) -> Self:
-        """Meet the other processes that the launcher started; alone where there was none."""
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            if any(os.environ.get(f"ACCELERATE_USE_{kind}") == "true" for kind in ("FSDP", "DEEPSPEED")):
-                raise UserError(
-                    "the launcher asks for sharded weights, but each process of mcpagent holds a whole model",
-                    where="accelerate launch",
-                    remedy="use configs/accelerate/ddp.yaml, with --mode lora or qlora for a large model",
-                )
-            state = PartialState(cpu=device.type == "cpu", timeout=_PATIENCE)
-            return cls(index=state.process_index, count=state.num_processes)
-        return cls()
+    def join(cls, device: torch.device, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Self:
+        """Meet the other processes that the launcher started; alone where there was none. Collectives end
+        with an error after `timeout_s`."""
+        count = int(os.environ.get("WORLD_SIZE", "1"))
+        if count == 1:
+            return cls()
+        if not distributed.is_initialized():
+            if device.type == "cuda":
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                timeout=timedelta(seconds=timeout_s),
+            )
+        index = distributed.get_rank()
+        return cls(index=index, count=count, roll_call=_RollCall(index, count, timeout_s))
+
+    def meet(self) -> None:
+        """Wait until every process has come here, however long what it does before takes: episodes, a
+        checkpoint, loading. Raises RunError where one of them is gone."""
+        if self._roll_call is not None:
+            self._roll_call.meet()
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Where a process inside is lost, the others end too, and one of them says so, as RunError. The
+        others raise SystemExit."""
+        try:
+            yield
+        except (RuntimeError, RunError) as error:
+            if self._roll_call is None or not (isinstance(error, RunError) or _is_of_collective(error)):
+                raise
+            said = error if isinstance(error, RunError) else _failed(self._roll_call, error)
+            try:
+                is_first = self._roll_call.is_first_to_fail()
+                self._roll_call.end_silent()
+            except (RuntimeError, OSError):
+                is_first = True  # the store is gone with the process that hosted it
+            if not is_first:
+                raise SystemExit(1) from error
+            raise said from error
 
     @property
     def is_first(self) -> bool:
@@ -87,10 +187,11 @@ class Processes:
 
     def broadcast_from_rank0(self, ask: Callable[[], T]) -> T:
         """What `ask` returns in the first process, for all; the others do not call it. What it raises ends
-        the first process, and with it (through the launcher) the run."""
+        the first process, and with it (through the launcher) the run. It may take its time."""
         if self.count == 1:
             return ask()
         box: list[Any] = [ask() if self.is_first else None]
+        self.meet()
         distributed.broadcast_object_list(box, src=0)
         return box[0]
 
@@ -133,3 +234,32 @@ def _buckets(gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         size += gradient.numel()
     if bucket:
         yield bucket
+
+
+# torch has no type for what gloo says.
+_SAID_OF_COLLECTIVES = (
+    "gloo",
+    "NCCL",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+)
+
+
+def _is_of_collective(error: RuntimeError) -> bool:
+    """Whether other processes are the reason."""
+    return isinstance(error, distributed.DistError) or any(s in str(error) for s in _SAID_OF_COLLECTIVES)
+
+
+def _failed(roll_call: _RollCall, error: RuntimeError) -> RunError:
+    is_late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+    what = f"did not answer within {roll_call.timeout_s:g} s" if is_late else "is gone"
+    return _lost(roll_call, f"another of the {roll_call.count} processes {what}")
+
+
+def _lost(roll_call: _RollCall, what: str) -> RunError:
+    return RunError(
+        f"process {roll_call.index} stops: {what}",
+        where="training.collective_timeout_s",
+        remedy="see what ended or stopped it; the run continues from its last checkpoint with --resume",
+    )
