@@ -1,5 +1,5 @@
-"""Evaluations and rollouts on servers: a real HTTP server with the paths of vLLM's that takes weights and samples one
-token a turn from them."""
+"""Evaluations and rollouts on servers: a real HTTP server with the paths of vLLM's that takes weights and
+samples one token a turn from them."""
 
 from __future__ import annotations
 
