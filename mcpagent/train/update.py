@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
@@ -17,7 +16,9 @@ from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.objective.advantages import Credit, GradedBatch, assign_credit
 from mcpagent.train.objective.loss import (
+    ApproximateKL,
     Objective,
+    SamplerMismatch,
     batch_totals,
     kl_terms,
     policy_loss,
@@ -60,94 +61,6 @@ class UpdateSettings:
     def is_single_step(self) -> bool:
         """The first step is the last, so that nothing needs to be kept from before it."""
         return self.epochs == self.minibatches == 1
-
-
-@dataclass
-class SamplerMismatch:
-    """How far the sampler's logprobs are from the trainer's for the same weights: token-weighted sums. The
-    weights `w` are the ratios of probabilities, trainer over sampler."""
-
-    tokens: int = 0
-    gap: float = 0.0
-    max_gap: float = 0.0
-    weight: float = 0.0
-    weight_squared: float = 0.0
-    max_weight: float = 0.0
-    divergence: float = 0.0
-    gaps: list[torch.Tensor] = field(default_factory=list)  # of every token, float32 on the CPU
-
-    def add(self, trainer_N: torch.Tensor, sampler_N: torch.Tensor) -> None:
-        """Count tokens by both logprobs (nats), of the same weights."""
-        if not len(trainer_N):
-            return
-        log_ratio = (trainer_N - sampler_N).double()
-        weight = log_ratio.exp()
-        self.tokens += len(log_ratio)
-        gap = log_ratio.abs()
-        self.gap += float(gap.sum())
-        self.max_gap = max(self.max_gap, float(gap.max()))
-        self.gaps.append(gap.float().cpu())
-        self.divergence += float((weight - 1.0 - log_ratio).sum())
-        self.weight += float(weight.sum())
-        self.weight_squared += float(weight.square().sum())
-        self.max_weight = max(self.max_weight, float(weight.max()))
-
-    def join(self, other: SamplerMismatch) -> None:
-        """Take in what another process saw."""
-        self.tokens += other.tokens
-        self.gap += other.gap
-        self.max_gap = max(self.max_gap, other.max_gap)
-        self.weight += other.weight
-        self.weight_squared += other.weight_squared
-        self.max_weight = max(self.max_weight, other.max_weight)
-        self.divergence += other.divergence
-        self.gaps += other.gaps
-
-    def summary(self) -> dict[str, float]:
-        """`sampler_ess` is the effective sample size of the weights as a share of the tokens (Kish): 1 where
-        sampler and trainer agree. `sampler_kl` is KL(sampler || trainer) in nats a token, by k3."""
-        if not self.tokens:
-            return {}
-        return {
-            "logprob_drift_max": self.max_gap,
-            "logprob_drift_mean": self.gap / self.tokens,
-            "logprob_drift_p99": float(torch.cat(self.gaps).kthvalue(math.ceil(0.99 * self.tokens)).values),
-            "sampler_kl": self.divergence / self.tokens,
-            "sampler_ratio_mean": self.weight / self.tokens,
-            "sampler_ratio_max": self.max_weight,
-            "sampler_ess": self.weight**2 / (self.tokens * self.weight_squared),
-        }
-
-
-@dataclass
-class ApproximateKL:
-    """KL(old || new) in nats a sampled token, by k3 (Schulman 2020): r - 1 - log r with r = new / old.
-    `latest` is what the last optimiser step found before it was taken."""
-
-    tokens: int = 0
-    total: float = 0.0
-    latest: float = 0.0
-    _before: tuple[int, float] = (0, 0.0)
-
-    def add(self, new_N: torch.Tensor, old_N: torch.Tensor) -> None:
-        """Count tokens by their logprobs (nats) under the new and the old policy."""
-        log_ratio = (new_N - old_N).double()
-        self.tokens += len(log_ratio)
-        self.total += float((log_ratio.exp() - 1.0 - log_ratio).sum())
-
-    def end_step(self, add_up: Callable[[Sequence[float]], Sequence[float]] = tuple) -> None:
-        """Set `latest` to the mean over the tokens of the optimiser step that ends, those of all processes
-        by `add_up`."""
-        tokens, total = self._before
-        all_tokens, all_total = add_up((float(self.tokens - tokens), self.total - total))
-        if all_tokens:
-            self.latest = all_total / all_tokens
-        self._before = (self.tokens, self.total)
-
-    def join(self, other: ApproximateKL) -> None:
-        """Take in what another process saw."""
-        self.tokens += other.tokens
-        self.total += other.total
 
 
 @dataclass

@@ -3,8 +3,9 @@ sample by sample."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -212,3 +213,91 @@ def _sample_means(values_N: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tens
     sample_N = torch.arange(len(lengths_B), device=values_N.device).repeat_interleave(lengths_B)
     sums = values_N.new_zeros(len(lengths_B)).index_add_(0, sample_N, values_N)
     return (sums / lengths_B.clamp(min=1))[sample_N]
+
+
+@dataclass
+class SamplerMismatch:
+    """How far the sampler's logprobs are from the trainer's for the same weights: token-weighted sums. The
+    weights `w` are the ratios of probabilities, trainer over sampler."""
+
+    tokens: int = 0
+    gap: float = 0.0
+    max_gap: float = 0.0
+    weight: float = 0.0
+    weight_squared: float = 0.0
+    max_weight: float = 0.0
+    divergence: float = 0.0
+    gaps: list[torch.Tensor] = field(default_factory=list)  # of every token, float32 on the CPU
+
+    def add(self, trainer_N: torch.Tensor, sampler_N: torch.Tensor) -> None:
+        """Count tokens by both logprobs (nats), of the same weights."""
+        if not len(trainer_N):
+            return
+        log_ratio = (trainer_N - sampler_N).double()
+        weight = log_ratio.exp()
+        self.tokens += len(log_ratio)
+        gap = log_ratio.abs()
+        self.gap += float(gap.sum())
+        self.max_gap = max(self.max_gap, float(gap.max()))
+        self.gaps.append(gap.float().cpu())
+        self.divergence += float((weight - 1.0 - log_ratio).sum())
+        self.weight += float(weight.sum())
+        self.weight_squared += float(weight.square().sum())
+        self.max_weight = max(self.max_weight, float(weight.max()))
+
+    def join(self, other: SamplerMismatch) -> None:
+        """Take in what another process saw."""
+        self.tokens += other.tokens
+        self.gap += other.gap
+        self.max_gap = max(self.max_gap, other.max_gap)
+        self.weight += other.weight
+        self.weight_squared += other.weight_squared
+        self.max_weight = max(self.max_weight, other.max_weight)
+        self.divergence += other.divergence
+        self.gaps += other.gaps
+
+    def summary(self) -> dict[str, float]:
+        """`sampler_ess` is the effective sample size of the weights as a share of the tokens (Kish): 1 where
+        sampler and trainer agree. `sampler_kl` is KL(sampler || trainer) in nats a token, by k3."""
+        if not self.tokens:
+            return {}
+        return {
+            "logprob_drift_max": self.max_gap,
+            "logprob_drift_mean": self.gap / self.tokens,
+            "logprob_drift_p99": float(torch.cat(self.gaps).kthvalue(math.ceil(0.99 * self.tokens)).values),
+            "sampler_kl": self.divergence / self.tokens,
+            "sampler_ratio_mean": self.weight / self.tokens,
+            "sampler_ratio_max": self.max_weight,
+            "sampler_ess": self.weight**2 / (self.tokens * self.weight_squared),
+        }
+
+
+@dataclass
+class ApproximateKL:
+    """KL(old || new) in nats a sampled token, by k3 (Schulman 2020): r - 1 - log r with r = new / old.
+    `latest` is what the last optimiser step found before it was taken."""
+
+    tokens: int = 0
+    total: float = 0.0
+    latest: float = 0.0
+    _before: tuple[int, float] = (0, 0.0)
+
+    def add(self, new_N: torch.Tensor, old_N: torch.Tensor) -> None:
+        """Count tokens by their logprobs (nats) under the new and the old policy."""
+        log_ratio = (new_N - old_N).double()
+        self.tokens += len(log_ratio)
+        self.total += float((log_ratio.exp() - 1.0 - log_ratio).sum())
+
+    def end_step(self, add_up: Callable[[Sequence[float]], Sequence[float]] = tuple) -> None:
+        """Set `latest` to the mean over the tokens of the optimiser step that ends, those of all processes
+        by `add_up`."""
+        tokens, total = self._before
+        all_tokens, all_total = add_up((float(self.tokens - tokens), self.total - total))
+        if all_tokens:
+            self.latest = all_total / all_tokens
+        self._before = (self.tokens, self.total)
+
+    def join(self, other: ApproximateKL) -> None:
+        """Take in what another process saw."""
+        self.tokens += other.tokens
+        self.total += other.total
