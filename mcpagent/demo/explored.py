@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +13,11 @@ from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.placeholders import format_value, reference_texts
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
+from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.learning import Learned, learn
-from mcpagent.synth.explore.walks import explore_dataset
+from mcpagent.synth.explore.naming import at_step
+from mcpagent.synth.explore.walks import Asked, explore_dataset
+from mcpagent.synth.explore.wording import Walk
 from mcpagent.synth.generate import server_places, values_by_slot
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.run import CallCache
@@ -27,6 +31,15 @@ LEAST_TRAIN = 150  # tasks
 LEAST_HELDOUT = 40
 LEAST_OF_SEVERAL_CALLS = 0.15  # of the tasks: what GRPO teaches is to go on to the end
 _ENOUGH_TRAIN = 600  # tasks; with fewer it works, and the gain is less sure
+
+# How often each shape is drawn: what takes several calls above all, since that is what GRPO teaches.
+_WEIGHTS = {
+    "single": 2, "chain": 6, "both": 3,
+    "missing_entity": 0.8, "missing_function": 0.3, "unrelated": 0.2, "forbidden": 0.2,
+}  # fmt: skip
+_CALCULATED = frozenset(("difference", "sum", "most"))
+_MOST_CALLS = 3
+_COUNTED = re.compile(r"\[\d+\]|\b(?:word|rest|number)\(")
 
 ABOUT = (
     "A network of about half a million weights, built from scratch, learns to use the servers that were "
@@ -66,8 +79,14 @@ async def explore(
     )
     for silence in graph.silences:
         note(silence.sentence)
+    subjects = Subjects(graph.facts)
     made = await explore_dataset(
-        pool, counts=counts, seed=seed, on_progress=on_progress, learned=Learned(cache, graph)
+        pool,
+        counts=counts,
+        seed=seed,
+        on_progress=on_progress,
+        learned=Learned(cache, graph),
+        asked=Asked(weights=_WEIGHTS, admits=is_within_reach, subject=subjects.of_fact, named=subjects.named),
     )
     data = replace(made, tasks=disjoint(made.tasks))
     if missing := shortfalls(data.tasks, facts=_facts(data)):
@@ -79,6 +98,51 @@ async def explore(
             "your own: mcpagent gen-data --templates FOLDER",
         )
     return data
+
+
+def is_within_reach(walk: Walk) -> bool:
+    """Whether a network of this size can find the answer: in fields that have a name, not by counting or
+    calculating, and after few calls."""
+    references = [*walk.answer, *(reference for step in walk.steps for _, reference in step.links)]
+    return (
+        walk.shape not in _CALCULATED
+        and len(walk.steps) <= _MOST_CALLS
+        and all(_is_named(each, walk) for each in references)
+    )
+
+
+def _is_named(reference: str, walk: Walk) -> bool:
+    """Whether a field of that name is all that leads to the value."""
+    if not _COUNTED.search(reference):
+        return True
+    return any(
+        leaf.name and "(" in leaf.expression and at_step(leaf.expression, number) in reference
+        for number, fact in enumerate(walk.facts, 1)
+        for leaf in fact.leaves
+    )
+
+
+class Subjects:
+    """What calls are about: the value of their parameter, and where a tool takes several, of the one that has
+    the most values; the others say how."""
+
+    def __init__(self, facts: Iterable[Fact]) -> None:
+        values = _values((fact.spec.dotted, fact.arguments) for fact in facts)
+        self._parameter = {tool: _widest(of_tool) for tool, of_tool in values.items()}
+
+    def of_call(self, tool: str, arguments: Mapping[str, Any]) -> str | None:
+        """The subject of a call; None where it has none, or an earlier result gives it."""
+        value = arguments.get(self._parameter.get(tool, ""))
+        return None if value is None or reference_texts(value) else format_value(value)
+
+    def of_fact(self, fact: Fact) -> str:
+        """The subject of a fact, or its tool where it has none."""
+        return self.of_call(fact.spec.dotted, fact.arguments) or fact.spec.dotted
+
+    def named(self, walk: Walk) -> list[str]:
+        """The subjects that the question of a walk names."""
+        calls = ((step.fact.spec.dotted, step.params(step.fact.arguments)) for step in walk.steps)
+        return [subject for call in calls if (subject := self.of_call(*call)) is not None]
 
 
 def disjoint(tasks: Mapping[str, Sequence[Task]]) -> dict[str, tuple[Task, ...]]:
@@ -105,13 +169,30 @@ def disjoint(tasks: Mapping[str, Sequence[Task]]) -> dict[str, tuple[Task, ...]]
 
 
 def _constant_arguments(tasks: Mapping[str, Sequence[Task]]) -> set[str]:
-    """Arguments that say nothing of an entity: no call of the tool has another value there."""
-    values: dict[tuple[str, str], set[str]] = {}
-    for member in (task for members in tasks.values() for task in members):
-        tool, arguments = json.loads(member.extra_info["about"])
+    """Arguments that say nothing of an entity: no call of the tool has another value there, or another
+    parameter says what it is about."""
+    calls = [json.loads(task.extra_info["about"]) for members in tasks.values() for task in members]
+    values = _values(calls)
+    subjects = {
+        value
+        for of_tool in values.values()
+        for value in of_tool[_widest(of_tool)]
+        if len(of_tool[_widest(of_tool)]) > 1
+    }
+    return {v for of_tool in values.values() for of_one in of_tool.values() for v in of_one} - subjects
+
+
+def _values(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, dict[str, set[str]]]:
+    """The values that each parameter of each tool has in the calls; tools without any are left out."""
+    values: dict[str, dict[str, set[str]]] = {}
+    for tool, arguments in calls:
         for name, value in arguments.items():
-            values.setdefault((tool, name), set()).add(format_value(value))
-    return {each for of_parameter in values.values() if len(of_parameter) == 1 for each in of_parameter}
+            values.setdefault(tool, {}).setdefault(name, set()).add(format_value(value))
+    return values
+
+
+def _widest(of_tool: Mapping[str, set[str]]) -> str:
+    return max(of_tool, key=lambda name: len(of_tool[name]))
 
 
 def _asked_about(task: Task, constants: set[str]) -> set[str]:

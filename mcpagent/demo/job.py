@@ -27,7 +27,7 @@ LEDGER_NAME = "ledger.jsonl"
 _EXPLORED_WARM_START = [
     "sft.augmentation=mcpagent.demo.warm_start:renaming",
     "sft.demonstrations_per_task=4",
-    "sft.stop_early=0.85",
+    "sft.stop_early=0.8",
     "sft.curriculum_steps=250",  # names and texts are longer than the tickers of the built-in servers
     "training.max_steps=550",
 ]

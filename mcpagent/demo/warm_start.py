@@ -63,8 +63,9 @@ def train_tokenizer(
     texts: Iterable[str], *, vocab_size: int, catalog_hash: str, wording: Collection[str] | None = None
 ) -> Any:
     """A byte-level BPE tokenizer over `texts` as a plain `PreTrainedTokenizerFast` with the chat template.
-    Where `wording` is given, words that are not among it merge with nothing around them, so that a name is
-    the same tokens in a question, a result and an answer, and can be copied.
+    Where `wording` is given, words that are not among it are cut into pairs of letters and merge with nothing
+    around them: so a name is the same tokens in a question, a result and an answer, and every one of them is
+    frequent enough for copying it to be learned.
 
     The plain class matters: saved as a Qwen tokenizer, AutoTokenizer would rebuild it with another
     pre-tokenizer and give other ids.
@@ -73,7 +74,8 @@ def train_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    apart = [] if wording is None else [pre_tokenizers.Split(Regex(_other_words(wording)), "isolated")]
+    patterns = [] if wording is None else _other_words(wording)
+    apart = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             *apart,
@@ -103,10 +105,12 @@ def train_tokenizer(
     return fast
 
 
-def _other_words(wording: Collection[str]) -> str:
-    """A pattern of the words that are none of `wording`."""
+def _other_words(wording: Collection[str]) -> list[str]:
+    """Patterns that cut out the words that are none of `wording`, then each of them into pairs of letters."""
     kept = "|".join(sorted(re.escape(word) for word in wording))
-    return rf"(?<![A-Za-z0-9])(?!(?:{kept})(?![A-Za-z0-9]))[A-Za-z0-9]+"
+    word = rf"(?<![A-Za-z0-9])(?!(?:{kept})(?![A-Za-z0-9]))[A-Za-z0-9]+"
+    first = rf"\A(?!(?:{kept})\z)(?=[A-Za-z0-9]+\z)[A-Za-z]{{1,2}}"
+    return [word, rf"{first}|(?!\A)\G[A-Za-z]{{1,2}}(?=[A-Za-z0-9]*\z)"]
 
 
 def embedded_config(shape: EmbeddedShape, **options: Any) -> Any:
@@ -210,10 +214,11 @@ class Renaming:
     calls, its results and its answers (`train.sft.Augmentation`): so the model learns to copy what stands
     there, where a few hundred demonstrations would have it remember.
 
-    An entity is a word, or a number, that a result or the arguments of a call hold. Words of the catalog,
-    names of fields and what stands in many questions or texts keep their names, and so do arguments that
-    nothing told. Of two numbers the higher one stays the higher, and where an answer or a question holds a
-    number of its own, a sum or a limit, all of them stay.
+    An entity is a word, or a number, that a result or the arguments of a call hold, or that the question
+    holds and the arguments of another demonstration's call. Words of the catalog, names of fields and what
+    stands in many questions or texts keep their names, and so do arguments that nothing told. Of two numbers
+    the higher one stays the higher, and where an answer or a question holds a number of its own, a sum or a
+    limit, all of them stay.
     """
 
     def __init__(self, demonstrations: Sequence[Trajectory], catalog: Mapping[str, ToolSpec]) -> None:
@@ -222,6 +227,13 @@ class Renaming:
         counts = Counter(word for each in demonstrations for word in _words(_question(each)))
         self._kept |= {word for word, n in counts.items() if n > _COMMON * len(demonstrations)}
         self._kept |= _result_wording(demonstrations)
+        self._arguments = {
+            word
+            for each in demonstrations
+            for turn in each.turns
+            for call in turn.tool_calls
+            for word in _words_of(_scalars(call.arguments, set()))
+        }
         rest = (
             word
             for place, each in enumerate(demonstrations)
@@ -299,7 +311,8 @@ class Renaming:
     def _new_names(self, trajectory: Trajectory, rng: random.Random) -> dict[str, str]:
         question = _words(_question(trajectory))
         told = set(question)
-        entities: dict[str, None] = {}
+        # One that stops early never calls with the second thing it was asked about: others do.
+        entities = dict.fromkeys(word for word in sorted(question) if word in self._arguments)
         untold: set[str] = set()
         for turn in trajectory.turns:
             for call in turn.tool_calls:

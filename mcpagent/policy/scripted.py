@@ -226,12 +226,21 @@ class _GoldPlan:
     def _closing_text(self, user_turn: int, results: Mapping[str, Any], flaw: _Flaw) -> str:
         truth = self._task.truth
         if flaw.steps is not None:
-            return f"The answer is {_value_for(self.steps[flaw.steps], results)}."
+            return f"The answer is {self._partial_answer(self.steps[flaw.steps], results)}."
         if user_turn < len(truth.user_turns):
             return self._question(user_turn) or "Done."
         if flaw.tool is not None:
             return f"The answer is {_first_value(results)}."
         return _final_text(self._task, results)
+
+    def _partial_answer(self, step: PlanStep, results: Mapping[str, Any]) -> str:
+        """What `step` would have used; where that is nothing of the results, the part of the answer that they
+        tell."""
+        check = self._task.truth.final_answer
+        facts = check.value if check is not None and isinstance(check.value, list) else []
+        leaves = [format_value(leaf) for leaf in _leaves(list(results.values()))]
+        told = [fact for fact in map(format_value, facts) if any(fact in leaf for leaf in leaves)]
+        return told[0] if told and not reference_texts(step.params) else _value_for(step, results)
 
     def _question(self, user_turn: int) -> str | None:
         """What is to be asked where the user has not yet said what the calls to come take; None elsewhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,15 @@ import pytest
 
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tasks import Task
-from mcpagent.demo.explored import ExploredServers, disjoint, shortfalls
+from mcpagent.core.tools import ToolSpec
+from mcpagent.demo.explored import ExploredServers, Subjects, disjoint, shortfalls
 from mcpagent.demo.job import QuickstartJob, Stages, open_job
 from mcpagent.demo.quickstart import quickstart, run_stages
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.synth.explore.graph import Fact
 
 LIBRARY = Path(__file__).parent / "servers" / "library.py"
 COUNTS = {"train": 200, "validation": 8, "heldout": 72}
@@ -119,6 +122,48 @@ def test_no_training_task_names_what_a_heldout_one_asks_about(
     for task in read_tasks(job.out / "data" / "train.jsonl"):
         said = " ".join([task.prompt[-1].content, *task.truth.user_turns])
         assert not set(said.replace(",", " ").replace("?", " ").replace(".", " ").split()) & asked, said
+
+
+def test_what_the_network_cannot_learn_is_not_asked(
+    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
+) -> None:
+    job, _, _ = finished
+    shapes: set[str] = set()
+    for split in ("train", "heldout"):
+        for each in read_tasks(job.out / "data" / f"{split}.jsonl"):
+            shapes.add(each.extra_info["shape"])
+            plan = json.dumps([step.params for step in each.truth.tool_sequence])
+            assert len(each.truth.tool_sequence) <= 3
+            assert not re.search(r"\[\d+\]|count|max|min|word\(", plan), "nobody has to count"
+    assert {"single", "both", "chain", "told"} <= shapes
+    assert not shapes & {"sum", "difference", "most", "counted", "total", "each", "extreme", "conditional"}
+
+
+def test_chains_are_held_out_as_well(
+    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
+) -> None:
+    job, _, _ = finished
+    tasks = {s: list(read_tasks(job.out / "data" / f"{s}.jsonl")) for s in ("train", "heldout")}
+    begun = {
+        split: {
+            json.dumps(each.truth.tool_sequence[0].params)
+            for each in members
+            if each.extra_info["class"] == "sequential"
+        }
+        for split, members in tasks.items()
+    }
+    assert begun["heldout"] and begun["train"]
+    assert not begun["heldout"] & begun["train"]
+
+
+def test_of_several_parameters_the_one_with_the_most_values_is_the_subject() -> None:
+    spec = ToolSpec(server="trains", name="departure", description="", input_schema={})
+    facts = [
+        Fact(spec, {"day": day, "train": train}, ()) for day in ("monday", "friday") for train in "ABC"
+    ] + [Fact(spec.model_copy(update={"name": "days"}), {}, ())]
+    subjects = Subjects(facts)
+    assert [subjects.of_fact(fact) for fact in facts] == [*"ABCABC", "trains.days"]
+    assert subjects.of_call("trains.departure", {"day": "monday", "train": "${step1.train}"}) is None
 
 
 def test_each_task_is_demonstrated_several_times_with_other_flaws(

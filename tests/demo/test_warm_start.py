@@ -182,6 +182,28 @@ def test_a_name_is_the_same_tokens_in_a_question_a_result_and_an_answer() -> Non
             assert any(ids[at : at + len(alone)] == alone for at in range(len(ids))), (name, around)
 
 
+def test_a_demonstration_that_stops_early_is_renamed_like_one_that_goes_on() -> None:
+    # The second book is in no call of it; kept, it would tell the demonstrations that stop from the others.
+    cut = demonstration("The titles of book 11 and book 12?", book="11", title="the 731", shelf="P1")
+    seconds, titles = set[str](), set[str]()
+    for each in renamings(30, of=cut):
+        question, arguments, result, answer = parts(each)
+        first, second = re.findall(r"book (\d+)", question)
+        assert first == arguments["book"] != second and answer == f"It is {result['title']}."
+        seconds.add(second)
+        titles.add(result["title"])
+    assert len(seconds) > 15 and len(titles) > 15
+
+
+def test_a_name_is_cut_into_pairs_of_letters_and_the_wording_is_not() -> None:
+    augmentation = renaming([BOOK, *renamings(40)], CATALOG)
+    text = ["What is the title of the silent orchard 12?", "It is the silent orchard."] * 9
+    tokenizer = train_tokenizer(text, vocab_size=600, catalog_hash="", wording=augmentation.wording)
+    pieces = [tokenizer.decode([i]) for i in tokenizer.encode("What is the title of the silent orchard 12?")]
+    assert pieces[1:-4] == ["si", "le", "nt", " ", "or", "ch", "ar", "d"], pieces
+    assert len(pieces[0]) > len("What is the title")
+
+
 def test_what_nearly_every_result_holds_is_no_name() -> None:
     readers = [
         demonstration(

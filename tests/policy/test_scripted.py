@@ -176,6 +176,14 @@ def test_stopping_early_answers_with_what_the_next_step_would_have_used() -> Non
     assert endings == {(1, "The answer is 187.2."), (2, "The answer is m7.")}
 
 
+def test_where_two_things_are_asked_for_stopping_early_answers_with_the_first() -> None:
+    steps = [QUOTE_STEP | {"parallel_group": 1}, QUOTE_STEP | {"step": 2, "parallel_group": 1}]
+    check = {"type": "must_include", "value": ["high", "low"]}
+    task = make_task(tool_sequence=steps, final_answer=check, reference_answer="It is high and low.")
+    texts = played(GoldPolicy([task], stop_early=1.0), ['{"close": 3, "note": "high"}'])
+    assert texts[-1] == "The answer is high."
+
+
 def test_the_flaw_of_an_episode_is_drawn_from_its_first_seed() -> None:
     task = make_task(tool_sequence=[QUOTE_STEP, SEND_STEP], reference_answer="full")
     policy = GoldPolicy([task], stop_early=0.5)

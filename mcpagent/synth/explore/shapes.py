@@ -6,7 +6,7 @@ expression of the answer over the results (`core.placeholders`), and what is sai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -54,20 +54,18 @@ from mcpagent.synth.explore.wording import (
 )
 
 _LONGEST = 4  # calls of a walk
-
-
 _FEW = 4  # things that are compared, or gone through one by one
-
-
 _ROUNDING = 2  # decimals of a converted answer
 
 
 @dataclass
 class Shapes:
-    """Walks over what was learned of which the last call is one of `facts`."""
+    """Walks over what was learned of which the last call is one of `facts`; `weights` say how often each
+    shape is drawn."""
 
     graph: ToolGraph
     facts: Sequence[Fact]
+    weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     _by_spec: dict[str, list[Fact]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,13 +91,13 @@ class Shapes:
 
     def draw(self, rng: Random) -> Walk | None:
         """A random question about one of the facts; None where this one has nothing to ask."""
-        shape = rng.choices(list(_SHAPES), weights=[weight for weight, _ in _SHAPES.values()])[0]
+        shape = rng.choices(list(self.weights), weights=list(self.weights.values()))[0]
         # A tool with few facts is asked about as often as one with many, half of the time.
         pool = self.facts if rng.random() < 0.5 else self._by_spec[rng.choice(sorted(self._by_spec))]
         fact = rng.choice(pool)
         if fact.page > 1:
             shape = "chain"  # nobody knows how to go on in a list before its first page was seen
-        return _SHAPES[shape][1](self, rng, fact)
+        return getattr(self, shape)(rng, fact)
 
     # One call
 
@@ -481,20 +479,9 @@ def _distinct(
     return picked
 
 
-Shape = Callable[[Shapes, Random, Fact], Walk | None]
-
-
-_SHAPES: dict[str, tuple[float, Shape]] = {
-    "single": (3, Shapes.single),
-    "chain": (4, Shapes.chain),
-    "both": (2, Shapes.both),
-    "counted": (1, Shapes.counted),
-    "extreme": (0.7, Shapes.extreme),
-    "converted": (0.7, Shapes.converted),
-    "conditional": (0.5, Shapes.conditional),
-    "each": (0.7, Shapes.each),
-    "missing_entity": (1, Shapes.missing_entity),
-    "missing_function": (0.7, Shapes.missing_function),
-    "unrelated": (0.3, Shapes.unrelated),
-    "forbidden": (0.3, Shapes.forbidden),
-}
+# How often each is drawn, by the name of its method.
+WEIGHTS: Mapping[str, float] = {
+    "single": 3, "chain": 4, "both": 2, "counted": 1, "extreme": 0.7, "converted": 0.7,
+    "conditional": 0.5, "each": 0.7, "missing_entity": 1, "missing_function": 0.7,
+    "unrelated": 0.3, "forbidden": 0.3,
+}  # fmt: skip

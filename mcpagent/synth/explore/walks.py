@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -20,7 +20,7 @@ from mcpagent.synth.explore.graph import Fact, ToolGraph
 from mcpagent.synth.explore.learning import Learned, learn
 from mcpagent.synth.explore.naming import is_worth_asking
 from mcpagent.synth.explore.naturalness import spells_plan
-from mcpagent.synth.explore.shapes import Shapes
+from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
 from mcpagent.synth.explore.wording import Said, Walk
 from mcpagent.synth.failures import Skill, Variation
 from mcpagent.synth.tasks.inspect import stands_in
@@ -57,11 +57,13 @@ async def explore_dataset(
     on_progress: Progress | None = None,
     learned: Learned | None = None,
     variation: Variation | None = None,
+    asked: Asked | None = None,
 ) -> GeneratedData:
     """Up to `counts[split]` distinct tasks for each split: as many as the servers have matter for, and one at
     least in each, where there is one. The tools are looked at first, unless it is given what was `learned`.
 
-    What is asked about in one split is not in another. With a `variation` they are tasks near those that were
+    What is asked about in one split is not in another. `asked` says which questions, of every shape if it is
+    None. With a `variation` they are tasks near those that were
     failed. Raises UserError where no tool may be called, or none gives anything to ask about.
     """
     check_counts(counts)
@@ -79,13 +81,14 @@ async def explore_dataset(
     offer = ToolSelection(catalog=pool.tools, distractors=distractors)
     divided = [split for split in SPLITS if counts.get(split)] if variation is None else variation.splits
     least = dict.fromkeys(divided, 1)
-    made = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress, variation)
+    asked = asked or Asked()
+    made = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress, variation, asked)
     for _ in range(_MORE_CHANCES):
         empty = [split for split, tasks in made.tasks.items() if not tasks and counts.get(split)]
         if not empty:
             break
         least |= {split: least[split] + 1 for split in empty}
-        again = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress, variation)
+        again = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress, variation, asked)
         made = max(made, again, key=lambda data: sum(map(bool, data.tasks.values())))
     if not any(made.tasks.values()):
         raise UserError(
@@ -105,15 +108,20 @@ async def _filled(
     cache: CallCache,
     on_progress: Progress | None,
     variation: Variation | None,
+    asked: Asked,
 ) -> GeneratedData:
     """The tasks of each split, where each has at least `least` facts to ask about, if there are so many."""
-    askable = (_about(fact) for fact in graph.facts if any(map(is_worth_asking, fact.leaves)))
-    split_of = shares.assign(askable, seed=seed, least=least)
+    askable = (asked.subject(fact) for fact in graph.facts if any(map(is_worth_asking, fact.leaves)))
+    assigned = shares.assign(askable, seed=seed, least=least)
+
+    def split_of(subject: str) -> str:
+        return assigned.get(subject) or shares.split_of(subject, seed=seed)
+
     tally, turn = Tally(), asyncio.Lock()
     tasks: dict[str, tuple[Task, ...]] = {}
     used: dict[str, Mapping[str, int]] = {}
     for split in least:
-        facts = [f for f in graph.facts if _split_of(f, split_of, shares, seed) == split]
+        facts = [fact for fact in graph.facts if split_of(asked.subject(fact)) == split]
         used[split] = {"facts": len(facts)}
         source = _WalkSource(
             graph=graph,
@@ -123,6 +131,8 @@ async def _filled(
             seed=seed,
             seen=tally.seen,
             turn=turn,
+            asked=asked,
+            split_of=split_of,
             variation=variation,
         )
         tasks[split] = await fill_split(source, counts.get(split, 0), cache, tally, on_progress)
@@ -131,13 +141,19 @@ async def _filled(
     )
 
 
-def _split_of(fact: Fact, assigned: Mapping[str, str], shares: SplitShares, seed: int) -> str:
-    about = _about(fact)
-    return assigned.get(about) or shares.split_of(about, seed=seed)
-
-
 def _about(fact: Fact) -> str:
     return json.dumps([fact.spec.dotted, fact.arguments], sort_keys=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which questions are asked: how often each shape is drawn, and what else they have to be. `subject` is
+    what decides the split of a fact; a question is asked only where its `named` subjects are of its split."""
+
+    weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
+    admits: Callable[[Walk], bool] = lambda _: True
+    subject: Callable[[Fact], str] = lambda fact: _about(fact)
+    named: Callable[[Walk], Collection[str]] = lambda _: ()
 
 
 @dataclass(kw_only=True)
@@ -149,6 +165,8 @@ class _WalkSource:
     seed: int
     seen: set[str]
     turn: asyncio.Lock
+    asked: Asked
+    split_of: Callable[[str], str]
     variation: Variation | None = None
     index: int = field(default=0)
     solvable: int = field(default=0)
@@ -157,11 +175,13 @@ class _WalkSource:
     @cached_property
     def shapes(self) -> Shapes:
         """The walks that the facts of the split allow."""
-        return Shapes(self.graph, self.facts)
+        return Shapes(self.graph, self.facts, self.asked.weights)
 
     def next(self) -> Walk | None:
         walk = self._drawn() if self.variation is None else self._varied(self.variation)
-        if walk is None or walk.key in self.seen:
+        if walk is None or walk.key in self.seen or not self.asked.admits(walk):
+            return None
+        if any(self.split_of(subject) != self.split for subject in self.asked.named(walk)):
             return None
         # Where there is little to ask, what cannot be done would be most of what is left.
         is_too_much = (self.lacking + 1) * _LACKING > self.solvable + _LACKING
