@@ -39,7 +39,7 @@ _WEIGHTS = {
 }  # fmt: skip
 _CALCULATED = frozenset(("difference", "sum", "most"))
 _MOST_CALLS = 3
-_COUNTED = re.compile(r"\[\d+\]|\b(?:word|rest|number)\(")
+_COUNTED = re.compile(r"\[\d+\]|\b(?:word|rest|number|find)\(")
 
 ABOUT = (
     "A network of about half a million weights, built from scratch, learns to use the servers that were "

@@ -33,15 +33,8 @@ from mcpagent.train.batch.samples import TrainSample, sample_from_segments
 from mcpagent.train.sft import MakeSamples, texts
 
 SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"),
+    *("<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
 # Digits and stand-alone capitals are tokens of their own; everything else may merge freely.
 PRE_TOKENIZER_PATTERN = r"\p{N}|[A-Z](?![a-z])|(?:[A-Z](?=[a-z])|[^\p{N}A-Z])+"
@@ -206,6 +199,9 @@ _WORD = re.compile(r"[A-Za-z0-9]+")
 _VOWELS, _CONSONANTS = "eeeeeaaaaooooiiiuu", "ttttnnnnssssrrrrhhlllldddccmmppggbbffwwvkyjxqz"
 _COMMON = 0.25  # share of the questions above which a word belongs to the wording
 _FREQUENT = 10  # demonstrations that hold a word after renaming: then it is no entity's
+_LINE = re.compile(r"^[\s*-]*([A-Za-z][\w ]{0,30}):\s+(.{1,59})$", re.MULTILINE)
+_LOOKED_UP = 0.5  # share of the curriculum's samples that ask for fields of a result
+_ASKED_OF_RESULT = 4  # fields, at most
 _RESULTS = 4  # different ones of a tool that tell its wording from what it says
 
 
@@ -226,14 +222,10 @@ class Renaming:
         self._kept = _words(f"{catalog_text} {catalog_text.lower()}")
         counts = Counter(word for each in demonstrations for word in _words(_question(each)))
         self._kept |= {word for word, n in counts.items() if n > _COMMON * len(demonstrations)}
-        self._kept |= _result_wording(demonstrations)
-        self._arguments = {
-            word
-            for each in demonstrations
-            for turn in each.turns
-            for call in turn.tool_calls
-            for word in _words_of(_scalars(call.arguments, set()))
-        }
+        results = _results(demonstrations)
+        self._kept |= _result_wording(results)
+        calls = [call.arguments for each in demonstrations for turn in each.turns for call in turn.tool_calls]
+        self._arguments = set(_words_of(_scalars(calls, set())))
         rest = (
             word
             for place, each in enumerate(demonstrations)
@@ -241,24 +233,48 @@ class Renaming:
         )
         frequent = {word for word, n in Counter(rest).items() if n >= _FREQUENT and word.isalpha()}
         self.wording = frozenset(self._kept | {word for word in frequent if not word.isupper()})
-        self._values: list[str] = sorted(
-            {
-                value
-                for each in demonstrations
-                for result in each.tool_results
-                for value in _scalars(_parsed(result.content), self._kept)
-            }
-        )
+        self._results = [sorted(contents) for contents in results.values() if any(map(_fields, contents))]
+        told = [_parsed(content) for contents in results.values() for content in contents]
+        self._values = sorted(set(_scalars(told, self._kept)))
 
     @property
     def curriculum(self) -> MakeSamples:
-        """Strings to repeat that are of the kinds that the servers gave, but none of them."""
+        """Strings to repeat that are of the kinds that the servers gave, but none of them, and results of
+        which fields are asked for."""
         return self.copy
 
     def copy(self, renderer: Renderer, /, *, count: int, seed: int) -> list[TrainSample]:
-        """`count` samples that repeat the user's strings."""
+        """`count` samples that repeat the user's strings, or what a field of a result says."""
         rng = random.Random(seed)
-        return [_copy_sample(renderer, self._random_text(rng)) for _ in range(count)]
+        return [self._copied(renderer, rng) for _ in range(count)]
+
+    def _copied(self, renderer: Renderer, rng: random.Random) -> TrainSample:
+        if not self._results or rng.random() > _LOOKED_UP:
+            return _copy_sample(renderer, self._random_text(rng))
+        of_tool = rng.choice(self._results)
+        contents = [self._said_anew(rng.choice(of_tool), rng) for _ in range(rng.choice((1, 1, 2)))]
+        tables = [_fields(content) for content in contents]
+        names = [name for name in tables[0] if all(name in table for table in tables)]
+        if not names:
+            return _copy_sample(renderer, self._random_text(rng))
+        segments: list[tuple[tuple[int, ...], bool]] = []
+        for name in rng.sample(names, min(len(names), _ASKED_OF_RESULT)):
+            answer = renderer.action_ids(f"It is {' and '.join(table[name] for table in tables)}.")
+            if segments:
+                asked = renderer.suffix_ids([{"role": "user", "content": name}])
+            else:
+                said = "\n".join([*contents, name])
+                asked = renderer.prompt_ids([{"role": "user", "content": said}], ())
+            segments += [(asked, False), (answer, True)]
+        return sample_from_segments(segments)
+
+    def _said_anew(self, content: str, rng: random.Random) -> str:
+        """A result with other entities."""
+        kept = self._kept | _words(" ".join(_keys(_parsed(content))))
+        names: dict[str, str] = {}
+        return _WORD.sub(
+            lambda m: m[0] if m[0] in kept else names.setdefault(m[0], _renamed(m[0], rng)), content
+        )
 
     def _random_text(self, rng: random.Random) -> str:
         if not self._values:
@@ -363,15 +379,20 @@ def renaming(demonstrations: Sequence[Trajectory], catalog: Mapping[str, ToolSpe
     return Renaming(demonstrations, catalog)
 
 
-def _result_wording(demonstrations: Sequence[Trajectory]) -> set[str]:
-    """Words that the results of a tool hold whatever it was asked: those of most texts, where they say what
-    keys say in JSON, and of nearly all JSON, such as the domain of every address."""
-    contents_of: dict[str, set[str]] = {}
+def _results(demonstrations: Sequence[Trajectory]) -> dict[str, set[str]]:
+    """By tool, what it answered."""
+    contents: dict[str, set[str]] = {}
     for result in (result for each in demonstrations for result in each.tool_results):
         if not result.is_error:
-            contents_of.setdefault(f"{result.server}.{result.tool}", set()).add(result.content)
+            contents.setdefault(f"{result.server}.{result.tool}", set()).add(result.content)
+    return contents
+
+
+def _result_wording(results: Mapping[str, Collection[str]]) -> set[str]:
+    """Words that the results of a tool hold whatever it was asked: those of most texts, where they say what
+    keys say in JSON, and of nearly all JSON, such as the domain of every address."""
     wording: set[str] = set()
-    for contents in contents_of.values():
+    for contents in results.values():
         is_text = all(isinstance(_parsed(content), str) for content in contents)
         if len(contents) >= _RESULTS:
             counts = Counter(word for content in contents for word in _words(content))
@@ -404,6 +425,21 @@ def _keys(value: Any) -> Iterator[str]:
         yield from value
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _keys(item)
+
+
+def _fields(content: str) -> dict[str, str]:
+    """What the fields of a result say, by name as a person writes it: of the objects of JSON that are in no
+    list, or of lines."""
+    values = _parsed(content)
+    if isinstance(values, str):
+        return {name: value for name, value in _LINE.findall(values) if value}
+    fields: dict[str, str] = {}
+    for name, value in values.items() if isinstance(values, dict) else ():
+        if isinstance(value, dict):
+            fields |= _fields(json.dumps(value))
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            fields[name.replace("_", " ")] = value if isinstance(value, str) else json.dumps(value)
+    return fields
 
 
 def _scalars(value: Any, kept: set[str]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.demo.warm_start import copy, renaming, train_tokenizer
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.scripted import call_text
+from mcpagent.train.batch.samples import TrainSample
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,21 @@ def demonstration(question: str, *, book: str, title: str, shelf: str, limit: in
 BOOK = demonstration(
     "What is the title of the book BK-0417?", book="BK-0417", title="the silent river 12.50", shelf="Q3"
 )
+
+
+def with_result(trajectory: Trajectory, content: str) -> Trajectory:
+    """The same demonstration with another result."""
+    call, answer = trajectory.turns
+    results = tuple(result.model_copy(update={"content": content}) for result in call.tool_results)
+    return trajectory.model_copy(
+        update={"turns": (call.model_copy(update={"tool_results": results}), answer)}
+    )
+
+
+def learned(sample: TrainSample, renderer: Renderer) -> str:
+    """The text of the tokens that carry the loss."""
+    pairs = zip(sample.token_ids_T, sample.loss_mask_T, strict=True)
+    return renderer.decode([token for token, is_learned in pairs if is_learned])
 
 
 def parts(trajectory: Trajectory) -> tuple[str, dict[str, Any], dict[str, Any], str]:
@@ -141,11 +157,34 @@ def test_a_renaming_depends_on_its_seed_alone() -> None:
 def test_copied_strings_are_of_the_kinds_that_the_servers_gave(renderer: Renderer) -> None:
     augmentation = renaming([BOOK], CATALOG)
     kinds = re.compile(r"(the [a-z]{6} [a-z]{5} \d\d\.\d\d|[a-z]{3} [a-z]{6} [a-z]{5} \d\d\.\d\d|[A-Z]\d| )+")
-    for sample in augmentation.curriculum(renderer, count=30, seed=1):
-        pairs = zip(sample.token_ids_T, sample.loss_mask_T, strict=True)
-        text = renderer.decode([token for token, is_learned in pairs if is_learned])
-        assert kinds.fullmatch(text), text
-        assert "silent river" not in text
+    texts = [learned(sample, renderer) for sample in augmentation.curriculum(renderer, count=40, seed=1)]
+    repeated = [text for text in texts if not text.startswith("It is ")]
+    assert all(map(kinds.fullmatch, repeated)) and 10 <= len(repeated) <= 30
+    assert not any("silent river" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        ['{"title": "the silent river", "place": {"shelf": "Q3"}}'] * 2,
+        ["title: the silent river\nshelf: Q3", "title: one brown fox\nshelf: P1"] * 2,
+    ],
+)
+def test_fields_of_results_are_asked_for(results: list[str], renderer: Renderer) -> None:
+    told = [with_result(BOOK, result) for result in results]
+    samples = renaming(told, CATALOG).curriculum(renderer, count=40, seed=1)
+    asked = 0
+    for sample in samples:
+        said = renderer.decode(list(sample.token_ids_T))
+        answers = re.findall(
+            r"(title|shelf)(?:<\|im_end\|>\n<\|im_start\|>assistant\n)It is (.*?)\.(?:<|$)", said
+        )
+        contents = said.split("<|im_end|>")[0]
+        for name, answer in answers:
+            asked += 1
+            for value in answer.split(" and "):
+                assert re.search(rf'{name}"?: "?{re.escape(value)}', contents), said
+    assert asked > 20
 
 
 def test_of_two_numbers_the_higher_one_stays_the_higher() -> None:
