@@ -115,12 +115,19 @@ class FailureKind(StrEnum):
 
 
 class ToolCall(Record):
-    """A call that the model wrote and that parsed. `server` is empty until the catalog resolves it."""
+    """A call that the model wrote and that parsed. `server` is empty until the catalog resolves it, and
+    `written_as` what the model called the tool, where that is not `tool`."""
 
     id: str
     tool: str
     arguments: JsonObject
     server: str = ""
+    written_as: str | None = None
+
+    def resolved(self, tool: ToolSpec) -> ToolCall:
+        """The call of `tool`, which the model may have called otherwise."""
+        written_as = None if self.tool == tool.name else self.tool
+        return self.model_copy(update={"server": tool.server, "tool": tool.name, "written_as": written_as})
 
 
 class ParseFailure(Record):

@@ -13,18 +13,13 @@ from mcpagent.core.tasks import StateCheck, Task
 from mcpagent.core.tools import SEARCH_TOOL, FailureKind, ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import FinishReason, RewardTerm, SimulatedUser, StopReason
 from mcpagent.env.offer import Discovery, OfferedTool, OfferedTools, SearchableTools, offer
-from mcpagent.env.parsing import parse_action
+from mcpagent.env.parsing import error_content, observations, parse_action
 from mcpagent.env.user import UserSimulator, UserTurn
 from mcpagent.errors import EpisodeError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, grade, state_checks
 from mcpagent.reward.rule import turn_terms
 from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
 from mcpagent.tools.wire import cut_middle
-
-
-def error_content(message: str) -> str:
-    """An error of the environment as the model sees it."""
-    return json.dumps({"error": message}, ensure_ascii=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +123,7 @@ class CallRunner:
             why = none if self.tools is None else self.tools.why_unknown(call.tool)
             return _refused(call, FailureKind.UNKNOWN_TOOL, why)
         is_search = self._is_search(tool)
-        call = call.model_copy(update={"server": tool.spec.server, "tool": tool.spec.name})
+        call = call.resolved(tool.spec)
         problem = tool.argument_problem(call.arguments)
         if problem is not None:
             why = f"invalid arguments: {problem}"
@@ -208,8 +203,9 @@ class EpisodeStart:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """What one model step led to. `observations` (`{"role": "tool" | "user", "content"}`) go to the model;
-    `tool_results` has one result for each call, in order; `stop_reason` is set exactly when `done`.
+    """What one model step led to. `observations` (`{"role": "tool" | "user", "content"}`, results with a
+    `name`) go to the model; `tool_results` has one result for each call, in order; `stop_reason` is set
+    exactly when `done`.
     `tool_schemas` are those of tools that are offered from now on; an observation has them too."""
 
     observations: list[JsonObject]
@@ -431,7 +427,7 @@ class Episode:
         if user_message is not None:
             self._user_turn += 1
         return StepOutput(
-            observations=observations(outcome.results, failures, user_message),
+            observations=observations(outcome.results, failures, user_message, calls=outcome.calls),
             done=self.done,
             stop_reason=self.stop_reason,
             user_turn=turn.user_turn,
@@ -487,13 +483,3 @@ def prompt_messages(task: Task, limit_chars: int) -> list[JsonObject]:
         {**message.model_dump(), "content": cut_middle(message.content, limit_chars)[0]}
         for message in task.prompt
     ]
-
-
-def observations(
-    results: Sequence[ToolResult], failures: Sequence[ParseFailure], user_message: str | None
-) -> list[JsonObject]:
-    """The messages that a model sees after its step."""
-    texts = [result.content for result in results]
-    texts += [error_content(f"not a tool call: {failure.reason}") for failure in failures]
-    seen: list[JsonObject] = [{"role": "tool", "content": text} for text in texts]
-    return seen if user_message is None else [*seen, {"role": "user", "content": user_message}]

@@ -1,15 +1,17 @@
-"""From the text of a model step to calls, parse failures and plain text, in each dialect by its name."""
+"""From the text of a model step to calls, parse failures and plain text, in each dialect by its name; and
+from what came of them to the messages that the model sees."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from mcpagent.core import registry
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tools import ParseFailure, ToolCall
+from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
 from mcpagent.env.dialects.contract import Dialect, ParsedCalls
 from mcpagent.env.dialects.json_forms import JSON
 from mcpagent.env.dialects.tagged import HERMES, XML
@@ -24,9 +26,6 @@ AUTO = Dialect(
 )
 LOADED_DIALECTS: Mapping[str, Dialect] = {name: registry.DIALECTS.load(name) for name in registry.DIALECTS}
 DIALECT_OF: Mapping[str, Dialect] = {"auto": AUTO, **LOADED_DIALECTS}
-
-
-_THINK = re.compile(r"<think>|</think>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,35 +51,38 @@ def parse_action(
     the name that the model uses: dialects without types in the text take them from there.
     """
     action = action.encode("utf-8", "replace").decode()  # lone surrogates cannot be stored or sent
-    thinking, body = _split_thinking(action)
     dialect = DIALECT_OF[tool_format]
     parsed = ParsedCalls(next_id=first_id, schema_of=schema_of)
-    text = _parse_blocks(body, dialect, parsed)
-    if not parsed and dialect.read_text is not None:
-        text = dialect.read_text(text, parsed)
+    if dialect.read_turn is not None:
+        thinking, text = dialect.read_turn(action, parsed)
+    else:
+        thinking, body = _split_thinking(action, *dialect.thinking)
+        text = _parse_blocks(body, dialect, parsed)
+        if not parsed and dialect.read_text is not None:
+            text = dialect.read_text(text, parsed)
     return ParsedAction(
         calls=tuple(parsed.calls), failures=tuple(parsed.failures), text=text.strip(), thinking=thinking
     )
 
 
-def _split_thinking(action: str) -> tuple[str | None, str]:
+def _split_thinking(action: str, opening: str, closing: str) -> tuple[str | None, str]:
     """Thinking and the rest. A template may have opened the block in the prompt, so that only its end is
     here; a block that never ends was cut off and holds no action."""
-    first = _THINK.search(action)
-    if first is None:
+    position, first_end = 0, action.find(closing)
+    start = action.find(opening)
+    if start < 0 and first_end < 0:
         return None, action
     thoughts: list[str] = []
     rest: list[str] = []
-    position = 0
-    if first[0] == "</think>":
-        thoughts.append(action[: first.start()].strip())
-        position = first.end()
-    while (start := action.find("<think>", position)) >= 0:
+    if first_end >= 0 and not 0 <= start < first_end:
+        thoughts.append(action[:first_end].strip())
+        position = first_end + len(closing)
+    while (start := action.find(opening, position)) >= 0:
         rest.append(action[position:start])
-        end = action.find("</think>", start)
+        end = action.find(closing, start)
         end = len(action) if end < 0 else end
-        thoughts.append(action[start + len("<think>") : end].strip())
-        position = end + len("</think>")
+        thoughts.append(action[start + len(opening) : end].strip())
+        position = end + len(closing)
     rest.append(action[position:])
     return "\n".join(thoughts), "".join(rest)
 
@@ -110,3 +112,26 @@ def _tags(name: str) -> re.Pattern[str]:
     dialect = DIALECT_OF[name]
     tags = sorted({*dialect.blocks, *dialect.strays}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, tags)) or r"(?!)")
+
+
+def error_content(message: str) -> str:
+    """An error of the environment as the model sees it."""
+    return json.dumps({"error": message}, ensure_ascii=False)
+
+
+def observations(
+    results: Sequence[ToolResult],
+    failures: Sequence[ParseFailure],
+    user_message: str | None,
+    *,
+    calls: Sequence[ToolCall] = (),
+) -> list[JsonObject]:
+    """The messages that a model sees after its step. A result has the `name` by which `calls` called the
+    tool: some chat templates write it."""
+    names = {call.id: call.written_as for call in calls}
+    seen: list[JsonObject] = [
+        {"role": "tool", "content": r.content, "name": names.get(r.call_id) or r.tool} for r in results
+    ]
+    texts = [error_content(f"not a tool call: {failure.reason}") for failure in failures]
+    seen += [{"role": "tool", "content": text} for text in texts]
+    return seen if user_message is None else [*seen, {"role": "user", "content": user_message}]

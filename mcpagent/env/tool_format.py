@@ -10,7 +10,8 @@ from mcpagent.core.tools import ToolSpec, chat_schema
 from mcpagent.env.dialects.contract import Dialect
 from mcpagent.env.parsing import DIALECT_OF, LOADED_DIALECTS, parse_action
 from mcpagent.errors import UserError
-from mcpagent.models.tokens import Renderer, calling_message, refuse_forgery, tool_message
+from mcpagent.models.conversation import calling_message, thought, tool_message
+from mcpagent.models.tokens import Renderer, refuse_forgery
 
 # A call that is hard to read back: text that looks like a number, quotes, line breaks, every JSON type.
 GOLD_TOOL = ToolSpec(
@@ -59,6 +60,14 @@ def open_renderer(tokenizer: Any, *, name: str, tool_format: str = "auto") -> Re
         )
     renderer = Renderer(tokenizer, name=name)
     from_template = _own_dialect(renderer, is_needed=tool_format == "auto")
+    framed = None if from_template is None or from_template.read_turn is None else from_template.name
+    if framed is not None and tool_format not in ("auto", framed):
+        raise UserError(
+            f"the chat template of {name} makes a turn of messages of their own ({framed}), in which "
+            f"{tool_format} has no place",
+            where="rollout.tool_format",
+            remedy=f"use auto or {framed}",
+        )
     if tool_format == "auto":
         # Hermes with its two sisters, so that nothing that a model writes for want of better is lost.
         dialect = (
@@ -94,39 +103,42 @@ def gold_conversation(
     """A conversation of three turns, two of them calls, each after a thought where the template knows them:
     its tokens as an episode keeps them, its messages as an API would hold them, and the tools offered."""
     offered = [*tools, _SCHEMA]
-    written = None
-    if renderer.instruction is None:
-        written = renderer.call_text(GOLD_TOOL.name, GOLD_ARGUMENTS, offered)
-    if written is None:
-        written = DIALECT_OF[renderer.tool_format].write([(GOLD_TOOL.name, GOLD_ARGUMENTS)])
-        calling: JsonObject = {"role": "assistant", "content": written}
-    else:
-        calling = calling_message(GOLD_TOOL.name, GOLD_ARGUMENTS)
+    dialect = DIALECT_OF[renderer.tool_format]
+    called = (GOLD_TOOL.name, GOLD_ARGUMENTS)
+    writes = renderer.instruction is None and renderer.call_text(*called, offered) is not None
+    calling = calling_message(called) if writes else {"role": "assistant", "content": dialect.write([called])}
     answer: JsonObject = {"role": "assistant", "content": "It is 5."}
     messages: list[JsonObject] = [{"role": "user", "content": "What is it worth?"}]
     kept = list(renderer.prompt_ids(messages, offered))
-    for turn, text, said in (
-        (calling, written, tool_message("5", name=GOLD_TOOL.name)),
-        (calling, written, tool_message("still 5", name=GOLD_TOOL.name)),
-        (answer, "It is 5.", {"role": "user", "content": "Thanks."}),
+    for turn, said in (
+        (calling, tool_message("5", name=GOLD_TOOL.name)),
+        (calling, tool_message("still 5", name=GOLD_TOOL.name)),
+        (answer, {"role": "user", "content": "Thanks."}),
     ):
-        thought = ""
-        if renderer.has_reasoning:
-            is_open = renderer.tokenizer.decode(kept).rstrip().endswith("<think>")
-            thought = f"{'' if is_open else '<think>' + chr(10)}I look.\n</think>\n\n"
-            turn = {**turn, "reasoning_content": "I look."}
-        kept += [*renderer.action_ids(thought + text), *renderer.suffix_ids([said])]
+        turn, text = _gold_turn(renderer, turn, offered)
+        kept += renderer.action_ids(text, calls=turn is not answer and said["role"] == "tool")
+        kept += renderer.suffix_ids([said], ended_by=kept[-1])
         messages += [turn, said]
     return kept, messages, offered
 
 
+def _gold_turn(renderer: Renderer, turn: JsonObject, offered: Sequence[JsonObject]) -> tuple[JsonObject, str]:
+    """The turn after a thought where the template knows them, and as the template has a model write it."""
+    thinking = {**turn, **thought("I look.")} if renderer.has_reasoning else turn
+    for message in (thinking, turn):
+        text = renderer.turn_text(message, offered)
+        if text is not None:
+            return message, text
+    # The generation header opens a thought that the rendering of a message does not have (DeepSeek).
+    return turn, str(turn["content"]) or renderer.call_text(GOLD_TOOL.name, GOLD_ARGUMENTS, offered) or ""
+
+
 def rewritten(text: str, tool_format: str) -> str:
     """A turn of a scripted policy, which writes Hermes, in another dialect."""
-    parsed = parse_action(text)
-    if tool_format in ("auto", "hermes") or not parsed.calls:
+    parsed, dialect = parse_action(text), DIALECT_OF[tool_format]
+    if tool_format in ("auto", "hermes") or (not parsed.calls and dialect.read_turn is None):
         return text
-    written = DIALECT_OF[tool_format].write([(call.tool, call.arguments) for call in parsed.calls])
-    return f"{parsed.text}\n{written}" if parsed.text else written
+    return dialect.turn(parsed.text, [(call.tool, call.arguments) for call in parsed.calls])
 
 
 def _own_dialect(renderer: Renderer, *, is_needed: bool) -> Dialect | None:

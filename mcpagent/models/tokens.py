@@ -2,8 +2,9 @@
 
 A context grows by concatenation: the rendered prompt, then for each turn the sampled ids and the *suffix*
 for what the environment appended. The suffix is what a rendering of a fixed dummy conversation has after its
-last answer, so it cannot depend on the history; a template where it does is refused. What a template does to
-earlier messages (Qwen3 drops their reasoning) is not followed: what was sampled stays as it was sampled.
+last turn (`models.conversation`), so it cannot depend on the history; a template where it does is refused.
+What a template does to earlier messages (Qwen3 drops their reasoning) is not followed: what was sampled stays
+as it was sampled, the token that ended the turn too.
 """
 
 from __future__ import annotations
@@ -16,44 +17,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import TemplateError
-
 from mcpagent.core.hidden_text import entity, without_marks
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.models.chat_template import render_chat
-
-_ANSWER = "mcpagent-answer"  # found again in a rendering: nothing before it spells it
-# Non-empty reasoning: plain Qwen3 puts an empty think block on the last assistant message only.
-_LAST: JsonObject = {"role": "assistant", "content": _ANSWER, "reasoning_content": "thought"}
-_DUMMY: tuple[JsonObject, ...] = ({"role": "user", "content": "question"}, _LAST)
-_LONGER: tuple[JsonObject, ...] = (
-    {"role": "user", "content": "first"},
-    {"role": "assistant", "content": "one", "reasoning_content": "more"},
-)
-# Some templates show a tool's result only after its call. Mistral's wants ids of nine characters.
-_CALL_ID = "mcpcall00"
-_TOOL = "mcpagent_probe"
-
-
-def calling_message(name: str, arguments: JsonObject) -> JsonObject:
-    """An assistant's call as chat APIs hold it."""
-    call = {"id": _CALL_ID, "type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
-
-
-def tool_message(content: str, *, name: str = _TOOL) -> JsonObject:
-    """The answer to it."""
-    return {"role": "tool", "content": content, "name": name, "tool_call_id": _CALL_ID}
-
-
-_CALLING_DUMMY: tuple[JsonObject, ...] = (
-    _DUMMY[0],
-    {**calling_message(_TOOL, {"x": _ANSWER}), "reasoning_content": "thought"},
-)
-# A template is its author's program, and fails in its own ways.
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
-
+from mcpagent.models.conversation import RESULT_TAGS, TEMPLATE_ERRORS, UNNAMED, ChatFormat, Said
 
 _TAG = re.compile(r"</?[A-Za-z_][\w-]{1,40}>|<\|[^<>|\s]{1,40}\|?>|<</?SYS>>|\[/?[A-Z][A-Z_]{2,30}\]")
 _HERMES_INSTRUCTION = 'Call a tool by writing <tool_call>{"name": ..., "arguments": {...}}</tool_call>.'
@@ -78,7 +45,7 @@ class Renderer:
         tool_format: str = "auto",
         instruction: str | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer: Any = tokenizer
         self.tool_format = tool_format
         self.name = name
         self.instruction = instruction
@@ -87,43 +54,63 @@ class Renderer:
                 f"the tokenizer of {name} has no chat template",
                 remedy="use an instruction-tuned model, or set model.tokenizer to one with a chat template",
             )
-        self.stop_ids: frozenset[int] = frozenset(self._turn_end_ids())
         self.control_tokens: tuple[str, ...] = self._control_tokens()
+        self._format = ChatFormat(
+            tokenizer, name=name, control=self.control_tokens, is_told=instruction is not None
+        )
+        self.has_tools = self._format.has_tools
+        ends = [self._format.answer_end.text, self._format.call_end.text]
+        self._answer_end_id, self._call_end_id = tokenizer.convert_tokens_to_ids(ends)
+        self._text_of_stop: dict[int, str] = {
+            tokenizer.convert_tokens_to_ids(text): text
+            for text in (*ends, tokenizer.eos_token)
+            if text is not None
+        }
+        self.stop_ids = frozenset(self._text_of_stop)
         self._foreign = re.compile(
             "|".join(map(re.escape, (*self.control_tokens, *self._marks()))) or r"(?!)"
         )
-        self.has_tools = self._shows_tools()
-        self._tool_dummy = _CALLING_DUMMY if self._writes_calls() else _DUMMY
         self._suffix = lru_cache(maxsize=8192)(self._compute_suffix)
         self._prompt = lru_cache(maxsize=512)(self._compute_prompt)
-        self._refuse_history_dependence()
 
     def prompt_ids(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> tuple[int, ...]:
         """The rendered prompt with the generation header. Schemas go through the template's `tools` where it
         has one, into the system message otherwise. Raises UserError where the template does not render it."""
         return self._prompt(json.dumps(list(messages)), json.dumps(list(tools)))
 
-    def suffix_ids(self, observations: Sequence[JsonObject]) -> tuple[int, ...]:
-        """What follows a sampled turn: its closing text, the observations, the next generation header."""
-        return self._suffix(tuple((o["role"], o["content"]) for o in observations))
+    def suffix_ids(
+        self, observations: Sequence[JsonObject], *, ended_by: int | None = None
+    ) -> tuple[int, ...]:
+        """What follows a sampled turn: its closing text, the observations, the next generation header. A tool
+        message may have the `name` by which the model called the tool. `ended_by` is the last token of the
+        turn; None: the one with which the template ends such a turn."""
+        end = None if ended_by is None else self._text_of_stop.get(ended_by)
+        return self._suffix(_said(observations), end)
 
-    def action_ids(self, text: str) -> tuple[int, ...]:
-        """A demonstration's turn as a model would have sampled it, with the end-of-turn token."""
-        return (*self._encode(text), self._turn_end)
+    def action_ids(self, text: str, *, calls: bool = False) -> tuple[int, ...]:
+        """A demonstration's turn as a model would have sampled it, with the token that ends a turn that
+        `calls` tools or one that does not."""
+        return (*self._encode(text), self.end_id(calls=calls))
+
+    def end_id(self, *, calls: bool) -> int:
+        """The token with which a turn ends that `calls` tools, or one that does not."""
+        return self._call_end_id if calls else self._answer_end_id
 
     def spells_control(self, text: str) -> bool:
         """Whether `text` spells a control token, or a mark of the template that is not one."""
         return self._foreign.search(text) is not None
 
-    def written_ids(self, data: JsonObject, write: Callable[[JsonObject], str]) -> tuple[int, ...]:
+    def written_ids(
+        self, data: JsonObject, write: Callable[[JsonObject], str], *, calls: bool = False
+    ) -> tuple[int, ...]:
         """A demonstration's turn that `write` makes of `data`, whose texts are of others: control tokens are
         what `write` adds, not what `data` spells."""
         veil = self._veil(json.dumps(data))
-        return (*self._encode_veiled(write(veil.over(data)), veil), self._turn_end)
+        return (*self._encode_veiled(write(veil.over(data)), veil), self.end_id(calls=calls))
 
     def suffix_text(self, observations: Sequence[JsonObject]) -> str:
         """The suffix as text, for tokenizer training and for people."""
-        return self._suffix_between(tuple((o["role"], o["content"]) for o in observations))
+        return self._format.between(_said(observations))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a sampled turn, special tokens visible, the end-of-turn token dropped."""
@@ -134,7 +121,7 @@ class Renderer:
 
     def render_text(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> str:
         """The prompt as text, for tokenizer training and for people."""
-        return self._render(*self._with_tools(messages, tools), generation=True)
+        return self._format.render(*self._with_tools(messages, tools), generation=True)
 
     def full_ids(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> tuple[int, ...]:
         """A whole conversation rendered and tokenised anew, as a server does that is sent messages; what an
@@ -144,29 +131,22 @@ class Renderer:
         try:
             return self._encode_veiled(self.render_text(hidden, veil.over(list(tools))), veil)
         except TEMPLATE_ERRORS as error:
-            raise self._refusal(f"cannot render a whole conversation: {error}") from error
+            raise self._format.refusal(f"cannot render a whole conversation: {error}") from error
 
     @property
     def has_reasoning(self) -> bool:
         """Whether the template shows the thought of the last assistant message."""
-        unthinking = {key: value for key, value in _LAST.items() if key != "reasoning_content"}
-        try:
-            return self._render(_DUMMY) != self._render((_DUMMY[0], unthinking))
-        except TEMPLATE_ERRORS:
-            return False
+        return self._format.has_reasoning
 
     def call_text(self, name: str, arguments: JsonObject, tools: Sequence[JsonObject]) -> str | None:
         """What the template has the model write for a call, without the end of the turn; None where the
         template writes no calls."""
-        answered = (_DUMMY[0], {"role": "assistant", "content": _ANSWER})
-        try:
-            header = self._render(answered, tools).partition(_ANSWER)[0]
-            text = self._render((_DUMMY[0], calling_message(name, arguments)), tools)
-        except TEMPLATE_ERRORS:
-            return None
-        shared = next((i for i, (a, b) in enumerate(zip(header, text, strict=False)) if a != b), len(header))
-        written = text[shared:].partition(self._turn_end_text)[0]
-        return written if name in written else None
+        return self._format.call_text(name, arguments, tools)
+
+    def turn_text(self, message: JsonObject, tools: Sequence[JsonObject]) -> str | None:
+        """What the template has the model write for an assistant's message after the generation header,
+        without the token that ends it; None where the two do not fit."""
+        return self._format.turn_text(message, self._with_tools((message,), tools)[1])
 
     def _compute_prompt(self, messages_json: str, tools_json: str) -> tuple[int, ...]:
         """Control tokens that a message or a tool spells stay text, as in a suffix. In a system message too:
@@ -177,7 +157,7 @@ class Renderer:
             text = self.render_text(veil.over(messages), veil.over(tools))
         except TEMPLATE_ERRORS as error:
             roles = ", ".join(message["role"] for message in messages)
-            raise self._refusal(f"cannot render a prompt of messages ({roles}): {error}") from error
+            raise self._format.refusal(f"cannot render a prompt of messages ({roles}): {error}") from error
         return self._encode_veiled(text, veil)
 
     def _with_tools(
@@ -192,10 +172,10 @@ class Renderer:
             return [head, *messages[1:]], ()
         return [{"role": "system", "content": text}, *messages], ()
 
-    def _compute_suffix(self, observations: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        veil = self._veil(*(content for _, content in observations))
-        hidden = tuple((role, veil.over(content)) for role, content in observations)
-        return self._encode_veiled(self._suffix_between(hidden), veil)
+    def _compute_suffix(self, said: tuple[Said, ...], ended_by: str | None) -> tuple[int, ...]:
+        veil = self._veil(*(text for one in said for text in (one.name, one.content)))
+        hidden = [Said(role=s.role, content=veil.over(s.content), name=veil.over(s.name)) for s in said]
+        return self._encode_veiled(self._format.between(hidden, ended_by=ended_by), veil)
 
     def _encode_veiled(self, text: str, veil: _Veil) -> tuple[int, ...]:
         """What was hidden is encoded in two pieces, neither of which is the control token."""
@@ -223,90 +203,14 @@ class Renderer:
     def _marks(self) -> tuple[str, ...]:
         """Tags by which the template, or the dialect that is taught, tells turns, calls and results apart,
         and which are text for the tokenizer: only their spelling shows whose they are. Longest first."""
-        source = f"{self.tokenizer.chat_template}\n{self.instruction or _HERMES_INSTRUCTION}"
+        told = self.instruction or _HERMES_INSTRUCTION
+        shown = RESULT_TAGS if self._format.results_as_user else ""
+        source = f"{self.tokenizer.chat_template}\n{told}\n{shown}"
         marks = {mark for mark in _TAG.findall(source) if mark not in self.control_tokens}
         return tuple(sorted(marks, key=lambda mark: (-len(mark), mark)))
 
     def _veil(self, *texts: str) -> _Veil:
         return _Veil(self._foreign, frozenset(self.control_tokens), *texts)
-
-    def _suffix_between(
-        self, observations: tuple[tuple[str, str], ...], *, history: Sequence[JsonObject] = ()
-    ) -> str:
-        """The text between the end of a dummy's last turn and what the model writes next."""
-        answers = any(role == "tool" for role, _ in observations)
-        dummy = [*history, *(self._tool_dummy if answers else _DUMMY)]
-        before = self._after_answer(dummy, generation=False)
-        after = self._after_answer([*dummy, *(_message(*o) for o in observations)], generation=True)
-        if not after.startswith(before):
-            raise self._refusal(
-                f"ends a turn differently when messages follow ({before!r} does not begin {after!r}), so it "
-                "cannot be told what comes after a sampled turn"
-            )
-        if self._turn_end_text not in before:
-            raise self._refusal(
-                f"ends a call with {before!r} and an answer with {self._turn_end_text!r}, so it cannot be "
-                "told what comes after a sampled turn"
-            )
-        return after[before.index(self._turn_end_text) + len(self._turn_end_text) :]
-
-    def _after_answer(self, messages: Sequence[JsonObject], *, generation: bool) -> str:
-        try:
-            text = self._render(messages, generation=generation)
-        except TEMPLATE_ERRORS as error:
-            raise self._refusal(f"cannot render a {messages[-1]['role']} message: {error}") from error
-        _, answer, tail = text.partition(_ANSWER)
-        if not answer:
-            raise self._refusal("leaves out what the assistant said")
-        return tail
-
-    def _shows_tools(self) -> bool:
-        try:
-            return self._render(_DUMMY, tools=(_PROBE_TOOL,)) != self._render(_DUMMY)
-        except TEMPLATE_ERRORS:
-            return False
-
-    def _writes_calls(self) -> bool:
-        try:
-            return _ANSWER in self._render(_CALLING_DUMMY)
-        except TEMPLATE_ERRORS:
-            return False
-
-    def _refuse_history_dependence(self) -> None:
-        for role in ("tool", "user"):
-            probe = ((role, "a result"),)
-            suffix = self._suffix_between(probe)
-            if "a result" not in suffix:
-                raise self._refusal(f"leaves out what a {role} message says")
-            if suffix != self._suffix_between(probe, history=_LONGER):
-                raise self._refusal(f"renders a {role} message differently after a longer history")
-            for told in (_TOOL, _CALL_ID):
-                if told in suffix:
-                    what = "name" if told is _TOOL else "id"
-                    raise self._refusal(f"writes the {what} of the call into the {role} message after it")
-
-    def _refusal(self, reason: str) -> UserError:
-        return UserError(
-            f"the chat template of {self.name} {reason}",
-            remedy="use a model whose template appends messages without looking back, or set model.tokenizer "
-            "to one with a training variant of this template",
-        )
-
-    def _turn_end_ids(self) -> list[int]:
-        """The token that ends an assistant turn in this template, and the tokenizer's eos."""
-        tail = self._after_answer(_DUMMY, generation=False)
-        ids = [i for i in self._encode(tail) if i in self.tokenizer.added_tokens_decoder]
-        if not ids:
-            raise self._refusal("ends an assistant turn without a special token")
-        self._turn_end: int = ids[0]
-        self._turn_end_text: str = self.tokenizer.decode(ids[:1])
-        eos = self.tokenizer.eos_token_id
-        return [self._turn_end] + ([eos] if eos is not None else [])
-
-    def _render(
-        self, messages: Sequence[JsonObject], tools: Sequence[JsonObject] = (), *, generation: bool = False
-    ) -> str:
-        return render_chat(self.tokenizer, messages, tools, generation=generation, name=self.name)
 
     def _encode(self, text: str) -> list[int]:
         if not text.isascii():
@@ -316,14 +220,10 @@ class Renderer:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 
-_PROBE_TOOL: JsonObject = {
-    "type": "function",
-    "function": {
-        "name": "probe",
-        "description": "Probe.",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
-    },
-}
+def _said(observations: Sequence[JsonObject]) -> tuple[Said, ...]:
+    return tuple(
+        Said(role=o["role"], content=o["content"], name=o.get("name") or UNNAMED) for o in observations
+    )
 
 
 class _Veil:
@@ -356,10 +256,6 @@ class _Veil:
             return entity(match.group())
         self.spelled.append(match.group())
         return f"{self._mark}{len(self.spelled) - 1}z"
-
-
-def _message(role: str, content: str) -> JsonObject:
-    return tool_message(content) if role == "tool" else {"role": role, "content": content}
 
 
 _QUESTION: JsonObject = {"role": "user", "content": "What is it?"}
@@ -397,11 +293,11 @@ def refuse_forgery(renderer: Renderer) -> int:
     for role in ("tool", "user"):
         clean = _controls(renderer, renderer.suffix_ids([{"role": role, "content": "plain"}]))
         for attack in attacks:
-            ids = renderer.suffix_ids([{"role": role, "content": f"plain {attack}"}])
+            ids = renderer.suffix_ids([{"role": role, "content": f"plain {attack}", "name": f"look{attack}"}])
             if _controls(renderer, ids) != clean:
                 raise _forged(renderer, f"a {role} message")
     system: JsonObject = {"role": "system", "content": "Answer."}
-    for heads in ([], [system]) if _takes_system(renderer) else ([],):
+    for heads in ([], [system]):
         clean = _controls(renderer, renderer.prompt_ids([*heads, _QUESTION], [_tool("plain", name="look")]))
         for attack in attacks:
             prompt = [{**m, "content": f"{m['content']} {attack}"} for m in (*heads, _QUESTION)]
@@ -435,14 +331,6 @@ def _forged(renderer: Renderer, where: str) -> UserError:
         "token, so that a tool could forge a turn",
         remedy="set model.tokenizer to one whose special tokens are added tokens (a fast tokenizer)",
     )
-
-
-def _takes_system(renderer: Renderer) -> bool:
-    try:
-        renderer.render_text([{"role": "system", "content": "Answer."}, _QUESTION], ())
-    except TEMPLATE_ERRORS:
-        return False
-    return True
 
 
 def _tool(text: str, *, name: str) -> JsonObject:

@@ -31,8 +31,9 @@ class ContextRenderer(Protocol):
         """The conversation up to where the model goes on."""
         ...
 
-    def suffix_ids(self, observations: list[JsonObject]) -> tuple[int, ...]:
-        """What follows a completion: its end, the observations, and the opening of the next model step."""
+    def suffix_ids(self, observations: list[JsonObject], *, ended_by: int | None) -> tuple[int, ...]:
+        """What follows a completion that ended with the token `ended_by`: the observations, and the opening
+        of the next model step."""
         ...
 
 
@@ -152,7 +153,8 @@ async def _play(
         done = out.done
         if not done:
             context += completion.token_ids
-            added = renderer.suffix_ids(out.observations) if renderer else ()
+            if renderer:
+                added = renderer.suffix_ids(out.observations, ended_by=context[-1])
             schemas += out.tool_schemas
             messages += [{"role": "assistant", "content": completion.text}, *out.observations]
 

@@ -13,12 +13,12 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import StopReason, Trajectory
-from mcpagent.env.episode import observations
-from mcpagent.env.parsing import parse_action
+from mcpagent.env.parsing import DIALECT_OF, observations, parse_action
 from mcpagent.errors import UserError
 from mcpagent.evaluate.summary import EvalSummary, evaluate, success_of_all, summarise
+from mcpagent.models.conversation import UNNAMED, calling_message, thought, tool_message
 from mcpagent.models.load import resolve_dtype
-from mcpagent.models.tokens import Renderer, TokenDrift, calling_message, measure_drift, tool_message
+from mcpagent.models.tokens import Renderer, TokenDrift, measure_drift
 from mcpagent.policy.canary import Canary
 from mcpagent.policy.contract import choose_backend
 from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
@@ -259,8 +259,11 @@ def episode_drift(renderer: Renderer, episode: Trajectory) -> TokenDrift:
     for turn, following in zip(episode.turns, episode.turns[1:], strict=False):
         kept += [*turn.completion.token_ids, *following.added_token_ids]
         messages.append(_said(turn.completion.text, renderer.tool_format, calls=calls))
-        seen = observations(turn.tool_results, turn.parse_failures, turn.user_message)
-        messages += [tool_message(m["content"]) if m["role"] == "tool" else m for m in seen]
+        seen = observations(turn.tool_results, turn.parse_failures, turn.user_message, calls=turn.tool_calls)
+        for number, message in enumerate(seen):
+            if message["role"] == "tool":
+                message = tool_message(message["content"], name=message.get("name", UNNAMED), call=number)
+            messages.append(message)
     return measure_drift(renderer, kept, messages, ())
 
 
@@ -274,10 +277,12 @@ def _said(text: str, tool_format: str, *, calls: bool) -> JsonObject:
     """A sampled turn as a chat API holds it, with calls apart from text where `calls`."""
     parsed = parse_action(text, tool_format=tool_format)
     said: JsonObject = {"role": "assistant", "content": text.rpartition("</think>")[2].strip()}
-    if calls and parsed.calls:
-        made = [calling_message(call.tool, call.arguments)["tool_calls"] for call in parsed.calls]
-        said |= {"content": parsed.text, "tool_calls": [call for one in made for call in one]}
-    return said if parsed.thinking is None else {**said, "reasoning_content": parsed.thinking}
+    if calls and (parsed.calls or DIALECT_OF[tool_format].read_turn is not None):
+        said["content"] = parsed.text
+        if parsed.calls:
+            made = calling_message(*((call.tool, call.arguments) for call in parsed.calls))
+            said["tool_calls"] = made["tool_calls"]
+    return said if parsed.thinking is None else {**said, **thought(parsed.thinking)}
 
 
 class PipelinedActor:

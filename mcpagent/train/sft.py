@@ -13,9 +13,8 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory, Turn
-from mcpagent.env.episode import observations
 from mcpagent.env.offer import Discovery, first_schemas
-from mcpagent.env.parsing import DIALECT_OF, parse_action
+from mcpagent.env.parsing import DIALECT_OF, observations, parse_action
 from mcpagent.env.tool_format import rewritten
 from mcpagent.interrupts import Abandoned, stopping, uninterrupted
 from mcpagent.models.tokens import Renderer
@@ -290,7 +289,8 @@ def demonstration_samples(
         for turn in trajectory.turns:
             segments.append((_written(turn.completion.text, renderer), True))
             if turn is not trajectory.turns[-1]:
-                segments.append((renderer.suffix_ids(_observations(turn)), False))
+                ended_by = segments[-1][0][-1]
+                segments.append((renderer.suffix_ids(_observations(turn), ended_by=ended_by), False))
         yield sample_from_segments(segments)
 
 
@@ -319,14 +319,15 @@ def _written(text: str, renderer: Renderer) -> tuple[int, ...]:
     parsed = parse_action(text)
     data: JsonObject = {"text": parsed.text, "calls": [[c.tool, c.arguments] for c in parsed.calls]}
     if not renderer.spells_control(json.dumps(data, ensure_ascii=False)):
-        return renderer.action_ids(rewritten(text, renderer.tool_format))
+        return renderer.action_ids(rewritten(text, renderer.tool_format), calls=bool(parsed.calls))
 
     def write(data: JsonObject) -> str:
-        calls = DIALECT_OF[renderer.tool_format].write([(name, values) for name, values in data["calls"]])
-        return "\n".join(part for part in (data["text"], calls) if part)
+        return DIALECT_OF[renderer.tool_format].turn(
+            data["text"], [(n, values) for n, values in data["calls"]]
+        )
 
-    return renderer.written_ids(data, write)
+    return renderer.written_ids(data, write, calls=bool(parsed.calls))
 
 
 def _observations(turn: Turn) -> list[JsonObject]:
-    return observations(turn.tool_results, turn.parse_failures, turn.user_message)
+    return observations(turn.tool_results, turn.parse_failures, turn.user_message, calls=turn.tool_calls)

@@ -14,6 +14,9 @@ _TAGS = (
     *("<tool_call>", "</tool_call>", "<tool>", "</tool>", "<quote>", "</quote>", "<think>", "</think>"),
     *("<function=quote>", "</function>", "<parameter=a>", "</parameter>", "<arg_key>", "</arg_key>"),
     *("<arg_value>", "</arg_value>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|eot_id|>"),
+    *("<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>", '<|"|>', "call:quote{", "quote(a="),
+    *("<|tool_call_start|>", "<|tool_call_end|>", "<|start|>", "<|message|>", "<|channel|>analysis"),
+    *("<|end|>", "<|call|>", "<|eom|>", " to=functions.quote", " to=self", '<atem:parameter name="a">'),
     *("```json\n", "```tool_call\n", "\n```", "<|im_end|>", "<tool_response>", "[/INST]"),
 )
 _PIECES = (
@@ -78,6 +81,7 @@ _WORDS = [
 TRIGGERS = (
     *("<tool_call>", "</tool_call>", "<tool>", "</tool>", "<function=", "</function>"),
     *("<arg_key>", "<arg_value>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
+    *("<|tool_call>", "<tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>", "<|message|>"),
     *('"tool"', '"name"', "\\u"),  # a JSON object with a call's keys
 )
 

@@ -37,6 +37,12 @@ BY_HAND = {
     "mistral": '[TOOL_CALLS] [{"name": "quote", "arguments": {"ticker": "AAPL", "days": 5}}]',
     "glm": "<tool_call>quote\n<arg_key>ticker</arg_key>\n<arg_value>AAPL</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
+    "gemma4": '<|tool_call>call:quote{days:5,ticker:<|"|>AAPL<|"|>}<tool_call|>',
+    "pythonic": "<|tool_call_start|>[quote(ticker='AAPL', days=5)]<|tool_call_end|>",
+    "harmony": ' to=functions.quote<|channel|>commentary json<|message|>{"ticker": "AAPL", "days": 5}',
+    "atem": ' to=quote<|message|><atem:function_calls>\n<atem:invoke name="quote">\n'
+    '<atem:parameter name="ticker">AAPL</atem:parameter>\n<atem:parameter name="days">5</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls>",
     "json": '{"tool": "quote", "arguments": {"ticker": "AAPL", "days": 5}}',
     "xml": '<tool><quote>{"ticker": "AAPL", "days": 5}</quote></tool>',
 }
@@ -55,6 +61,24 @@ OTHER_FORMS = [
         "qwen3_coder",
         "Let me look.\n\n<tool_call><function=quote><parameter=ticker>AAPL</parameter>"
         "<parameter=days>5</parameter></function></tool_call>",
+    ),
+    # As gpt-oss itself writes it: after its thought, the recipient behind the channel.
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>Look to=functions.x up.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.quote <|constrain|>json<|message|>{"ticker": "AAPL", "days": 5}<|call|>',
+    ),
+    (
+        "gemma4",
+        "<|channel>thought\nI look.\n<channel|>"
+        '<|tool_call>call:quote{<|"|>days<|"|>: 5, ticker: <|"|>AAPL<|"|>}<tool_call|>',
+    ),
+    ("pythonic", 'I look.<|tool_call_start|>[quote(ticker="AAPL",days=5)]<|tool_call_end|>'),
+    (
+        "atem",
+        " to=self<|message|>I look.<|eom|><|start|>assistant to=quote<|message|><atem:function_calls>"
+        '<atem:invoke name="quote"><atem:parameter name="ticker">AAPL</atem:parameter>'
+        '<atem:parameter name="days">5</atem:parameter></atem:invoke></atem:function_calls><|eot|>',
     ),
     ("json", '```json\n{"tool": "quote", "arguments": {"ticker": "AAPL", "days": 5}}\n```'),
 ]
@@ -100,6 +124,53 @@ def test_several_calls_are_read_in_the_order_in_which_they_were_written(tool_for
         ("quote", {"days": 2}),
     ]
     assert calls_of(DIALECT_OF[tool_format].write(calls), tool_format) == calls
+
+
+@pytest.mark.parametrize("tool_format", ["harmony", "atem"])
+def test_a_turn_of_messages_is_read_as_it_is_written(tool_format: str) -> None:
+    dialect = DIALECT_OF[tool_format]
+    call = ("quote", {"ticker": "<|start|>assistant to=x<|message|>{}"})
+    told = read(dialect.turn("I look.", [call]), tool_format)
+    assert (told.text, [(c.tool, c.arguments) for c in told.calls]) == ("I look.", [call])
+    assert read(dialect.turn("It is 5.", []), tool_format).text == "It is 5."
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text", "reason"),
+    [
+        ("gemma4", "<|tool_call>call:quote{days:five}<tool_call|>", "a number, true"),
+        ("gemma4", '<|tool_call>call:quote{ticker:<|"|>A}<tool_call|>', "never ends"),
+        ("gemma4", "<|tool_call>call:quote{days:5}", "never closed"),
+        ("gemma4", "<|tool_call>call:quote{days:5,days:6}<tool_call|>", "given twice"),
+        ("pythonic", "<|tool_call_start|>[quote(days=5]<|tool_call_end|>", "expected ,"),
+        ("pythonic", "<|tool_call_start|>[]<|tool_call_end|>", "empty"),
+        ("pythonic", "<|tool_call_start|>[quote(5)]<|tool_call_end|>", "expected key=value"),
+        ("harmony", " to=functions.quote<|channel|>commentary<|message|>{", "JSON"),
+        ("harmony", " to=functions.quote<|channel|>commentary<|message|>{} and", "text after the JSON"),
+        ("atem", " to=quote<|message|>five", "expected <atem:function_calls>"),
+    ],
+)
+def test_a_broken_call_of_a_family_says_what_is_wrong(tool_format: str, text: str, reason: str) -> None:
+    parsed = read(text, tool_format)
+    assert parsed.calls == ()
+    assert [reason in failure.reason for failure in parsed.failures] == [True], parsed.failures
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"quote(ticker='it\'s')", "it's"),
+        ("quote(ticker='it's', days=5)", "it's"),  # LFM2.5's first template escapes nothing
+        (r"quote(ticker='a\nb\\n')", "a\nb\\n"),
+        ("quote(ticker='a\nb')", "a\nb"),
+        (r"quote(ticker='\u00fc')", "\u00fc"),
+        ("quote(ticker=['a', \"b's\", True, None])", ["a", "b's", True, None]),
+        ("quote(ticker={'a': {\"b\": null}})", {"a": {"b": None}}),
+    ],
+)
+def test_values_of_python_calls_are_read_as_python_and_as_json(text: str, value: Any) -> None:
+    parsed = read(f"<|tool_call_start|>[{text}]<|tool_call_end|>", "pythonic")
+    assert [call.arguments["ticker"] for call in parsed.calls] == [value], parsed
 
 
 TYPED = st.fixed_dictionaries(

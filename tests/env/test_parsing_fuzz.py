@@ -39,7 +39,7 @@ def _fuzz(n: int, *, seed: int) -> Counter[str]:
         is_plain = not any(trigger in text for trigger in TRIGGERS)
         if is_plain:
             assert not parsed.calls and not parsed.failures, (tool_format, text)
-        if is_plain and "think>" not in text:
+        if is_plain and "think>" not in text and "channel" not in text:
             # Nothing of an answer is lost; a surrogate without its other half cannot be kept.
             assert parsed.text == text.encode("utf-8", "replace").decode().strip(), (tool_format, text)
         counts["plain"] += is_plain
@@ -49,7 +49,7 @@ def _fuzz(n: int, *, seed: int) -> Counter[str]:
 
 
 def test_no_output_makes_a_parser_fail_and_plain_text_is_no_call() -> None:
-    counts = _fuzz(16_000, seed=1)
+    counts = _fuzz(24_000, seed=1)
     assert counts["plain"] > 2_000
     for tool_format in DIALECT_OF:  # the fuzzer reaches both ends of every parser
         assert counts[f"{tool_format} calls"] > 10, counts
@@ -63,6 +63,15 @@ def test_a_million_outputs_make_no_parser_fail(seed: int) -> None:
 
 
 _REPEATED = (
+    *("<|tool_call>", "<|tool_call>call:q{a:", '<|tool_call>call:q{a:<|"|>', "<tool_call|>", "<|channel>"),
+    *("<|tool_call_start|>", "<|tool_call_start|>[q(a=", "<|tool_call_start|>[q(a='", "<|tool_call_end|>"),
+    *(
+        "<|start|>assistant",
+        "<|message|>",
+        ' to=f<|message|>{"a": "<|start|>',
+        "<|channel|>analysis<|message|>",
+    ),
+    ' to=f<|message|><atem:function_calls><atem:invoke name="f"><atem:parameter name="k"><|start|>',
     *("<tool_call>", "</tool_call>", "<tool_call></tool_call>", '<tool_call>{"name": "a"', '<tool_call>["'),
     *(
         '<tool_call>["</tool_call>',

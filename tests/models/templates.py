@@ -19,6 +19,38 @@ COUNTS_TURNS = """{%- for m in messages -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}"""
 
+# Nothing that is not text ends a turn.
+PLAIN = """{%- for m in messages -%}
+{{ m.role }}: {{ m.content }}
+{% endfor -%}
+{%- if add_generation_prompt -%}assistant: {% endif -%}"""
+# Mistral's habit: what a tool says stands with the id of its call.
+WRITES_IDS = """{%- for m in messages -%}
+<|im_start|>{{ m.role }}{{ ' ' + m.tool_call_id if m.role == 'tool' else '' }}
+{{ m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}"""
+# DeepSeek's habit: the first result after a question has an opening of its own.
+OPENS_RESULTS = """{%- set ns = namespace(first=true) -%}
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{% if m.role == 'tool' and ns.first %}{% set ns.first = false %}first {% endif -%}
+{% if m.tool_calls and %WRITES% -%}
+{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}
+{%- endif %}{{ m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}"""
+# Every call ends with a token of its own, and the turn after the last with none.
+ENDS_CALLS = """{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{% if m.tool_calls %}{% for c in m.tool_calls -%}
+<tool_call>{{ c.function | tojson }}</tool_call>
+{%- endfor %}{% else %}{{ m.content }}<|im_end|>{% endif %}
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}"""
 # GLM's habit: nothing ends an assistant's turn but the header of the next message.
 WITHOUT_END = """{%- for m in messages -%}
 <|im_start|>{{ m.role }}

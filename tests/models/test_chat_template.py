@@ -18,7 +18,8 @@ from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.models.chat_template import RENDER_CPU_S, RENDER_MEMORY_BYTES, render_chat
-from mcpagent.models.tokens import TEMPLATE_ERRORS, Renderer
+from mcpagent.models.conversation import TEMPLATE_ERRORS
+from mcpagent.models.tokens import Renderer
 from tests.house import ROOT
 from tests.models import templates
 from tests.models.test_forgery import FAMILIES

@@ -16,11 +16,15 @@ from tests.models.templates import (
     COUNTS_TURNS,
     DROPS_ASSISTANTS,
     DROPS_TOOLS,
+    ENDS_CALLS,
     ENDS_TEXT,
+    OPENS_RESULTS,
+    PLAIN,
     QUOTES_TOOLS,
     REFUSES_TOOLS,
     STRIPS_THINKING,
     WITHOUT_END,
+    WRITES_IDS,
 )
 
 TOOL = {
@@ -95,10 +99,13 @@ def test_a_template_that_strips_the_thinking_of_earlier_turns_has_a_suffix_all_t
     [
         (COUNTS_TURNS, "renders a tool message differently after a longer history"),
         (DROPS_ASSISTANTS, "leaves out what the assistant said"),
-        (DROPS_TOOLS, "leaves out what a tool message says"),
-        (REFUSES_TOOLS, "cannot render a tool message: Roles must alternate"),
-        (WITHOUT_END, "ends an assistant turn without a special token"),
-        (ENDS_TEXT, "ends a turn differently when messages follow"),
+        (WRITES_IDS, "writes the id of the call into the tool message"),
+        (
+            OPENS_RESULTS.replace("%WRITES%", "true"),
+            "renders a tool message differently after an earlier one",
+        ),
+        (PLAIN, "ends an assistant turn without a special token"),
+        (ENDS_CALLS, "ends each call with '</tool_call>' and no token ends the turn after the last"),
     ],
 )
 def test_a_template_without_a_suffix_of_its_own_is_refused_with_the_reason(
@@ -109,6 +116,52 @@ def test_a_template_without_a_suffix_of_its_own_is_refused_with_the_reason(
     with pytest.raises(UserError, match=f"chat template of odd {reason}") as caught:
         Renderer(tokenizer, name="odd")
     assert caught.value.remedy
+
+
+_AS_USER = "<tool_response>\n5\n</tool_response>"
+
+
+@pytest.mark.parametrize(
+    ("template", "ended_by", "suffix"),
+    [
+        (DROPS_TOOLS, "<|im_end|>", f"\n<|im_start|>user\n{_AS_USER}<|im_end|>\n<|im_start|>assistant\n"),
+        (REFUSES_TOOLS, "<|im_end|>", f"\n<|im_start|>user\n{_AS_USER}<|im_end|>\n<|im_start|>assistant\n"),
+        (
+            OPENS_RESULTS.replace("%WRITES%", "false"),  # calls are text, and so may be what they gave
+            "<|im_end|>",
+            f"\n<|im_start|>user\n{_AS_USER}<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (ENDS_TEXT, "<|im_end|>", "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"),
+        # The end of the text is another end of the turn, after which the same follows.
+        (ENDS_TEXT, "<|endoftext|>", "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"),
+        # The token that opens the next message is there where it was sampled, and appended where it was not.
+        (WITHOUT_END, "<|im_start|>", "tool\n5<|im_start|>assistant\n"),
+        (WITHOUT_END, "<|endoftext|>", "<|im_start|>tool\n5<|im_start|>assistant\n"),
+    ],
+)
+def test_what_follows_a_turn_depends_on_the_template_and_on_the_token_that_ended_it(
+    template: str, ended_by: str, suffix: str
+) -> None:
+    tokenizer = train_tokenizer([], vocab_size=0, catalog_hash="")
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.chat_template = template
+    renderer = Renderer(tokenizer)
+    last = tokenizer.convert_tokens_to_ids(ended_by)
+    assert last in renderer.stop_ids
+    ids = renderer.suffix_ids([{"role": "tool", "content": "5"}], ended_by=last)
+    assert tokenizer.decode(ids) == suffix
+
+
+def test_results_told_as_user_messages_are_one_message_with_what_the_user_says() -> None:
+    tokenizer = train_tokenizer([], vocab_size=0, catalog_hash="")
+    tokenizer.chat_template = REFUSES_TOOLS
+    said = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2</tool_response>"}]
+    ids = Renderer(tokenizer).suffix_ids([*said, {"role": "user", "content": "And?"}])
+    assert tokenizer.decode(ids) == (
+        "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n"
+        "<tool_response>\n2</tool_response>\n</tool_response>\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert list(ids).count(tokenizer.convert_tokens_to_ids("</tool_response>")) == 2  # the third is text
 
 
 @pytest.mark.parametrize(

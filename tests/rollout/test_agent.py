@@ -15,6 +15,7 @@ from mcpagent.core.trajectory import Completion, FinishReason, StopReason, Traje
 from mcpagent.demo.warm_start import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.env.episode import EpisodeLimits
 from mcpagent.env.offer import Discovery
+from mcpagent.env.parsing import parse_action
 from mcpagent.errors import EpisodeError
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
@@ -51,7 +52,8 @@ class Speaker:
             self.requests.append(request)
             if turn == self._fails_at:
                 raise EpisodeError("the endpoint hung up", where="policy")
-            ids = self._renderer.action_ids(self._texts[turn])
+            parsed = parse_action(self._texts[turn], tool_format=self._renderer.tool_format)
+            ids = self._renderer.action_ids(self._texts[turn], calls=bool(parsed.calls))
             completions.append(
                 Completion(
                     text=self._texts[turn],

@@ -11,7 +11,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.demo.warm_start import train_tokenizer
-from mcpagent.env.episode import observations
+from mcpagent.env.parsing import observations
 from mcpagent.models.tokens import Renderer, measure_drift
 from mcpagent.train.actor import DriftCallback
 from mcpagent.train.health import StepReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mcpagent.core.records import JsonObject
@@ -109,14 +109,24 @@ class Dialect:
     `blocks` are read wherever their opening tag stands, `strays` are tags that mean a broken call where no
     block has taken them; around both there may be text. `read_text` is asked where neither was found, and
     gives what is left of the text once its calls are out. `write` is what the parser reads back as the same
-    calls, given their names and arguments.
+    calls, given their names and arguments. `thinking` are the tags around a thought.
+
+    Where a turn is made of messages of its own, each to somebody, `read_turn` reads it instead of all that,
+    and gives the thought and the text; `frame` writes it, of a text and of calls as `write` writes them.
     """
 
     name: str
     write: Callable[[Sequence[tuple[str, JsonObject]]], str]
-    blocks: Mapping[str, BlockReader]
+    blocks: Mapping[str, BlockReader] = field(default_factory=dict)
     strays: tuple[str, ...] = ()
     read_text: Callable[[str, ParsedCalls], str] | None = None
+    thinking: tuple[str, str] = ("<think>", "</think>")
+    read_turn: Callable[[str, ParsedCalls], tuple[str | None, str]] | None = None
+    frame: Callable[[str, str], str] = lambda text, calls: "\n".join(part for part in (text, calls) if part)
+
+    def turn(self, text: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
+        """A whole turn: the text, then the calls."""
+        return self.frame(text, self.write(calls) if calls else "")
 
     @property
     def instruction(self) -> str:
