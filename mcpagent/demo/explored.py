@@ -31,6 +31,12 @@ LEAST_TRAIN = 150  # tasks
 LEAST_HELDOUT = 40
 LEAST_OF_SEVERAL_CALLS = 0.15  # of the tasks: what GRPO teaches is to go on to the end
 _ENOUGH_TRAIN = 600  # tasks; with fewer it works, and the gain is less sure
+_ENOUGH_OF_SEVERAL_CALLS = 0.4  # of the tasks; with fewer the gain is small, since only they can gain
+
+LEFT_OUT = (
+    "not asked, since a network of this size does not learn it: to count, to calculate, to compare, to find "
+    "a thing in a list (gen-data --explore asks for that too)"
+)
 
 # How often each shape is drawn: what takes several calls above all, since that is what GRPO teaches.
 _WEIGHTS = {
@@ -46,8 +52,9 @@ ABOUT = (
     "named. Their read-only tools were called to see what they answer, and tasks were made from that. The "
     "network first imitates demonstrations of mixed quality, whose entities have other names each time, "
     "so that it learns to copy; most of those that need several calls stop early. GRPO then trains it on "
-    "real episodes. No task of training names what a held-out one asks about. This shows that there is "
-    "enough to learn from, and that training on it teaches; it does not show a general agent."
+    "real episodes, and it learns to go on. Nothing is asked that takes counting or arithmetic. No task of "
+    "training names what a held-out one asks about. This shows that there is enough to learn from, and that "
+    "training on it teaches; it does not show a general agent."
 )
 
 
@@ -251,9 +258,16 @@ def found_lines(data: GeneratedData) -> list[str]:
 
 def warnings(tasks: Mapping[str, Sequence[Task]]) -> list[str]:
     """What may turn out to be little."""
-    if (made := len(tasks["train"])) < _ENOUGH_TRAIN:
-        return [f"{made} tasks for training are few: with {_ENOUGH_TRAIN} the gain is surer"]
-    return []
+    made, told = len(tasks["train"]), []
+    if made < _ENOUGH_TRAIN:
+        told.append(f"{made} tasks for training are few: with {_ENOUGH_TRAIN} the gain is surer")
+    several = sum(map(_needs_several_calls, tasks["train"]))
+    if several < _ENOUGH_OF_SEVERAL_CALLS * made:
+        told.append(
+            f"{several} of {made} tasks for training need more than one call: only those can gain by GRPO, "
+            f"so expect little where they are under {_ENOUGH_OF_SEVERAL_CALLS:.0%}"
+        )
+    return told
 
 
 def _facts(data: GeneratedData) -> int:

@@ -104,7 +104,8 @@ def make_tasks(job: QuickstartJob) -> None:
             data = tools.io.run(
                 explored_servers.explore(tools.pool, job.explored, note=job.stages.note, **options)
             )
-            for line in (*explored_servers.found_lines(data), *explored_servers.warnings(data.tasks)):
+            told = explored_servers.warnings(data.tasks)
+            for line in (*explored_servers.found_lines(data), explored_servers.LEFT_OUT, *told):
                 job.stages.note(line)
         else:
             templates = load_templates(resource_path("templates/tasks"))

@@ -151,7 +151,8 @@ class EmbeddedBuilder:
 
     advice = (
         "warm it up first: mcpagent train --algo sft --config configs/warm_start.yaml --data DATA "
-        "--out outputs/warm; then --model outputs/warm; or run `mcpagent quickstart`, which does both"
+        "--out outputs/warm; then --model outputs/warm; or run `mcpagent quickstart`, on servers of your own "
+        "`mcpagent quickstart --servers mcp.json`, which does both"
     )
 
     def architecture(self) -> Any:

@@ -16,7 +16,7 @@ import pytest
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
-from mcpagent.demo.explored import ExploredServers, Subjects, disjoint, shortfalls
+from mcpagent.demo.explored import ExploredServers, Subjects, disjoint, shortfalls, warnings
 from mcpagent.demo.job import QuickstartJob, Stages, open_job
 from mcpagent.demo.quickstart import quickstart, run_stages
 from mcpagent.errors import UserError
@@ -107,6 +107,7 @@ def test_what_exploring_gave_is_said_before_anything_is_trained(
     assert told.startswith(f"train: {made} tasks (") and "sequential" in told
     assert any("answers of the read-only tools" in note for note in notes)
     assert any(note.startswith(f"{made} tasks for training are few") for note in notes)
+    assert sum(note.startswith("not asked, ") for note in notes) == 1
 
 
 def test_no_training_task_names_what_a_heldout_one_asks_about(
@@ -242,6 +243,14 @@ def test_training_gives_way_to_what_is_held_out_and_the_rest_to_training() -> No
     kept = disjoint(tasks)
     assert [t.id for t in kept["train"]] == ["a"]
     assert [t.id for t in kept["heldout"]] == ["h"], "the limit, which never changes, is no entity"
+
+
+def test_a_warning_says_that_few_tasks_can_gain() -> None:
+    alone = [task(f"a{n}", {"x": str(n)}, {"x": str(n)}) for n in range(400)]
+    chains = [task(f"c{n}", {"x": str(n)}, {"x": str(n)}, calls=2) for n in range(300)]
+    assert warnings({"train": alone + chains}) == []
+    (told,) = warnings({"train": alone + chains[:250]})
+    assert told.startswith("250 of 650 tasks for training need more than one call")
 
 
 @pytest.mark.parametrize(

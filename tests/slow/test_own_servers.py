@@ -1,0 +1,50 @@
+"""The quickstart on a server that nothing in mcpagent knows: one command from an mcp.json to a model that got
+better at what it never saw, and not by random rewards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcpagent.storage.datasets import read_tasks
+from tests.house import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+
+RAILWAY = ROOT / "tests" / "demo" / "servers" / "railway.py"
+
+
+def _quickstart(folder: Path, *options: str) -> dict[str, Any]:
+    """The document of the quickstart on the railway."""
+    server = {"command": sys.executable, "args": [str(RAILWAY)]}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"railway": server}}))
+    command = [sys.executable, "-m", "mcpagent.cli.main", "quickstart", "--servers", "mcp.json", "--json"]
+    done = subprocess.run(
+        [*command, *options],
+        cwd=folder,
+        check=True,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_it_gets_better_on_a_server_of_ones_own_and_not_by_random_rewards(seed: int, tmp_path: Path) -> None:
+    document = _quickstart(tmp_path, "--seed", str(seed), "--controls")
+    success = "task_success_sampled_all"  # at temperature 1; episodes without a score count as failed
+    before, after = (document[side]["metrics"][success] for side in ("warm_start", "trained"))
+    heldout = list(read_tasks(tmp_path / document["run_dir"] / "data" / "heldout.jsonl"))
+    assert before["n"] == after["n"] == len(heldout) >= 150
+    assert after["value"] - before["value"] >= 0.25
+    assert before["ci_high"] < after["ci_low"]
+    (random,) = [row for row in document["controls"] if row["name"] == "random rewards"]
+    assert random["sampled_all"]["value"] - before["value"] < 0.05
+    report = (tmp_path / document["report"]).read_text(encoding="utf-8")
+    assert "random rewards" in report
