@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Write a checkpoint as a plain Hugging Face folder with a model card.",
     ),
     "report": ("mcpagent.cli.runs:report_app", "Write the self-contained HTML report of a run."),
+    "view": ("mcpagent.cli.runs:view_app", "Serve a run's report live, on this machine, while it trains."),
     "smoke": ("mcpagent.cli.checks:smoke_app", "Prove that what samples is what is trained, on a backend."),
 }
 

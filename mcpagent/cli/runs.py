@@ -1,4 +1,4 @@
-"""`mcpagent runs`."""
+"""`mcpagent runs`, `report`, `view` and `export`."""
 
 from __future__ import annotations
 
@@ -107,6 +107,41 @@ def report(
         console.print_json({"report": str(path), "verdicts": verdicts})
     else:
         console.say(str(path))
+
+
+view_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@view_app.command()
+def view(
+    run: Annotated[Path, typer.Argument(help="Run folder, such as outputs/quickstart.", show_default=False)],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1. Default: any free one.")
+    ] = 0,
+) -> None:
+    """Serve a run's report while it trains, with every stored episode; Ctrl-C ends it.
+
+    The page follows the run: curves, verdicts and episodes come as they are written. It is for the browsers
+    of this machine (127.0.0.1), it only reads, and it loads nothing from elsewhere.
+
+    Example: mcpagent view outputs/quickstart
+    """
+    from mcpagent.console import Console
+    from mcpagent.errors import UserError
+    from mcpagent.storage.packages import require
+
+    if not run.is_dir():
+        raise UserError(
+            f"there is no run folder {run}",
+            remedy="pass the folder that `mcpagent train` or `mcpagent quickstart` printed",
+        )
+    require("report", use="the live view")
+    from mcpagent.evaluate.report.live import LiveServer
+
+    console = Console()
+    with LiveServer(run, port=port) as server:
+        console.say(server.url)
+        server.serve_forever()
 
 
 export_app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -15,7 +15,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
-from mcpagent.evaluate.report.run_data import NonceCount
+from mcpagent.evaluate.report.episodes import NonceCount
 from mcpagent.evaluate.summary import EvalSummary, summarise
 from mcpagent.rollout.collector import attempts, collect
 from mcpagent.run.episodes import EpisodeSetup, open_episodes

@@ -14,17 +14,16 @@ from string import Template
 
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tools import NONCE_META_KEY, ToolCall, ToolResult
-from mcpagent.core.trajectory import Trajectory, Turn
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.evaluate.report.episode_html import episode_html, pair_html, token_pieces
+from mcpagent.evaluate.report.episodes import gold_plans
 from mcpagent.evaluate.report.figures import Chart, charts
 from mcpagent.evaluate.report.run_data import (
-    ABSENT,
     AFTER,
     BEFORE,
     SAMPLED,
     RunView,
     TaskPair,
-    number,
     percent,
     points,
     points_interval,
@@ -43,7 +42,8 @@ from mcpagent.evaluate.summary import COMPLEXITIES, success_of_all
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.packages import require
 
-SHOWN_CHARS = 4000  # of any one text; the stored trajectory has the rest
+EMBEDDED_EPISODES = 5000  # in the page; `mcpagent view` lists more
+_CHUNK = 50  # episodes that are unpacked together when one of them is opened
 # (succeeded before, succeeded after, how many are shown): learned, still failing, got worse, always right.
 FATES = ((False, True, 3), (False, False, 2), (True, False, 2), (True, True, 1))
 
@@ -66,26 +66,6 @@ def choose(pairs: Sequence[TaskPair]) -> list[TaskPair]:
     return shown
 
 
-def pair_html(pair: TaskPair, *, labels: tuple[str, str], opened: bool) -> str:
-    """One task as a collapsible card with its attempts side by side, below `labels`."""
-    trajectory = pair.after or pair.before
-    if trajectory is None:
-        raise ValueError(f"task {pair.task_id} has no trajectory")
-    sides = [(labels[0], pair.before), (labels[1], pair.after)]
-    badges = " → ".join(_badge(t) for _, t in sides if t is not None)
-    question = _message(trajectory, "user") or trajectory.task_id
-    system = _message(trajectory, "system")
-    prompt = "" if system is None else _folded("System prompt", f"<pre>{_text(system)}</pre>")
-    columns = "".join(_side_html(label, t) for label, t in sides if t is not None)
-    return (
-        f'<details class="pair card"{" open" if opened else ""}>'
-        f'<summary><span class="question">{_text(question)}</span><span>{badges}</span></summary>'
-        f'<div class="task"><span class="muted">task</span> <span class="mono">{escape(pair.task_id)}</span>'
-        f' <span class="muted">· {escape(trajectory.complexity)}</span>{prompt}</div>'
-        f'<div class="sides">{columns}</div></details>'
-    )
-
-
 def _difficulty(pair: TaskPair) -> int:
     trajectory = pair.after or pair.before
     return (
@@ -95,99 +75,8 @@ def _difficulty(pair: TaskPair) -> int:
     )
 
 
-def _message(trajectory: Trajectory, role: str) -> str | None:
-    return next((str(m.get("content", "")) for m in trajectory.prompt if m.get("role") == role), None)
-
-
 def _succeeded(trajectory: Trajectory | None) -> bool | None:
     return None if trajectory is None else trajectory.is_success
-
-
-def _badge(trajectory: Trajectory) -> str:
-    match trajectory.is_success:
-        case True:
-            return '<span class="badge pass">✓ success</span>'
-        case False:
-            return '<span class="badge fail">✗ failure</span>'
-        case None:
-            return '<span class="badge open">unscored</span>'
-
-
-def _side_html(label: str, trajectory: Trajectory) -> str:
-    turns = "".join(_turn_html(t) for t in trajectory.turns)
-    errors = "".join(f'<pre class="error">{_text(e)}</pre>' for e in trajectory.errors)
-    return (
-        f'<section class="side"><header><h4>{label}</h4>{_badge(trajectory)}'
-        f'<span class="muted">reward {number(trajectory.reward, digits=2)} · '
-        f"stopped: {escape(trajectory.stop_reason.value.replace('_', ' '))}</span></header>"
-        f"{turns}{errors}{_terms_html(trajectory)}</section>"
-    )
-
-
-def _turn_html(turn: Turn) -> str:
-    results = {r.call_id: r for r in turn.tool_results}
-    parts = [_call_html(call, results.get(call.id)) for call in turn.tool_calls]
-    parts += [
-        f'<pre class="error">{_text(f.raw)}</pre><p class="note">did not parse: {escape(f.reason)}</p>'
-        for f in turn.parse_failures
-    ]
-    if parts:
-        parts.append(_folded("as the model wrote it", f"<pre>{_text(turn.completion.text)}</pre>"))
-    else:
-        parts.append(f'<p class="text">{_text(turn.completion.text) or "<i>(nothing)</i>"}</p>')
-    if turn.user_message is not None:
-        parts.append(f'<p class="who">user</p><p class="text">{_text(turn.user_message)}</p>')
-    who = f"turn {turn.index + 1} · model" + (" calls" if turn.tool_calls else "")
-    return f'<div class="turn"><p class="who">{who}</p>{"".join(parts)}</div>'
-
-
-def _call_html(call: ToolCall, result: ToolResult | None) -> str:
-    name = f"{call.server}.{call.tool}" if call.server else call.tool
-    arguments = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in call.arguments.items())
-    head = f'<pre class="call">{_text(f"{name}({arguments})")}</pre>'
-    if result is None:
-        return head + '<p class="note">not executed</p>'
-    facts = [f"{1000 * result.latency_s:.1f} ms"]
-    if result.failure is not None:
-        facts.insert(0, result.failure.value.replace("_", " "))
-    if result.truncated_chars:
-        facts.append(f"{result.truncated_chars:,} characters cut for the model")
-    nonce = result.meta.get(NONCE_META_KEY)
-    if result.loaded is not None:
-        facts.append(f"search, {len(result.loaded)} tools loaded")
-    elif result.from_cassette:
-        facts.append("from cassette")  # no server was asked, so that there is no nonce
-    else:
-        facts.append("no nonce" if nonce is None else f"nonce {nonce}")
-    style = ' class="error"' if result.is_error else ""
-    return f'{head}<pre{style}>{_text(result.content)}</pre><p class="note">{escape(" · ".join(facts))}</p>'
-
-
-def _terms_html(trajectory: Trajectory) -> str:
-    if not trajectory.reward_terms:
-        return ""
-    rows = "".join(
-        f'<tr><th>{escape(t.name)}</th><td class="num">{number(t.value)}</td>'
-        f'<td class="num">{number(t.weight, digits=2) if t.weight else ABSENT}</td></tr>'
-        for t in trajectory.reward_terms
-    )
-    table = (
-        '<table class="terms"><thead><tr><th>term</th><th class="num">value</th><th class="num">weight</th>'
-        f"</tr></thead><tbody>{rows}</tbody></table>"
-    )
-    return _folded("Reward terms", table)
-
-
-def _folded(title: str, content: str) -> str:
-    return f'<details class="small"><summary>{title}</summary>{content}</details>'
-
-
-def _text(text: str) -> str:
-    """Escaped, and cut where it is very long."""
-    if len(text) <= SHOWN_CHARS:
-        return escape(text)
-    cut = len(text) - SHOWN_CHARS
-    return f"{escape(text[:SHOWN_CHARS])}\n[{cut:,} more characters in the stored trajectory]"
 
 
 _BADGES = {"pass": ("pass", "✓ pass"), "fail": ("fail", "✗ fail"), "not measured": ("open", "– not measured")}
@@ -195,6 +84,14 @@ _BADGES = {"pass": ("pass", "✓ pass"), "fail": ("fail", "✗ fail"), "not meas
 
 def page_html(run: RunView) -> str:
     """The report as one HTML document. Raises UserError where plotly is not installed."""
+    summary, figures = summary_html(run)
+    rows, details, left_out = _episodes(run)
+    body = f"{summary}\n{browser_html(left_out=left_out) if rows else ''}\n{_provenance(run)}"
+    return _document(_title(run), body, figures=figures, rows=rows, details=details)
+
+
+def summary_html(run: RunView) -> tuple[str, JsonObject]:
+    """The sections above the list of episodes, and the figures of their charts by id."""
     drawn = charts(run)
     sections = [
         _header(run),
@@ -204,21 +101,92 @@ def page_html(run: RunView) -> str:
         _controls(run),
         _tools(run),
         _trajectories(run),
-        _provenance(run),
     ]
     # A direction mark or a control character of a server would rewrite what a person reads.
-    body = printable("\n".join(s for s in sections if s))
+    return printable("\n".join(s for s in sections if s)), {c.id: c.figure for c in drawn}
+
+
+def live_html(title: str) -> str:
+    """The page of `mcpagent view`, which asks its own server for everything and loads nothing else."""
+    waiting = f'<div id="summary"><header><h1>{escape(title)}</h1></header></div>'
+    return _document(title, waiting + browser_html(left_out=0), figures={}, rows={}, details={}, is_live=True)
+
+
+def browser_html(*, left_out: int) -> str:
+    """The list of episodes with its filters; the page's script fills it."""
+    more = f" {left_out:,} more are not in this page: mcpagent view lists them." if left_out else ""
+    selects = "".join(
+        f'<label>{label}<select data-filter="{key}"><option value="">all</option></select></label>'
+        for key, label in (
+            ("source", "Episodes of"),
+            ("outcome", "Outcome"),
+            ("stop", "Stopped"),
+            ("complexity", "Complexity"),
+            ("tool", "Tool"),
+        )
+    )
+    return (
+        '<section id="episodes" hidden><h2>Episodes</h2><p class="hint">Each stored attempt: what was asked, '
+        "called, answered and earned, beside the gold calls where the dataset is at hand. The darker a word "
+        f"is shaded, the less likely the model held it.{more}</p>"
+        f'<div class="filters card">{selects}<label class="wide">Task or text'
+        '<input type="search" data-filter="text" placeholder="in questions, calls and answers"></label></div>'
+        '<p class="hint" id="episode-count" role="status"></p><div id="episode-list"></div>'
+        '<button id="episode-more" hidden>Show more</button></section>'
+    )
+
+
+def _document(
+    title: str,
+    body: str,
+    *,
+    figures: JsonObject,
+    rows: JsonObject,
+    details: JsonObject,
+    is_live: bool = False,
+) -> str:
+    body = printable(body)
     # Text of a trajectory cannot know the hash of the page that holds it, so it cannot forge a script.
     script_nonce = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
     return Template(_asset("page.html")).substitute(
-        title=escape(printable(_title(run))),
+        title=escape(printable(title)),
         css=_asset("report.css"),
         js=_asset("report.js"),
         body=body,
-        figures=script_json({c.id: c.figure for c in drawn}),
+        figures=script_json(figures),
+        episodes=_packed(json.dumps(rows, separators=(",", ":"))) if rows else "",
+        details=script_json(details),
+        live="true" if is_live else "false",
+        connect=" connect-src 'self';" if is_live else "",
         plotly=_packed_plotly(),
         script_nonce=script_nonce,
     )
+
+
+def _episodes(run: RunView) -> tuple[JsonObject, JsonObject, int]:
+    """Rows of the list by file, their details in packed chunks by file, and how many are left out."""
+    if run.episodes is None:
+        return {}, {}, 0
+    listed, left_out = run.episodes.listed(EMBEDDED_EPISODES)
+    plans = gold_plans(run.config, {row["task"] for rows in listed.values() for row in rows})
+    pieces = token_pieces(run.path)
+    details: JsonObject = {}
+    for stem, rows in listed.items():
+        shown = [
+            printable(
+                episode_html(
+                    trajectory,
+                    label=stem,
+                    plan=plans.get(trajectory.task_id, ()),
+                    relative=row.get("relative"),
+                    pieces=pieces,
+                )
+            )
+            for row, trajectory in zip(rows, run.episodes.read(stem), strict=False)
+        ]
+        chunks = [shown[at : at + _CHUNK] for at in range(0, len(shown), _CHUNK)]
+        details[stem] = [_packed(json.dumps(chunk)) for chunk in chunks]
+    return dict(listed), details, left_out
 
 
 def _title(run: RunView) -> str:
@@ -384,7 +352,11 @@ def _packed_plotly() -> str:
     require("report", use="the report")
     from plotly.offline import get_plotlyjs
 
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=9, mtime=0)).decode()
+    return _packed(get_plotlyjs())
+
+
+def _packed(text: str) -> str:
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
 
 
 REPORT_NAME = "report.html"

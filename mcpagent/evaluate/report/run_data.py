@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,24 +13,17 @@ import yaml
 from pydantic import ValidationError
 
 from mcpagent.core.records import JsonObject, Metric, OpenRecord
-from mcpagent.core.tools import NONCE_META_KEY, FailureKind
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.evaluate.report.episodes import EpisodeFiles, NonceCount
 from mcpagent.evaluate.summary import BEST, UNTRAINED, EvalResult
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.metrics import PoolMetrics
 
 # The two sides of a run as the keys of its evaluations, each maybe with SAMPLED: the stems of the files that
 # the quickstart writes under eval/. `_sides` finds them among those of any other run.
 BEFORE, AFTER = "warm_start", "trained"
 SAMPLED = "_sampled"
-_NOT_SENT = {
-    FailureKind.UNKNOWN_TOOL,
-    FailureKind.INVALID_ARGUMENTS,
-    FailureKind.DENIED,
-    FailureKind.LIMIT,
-}
 
 
 class Control(OpenRecord):
@@ -54,30 +45,6 @@ class TaskPair:
     after: Trajectory | None
 
 
-@dataclass
-class NonceCount:
-    """By server: results that came from it, how many of them carry the nonce that it stamps, and results that
-    a cassette replayed, for which no server was asked."""
-
-    trajectories: int = 0
-    results: Counter[str] = field(default_factory=Counter)
-    stamped: Counter[str] = field(default_factory=Counter)
-    replayed: Counter[str] = field(default_factory=Counter)
-
-    def add(self, trajectory: Trajectory) -> None:
-        """Count the results of a trajectory."""
-        self.trajectories += 1
-        for result in trajectory.tool_results:
-            # Refused by the environment itself, or lost on the way: no server answered.
-            if result.failure in _NOT_SENT or (result.failure and result.failure.is_infrastructure):
-                continue
-            if result.from_cassette:
-                self.replayed[result.server] += 1
-                continue
-            self.results[result.server] += 1
-            self.stamped[result.server] += NONCE_META_KEY in result.meta
-
-
 @dataclass(frozen=True)
 class RunView:
     """A run folder in memory. `steps` are the lines of metrics.jsonl, in the order of their steps."""
@@ -93,6 +60,7 @@ class RunView:
     controls: list[Control] = field(default_factory=list)
     pairs: list[TaskPair] = field(default_factory=list)
     nonces: NonceCount = field(default_factory=NonceCount)
+    episodes: EpisodeFiles | None = None
     tool_metrics: PoolMetrics | None = None  # of the last step: since the servers were last started
 
     @property
@@ -117,8 +85,9 @@ class RunView:
         return [v for v in self.series(key) if v is not None]
 
 
-def read_run(run_dir: Path) -> RunView:
-    """Read a run folder. Raises UserError when it is missing, holds no step or a file that cannot be read."""
+def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
+    """Read a run folder; of its trajectories only what has changed since `episodes` last looked. Raises
+    UserError when it is missing, holds no step or a file that cannot be read."""
     if not run_dir.is_dir():
         raise UserError(
             f"there is no run folder {run_dir}",
@@ -128,7 +97,9 @@ def read_run(run_dir: Path) -> RunView:
     config_path = run_dir / "config.yaml"
     config_text = config_path.read_text(encoding="utf-8") if config_path.exists() else ""
     evaluations, validations, sources = _sides(_read_evaluations(run_dir / "eval"))
-    pairs, nonces, episodes_from = _read_trajectories(run_dir / "trajectories", sources)
+    episodes = EpisodeFiles(run_dir / "trajectories") if episodes is None else episodes
+    episodes.refresh()
+    pairs, episodes_from = _pairs(episodes, sources)
     told = next((row["tool_metrics"] for row in reversed(steps) if "tool_metrics" in row), None)
     return RunView(
         path=run_dir,
@@ -141,7 +112,8 @@ def read_run(run_dir: Path) -> RunView:
         episodes_from=episodes_from,
         controls=_read_controls(run_dir / "eval" / "controls.json"),
         pairs=pairs,
-        nonces=nonces,
+        nonces=episodes.nonces,
+        episodes=episodes,
         tool_metrics=None if told is None else _tool_metrics(told, run_dir / "metrics.jsonl"),
     )
 
@@ -266,11 +238,9 @@ def _first(error: ValidationError) -> str:
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
-def _read_trajectories(folder: Path, sources: dict[str, str]) -> tuple[list[TaskPair], NonceCount, str]:
-    """First attempts by task and side, the nonces of everything, and where the episodes come from if no
-    evaluation has any: the last training step, or the demonstrations."""
-    nonces = NonceCount()
-    files = {path: path.name.split(".", 1)[0] for path in sorted(folder.glob("[!.]*.jsonl*"))}
+def _pairs(episodes: EpisodeFiles, sources: dict[str, str]) -> tuple[list[TaskPair], str]:
+    """First attempts by task and side, and where they come from if no evaluation has any: the last training
+    step, or the demonstrations."""
     greedy = any(side in sources for side in (BEFORE, AFTER))
     stems = {
         name: side
@@ -278,32 +248,18 @@ def _read_trajectories(folder: Path, sources: dict[str, str]) -> tuple[list[Task
         if (source := sources.get(side if greedy else side + SAMPLED)) is not None
         for name in (source, f"eval_{source}")
     }
-    steps = sorted(stem for stem in files.values() if re.fullmatch(r"step-\d+", stem))
-    last = steps[-1] if steps else "demonstrations" if "demonstrations" in files.values() else None
     sides: dict[str, dict[str, Trajectory]] = {BEFORE: {}, AFTER: {}}
-    trained: dict[str, Trajectory] = {}
-    for path, stem in files.items():
-        side = stems.get(stem)
-        for trajectory in _counted(read_trajectories(path, with_tokens=False), nonces):
-            if trajectory.attempt != 0:
-                continue
-            if side is not None:
-                sides[side].setdefault(trajectory.task_id, trajectory)
-            elif stem == last:
-                trained.setdefault(trajectory.task_id, trajectory)
+    for stem, file in sorted(episodes.files.items()):
+        if (side := stems.get(stem)) is not None:
+            sides[side] = file.first_attempts | sides[side]
     before, after = sides[BEFORE], sides[AFTER]
+    steps = [stem for stem in episodes.files if re.fullmatch(r"step-\d+", stem)]
+    last = max(steps) if steps else "demonstrations" if "demonstrations" in episodes.files else None
     episodes_from = ""
     if not before and not after and last is not None:
-        after, episodes_from = trained, last
+        after, episodes_from = episodes.files[last].first_attempts, last
     task_ids = sorted(before.keys() | after.keys())
-    pairs = [TaskPair(task_id=t, before=before.get(t), after=after.get(t)) for t in task_ids]
-    return pairs, nonces, episodes_from
-
-
-def _counted(trajectories: Iterable[Trajectory], nonces: NonceCount) -> Iterator[Trajectory]:
-    for trajectory in trajectories:
-        nonces.add(trajectory)
-        yield trajectory
+    return [TaskPair(task_id=t, before=before.get(t), after=after.get(t)) for t in task_ids], episodes_from
 
 
 ABSENT = "–"

@@ -17,6 +17,7 @@ from mcpagent.errors import UserError
 from mcpagent.evaluate.report.page import script_json, write_report
 from mcpagent.evaluate.report.run_data import read_run
 from tests.evaluate.records import call, result, trajectory, turn
+from tests.evaluate.report.browser import chromium
 from tests.evaluate.run_folder import step_row, write_evaluation, write_run
 from tests.running import mcpagent
 
@@ -107,7 +108,7 @@ def test_text_of_a_trajectory_cannot_become_markup(tmp_path: Path) -> None:
     hostile = write_run(tmp_path / "attacked", tasks=6, hook=_attacked)
     attacked = _Page(write_report(hostile).read_text())
     assert ATTACK in attacked.text  # shown to the reader as text
-    assert attacked.count("script") == quiet.count("script") == 3
+    assert attacked.count("script") == quiet.count("script") == 5
     assert attacked.count("img") == 0
 
 
@@ -119,7 +120,7 @@ def test_a_manifest_or_control_cannot_become_markup(tmp_path: Path) -> None:
     (run / "eval" / "controls.json").write_text(json.dumps([{"name": ATTACK, "what": ATTACK}]))
     (run / "config.yaml").write_text(f"# {ATTACK}\nseed: 1\n")
     attacked = _Page(write_report(run).read_text())
-    assert (attacked.count("script"), attacked.count("img")) == (3, 0)
+    assert (attacked.count("script"), attacked.count("img")) == (5, 0)
 
 
 def test_a_figure_cannot_end_its_script_element() -> None:
@@ -253,6 +254,48 @@ def test_a_browser_draws_every_curve_without_an_error(tmp_path: Path) -> None:
         timeout=120,
         check=False,
     )
-    assert len(re.findall(r'class="plot js-plotly-plot"', found.stdout)) == 10
+    assert len(re.findall(r'class="plot js-plotly-plot"', found.stdout)) == 11
     assert "CONSOLE" not in found.stderr, found.stderr  # a violated policy or a script error would be here
     assert "<title>owned" not in found.stdout
+
+
+@pytest.mark.slow
+def test_a_reader_filters_episodes_and_opens_one_in_both_themes(tmp_path: Path) -> None:
+    path = write_report(write_run(tmp_path / "run", hook=_attacked))
+    with chromium(tmp_path / "profile") as browser:
+        browser.open(path.as_uri())
+        browser.wait("document.querySelectorAll('.js-plotly-plot').length === 11")
+        browser.wait("!document.getElementById('episodes').hidden")
+        count = "document.getElementById('episode-count').textContent"
+        # 48 tasks, before and after, once greedy and four times sampled.
+        assert str(browser.value(count)).startswith("480 of 480 episodes")
+        browser.value(_set("outcome", "failure"))
+        failures = str(browser.value(count))
+        assert failures.endswith("of 480 episodes, 0 of them successes") and not failures.startswith("480")
+        browser.value(_set("source", "eval_warm_start"))
+        assert str(browser.value(count)).startswith("32 of 480")  # two thirds fail before training
+        browser.value(_set("text", "stock number 17 "))
+        assert str(browser.value(count)).startswith("1 of 480")
+        browser.value("document.querySelector('#episode-list details').open = true")
+        browser.wait("document.querySelector('#episode-list .turn pre.call')")
+        opened = str(browser.value("document.querySelector('#episode-list .opened').textContent"))
+        assert "held-out-017" in opened and "polygon.get_aggs(ticker=" in opened
+        paper = "getComputedStyle(document.body).backgroundColor"
+        browser.theme("light")
+        light = browser.value(paper)
+        browser.theme("dark")
+        assert browser.value(paper) != light
+        # What a hostile episode holds is text when it is opened, too.
+        browser.value(_set("source", "eval_trained") + _set("outcome", "") + _set("text", ""))
+        browser.value("document.querySelector('#episode-list details').open = true")
+        browser.wait("document.querySelector('#episode-list .turn pre.call')")
+        opened = str(browser.value("document.querySelector('#episode-list .opened').textContent"))
+        assert ATTACK in opened and browser.value("document.title") != "owned"
+        assert (browser.errors, browser.requests) == ([], [path.as_uri()])
+
+
+def _set(name: str, value: str) -> str:
+    return (
+        f"(() => {{ const control = document.querySelector('[data-filter={name}]'); "
+        f"control.value = {json.dumps(value)}; control.dispatchEvent(new Event('input')); }})();"
+    )

@@ -6,7 +6,8 @@ import pytest
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import StopReason, Trajectory
-from mcpagent.evaluate.report.run_data import NonceCount, RunView
+from mcpagent.evaluate.report.episodes import NonceCount
+from mcpagent.evaluate.report.run_data import RunView
 from mcpagent.evaluate.report.verdicts import Verdict, judge
 from mcpagent.evaluate.summary import EvalResult, summarise
 from tests.evaluate.records import call, result, trajectory, turn

@@ -1,0 +1,227 @@
+"""The stored episodes of a run, as a list that can be filtered: a file is read again when it has changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.core.tools import NONCE_META_KEY, FailureKind
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.storage.datasets import find_dataset, read_tasks
+from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories
+
+_LISTED_CHARS = 300  # of a question, of the calls and of an answer, which the search goes over
+_LARGEST_DATASET = 64_000_000  # bytes; the plans of larger ones are not looked up
+_STEP = re.compile(r"step-\d+")
+_NOT_SENT = {
+    FailureKind.UNKNOWN_TOOL,
+    FailureKind.INVALID_ARGUMENTS,
+    FailureKind.DENIED,
+    FailureKind.LIMIT,
+}
+
+
+@dataclass
+class NonceCount:
+    """By server: results that came from it, how many of them carry the nonce that it stamps, and results that
+    a cassette replayed, for which no server was asked."""
+
+    trajectories: int = 0
+    results: Counter[str] = field(default_factory=Counter)
+    stamped: Counter[str] = field(default_factory=Counter)
+    replayed: Counter[str] = field(default_factory=Counter)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count the results of a trajectory."""
+        self.trajectories += 1
+        for result in trajectory.tool_results:
+            # Refused by the environment itself, or lost on the way: no server answered.
+            if result.failure in _NOT_SENT or (result.failure and result.failure.is_infrastructure):
+                continue
+            if result.from_cassette:
+                self.replayed[result.server] += 1
+                continue
+            self.results[result.server] += 1
+            self.stamped[result.server] += NONCE_META_KEY in result.meta
+
+    def include(self, other: NonceCount) -> None:
+        """Add what another count holds."""
+        self.trajectories += other.trajectories
+        self.results.update(other.results)
+        self.stamped.update(other.stamped)
+        self.replayed.update(other.replayed)
+
+
+@dataclass(frozen=True)
+class EpisodeFile:
+    """What is kept of one file of trajectories. `first_attempts` are whole, by task; of the files of training
+    steps only the newest keeps them."""
+
+    path: Path
+    signature: tuple[int, int]  # time of the last change (ns) and size (bytes)
+    rows: list[JsonObject]
+    nonces: NonceCount
+    first_attempts: dict[str, Trajectory]
+
+
+class EpisodeFiles:
+    """The trajectory files of a run by stem: `eval_trained`, `step-000010`. Not safe for several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.files: dict[str, EpisodeFile] = {}
+
+    def refresh(self) -> list[str]:
+        """Read the files that are new or have changed, forget those that are gone; return the stems of all of
+        these. Raises UserError for a file that cannot be read."""
+        paths = {path.name.split(".", 1)[0]: path for path in self._records()}
+        changed = [stem for stem in self.files if stem not in paths]
+        for stem in changed:
+            del self.files[stem]
+        newest = max((stem for stem in paths if _STEP.fullmatch(stem)), default=None)
+        for stem, path in sorted(paths.items()):
+            status = path.stat()
+            signature = (status.st_mtime_ns, status.st_size)
+            stored = self.files.get(stem)
+            if stored is None or stored.signature != signature:
+                keeps = stem == newest or not _STEP.fullmatch(stem)
+                self.files[stem] = _read(path, signature, keeps_attempts=keeps)
+                changed.append(stem)
+            elif stem != newest and _STEP.fullmatch(stem):
+                stored.first_attempts.clear()
+        return changed
+
+    @property
+    def nonces(self) -> NonceCount:
+        """Those of all files."""
+        total = NonceCount()
+        for file in self.files.values():
+            total.include(file.nonces)
+        return total
+
+    def listed(self, most: int) -> tuple[dict[str, list[JsonObject]], int]:
+        """Up to `most` rows by stem, evaluations before steps and the newest steps first, and how many
+        episodes are left out."""
+        listed: dict[str, list[JsonObject]] = {}
+        count = left_out = 0
+        for stem, file in sorted(self.files.items(), key=lambda item: _age(item[0])):
+            room = most - count
+            listed[stem] = file.rows[:room]
+            count += len(listed[stem])
+            left_out += len(file.rows) - len(listed[stem])
+        return {stem: rows for stem, rows in listed.items() if rows}, left_out
+
+    def read(self, stem: str) -> Iterator[Trajectory]:
+        """The trajectories of a file with their tokens, in the order of its rows. Raises KeyError for a stem
+        that is not there, and UserError for a file that cannot be read."""
+        return read_trajectories(self.files[stem].path)
+
+    def _records(self) -> list[Path]:
+        return [path for path in self._folder.glob("[!.]*") if path.name.endswith(RECORDS_SUFFIXES)]
+
+
+def gold_plans(config: JsonObject, task_ids: set[str]) -> dict[str, tuple[str, ...]]:
+    """The gold calls of tasks, `server.tool({...})`, from the datasets that a resolved configuration names;
+    empty for tasks whose dataset is gone or very large."""
+    plans: dict[str, tuple[str, ...]] = {}
+    for path in _datasets(config):
+        if path.stat().st_size > _LARGEST_DATASET:
+            continue
+        try:
+            for task in read_tasks(path):
+                if task.id in task_ids:
+                    plans[task.id] = _plan(task)
+        except UserError:
+            continue  # a dataset that is being written, or not ours any more: the page can do without
+    return plans
+
+
+def _datasets(config: JsonObject) -> list[Path]:
+    data = config.get("data")
+    named = [data[split] for split in ("train", "validation") if data.get(split)] if data else []
+    paths: dict[Path, None] = {}
+    for name in named:
+        try:
+            train = find_dataset(name, split="train")
+        except UserError:
+            continue
+        beside = [train.with_name(f"{split}{train.suffix}") for split in ("validation", "heldout")]
+        paths |= dict.fromkeys(path for path in (train, *beside) if path.is_file())
+    return list(paths)
+
+
+def _plan(task: Task) -> tuple[str, ...]:
+    if task.truth.abstain:
+        return ("no call is right",)
+    return tuple(
+        f"{step.server}.{step.tool}({json.dumps(step.params, ensure_ascii=False)})"
+        for step in task.truth.tool_sequence
+    )
+
+
+def _read(path: Path, signature: tuple[int, int], *, keeps_attempts: bool) -> EpisodeFile:
+    rows: list[JsonObject] = []
+    nonces = NonceCount()
+    first_attempts: dict[str, Trajectory] = {}
+    for trajectory in read_trajectories(path, with_tokens=False):
+        nonces.add(trajectory)
+        rows.append(_row(trajectory))
+        if keeps_attempts and trajectory.attempt == 0:
+            first_attempts.setdefault(trajectory.task_id, trajectory)
+    _against_their_groups(rows)
+    return EpisodeFile(path, signature, rows, nonces, first_attempts)
+
+
+def _row(trajectory: Trajectory) -> JsonObject:
+    calls = [call for turn in trajectory.turns for call in turn.tool_calls]
+    names = [f"{call.server}.{call.tool}" if call.server else call.tool for call in calls]
+    written = " ".join(
+        f"{name} {json.dumps(call.arguments, ensure_ascii=False)}"
+        for name, call in zip(names, calls, strict=True)
+    )
+    outcomes = {True: "success", False: "failure", None: "unscored"}
+    return {
+        "task": trajectory.task_id,
+        "attempt": trajectory.attempt,
+        "outcome": outcomes[trajectory.is_success],
+        "stop": trajectory.stop_reason.value,
+        "complexity": trajectory.complexity,
+        "reward": trajectory.reward,
+        "turns": len(trajectory.turns),
+        "tools": list(dict.fromkeys(names)),
+        "question": question(trajectory)[:_LISTED_CHARS],
+        "calls": written[:_LISTED_CHARS],
+        "answer": (trajectory.final_answer or "")[:_LISTED_CHARS],
+    }
+
+
+def _against_their_groups(rows: Sequence[JsonObject]) -> None:
+    """Give each row its reward minus the mean of its task's scored attempts in the same file, where there are
+    several: what a group-relative advantage is made of."""
+    rewards: dict[str, list[float]] = {}
+    for row in rows:
+        if row["reward"] is not None:
+            rewards.setdefault(row["task"], []).append(row["reward"])
+    for row in rows:
+        group = rewards.get(row["task"], [])
+        if row["reward"] is not None and len(group) > 1:
+            row["relative"] = row["reward"] - sum(group) / len(group)
+
+
+def question(trajectory: Trajectory) -> str:
+    """The user's first message; the task's id where there is none."""
+    said = (str(m.get("content", "")) for m in trajectory.prompt if m.get("role") == "user")
+    return next(said, "") or trajectory.task_id
+
+
+def _age(stem: str) -> tuple[bool, int, str]:
+    """Evaluations first, then steps from the last one to the first."""
+    is_step = _STEP.fullmatch(stem) is not None
+    return (is_step, -int(stem.removeprefix("step-")) if is_step else 0, stem)
