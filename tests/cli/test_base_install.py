@@ -57,6 +57,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "eval compare gold.jsonl gold.jsonl": (),
     "export CHECKPOINT --out model": ("hf",),
     "report CHECKPOINT": ("report",),
+    "view CHECKPOINT": ("report",),
     "smoke": ("hf",),
 }
 # One process for all, because most of what a command costs is what it imports. What a command says goes to a

@@ -40,6 +40,7 @@ MISTAKES = {
     "rollout --policy gold --data {s} --out {w}/full/kept.jsonl": "would be replaced",
     "export nope --out {w}/new": "no such checkpoint",
     "report nope": "no run folder",
+    "view nope": "no run folder",
     "smoke --model ./nope": "no such checkpoint",
     "smoke --backend tpu": "tpu",
     "env check --data nope.jsonl": "there is no such file",

@@ -43,6 +43,7 @@
   const BADGES = { success: ["pass", "✓ success"], failure: ["fail", "✗ failure"], unscored: ["open", "unscored"] };
   const section = document.getElementById("episodes");
   let files = {};
+  let leftOut = 0;
   let shown = SHOWN;
   const controls = section ? [...section.querySelectorAll("[data-filter]")] : [];
   const wanted = () => Object.fromEntries(controls.map((control) => [control.dataset.filter, control.value]));
@@ -121,7 +122,8 @@
     const all = Object.values(files).reduce((sum, rows) => sum + rows.length, 0);
     const successes = fitting.filter(([, row]) => row.outcome === "success").length;
     document.getElementById("episode-count").textContent =
-      `${fitting.length.toLocaleString("en")} of ${all.toLocaleString("en")} episodes, ${successes.toLocaleString("en")} of them successes`;
+      `${fitting.length.toLocaleString("en")} of ${all.toLocaleString("en")} episodes, ${successes.toLocaleString("en")} of them successes` +
+      (leftOut ? `; ${leftOut.toLocaleString("en")} older ones are not listed` : "");
     document.getElementById("episode-list").replaceChildren(...fitting.slice(0, shown).map((each) => card(...each)));
     document.getElementById("episode-more").hidden = fitting.length <= shown;
   };
@@ -150,6 +152,7 @@
         figures = state.figures;
         await draw();
         files = state.episodes;
+        leftOut = state.left_out;
         if (!section.querySelector("details[open]")) fill();
         window.scrollTo(0, scrolled);
       }

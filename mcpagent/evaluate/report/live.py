@@ -53,7 +53,8 @@ class LiveRun:
         return self._run_dir.resolve().name
 
     def state(self) -> JsonObject:
-        """`version` changes with the rest: `summary` (HTML), `figures` by id, `episodes` (rows by file)."""
+        """`version` changes with the rest: `summary` (HTML), `figures` by id, `episodes` (rows by file),
+        `left_out` (episodes that the list has no room for)."""
         with self._lock:
             began_s = time.monotonic()
             if began_s >= self._next_look_s:
@@ -101,11 +102,17 @@ class LiveRun:
             # A run that has just begun has no step yet; a broken file is named, and its next version read.
             title = f"<h1>{escape(self.title)}</h1>"
             waiting = f'<header>{title}<p class="lead">{escape(printable(str(error)))}</p></header>'
-            return {"version": version, "summary": waiting, "figures": {}, "episodes": {}}
+            return {"version": version, "summary": waiting, "figures": {}, "episodes": {}, "left_out": 0}
         self._config = run.config
         summary, figures = summary_html(run)
-        rows, _ = self._episodes.listed(LISTED_EPISODES)
-        return {"version": version, "summary": summary, "figures": figures, "episodes": rows}
+        rows, left_out = self._episodes.listed(LISTED_EPISODES)
+        return {
+            "version": version,
+            "summary": summary,
+            "figures": figures,
+            "episodes": rows,
+            "left_out": left_out,
+        }
 
 
 class LiveServer(ThreadingHTTPServer):
