@@ -10,11 +10,15 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 VLLM := .venv-vllm
 TRL := .venv-trl
+SKYRL := .venv-skyrl
 # The first Python that is new enough; choose another one with `make PYTHON=python3.12`.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
 	-c constraints/core.txt -e '.[dev]'
+# SkyRL needs Python 3.12 or later; pyenv keeps versions that are on no path.
+SKYRL_PYTHON ?= $(shell for python in python3.12 python3.13 python3 $(wildcard $(HOME)/.pyenv/versions/3.1[2-4]*/bin/python3); do \
+	if $$python -c 'import sys; sys.exit(not (3, 12) <= sys.version_info < (3, 15))' 2>/dev/null; then echo $$python; break; fi; done)
 # Arguments for the command behind a target: make quickstart ARGS='--seed 1'
 ARGS ?=
 # Test processes at once.
@@ -22,7 +26,7 @@ WORKERS ?= 2
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test coverage test-slow test-servers test-vllm install-vllm test-trl lint format bench docs clean
+.PHONY: help install quickstart test coverage test-slow test-servers test-vllm install-vllm test-trl test-skyrl lint format bench docs clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +82,30 @@ $(TRL)/.installed: constraints/trl.txt
 	$(TRL)/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints/trl.txt trl peft
 	@touch $@
 
+# SkyRL pins older packages than the rest has. Where an index has torch for CPUs it is taken, else the one with
+# CUDA, which runs on CPUs too (2.6 GB to load). What SkyRL needs only on GPUs (vLLM, flash-attn) is left out.
+SKYRL_PIP = $(SKYRL)/bin/python -m pip install --disable-pip-version-check --progress-bar off
+SKYRL_PACKAGES := skyrl skyrl-gym ray torch transformers peft accelerate datasets loguru jaxtyping torchdata tensordict \
+	aiohttp tqdm func_timeout tensorboard fastapi uvicorn s3fs polars orjson pybase64 zstandard pytest pytest-timeout \
+	hypothesis psutil
+
+test-skyrl:  ## Run the tests of the SkyRL engine with SkyRL's own classes, in .venv-skyrl (Python 3.12).
+	@if [ -z "$(SKYRL_PYTHON)" ]; then \
+		echo "skipped: SkyRL needs Python 3.12 to 3.14, and there is none; name one with SKYRL_PYTHON=/path/to/python3.12"; \
+	elif ! $(MAKE) --no-print-directory $(SKYRL)/.installed SKYRL_PYTHON=$(SKYRL_PYTHON); then \
+		if $(SKYRL_PYTHON) -m pip download --quiet --no-deps --dest "$$(mktemp -d)" skyrl==0.4.0 >/dev/null 2>&1; then exit 1; fi; \
+		echo "skipped: the package index cannot be reached"; \
+	else \
+		$(SKYRL)/bin/python -m pytest tests/skyrl --timeout 600 -rs $(ARGS); \
+	fi
+
+$(SKYRL)/.installed: pyproject.toml constraints/skyrl.txt
+	@$(SKYRL)/bin/python -c '' 2>/dev/null || $(SKYRL_PYTHON) -m venv --clear $(SKYRL)
+	@echo "installing into $(SKYRL): a few minutes, once"
+	@$(SKYRL_PIP) --quiet --no-deps 'torch==2.13.0+cpu' 2>/dev/null || true
+	$(SKYRL_PIP) -c constraints/skyrl.txt $(SKYRL_PACKAGES) -e '.[hf,servers,gym,report]'
+	@touch $@
+
 lint: $(INSTALLED)  ## Check style, formatting and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -94,5 +122,5 @@ docs: $(INSTALLED)  ## Write docs/cli.md anew from the --help of every command.
 	$(BIN)/python docs/generate_cli.py
 
 clean:  ## Remove what the targets made, but not outputs/ and data/.
-	rm -rf $(VENV) $(VLLM) $(TRL) .coverage .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) $(TRL) $(SKYRL) .coverage .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

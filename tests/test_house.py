@@ -42,7 +42,7 @@ LAYERS = {
     **dict.fromkeys(("synth", "evaluate"), 6),
     "train": 7,
     "run": 8,
-    **dict.fromkeys(("checks", "demo"), 9),
+    **dict.fromkeys(("checks", "demo", "engines"), 9),
     "cli": 10,
     "__main__": 11,
 }

@@ -24,9 +24,11 @@ from mcpagent.cli.options import (
 )
 from mcpagent.config.loader import LoadedConfig
 from mcpagent.config.schema import TrainConfig
+from mcpagent.config.source import write_tree
 from mcpagent.console import Advance, Console, ProgressRate, duration
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.engines import Engine, choose
 from mcpagent.errors import UserError
 from mcpagent.run.episodes import load_for_dataset
 from mcpagent.run.inputs import check_inputs
@@ -56,6 +58,13 @@ def train(
         Path | None, typer.Option(help="Folder of the run. Default: a new one in outputs/.")
     ] = None,
     seed: Seed = None,
+    engine: Annotated[
+        str | None, typer.Option(help="native, skyrl (SkyRL on Ray: docs/scale.md) or auto: what trains.")
+    ] = None,
+    bake_tools: Annotated[
+        bool,
+        typer.Option("--bake-tools", help="With --engine skyrl: write the tools' schemas into the records."),
+    ] = False,
     algo: Annotated[
         str | None, typer.Option(help="grpo, ppo (GRPO with a value head: configs/ppo.yaml) or sft.")
     ] = None,
@@ -97,6 +106,8 @@ def train(
         "model.name": None if model is None else json.dumps(model),
         "seed": seed,
         **_run_settings(out),
+        "engine": engine,
+        "skyrl.bake_tools": "true" if bake_tools else None,
         "algorithm": algo,
         "finetune.mode": mode,
         "rollout.backend": backend,
@@ -118,10 +129,13 @@ def train(
         console.note(note)
     check_inputs(loaded.config, resume=resume, dry_run=dry_run)
     require("hf", use="training")
-    if dry_run:
+    trainer = choose(loaded.config, note=console.note, is_dry_run=dry_run)
+    if dry_run and trainer.name != "native":
+        _show_resolved(trainer, loaded.config, console)
+    elif dry_run:
         _show_plan(loaded.config, console, gpu_memory=gpu_memory)
     else:
-        _train(loaded, console, resume=resume)
+        _train(trainer, loaded, console, resume=resume)
 
 
 def _run_settings(out: Path | None) -> dict[str, str | None]:
@@ -139,6 +153,20 @@ def _started_with(out: Path | None, algo: str | None) -> list[Path]:
         except UserError:
             return []  # the configuration may name another folder
     return [RunFolder.open(out).config_path]
+
+
+def _show_resolved(trainer: Engine, config: TrainConfig, console: Console) -> None:
+    """The run in the settings of another trainer, all of them."""
+    from mcpagent.storage.runs import planned_folder
+
+    run_dir = planned_folder(Path(config.output_dir), config.name)
+    settings = trainer.resolved(config, run_dir=run_dir)
+    if console.is_json:
+        console.print_json({"engine": trainer.name, "run_dir": str(run_dir), "settings": settings})
+    else:
+        console.say(write_tree(settings).rstrip())
+    for note in trainer.notes(config):
+        console.note(note)
 
 
 def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | None) -> None:
@@ -160,9 +188,9 @@ def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | Non
         console.note(note)
 
 
-def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
+def _train(trainer: Engine, loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
     from mcpagent.run.episodes import next_data
-    from mcpagent.run.train import Watch, train
+    from mcpagent.run.lifecycle import Watch
 
     config, folder = loaded.config, Path()
     is_grpo = config.algorithm == "grpo"
@@ -203,7 +231,7 @@ def _train(loaded: LoadedConfig, console: Console, *, resume: bool) -> None:
             on_folder=on_folder, on_start=on_start, on_step=on_step, on_episode=on_episode, note=console.note
         )
         try:
-            outcome = train(config, resume=resume, watch=watch)
+            outcome = trainer.run(config, resume=resume, watch=watch)
         except KeyboardInterrupt:
             stack.close()
             if (latest := RunFolder(folder).latest_checkpoint()) is not None:

@@ -21,10 +21,11 @@ from mcpagent.config.sections import (
     PositiveInt,
     Section,
     Share,
+    SkyrlConfig,
     StringTuple,
     TrackingConfig,
 )
-from mcpagent.core.registry import AdvantageName, BackendName, KLName, LossName, ToolFormat
+from mcpagent.core.registry import AdvantageName, BackendName, EngineName, KLName, LossName, ToolFormat
 
 _DTYPE_NAMES = {
     "bf16": "bfloat16",
@@ -371,6 +372,9 @@ class TrainConfig(Section):
     """The whole of a run. Build it with `config.loader.load_train_config`, which also checks it."""
 
     algorithm: Literal["grpo", "sft"] = "grpo"
+    # What trains: native is this process and torchrun's others, skyrl a Ray cluster (section skyrl). auto:
+    # skyrl where it is installed with GPUs and can express the run, else native; a note says which.
+    engine: EngineName = "native"
     seed: Count = 0
     output_dir: str = "outputs"
     # The run folder is output_dir/name; None: a name of its own, such as train-2026-11-22-a.
@@ -394,6 +398,7 @@ class TrainConfig(Section):
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()
     sft: SftConfig = SftConfig()
+    skyrl: SkyrlConfig = SkyrlConfig()
 
     @property
     def method(self) -> Literal["grpo", "ppo", "sft"]:

@@ -121,3 +121,19 @@ class TrackingConfig(Section):
     weave_project: str | None = None  # or WEAVE_PROJECT; None: project
     name: str | None = None  # None: the name of the run
     mode: Literal["offline", "online"] = "offline"  # or WANDB_MODE; offline: nothing leaves this machine
+
+
+class SkyrlConfig(Section):
+    """The SkyRL engine (`engine: skyrl`), which trains on GPUs of a Ray cluster. Everything else of a run is
+    what the other sections say, mapped onto SkyRL's configuration."""
+
+    num_nodes: PositiveInt = 1
+    gpus_per_node: PositiveInt = 1
+    address: str | None = None  # of a running Ray cluster; None: what RAY_ADDRESS names, else one of its own
+    env_workers: PositiveInt = 32  # threads in which environments are called
+    # The largest share of a batch's episodes that may fail and are left out; past it the run ends.
+    max_failed_share: Share = 0.5
+    bake_tools: bool = False  # tool schemas are written into the records, for generators other than ours
+    # Settings of SkyRL itself, such as trainer.policy.fsdp_config.cpu_offload=true; not those that a setting
+    # of mcpagent decides.
+    overrides: tuple[Annotated[str, Field(pattern=r"^[a-z][\w.]*=")], ...] = Field((), strict=False)

@@ -124,10 +124,17 @@ TRACKERS = Family(
         "tensorboard": ("event files", "mcpagent.train.trackers:TensorBoard"),
     },
 )
+ENGINES = Family(
+    "engine",  # engine: instances of `Engine`
+    {
+        "native": ("this process, or those of torchrun", "mcpagent.engines:NATIVE"),
+        "skyrl": ("SkyRL on a Ray cluster", "mcpagent.engines.skyrl.engine:ENGINE"),
+    },
+)
 
 # For annotations: pydantic sees the names, a type checker strings, since it cannot read a list.
 if TYPE_CHECKING:
-    AdvantageName = LossName = KLName = ToolFormat = BackendName = TrackerName = str
+    AdvantageName = LossName = KLName = ToolFormat = BackendName = TrackerName = EngineName = str
 else:
     AdvantageName = Literal[tuple(ADVANTAGES)]
     LossName = Literal[tuple(LOSSES)]
@@ -135,3 +142,4 @@ else:
     ToolFormat = Literal[TOOL_FORMATS]
     BackendName = Literal[("auto", *BACKENDS)]
     TrackerName = Literal[tuple(TRACKERS)]
+    EngineName = Literal[("auto", *ENGINES)]

@@ -170,6 +170,11 @@ class Task(OpenRecord):
         tools = self.extra_info.get("tools")
         return tuple(tools) if tools is not None else None
 
+    @property
+    def has_baked_tools(self) -> bool:
+        """Whether the system message holds the schemas of the tools (`env.tool_format.bake_tools`)."""
+        return self.extra_info.get("baked_tools") is True
+
     def offered_in(self, user_turn: int) -> tuple[str, ...] | None:
         """`server.tool` names that the task offers once `user_turn` has begun; the last user turn has all."""
         if self.offered_tools is None:

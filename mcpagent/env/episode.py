@@ -5,177 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import dataclass, replace
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import StateCheck, Task
-from mcpagent.core.tools import SEARCH_TOOL, FailureKind, ParseFailure, ToolCall, ToolResult
-from mcpagent.core.trajectory import FinishReason, RewardTerm, SimulatedUser, StopReason
-from mcpagent.env.offer import Discovery, OfferedTool, OfferedTools, SearchableTools, offer
-from mcpagent.env.parsing import error_content, observations, parse_action
+from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
+from mcpagent.core.trajectory import (
+    Completion,
+    FinishReason,
+    RewardTerm,
+    SimulatedUser,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+from mcpagent.env.calls import CallBudget, CallOutcome, CallRunner
+from mcpagent.env.offer import Discovery, OfferedTools, SearchableTools, offer
+from mcpagent.env.parsing import observations, parse_action
 from mcpagent.env.user import UserSimulator, UserTurn
 from mcpagent.errors import EpisodeError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, grade, state_checks
 from mcpagent.reward.rule import turn_terms
-from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
+from mcpagent.tools.contract import Purpose, ToolProvider
 from mcpagent.tools.wire import cut_middle
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallBudget:
-    """Limits over the whole episode; None: no limit. `max_tools` counts calls, as the task's limit does.
-    `deadline_s` is a time of the running loop's clock."""
-
-    max_calls: int
-    max_tools: int | None = None
-    max_servers: int | None = None
-    deadline_s: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallOutcome:
-    """Calls with the catalog's names (an unknown tool keeps an empty server), and one result for each."""
-
-    calls: tuple[ToolCall, ...] = ()
-    results: tuple[ToolResult, ...] = ()
-    stop_reason: StopReason | None = None
-    errors: tuple[str, ...] = ()
-    loaded: tuple[JsonObject, ...] = ()  # schemas that searches have loaded
-
-    @property
-    def only_searched(self) -> bool:
-        """Whether its calls were searches for tools, all of them."""
-        return bool(self.results) and all(result.is_search for result in self.results)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Planned:
-    call: ToolCall
-    refusal: ToolResult | None = None  # set where the call is not made
-    may_overlap: bool = True
-    is_search: bool = False
-
-
-@dataclass
-class CallRunner:
-    """Makes the model's calls of one episode and counts them against its limits. With `tools` some of them
-    are searches, whose results are in `offer` from the next step on; they count against `max_calls` alone."""
-
-    session: ToolSession
-    offer: OfferedTools
-    limits: CallBudget
-    tools: SearchableTools | None = None
-    made: int = 0
-    _searched: int = 0
-    _loaded: list[JsonObject] = field(default_factory=list)
-    _servers: set[str] = field(default_factory=set)
-
-    async def run(self, calls: Sequence[ToolCall]) -> CallOutcome:
-        """Results in the order of `calls`. Neighbouring read-only calls run at once; any other call waits for
-        those before it and holds up those after it, so that the outcome does not depend on timing."""
-        planned: list[_Planned] = []
-        stop: StopReason | None = None
-        for call in calls:
-            stop = stop or self._limit_reached(call)
-            planned.append(self._plan(call, stop))
-        results: list[ToolResult] = []
-        for may_overlap, batch in groupby(planned, key=lambda item: item.may_overlap):
-            if may_overlap:
-                results += await asyncio.gather(*(self._make(item) for item in batch))
-            else:
-                for item in batch:
-                    results.append(await self._make(item))
-        loaded, self._loaded = tuple(self._loaded), []
-        if self.tools is not None and loaded:
-            self.offer = self.tools.offered
-        failures = [r for r in results if r.is_lost or r.is_chosen_miss]
-        if any(r.is_chosen_miss for r in results):
-            stop = StopReason.NOT_RECORDED
-        elif failures and stop is None:
-            stop = StopReason.TIMEOUT if self.deadline_passed else StopReason.FAILED
-        return CallOutcome(
-            calls=tuple(item.call for item in planned),
-            results=tuple(results),
-            stop_reason=stop,
-            errors=tuple(f"{r.server}.{r.tool}: {r.failure}: {r.content[:200]}" for r in failures),
-            loaded=loaded,
-        )
-
-    def _limit_reached(self, call: ToolCall) -> StopReason | None:
-        """Count the call; which limit it breaks, if any."""
-        self.made += 1
-        tool = self.offer.find(call.tool)
-        if self._is_search(tool):
-            self._searched += 1
-        elif tool is not None:
-            self._servers.add(tool.spec.server)
-        if self.limits.max_tools is not None and self.made - self._searched > self.limits.max_tools:
-            return StopReason.LIMIT
-        if self.limits.max_servers is not None and len(self._servers) > self.limits.max_servers:
-            return StopReason.LIMIT
-        return StopReason.MAX_TOOL_CALLS if self.made > self.limits.max_calls else None
-
-    def _plan(self, call: ToolCall, stop: StopReason | None) -> _Planned:
-        tool = self.offer.find(call.tool)
-        if tool is None:
-            none = f"there is no tool {call.tool!r}"
-            why = none if self.tools is None else self.tools.why_unknown(call.tool)
-            return _refused(call, FailureKind.UNKNOWN_TOOL, why)
-        is_search = self._is_search(tool)
-        call = call.resolved(tool.spec)
-        problem = tool.argument_problem(call.arguments)
-        if problem is not None:
-            why = f"invalid arguments: {problem}"
-            return _refused(call, FailureKind.INVALID_ARGUMENTS, why, is_search=is_search)
-        if stop is not None:
-            return _refused(call, FailureKind.LIMIT, "no calls are left", is_search=is_search)
-        return _Planned(call=call, may_overlap=tool.spec.annotations.read_only, is_search=is_search)
-
-    def _is_search(self, tool: OfferedTool | None) -> bool:
-        return self.tools is not None and tool is not None and tool.spec is SEARCH_TOOL
-
-    async def _make(self, item: _Planned) -> ToolResult:
-        if item.refusal is not None:
-            return item.refusal
-        if item.is_search and self.tools is not None:
-            content, schemas, names = self.tools.search(item.call.arguments)
-            self._loaded += schemas
-            return ToolResult(
-                call_id=item.call.id,
-                server=item.call.server,
-                tool=item.call.tool,
-                content=content,
-                loaded=names,
-            )
-        try:
-            async with asyncio.timeout_at(self.limits.deadline_s):
-                return await self.session.call(item.call)
-        except TimeoutError:
-            return _result(item.call, FailureKind.TIMEOUT, "the deadline of the episode passed")
-
-    @property
-    def deadline_passed(self) -> bool:
-        """Whether the time limit of the episode is over; never without one."""
-        deadline_s = self.limits.deadline_s
-        return deadline_s is not None and asyncio.get_running_loop().time() >= deadline_s
-
-
-def _refused(call: ToolCall, failure: FailureKind, message: str, *, is_search: bool = False) -> _Planned:
-    return _Planned(call=call, refusal=_result(call, failure, message, is_search=is_search))
-
-
-def _result(call: ToolCall, failure: FailureKind, message: str, *, is_search: bool = False) -> ToolResult:
-    return ToolResult(
-        call_id=call.id,
-        server=call.server,
-        tool=call.tool,
-        content=error_content(message[:500]),
-        is_error=True,
-        failure=failure,
-        loaded=() if is_search else None,
-    )
-
 
 # Stands before the schemas in a user message that brings more tools: the system message stays as it is.
 _TOOLS_ADDED = "From now on there are these tools, too:"
@@ -218,6 +70,23 @@ class StepOutput:
     user_message: str | None = None
     simulated_user: SimulatedUser | None = None
     tool_schemas: tuple[JsonObject, ...] = ()
+
+    def as_turn(
+        self, index: int, completion: Completion, *, added_token_ids: tuple[int, ...] = (), wall_s: float
+    ) -> Turn:
+        """The record of the step; `added_token_ids` is what stood between the completion before and this."""
+        return Turn(
+            index=index,
+            user_turn=self.user_turn,
+            added_token_ids=added_token_ids,
+            completion=completion,
+            tool_calls=self.tool_calls,
+            parse_failures=self.parse_failures,
+            tool_results=self.tool_results,
+            user_message=self.user_message,
+            simulated_user=self.simulated_user,
+            wall_s=wall_s,
+        )
 
 
 class Episode:
@@ -328,7 +197,8 @@ class Episode:
         for server, check in checks_with_before(truth):
             self._before.append(await self._read(server, check))
         messages = prompt_messages(self.task, self._limits.message_limit_chars)
-        return EpisodeStart(messages=messages, tool_schemas=offered.schemas)
+        schemas = () if self.task.has_baked_tools else offered.schemas
+        return EpisodeStart(messages=messages, tool_schemas=schemas)
 
     async def step(self, action: str, *, finish: FinishReason = FinishReason.STOP) -> StepOutput:
         """Carry out what the model wrote; `finish` says what ended its completion."""
@@ -373,6 +243,32 @@ class Episode:
             self._terms = grade(self.task, self.record)
             self.turn_terms = turn_terms(self.task, self.record)
         return self._terms
+
+    async def trajectory(
+        self, turns: Sequence[Turn], *, prompt: Sequence[JsonObject], group_id: str, attempt: int, seed: int
+    ) -> Trajectory:
+        """The record of the ended episode, graded; `turns` are those of its steps, in order."""
+        terms = await self.grade()
+        graded = self.turn_terms or ((),) * len(turns)
+        return Trajectory(
+            id=self.episode_id,
+            task_id=self.task.id,
+            group_id=group_id,
+            attempt=attempt,
+            seed=seed,
+            complexity=self.task.truth.complexity,
+            prompt=tuple(prompt),
+            turns=tuple(
+                turn.model_copy(update={"reward_terms": turn_terms})
+                for turn, turn_terms in zip(turns, graded, strict=True)
+            ),
+            final_answer=self.final_answer,
+            stop_reason=self.stop_reason or StopReason.FAILED,
+            reward_terms=terms,
+            state_results=self.state_results,
+            read_only=self.read_only,
+            errors=tuple(self.errors),
+        )
 
     async def close(self) -> None:
         """End the episode's own server instances. May be called more than once."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Message, Task
 from mcpagent.core.tools import ToolSpec, chat_schema
 from mcpagent.env.dialects.contract import Dialect
 from mcpagent.env.parsing import DIALECT_OF, LOADED_DIALECTS, parse_action
 from mcpagent.errors import UserError
 from mcpagent.models.conversation import calling_message, thought, tool_message
-from mcpagent.models.tokens import Renderer, refuse_forgery
+from mcpagent.models.tokens import Renderer, refuse_forgery, with_schemas
 
 # A call that is hard to read back: text that looks like a number, quotes, line breaks, every JSON type.
 GOLD_TOOL = ToolSpec(
@@ -162,3 +163,18 @@ def _own_dialect(renderer: Renderer, *, is_needed: bool) -> Dialect | None:
 def _teaches(renderer: Renderer) -> bool:
     """Whether what the template says of tools shows Hermes' tags (the embedded model's does)."""
     return "<tool_call>" in renderer.render_text([{"role": "user", "content": "question"}], [_SCHEMA])
+
+
+def bake_tools(task: Task, schemas: Sequence[JsonObject], *, tool_format: str = "auto") -> Task:
+    """The task with the schemas of its tools in its system message, and how they are called: for trainers
+    that pass no tools to the chat template. An episode of it then shows no schemas beside them."""
+    if task.has_baked_tools or not schemas:
+        return task
+    prompt = [message.model_dump() for message in task.prompt]
+    taught = with_schemas(prompt, schemas, DIALECT_OF[tool_format].instruction)
+    return task.model_copy(
+        update={
+            "prompt": tuple(Message.model_validate(message) for message in taught),
+            "extra_info": {**task.extra_info, "baked_tools": True},
+        }
+    )

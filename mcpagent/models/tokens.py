@@ -26,6 +26,18 @@ _TAG = re.compile(r"</?[A-Za-z_][\w-]{1,40}>|<\|[^<>|\s]{1,40}\|?>|<</?SYS>>|\[/
 _HERMES_INSTRUCTION = 'Call a tool by writing <tool_call>{"name": ..., "arguments": {...}}</tool_call>.'
 
 
+def with_schemas(
+    messages: Sequence[JsonObject], schemas: Sequence[JsonObject], instruction: str
+) -> list[JsonObject]:
+    """The conversation with how tools are called, and their schemas, in its system message."""
+    lines = "\n".join(json.dumps(schema) for schema in schemas)
+    text = f"{instruction} Tools:\n{lines}"
+    if messages[0]["role"] == "system":
+        head = {"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}
+        return [head, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
 class Renderer:
     """Renders with one tokenizer and its chat template.
 
@@ -165,12 +177,7 @@ class Renderer:
     ) -> tuple[Sequence[JsonObject], Sequence[JsonObject]]:
         if not tools or (self.has_tools and self.instruction is None):
             return messages, tools
-        schemas = "\n".join(json.dumps(t) for t in tools)
-        text = f"{self.instruction or _HERMES_INSTRUCTION} Tools:\n{schemas}"
-        if messages[0]["role"] == "system":
-            head = {"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}
-            return [head, *messages[1:]], ()
-        return [{"role": "system", "content": text}, *messages], ()
+        return with_schemas(messages, tools, self.instruction or _HERMES_INSTRUCTION), ()
 
     def _compute_suffix(self, said: tuple[Said, ...], ended_by: str | None) -> tuple[int, ...]:
         veil = self._veil(*(text for one in said for text in (one.name, one.content)))

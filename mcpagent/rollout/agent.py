@@ -9,7 +9,7 @@ from typing import Protocol
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import FinishReason, RewardTerm, StopReason, Trajectory, Turn
+from mcpagent.core.trajectory import FinishReason, StopReason, Trajectory, Turn
 from mcpagent.env.episode import Episode, EpisodeLimits
 from mcpagent.env.offer import Discovery
 from mcpagent.env.user import UserSimulator
@@ -96,8 +96,9 @@ async def run_attempt(
             await _play(attempt, episode, start.tool_schemas, list(prompt), turns, policy, settings, renderer)
         except EpisodeError as error:
             await episode.finish(StopReason.FAILED, error=str(error))
-        terms = await episode.grade()
-        return _trajectory(attempt, episode, prompt, turns, terms)
+        return await episode.trajectory(
+            turns, prompt=prompt, group_id=attempt.group_id, attempt=attempt.attempt, seed=attempt.seed
+        )
     finally:
         await policy.release(attempt.episode_id)
         await episode.close()
@@ -136,20 +137,8 @@ async def _play(
         if cut and limit is not None and len(context) + len(completion.token_ids) >= limit:
             completion = completion.model_copy(update={"finish_reason": FinishReason.OVERFLOW})
         out = await episode.step(completion.text, finish=completion.finish_reason)
-        turns.append(
-            Turn(
-                index=len(turns),
-                user_turn=out.user_turn,
-                added_token_ids=added,
-                completion=completion,
-                tool_calls=out.tool_calls,
-                parse_failures=out.parse_failures,
-                tool_results=out.tool_results,
-                user_message=out.user_message,
-                simulated_user=out.simulated_user,
-                wall_s=time.perf_counter() - started,
-            )
-        )
+        wall_s = time.perf_counter() - started
+        turns.append(out.as_turn(len(turns), completion, added_token_ids=added, wall_s=wall_s))
         done = out.done
         if not done:
             context += completion.token_ids
@@ -157,32 +146,3 @@ async def _play(
                 added = renderer.suffix_ids(out.observations, ended_by=context[-1])
             schemas += out.tool_schemas
             messages += [{"role": "assistant", "content": completion.text}, *out.observations]
-
-
-def _trajectory(
-    attempt: Attempt,
-    episode: Episode,
-    prompt: list[JsonObject],
-    turns: list[Turn],
-    terms: tuple[RewardTerm, ...],
-) -> Trajectory:
-    graded = episode.turn_terms or ((),) * len(turns)
-    return Trajectory(
-        id=attempt.episode_id,
-        task_id=attempt.task.id,
-        group_id=attempt.group_id,
-        attempt=attempt.attempt,
-        seed=attempt.seed,
-        complexity=attempt.task.truth.complexity,
-        prompt=tuple(prompt),
-        turns=tuple(
-            turn.model_copy(update={"reward_terms": turn_terms})
-            for turn, turn_terms in zip(turns, graded, strict=True)
-        ),
-        final_answer=episode.final_answer,
-        stop_reason=episode.stop_reason or StopReason.FAILED,
-        reward_terms=terms,
-        state_results=episode.state_results,
-        read_only=episode.read_only,
-        errors=tuple(episode.errors),
-    )

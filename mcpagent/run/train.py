@@ -66,7 +66,7 @@ def train(
         if not processes.is_first:
             watch = Watch()
         session = (
-            stack.enter_context(_session(config, run_dir, resume=resume, beside=beside))
+            stack.enter_context(open_session(config, run_dir, resume=resume, beside=beside))
             if processes.is_first
             else None
         )
@@ -124,7 +124,7 @@ def train(
         return outcome
 
 
-def _session(
+def open_session(
     config: TrainConfig, run_dir: Path | None, *, resume: bool, beside: Collection[str]
 ) -> AbstractContextManager[RunSession]:
     """The lock of the folder that the run is kept in, and how the run stands there."""

@@ -39,13 +39,33 @@ class IOThread:
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """Run `coro` on the loop and block for its result. Ctrl-C cancels it, waits for its clean-up
         (at most 10 s) and raises KeyboardInterrupt here."""
+        outcome: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+        # The interrupt may come at any moment; what is scheduled on the loop afterwards runs after the start.
+        try:
+            self._begin(coro, outcome, tasks)
+            return outcome.result()
+        except KeyboardInterrupt:
+            stopping()
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+            wait([outcome], timeout=_CANCEL_GRACE_S)
+            raise
+
+    def submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run `coro` on the loop without waiting for it: for callers with a loop of their own, which await
+        `asyncio.wrap_future` of what this gives."""
+        outcome: Future[T] = Future()
+        self._begin(coro, outcome, [])
+        return outcome
+
+    def _begin(self, coro: Coroutine[Any, Any, T], outcome: Future[T], tasks: list[asyncio.Task[T]]) -> None:
         if threading.current_thread() is self._thread or not self._thread.is_alive():
             coro.close()
             raise RuntimeError("IOThread.run needs a living loop and must be called from another thread")
-        outcome: Future[T] = Future()
-        tasks: list[asyncio.Task[T]] = []
 
         def settle(task: asyncio.Task[T]) -> None:
+            if outcome.cancelled():
+                return  # nobody waits for it any more
             if task.cancelled():
                 outcome.set_exception(CancelledError())
             elif (error := task.exception()) is not None:
@@ -57,15 +77,7 @@ class IOThread:
             tasks.append(self._loop.create_task(coro))
             tasks[0].add_done_callback(settle)
 
-        # The interrupt may come at any moment; what is scheduled on the loop afterwards runs after `start`.
-        try:
-            self._loop.call_soon_threadsafe(start)
-            return outcome.result()
-        except KeyboardInterrupt:
-            stopping()
-            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-            wait([outcome], timeout=_CANCEL_GRACE_S)
-            raise
+        self._loop.call_soon_threadsafe(start)
 
     def close(self) -> None:
         """Cancel what is still running and join the thread. Idempotent."""

@@ -1,0 +1,105 @@
+"""What trains a run: engines by name, which of them can run here, and the fallback of `engine: auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.core.records import JsonObject
+from mcpagent.core.registry import ENGINES
+from mcpagent.errors import UserError
+
+if TYPE_CHECKING:
+    from mcpagent.run.lifecycle import TrainOutcome, Watch
+
+
+class Engine(Protocol):
+    """One way to train. `name` is that of `core.registry.ENGINES`."""
+
+    name: str
+
+    def why_not(self) -> UserError | None:
+        """What is missing here to run it; None where nothing is."""
+        ...
+
+    def refusals(self, config: TrainConfig) -> list[str]:
+        """What of the run it cannot do, with the reasons."""
+        ...
+
+    def resolved(self, config: TrainConfig, *, run_dir: Path) -> JsonObject:
+        """The run in the engine's own settings, all of them. Raises UserError."""
+        ...
+
+    def notes(self, config: TrainConfig) -> Sequence[str]:
+        """What a person is to know of the run on this engine."""
+        ...
+
+    def run(self, config: TrainConfig, *, resume: bool, watch: Watch) -> TrainOutcome:
+        """Train to the end, into a run folder. Raises UserError before anything is written."""
+        ...
+
+
+class NativeEngine:
+    """mcpagent's own trainer."""
+
+    name = "native"
+
+    def why_not(self) -> UserError | None:
+        """Needs the packages of the extra hf."""
+        from mcpagent.storage.packages import missing, missing_error
+
+        return missing_error(["hf"], use="training") if missing("hf") else None
+
+    def refusals(self, config: TrainConfig) -> list[str]:
+        """Everything that the configuration can say is for it."""
+        del config
+        return []
+
+    def resolved(self, config: TrainConfig, *, run_dir: Path) -> JsonObject:
+        """The configuration itself."""
+        del run_dir
+        return config.model_dump(mode="json")
+
+    def notes(self, config: TrainConfig) -> Sequence[str]:
+        """Nothing that the plan does not say."""
+        del config
+        return ()
+
+    def run(self, config: TrainConfig, *, resume: bool = False, **more: Any) -> TrainOutcome:
+        """`run.train.train`."""
+        from mcpagent.run.train import train
+
+        return train(config, resume=resume, **more)
+
+
+NATIVE = NativeEngine()
+
+
+def available() -> dict[str, UserError | None]:
+    """Every engine by name: None where it can run here, else what is missing and how to get it."""
+    return {name: ENGINES.load(name).why_not() for name in ENGINES}
+
+
+def choose(config: TrainConfig, *, note: Callable[[str], None], is_dry_run: bool = False) -> Engine:
+    """The engine that `engine` names. `auto` is skyrl where it can run here and can do the run, else native;
+    `note` is told which, and why. A named engine never gives way to another: raises UserError where it cannot
+    run here, unless the run is only to be shown."""
+    if config.engine != "auto":
+        engine: Engine = ENGINES.load(config.engine)
+        problem = None if is_dry_run else engine.why_not()
+        if problem is not None:
+            raise problem
+        return engine
+    reasons: list[str] = []
+    for name in reversed(tuple(ENGINES)):
+        engine = ENGINES.load(name)
+        if (missing := engine.why_not()) is not None:
+            reasons.append(f"{name}: {missing.message}")
+        elif refused := engine.refusals(config):
+            reasons.append(f"{name} cannot do this run: {refused[0]}")
+        else:
+            note(f"engine: {name}" + (f" ({'; '.join(reasons)})" if reasons else ""))
+            return engine
+    raise UserError(f"no engine can run here: {'; '.join(reasons)}", where="engine")

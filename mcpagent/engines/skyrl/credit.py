@@ -1,0 +1,223 @@
+"""Native credit for SkyRL's batches: advantages and weights that leave failed episodes out.
+
+SkyRL counts a failed episode as a reward of 0, and a mask alone would leave it in the mean of its group. Here
+it is in no mean and in no divisor, and neither are groups whose attempts are all alike.
+"""
+# pyright: reportMissingImports=false, reportMissingModuleSource=false, reportUntypedBaseClass=false
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.core.registry import ADVANTAGES
+from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.build import grade_settings, update_settings
+from mcpagent.train.objective.advantages import (
+    CreditSettings,
+    GradedAttempt,
+    GradedBatch,
+    GradedGroup,
+    assign_credit,
+    has_signal,
+    spread_of_batch,
+)
+from mcpagent.train.objective.loss import token_weights
+
+FAILED, CUT = "failed", "length"  # stop reasons: an episode that is left out, one that ran out of tokens
+_SCALES = ("group", "batch", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """`advantages` and `returns` [B, L]; `trained` [B] says which rows carry a gradient."""
+
+    advantages: torch.Tensor
+    returns: torch.Tensor
+    trained: torch.Tensor
+
+
+def native_credit(
+    rewards_BL: torch.Tensor,
+    sampled_BL: torch.Tensor,
+    groups_B: Sequence[Any],
+    settings: CreditSettings,
+    *,
+    scored_B: torch.Tensor,
+    kept_B: torch.Tensor | None = None,
+    values_BL: torch.Tensor | None = None,
+) -> Credit:
+    """The advantages of `train.objective` for SkyRL's rows. Rows that are not scored are in no mean; those
+    that are scored and not `kept_B` count in their group, and are not trained on."""
+    kept_B = scored_B if kept_B is None else kept_B
+    samples = [TrainSample(token_ids_T=(), loss_mask_T=tuple(row)) for row in sampled_BL.bool().tolist()]
+    totals = rewards_BL.sum(-1).tolist()
+    names = list(dict.fromkeys(groups_B))
+    rows = {name: [i for i, other in enumerate(groups_B) if other == name] for name in names}
+    groups: list[GradedGroup] = []
+    for name in names:
+        attempts = tuple(
+            GradedAttempt(
+                reward=totals[i] if scored_B[i] else None,
+                sample=samples[i] if kept_B[i] and any(samples[i].loss_mask_T) else None,
+            )
+            for i in rows[name]
+        )
+        groups.append(
+            GradedGroup(group_id=str(name), attempts=attempts, has_signal=has_signal(attempts, settings))
+        )
+    graded = GradedBatch(
+        groups=tuple(groups),
+        settings=settings,
+        batch_std=spread_of_batch([group.attempts for group in groups], settings),
+    )
+    places = [i for group, name in zip(groups, names, strict=True) for i in _trained_rows(group, rows[name])]
+    turns = [_turns(samples[i].loss_mask_T) for i in places]
+    # What the KL took off a turn's reward is a penalty of that turn; the outcome came with the last one.
+    penalties = [_penalties(rewards_BL[i], turns[k], totals[i]) for k, i in enumerate(places)]
+    values = (
+        None
+        if values_BL is None
+        else [[float(values_BL[i, start]) for start, _ in turns[k]] for k, i in enumerate(places)]
+    )
+    credit = assign_credit(graded, penalties=penalties, values=values)
+    advantages, returns = torch.zeros_like(rewards_BL), torch.zeros_like(rewards_BL)
+    for k, i in enumerate(places):
+        for j, (start, end) in enumerate(turns[k]):
+            advantages[i, start:end] = credit.advantages[k][j]
+            returns[i, start:end] = credit.returns[k][j] if credit.returns else credit.advantages[k][j]
+    trained = torch.zeros(len(totals), dtype=torch.bool)
+    trained[places] = True
+    return Credit(advantages=advantages, returns=returns, trained=trained)
+
+
+def _trained_rows(group: GradedGroup, rows: Sequence[int]) -> list[int]:
+    trained = {id(attempt) for attempt in group.trained}
+    return [i for attempt, i in zip(group.attempts, rows, strict=True) if id(attempt) in trained]
+
+
+def _turns(mask_L: Sequence[bool]) -> list[tuple[int, int]]:
+    """Start and end of each run of sampled tokens."""
+    edges = [i for i, (a, b) in enumerate(zip((False, *mask_L), (*mask_L, False), strict=True)) if a != b]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _penalties(rewards_L: torch.Tensor, turns: Sequence[tuple[int, int]], total: float) -> list[float]:
+    """Such that the native sums give each turn its own rewards: `-penalty`, and `total` with the last."""
+    bounds = [start for start, _ in turns] + [len(rewards_L)]
+    sums = [float(rewards_L[a:b].sum()) for a, b in itertools.pairwise(bounds)]
+    return [*(-r for r in sums[:-1]), total - sums[-1]] if sums else []
+
+
+def register_estimators() -> None:
+    """Make the native advantages known to SkyRL as `mcpagent_NAME_SCALE`. Idempotent. Called by SkyRL itself
+    they see one mask, and leave out the rows where it is empty."""
+    from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry
+
+    for name in ADVANTAGES.keys() - {"turn"}:  # what turns earn does not reach SkyRL
+        for scale in _SCALES:
+            full = f"mcpagent_{name}_{scale}"
+            if full not in AdvantageEstimatorRegistry.list_available():
+                AdvantageEstimatorRegistry.register(full, _estimator(name, scale))
+
+
+def _estimator(advantage: str, scale: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    def estimate(
+        token_level_rewards: torch.Tensor,
+        response_mask: torch.Tensor,
+        index: Sequence[Any],
+        values: torch.Tensor | None = None,
+        gamma: float = 0.99,
+        lambd: float = 0.95,
+        **_: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        settings = CreditSettings(advantage=advantage, scale=scale, gamma=gamma, lambda_=lambd)
+        credit = native_credit(
+            token_level_rewards,
+            response_mask,
+            index,
+            settings,
+            scored_B=response_mask.bool().any(-1),
+            values_BL=values if advantage == "gae" else None,
+        )
+        return credit.advantages, credit.returns
+
+    return estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativePlan:
+    """What of the objective the trainer computes as mcpagent does."""
+
+    credit: CreditSettings
+    loss: str
+    max_response_tokens: int
+    mask_truncated: bool
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> NativePlan:
+        """From the section `grpo`."""
+        grading = grade_settings(config)
+        return cls(
+            credit=grading.credit,
+            loss=config.grpo.loss,
+            max_response_tokens=update_settings(config).max_response_tokens,
+            mask_truncated=config.grpo.mask_truncated,
+        )
+
+
+def credit_batch(data: Any, plan: NativePlan) -> dict[str, float]:
+    """Set `advantages`, `returns` and `loss_mask` of SkyRL's training batch; the metrics that say so."""
+    rows = data["rewards"].shape[0]
+    reasons = list(data.metadata["stop_reasons"])
+    reasons += [FAILED] * (rows - len(reasons))  # what SkyRL pads with
+    uids = list(data.metadata["uids"])
+    uids += [f"padding-{i}" for i in range(rows - len(uids))]
+    scored = torch.tensor([reason != FAILED for reason in reasons])
+    is_cut = torch.tensor([reason == CUT for reason in reasons])
+    sampled = data["loss_mask"].bool()
+    is_gae = plan.credit.advantage == "gae"
+    credit = native_credit(
+        data["rewards"],
+        sampled,
+        uids,
+        plan.credit,
+        scored_B=scored,
+        kept_B=scored & ~is_cut if plan.mask_truncated else scored,
+        values_BL=data["values"] if is_gae else None,
+    )
+    data["advantages"], data["returns"] = credit.advantages, credit.returns
+    data["loss_mask"] = data["loss_mask"] * credit.trained.unsqueeze(-1).to(data["loss_mask"].dtype)
+    totals = data["rewards"].sum(-1)[scored]
+    trained = credit.advantages[data["loss_mask"].bool()]
+    metrics = {
+        "loss/avg_final_rewards": float(totals.mean()) if len(totals) else 0.0,
+        "loss/avg_raw_advantages": float(trained.mean()) if len(trained) else 0.0,
+        "loss/avg_raw_advantages_abs": float(trained.abs().mean()) if len(trained) else 0.0,
+        "trained_samples": float(credit.trained.sum()),
+    }
+    data.metadata.setdefault("metrics", {}).update(
+        {
+            "avg_final_rewards": metrics["loss/avg_final_rewards"],
+            "avg_response_length": data.metadata.get("avg_response_length", 0.0),
+            "avg_advantages": metrics["loss/avg_raw_advantages"],
+            "avg_advantages_abs": metrics["loss/avg_raw_advantages_abs"],
+        }
+    )
+    return metrics
+
+
+def weigh_advantages(data: Any, mini_batches: Sequence[tuple[int, int]], plan: NativePlan) -> None:
+    """Scale advantages so that SkyRL's sums over tokens are the native loss of each optimiser batch."""
+    weighed = torch.zeros_like(data["advantages"])
+    for start, end in mini_batches:
+        lengths = data["loss_mask"][start:end].sum(-1).long().tolist()
+        if any(lengths):
+            weights = token_weights(lengths, loss=plan.loss, max_tokens=plan.max_response_tokens)
+            weighed[start:end] = data["advantages"][start:end] * torch.tensor(weights).unsqueeze(-1)
+    data["advantages"] = weighed

@@ -1,0 +1,15 @@
+"""These run in an environment with SkyRL (`make test-skyrl`); elsewhere there is nothing to collect."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+collect_ignore_glob = [] if importlib.util.find_spec("skyrl") else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # What SkyRL and its dependencies are warned of is not ours to mend.
+        item.add_marker(pytest.mark.filterwarnings("ignore"))

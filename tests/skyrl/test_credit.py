@@ -1,0 +1,263 @@
+"""Advantages and losses of SkyRL's batches equal the native ones on the same episodes, failed ones too."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
+from skyrl.backends.skyrl_train.utils.ppo_utils import (
+    AdvantageEstimatorRegistry,
+    PolicyLossRegistry,
+    compute_advantages_and_returns,
+    compute_grpo_outcome_advantage,
+)
+from skyrl.train.config import AlgorithmConfig
+from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors
+
+from mcpagent.config.loader import load_train_config
+from mcpagent.engines.skyrl.config import translate
+from mcpagent.engines.skyrl.credit import NativePlan, credit_batch, register_estimators, weigh_advantages
+from mcpagent.engines.skyrl.task import skyrl_config
+from mcpagent.rollout.collector import group_trajectories
+from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.build import update_settings
+from mcpagent.train.objective.advantages import assign_credit, grade_groups
+from mcpagent.train.objective.loss import policy_loss, token_weights
+from tests.skyrl.test_episodes import BAD_SETUP
+from tests.skyrl.world import TOKENIZER, ScriptedEngine, generator, gold, play, row, stops_early, uids
+
+GROUP = 4
+CLOSE = 1e-6  # SkyRL holds rewards in float32
+# Group 0: two of four succeed, and one failed; 1: all alike; 2: one is cut; 3: one succeeds, two failed.
+SCRIPTS = {"0_0": stops_early, "0_3": stops_early, "2_0": stops_early, "3_0": stops_early}
+
+
+def episodes() -> tuple[Any, list[Any]]:
+    rows = [row() for _ in range(16)]
+    for place in (2, 14, 15):
+        rows[place] = row(truth=BAD_SETUP)
+    engine = ScriptedEngine(script=lambda s: SCRIPTS.get(s, gold), cut=lambda s: s == "2_1")
+    maker = generator(engine)
+    output = play(maker, rows, group_size=GROUP)
+    assert len(maker.played["train"]) == 16
+    return output, maker.played["train"]
+
+
+@pytest.fixture(scope="module")
+def played() -> tuple[Any, list[Any]]:
+    return episodes()
+
+
+def tensors(output: Any) -> Any:
+    """SkyRL's training batch of the output, as `convert_to_training_input` makes it."""
+    sequences, attention, response, rewards, loss, logprobs, *_ = convert_prompts_responses_to_batch_tensors(
+        TOKENIZER.pad_token_id,
+        output["prompt_token_ids"],
+        output["response_ids"],
+        output["rewards"],
+        output["loss_masks"],
+        output["rollout_logprobs"],
+    )
+    batch = TrainingInputBatch(
+        {
+            "sequences": sequences,
+            "attention_mask": attention,
+            "response_mask": response,
+            "rewards": rewards.double(),
+            "loss_mask": loss.double(),
+            "rollout_logprobs": logprobs.double(),
+            "values": None,
+        }
+    )
+    batch.metadata = {"uids": uids(16, group_size=GROUP), "stop_reasons": list(output["stop_reasons"])}
+    return batch
+
+
+def drawn(samples: list[TrainSample], seed: int) -> list[torch.Tensor]:
+    rng = random.Random(seed)
+    return [torch.tensor([rng.uniform(-1, 0) for _ in range(s.loss_tokens)]).double() for s in samples]
+
+
+def native(trajectories: list[Any], config: Any, *, values: dict[str, list[float]] | None = None) -> Any:
+    """The graded batch, its advantages by turn, and the ids of the trained episodes in their order."""
+    from mcpagent.engines.skyrl.credit import NativePlan
+    from mcpagent.train.objective.advantages import GradeSettings, Overlong
+
+    plan = NativePlan.of(config)
+    overlong = Overlong(mask_truncated=plan.mask_truncated)
+    settings = GradeSettings(credit=plan.credit, overlong=overlong)
+    graded = grade_groups(group_trajectories(trajectories), settings=settings)
+    by_sample = {
+        id(a.sample): t.id
+        for g, group in zip(graded.groups, group_trajectories(trajectories), strict=True)
+        for a, t in zip(g.attempts, group.trajectories, strict=True)
+    }
+    ids = [by_sample[id(sample)] for sample in graded.samples]
+    state_values = None if values is None else [values[name] for name in ids]
+    return graded, assign_credit(graded, values=state_values), ids
+
+
+CASES = [
+    ("grpo.advantage=group",),
+    ("grpo.advantage=group", "grpo.normalize_advantages=false"),
+    ("grpo.advantage=group", "grpo.normalize_advantages=batch"),
+    ("grpo.advantage=rloo",),
+    ("grpo.advantage=reinforce++",),
+    ("grpo.advantage=reinforce++_baseline",),
+    ("grpo.advantage=gae", "grpo.gamma=0.9", "grpo.lambda_gae=0.8"),
+    ("grpo.loss=dapo",),
+    ("grpo.loss=dr_grpo", "grpo.normalize_advantages=false"),
+    ("grpo.loss=gspo",),
+    ("grpo.loss=cispo",),
+    ("grpo.loss=dapo", "grpo.mask_truncated=true"),
+    ("grpo.tis_cap=1.05",),
+]
+
+
+@pytest.mark.parametrize("overrides", CASES, ids=" ".join)
+def test_advantages_and_losses_equal_the_native_ones(
+    played: tuple[Any, list[Any]], overrides: tuple[str, ...]
+) -> None:
+    output, trajectories = played
+    base = ("grpo.kl_coef=0", "grpo.loss=grpo", "grpo.normalize_advantages=null", "rollout.max_new_tokens=64")
+    config = load_train_config([], [*base, *overrides]).config
+    plan, batch = NativePlan.of(config), tensors(output)
+    values = None
+    if config.grpo.advantage == "gae":
+        torch.manual_seed(0)
+        batch["values"] = torch.randn(batch["rewards"].shape, dtype=torch.float64)
+        values = {}
+        for i, trajectory in enumerate(trajectories):
+            mask = batch["loss_mask"][i].bool().tolist()
+            starts = [k for k, on in enumerate(mask) if on and (k == 0 or not mask[k - 1])]
+            values[trajectory.id] = [float(batch["values"][i, k]) for k in starts]
+    graded, credit, ids = native(trajectories, config, values=values)
+    assert 0 < len(ids) <= 13  # three failed, and some groups are all alike
+    metrics = credit_batch(batch, plan)
+    assert metrics["trained_samples"] == len(ids)
+    rows = [next(i for i, t in enumerate(trajectories) if t.id == name) for name in ids]
+    for i in range(16):
+        is_trained = bool(batch["loss_mask"][i].any())
+        assert is_trained == (i in rows)
+    for place, i in enumerate(rows):
+        mask = batch["loss_mask"][i].bool()
+        by_token = [
+            a
+            for a, n in zip(credit.advantages[place], graded.samples[place].turn_tokens_K, strict=True)
+            for _ in range(n)
+        ]
+        assert batch["advantages"][i][mask].tolist() == pytest.approx(by_token, abs=CLOSE)
+        if config.grpo.advantage == "gae":
+            returns = [
+                r
+                for r, n in zip(credit.returns[place], graded.samples[place].turn_tokens_K, strict=True)
+                for _ in range(n)
+            ]
+            assert batch["returns"][i][mask].tolist() == pytest.approx(returns, abs=CLOSE)
+    # The loss of new logprobs against old ones, and against the sampler's.
+    new, old, sampler = (drawn(graded.samples, seed) for seed in (1, 2, 3))
+    assert skyrl_loss(config, batch, plan, rows, new, old, sampler) == pytest.approx(
+        native_loss(config, graded, credit, new, old, sampler), abs=CLOSE
+    )
+
+
+def native_loss(config: Any, graded: Any, credit: Any, new: Any, old: Any, sampler: Any) -> float:
+    from mcpagent.train.objective.loss import sampler_weights
+
+    settings = update_settings(config)
+    lengths = torch.tensor([len(x) for x in new])
+    weights = None
+    if config.grpo.tis_cap is not None:
+        weights = sampler_weights(torch.cat(old), torch.cat(sampler), lengths, cap=config.grpo.tis_cap)
+    advantages = [
+        a
+        for turns, sample in zip(credit.advantages, graded.samples, strict=True)
+        for a, n in zip(turns, sample.turn_tokens_K, strict=True)
+        for _ in range(n)
+    ]
+    parts = policy_loss(
+        torch.cat(new),
+        objective=settings.objective,
+        old_logprobs_N=torch.cat(old),
+        advantages_N=torch.tensor(advantages).double(),
+        lengths_B=lengths,
+        weights_N=weights,
+    )
+    by_sample = token_weights(
+        lengths.tolist(), loss=config.grpo.loss, max_tokens=settings.max_response_tokens
+    )
+    return float((parts.loss_N * torch.tensor(by_sample).double().repeat_interleave(lengths)).sum())
+
+
+def skyrl_loss(
+    config: Any, batch: Any, plan: NativePlan, rows: list[int], new: Any, old: Any, sampler: Any
+) -> float:
+    """By SkyRL's own loss, with the settings that the run is mapped onto."""
+    weigh_advantages(batch, [(0, 16)], plan)
+    shape = batch["advantages"].shape
+    placed = []
+    for drawn_rows in (new, old, sampler):
+        full = torch.zeros(shape, dtype=torch.float64)
+        for i, logprobs in zip(rows, drawn_rows, strict=True):
+            full[i, batch["loss_mask"][i].bool()] = logprobs
+        placed.append(full)
+    algorithm: AlgorithmConfig = skyrl_config(translate(config), {}).trainer.algorithm
+    loss, _ = PolicyLossRegistry.get(algorithm.policy_loss_type)(
+        placed[0], placed[1], batch["advantages"], algorithm, batch["loss_mask"], placed[2]
+    )
+    return float(loss)
+
+
+def test_each_optimiser_batch_is_weighed_by_itself(played: tuple[Any, list[Any]]) -> None:
+    """Groups 0 and 1 in one, 2 and 3 in the other: 3 rows are trained on in the first, 6 in the second."""
+    output, _ = played
+    config = load_train_config([], ["grpo.kl_coef=0", "grpo.loss=grpo"]).config
+    plan, batch = NativePlan.of(config), tensors(output)
+    credit_batch(batch, plan)
+    before = batch["advantages"].clone()
+    weigh_advantages(batch, [(0, 8), (8, 16)], plan)
+    for rows, trained in ((range(8), 3), (range(8, 16), 6)):
+        for i in rows:
+            tokens = int(batch["loss_mask"][i].sum())
+            if tokens:
+                expected = before[i] / (trained * tokens)
+                assert batch["advantages"][i].tolist() == pytest.approx(expected.tolist(), abs=CLOSE)
+
+
+def test_the_registered_estimators_leave_out_rows_without_a_mask_where_skyrls_count_them_as_zeros() -> None:
+    """Three successes and a failed episode: nothing sets the three apart. SkyRL's own gives each of them
+    (1 - 0.75) / 0.5 = +0.5, from a failure of the machinery."""
+    register_estimators()
+    rewards, mask = torch.tensor([[1.0], [1.0], [1.0], [0.0]]), torch.tensor([[1.0], [1.0], [1.0], [0.0]])
+    index = ["a"] * 4
+    stock, _ = compute_grpo_outcome_advantage(rewards.clone(), mask, index)
+    assert stock.squeeze(-1).tolist() == pytest.approx([0.5, 0.5, 0.5, 0.0], abs=1e-4)
+    ours, _ = compute_advantages_and_returns(rewards, mask, index, "mcpagent_group_group", AlgorithmConfig())
+    assert ours.squeeze(-1).tolist() == [0.0] * 4
+    names = AdvantageEstimatorRegistry.list_available()
+    assert {"mcpagent_rloo_group", "mcpagent_gae_group", "mcpagent_group_batch"} <= set(names)
+    assert not any("turn" in name for name in names if name.startswith("mcpagent"))
+
+
+def test_a_kl_in_the_reward_is_taken_off_its_own_turn() -> None:
+    """Two turns of two tokens; the KL costs 0.1 a token. group: totals 1 - 0.4 and 0 - 0.4, so that the
+    difference is 1 and the mean 0.1: +-0.5 without a deviation."""
+    register_estimators()
+    kl = torch.full((2, 5), -0.1)
+    kl[:, 2] = 0.0
+    rewards = kl.clone()
+    rewards[0, 4] += 1.0
+    mask = torch.tensor([[1.0, 1.0, 0.0, 1.0, 1.0]] * 2)
+    advantages, _ = compute_advantages_and_returns(
+        rewards, mask, ["a", "a"], "mcpagent_group_none", AlgorithmConfig(), grpo_norm_by_std=False
+    )
+    assert advantages[0].tolist() == pytest.approx([0.5, 0.5, 0.0, 0.5, 0.5], abs=1e-6)
+    # gae without a value: undiscounted sums of what is left, turn by turn: 1 - 0.4 and 1 - 0.2.
+    values = torch.zeros(2, 5)
+    _, returns = compute_advantages_and_returns(
+        rewards, mask, ["a", "a"], "mcpagent_gae_none", AlgorithmConfig(), values=values, gamma=1.0, lambd=1.0
+    )
+    assert returns[0].tolist() == pytest.approx([0.6, 0.6, 0.0, 0.8, 0.8], abs=1e-6)
