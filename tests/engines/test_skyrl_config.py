@@ -60,6 +60,7 @@ OTHER: dict[str, tuple[str, ...]] = {
     "grpo.loss": ("grpo.loss=dapo",),
     "grpo.clip_ratio": ("grpo.clip_ratio=0.1",),
     "grpo.clip_ratio_high": ("grpo.clip_ratio_high=0.5",),
+    "grpo.dual_clip": ("grpo.dual_clip=null",),
     "grpo.kl_coef": ("grpo.kl_coef=0.5",),
     "grpo.kl_placement": ("grpo.kl_placement=reward", "grpo.kl_estimator=k1", "grpo.kl_coef=0.1"),
     "grpo.kl_estimator": ("grpo.kl_estimator=k2",),
@@ -131,6 +132,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "vllm.sleep": ("vllm.sleep=false",),
     "grpo.advantage": ("grpo.advantage=turn",),
     "grpo.overlong_penalty": ("grpo.overlong_penalty=0.1",),
+    "grpo.dual_clip": ("grpo.loss=gspo",),
     "grpo.kl_times_ratio": ("grpo.kl_times_ratio=true",),
     "grpo.adaptive_kl": ("grpo.adaptive_kl=true", "grpo.target_kl=0.05"),
     "grpo.reference": ("grpo.reference=ema",),
@@ -207,7 +209,7 @@ def test_overrides_reach_skyrl_unless_a_setting_of_mcpagent_decides() -> None:
             {"trainer.max_training_steps": 30, "trainer.epochs": 30},
         ),
         (
-            ("grpo.loss=cispo", "grpo.clip_ratio_high=4.0"),
+            ("grpo.loss=cispo", "grpo.clip_ratio_high=4.0", "grpo.dual_clip=null"),
             {
                 "trainer.algorithm.policy_loss_type": "cispo",
                 "trainer.algorithm.cispo.cispo_eps_clip_high": 4.0,

@@ -110,7 +110,8 @@ CASES = [
     ("grpo.advantage=gae", "grpo.gamma=0.9", "grpo.lambda_gae=0.8"),
     ("grpo.loss=dapo",),
     ("grpo.loss=dr_grpo", "grpo.normalize_advantages=false"),
-    ("grpo.loss=gspo",),
+    ("grpo.loss=gspo", "grpo.dual_clip=null"),
+    ("grpo.dual_clip=1.3",),
     ("grpo.loss=cispo",),
     ("grpo.loss=dapo", "grpo.mask_truncated=true"),
     ("grpo.tis_cap=1.05",),
@@ -122,7 +123,13 @@ def test_advantages_and_losses_equal_the_native_ones(
     played: tuple[Any, list[Any]], overrides: tuple[str, ...]
 ) -> None:
     output, trajectories = played
-    base = ("grpo.kl_coef=0", "grpo.loss=grpo", "grpo.normalize_advantages=null", "rollout.max_new_tokens=64")
+    base = (
+        "grpo.kl_coef=0",
+        "grpo.loss=grpo",
+        "grpo.tis_cap=null",
+        "grpo.normalize_advantages=null",
+        "rollout.max_new_tokens=64",
+    )
     config = load_train_config([], [*base, *overrides]).config
     plan, batch = NativePlan.of(config), tensors(output)
     values = None

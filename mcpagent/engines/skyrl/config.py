@@ -19,6 +19,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 
 ENV_ID = "MCPToolEnv"  # of env.skyrl, which imports skyrl_gym
+_AUTO_TIS_CAP = 2.0  # vLLM samples, and FSDP trains: grpo.tis_cap auto means this
 _NO_CLIPPING = 1e9  # SkyRL's optimiser always has a bound
 
 Settings = Callable[[TrainConfig], JsonObject]
@@ -72,13 +73,8 @@ def value_at(config: TrainConfig, key: str) -> Any:
 
 
 def _model(config: TrainConfig) -> JsonObject:
-    settings = {
-        "trainer.policy.model.path": config.model.name,
-        "trainer.ref.model.path": config.model.name,
-    }
-    if config.grpo.advantage == "gae":
-        settings["trainer.critic.model.path"] = config.model.name
-    return settings
+    models = ("policy", "ref", "critic") if config.grpo.advantage == "gae" else ("policy", "ref")
+    return {f"trainer.{model}.model.path": config.model.name for model in models}
 
 
 def _refuse_model(config: TrainConfig) -> str | None:
@@ -87,8 +83,8 @@ def _refuse_model(config: TrainConfig) -> str | None:
 
 
 def _refuse_attention(config: TrainConfig) -> str | None:
-    has_it = config.model.attn_implementation in (None, "sdpa", "flash_attention_2")
-    return None if has_it else "SkyRL has flash_attention_2 and sdpa"
+    kind = config.model.attn_implementation
+    return None if kind in (None, "sdpa", "flash_attention_2") else "SkyRL has flash_attention_2 and sdpa"
 
 
 def _refuse_dtype(config: TrainConfig) -> str | None:
@@ -97,11 +93,6 @@ def _refuse_dtype(config: TrainConfig) -> str | None:
     return (
         None if is_theirs else "SkyRL holds float32 and computes bfloat16: set training.mixed_precision bf16"
     )
-
-
-def _refuse_reference(config: TrainConfig) -> str | None:
-    why = "SkyRL's reference is frozen (trainer.update_ref_every_epoch copies the policy)"
-    return why if config.grpo.reference == "ema" else None
 
 
 def _finetune(config: TrainConfig) -> JsonObject:
@@ -130,13 +121,20 @@ _LOSSES = {
 
 def _loss(config: TrainConfig) -> JsonObject:
     kind, reduction = _LOSSES[config.grpo.loss]
+    bound = config.grpo.dual_clip if kind == "regular" else None
     return {
-        "trainer.algorithm.policy_loss_type": kind,
+        "trainer.algorithm.clip_ratio_c": bound or 3.0,  # which "regular" does not read
+        "trainer.algorithm.policy_loss_type": kind if bound is None else "dual_clip",
         "trainer.algorithm.loss_reduction": reduction,
         # No lower bound, and the policy that sampled: MiniMax-M1.
         "trainer.algorithm.cispo.cispo_eps_clip_low": 1.0,
         "trainer.algorithm.cispo.cispo_anchor": "old",
     }
+
+
+def _refuse_dual_clip(config: TrainConfig) -> str | None:
+    is_gspo = config.grpo.loss == "gspo" and config.grpo.dual_clip is not None
+    return "SkyRL's gspo has no such bound: set it to null" if is_gspo else None
 
 
 def estimator_name(config: TrainConfig) -> str:
@@ -155,8 +153,8 @@ def _kl(config: TrainConfig) -> JsonObject:
 
 
 def _adaptive_kl(config: TrainConfig) -> JsonObject:
-    grpo = config.grpo
-    settings: JsonObject = {"trainer.algorithm.kl_ctrl.type": "adaptive" if grpo.adaptive_kl else "fixed"}
+    grpo, kind = config.grpo, "adaptive" if config.grpo.adaptive_kl else "fixed"
+    settings: JsonObject = {"trainer.algorithm.kl_ctrl.type": kind}
     if grpo.target_kl is not None:
         settings["trainer.algorithm.kl_ctrl.kl_target"] = grpo.target_kl
     return settings
@@ -175,6 +173,7 @@ def _tis(config: TrainConfig) -> JsonObject:
     )
     if cap is None:
         return {f"{section}.tis_ratio_type": None}
+    cap = _AUTO_TIS_CAP if cap == "auto" else cap
     return {f"{section}.tis_ratio_type": level, f"{section}.{level}_tis_ratio_clip_high": cap}
 
 
@@ -255,7 +254,6 @@ def _placement(config: TrainConfig) -> JsonObject:
     return place
 
 
-_GAE_ONLY = "the critic is a model of its own, with a loss of its own"
 _RULES: dict[str, Rule | Callable[[str], Rule]] = {
     "algorithm": _refused(
         "SkyRL trains by GRPO and PPO here; make the warm start with engine native", "grpo"
@@ -321,6 +319,7 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
             "trainer.algorithm.cispo.cispo_eps_clip_high": c.grpo.clip_high,
         }
     ),
+    "grpo.dual_clip": _mapped(_loss, _refuse_dual_clip),
     "grpo.max_response_tokens": _kept("the trainer divides dr_grpo's sums by it"),
     "grpo.mask_truncated": _kept("the trainer takes the loss off cut episodes; their reward counts"),
     "grpo.overlong_penalty": _refused("no penalty for length is taken off SkyRL's rewards"),
@@ -331,7 +330,7 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
     "grpo.kl_times_ratio": _refused("SkyRL's KL has no weight by the ratio"),
     "grpo.target_kl": _mapped(_adaptive_kl),
     "grpo.adaptive_kl": _mapped(_adaptive_kl, _refuse_adaptive_kl),
-    "grpo.reference": Rule(kind="refused", refuse=_refuse_reference),
+    "grpo.reference": _refused("SkyRL's reference is frozen", "frozen", "none"),
     **dict.fromkeys(
         ("grpo.reference_update_every", "grpo.reference_decay"), _ignored("it belongs to ema: refused")
     ),
@@ -348,7 +347,7 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
     "grpo.minibatches": _mapped(_batch),
     "grpo.gamma": _mapped(lambda c: {"trainer.algorithm.gamma": c.grpo.gae_gamma}),
     "grpo.lambda_gae": _mapped(lambda c: {"trainer.algorithm.lambd": c.grpo.gae_lambda}),
-    "grpo.value_loss_coef": _ignored(_GAE_ONLY),
+    "grpo.value_loss_coef": _ignored("the critic is a model of its own, with a loss of its own"),
     "grpo.value_learning_rate": _mapped(_rates),
     "grpo.value_clip": _mapped(
         lambda c: {"trainer.algorithm.value_clip": c.grpo.value_clip},
@@ -390,6 +389,7 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
     "training.useful_share": _ignored("it belongs to training.curriculum calibrated, which is refused"),
     "training.warmup_steps": _mapped(lambda c: _of_optimizers("num_warmup_steps", c.training.warmup_steps)),
     "training.micro_batch_tokens": _as("trainer.max_tokens_per_microbatch"),
+    "training.collective_timeout_s": _ignored("the timeouts of Ray and NCCL hold"),
     "training.mixed_precision": _refused("SkyRL computes in bfloat16", "no", "bf16"),
     "budget": _refused("a Ray job has no such cap; use the scheduler's time limit"),
     "health": _ignored("its limits are of native metrics; what SkyRL measures is in metrics.jsonl"),
