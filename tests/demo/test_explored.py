@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pytest
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
+from mcpagent.demo.controls import run_controls
 from mcpagent.demo.explored import ExploredServers, Subjects, disjoint, shortfalls, warnings
 from mcpagent.demo.job import QuickstartJob, Stages, open_job
 from mcpagent.demo.quickstart import quickstart, run_stages
@@ -96,6 +98,23 @@ def test_a_finished_one_says_the_same_again(
     explored = ExploredServers(tools=ToolsConfig(servers=job.progress.servers))
     again = cut_short(open_job(job.out, seed=3, stages=noting([]), explored=explored))
     assert run_stages(again) == document
+
+
+def test_the_controls_run_on_servers_of_ones_own_and_stand_in_the_report(
+    finished: tuple[QuickstartJob, dict[str, Any], list[str]], tmp_path: Path
+) -> None:
+    job, document, _ = finished
+    few = tmp_path / "run"
+    shutil.copytree(job.out, few)
+    heldout = (few / "data" / "heldout.jsonl").read_text().splitlines(keepends=True)[:6]
+    (few / "data" / "heldout.jsonl").write_text("".join(heldout))
+    explored = ExploredServers(tools=ToolsConfig(servers=job.progress.servers))
+    again = run_stages(cut_short(open_job(few, seed=3, stages=noting([]), explored=explored)), run_controls)
+    rows = {row["name"]: row for row in again["controls"]}
+    assert rows.keys() == {"random rewards", "more demonstrations", "rejection sampling"}
+    assert {row["sampled_all"]["n"] for row in rows.values()} == {6}
+    assert all(name in Path(again["report"]).read_text(encoding="utf-8") for name in rows)
+    assert again["trained"] == document["trained"], "nothing before the controls is done again"
 
 
 def test_what_exploring_gave_is_said_before_anything_is_trained(
