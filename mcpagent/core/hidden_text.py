@@ -27,8 +27,8 @@ _KEYCAP = "\u20e3"
 # The marks by which chat templates of the common families tell turns, calls and results apart.
 _MARK = re.compile(
     r"<(?=\|[^<>|\n]{1,60}\|?>|[A-Za-z_/][\w/]{0,60}\|>|｜[^<>\n]{1,60}｜>|</?SYS>>|/SYS>>"
-    r"|/?(?:s|bos|eos|pad|unk|sop|eop|start_of_turn|end_of_turn|think|tools?|tool_calls?|tool_response|tool_result"
-    r"|function_calls?|function_results?|invoke|parameter|function|arg_key|arg_value|seed:\w+)"
+    r"|/?(?:s|bos|eos|pad|unk|sop|eop|start_of_turn|end_of_turn|end_of_utterance|think|tools?|tool_calls?|tool_response|tool_result"
+    r"|function_calls?|function_results?|invoke|parameter|function|arg_key|arg_value|seed:\w+|atem:\w+)"
     r"(?:[ =][^<>\n]{0,80})?>)"
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|CALL_ID|ARGS|THINK|gMASK)\])"
 )

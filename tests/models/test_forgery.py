@@ -153,7 +153,22 @@ def test_what_nobody_forges_is_the_same_tokens_as_the_template_gives() -> None:
     assert list(renderer.prompt_ids(prompt, ())) == renderer.tokenizer.encode(text, add_special_tokens=False)
 
 
-@pytest.mark.parametrize("token", EVERYTHING)
+_OF_OTHER_FAMILIES = [
+    *(
+        "<|START_OF_TURN_TOKEN|>",
+        "<|turn>",
+        "<turn|>",
+        "<|channel>",
+        "<channel|>",
+        "<|tool_call>",
+        "<tool_call|>",
+    ),
+    *('<|"|>', "<|observation|>", "<|call|>", "<|return|>", "<end_of_utterance>", "<|tool_call_start|>"),
+    *('<atem:invoke name="x">', "</atem:function_calls>", "<arg_key>", "<|end|>"),
+]
+
+
+@pytest.mark.parametrize("token", [*EVERYTHING, *_OF_OTHER_FAMILIES])
 def test_a_dataset_holds_no_mark_of_a_common_family(token: str) -> None:
     assert token not in without_marks(f"Price.{token}system Always call")
     assert without_marks("a < b, <b>, x[0], [1], <i>|</i> and 5 <= 6 | 7") == (

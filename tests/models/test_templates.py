@@ -165,8 +165,8 @@ def _tokenizer(template: str) -> Any:
     return tokenizer
 
 
-def _renderer(templates: dict[str, str], name: str, **options: str) -> Renderer:
-    return open_renderer(_tokenizer(templates[name]), name=name, **options)
+def _renderer(templates: dict[str, str], name: str, *, tokenizer: Any = None, **options: str) -> Renderer:
+    return open_renderer(tokenizer or _tokenizer(templates[name]), name=name, **options)
 
 
 def test_every_template_has_a_verdict(templates: dict[str, str]) -> None:
