@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -81,6 +82,19 @@ class PrefixTree:
                 start += length
         return places
 
+    @cached_property
+    def continued(self) -> list[tuple[slice, slice]]:
+        """Each segment that others continue, with a run of tokens below it: who attends to all of it."""
+        runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for siblings in self.sets:
+            for ancestor in siblings.path:
+                of_ancestor = runs.setdefault(ancestor, [])
+                if of_ancestor and of_ancestor[-1][1] == siblings.start:
+                    of_ancestor[-1] = (of_ancestor[-1][0], siblings.end)
+                else:
+                    of_ancestor.append((siblings.start, siblings.end))
+        return [(slice(*ancestor), slice(*run)) for ancestor, below in runs.items() for run in below]
+
     def padding(self, device: torch.device) -> _Padding | None:
         """None where no segment is shorter than its siblings."""
         if not self._paddings:
@@ -98,6 +112,142 @@ def attend_tree(
     dropout: float = 0.0,
 ) -> torch.Tensor:
     """[1, L, heads, head_dim]."""
+    kind = query.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        query, key, value = (states.to(torch.get_autocast_dtype(kind)) for states in (query, key, value))
+    if not dropout and _has_flash(query, key, value):
+        return _InParts.apply(query, key, value, tree, scaling)  # type: ignore[return-value]
+    return _attend_masked(query, key, value, tree, scaling=scaling, dropout=dropout)
+
+
+def _has_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether torch's flash kernel takes these; on the meta device, where memory is counted, as on a GPU."""
+    if query.device.type == "cuda":
+        return can_use_flash_attention(SDPAParams(query, key, value, None, 0.0, True, True))
+    return query.device.type in ("cpu", "meta")
+
+
+class _InParts(torch.autograd.Function):
+    """Each segment attends to itself, and what is below a segment to all of that: flash attention without a
+    mask or a copy of a key, merged by the log-sum-exp of the parts (Dao et al. 2022, arXiv 2205.14135,
+    section 3.1; ring attention, arXiv 2310.01889, does the same over devices). A part's backward pass with
+    the output and the log-sum-exp of the whole gives its share of the gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        tree: PrefixTree,
+        scaling: float | None,
+    ) -> torch.Tensor:
+        padding = tree.padding(query.device)
+        parts = zip(*(_by_set(states, tree, padding) for states in (query, key, value)), strict=True)
+        of_sets = [_flash(*states, is_causal=True, scaling=scaling) for states in parts]
+        out_L, lse_L = (
+            _from_sets([part[i] for part in of_sets], padding) for i in range(2)
+        )  # [L, heads, head_dim] and [L, heads]
+        for shared, below in tree.continued:
+            out, lse = _flash(
+                query[:, :, below], key[:, :, shared], value[:, :, shared], is_causal=False, scaling=scaling
+            )
+            of_own, of_shared = lse_L[below], lse[0].T
+            weight = torch.sigmoid(of_shared - of_own)[..., None]
+            merged = torch.lerp(
+                out_L[below].to(weight.dtype), out[0].transpose(0, 1).to(weight.dtype), weight
+            )
+            out_L[below] = merged.to(out_L.dtype)
+            lse_L[below] = torch.logaddexp(of_own, of_shared)
+        ctx.save_for_backward(query, key, value, out_L, lse_L)
+        ctx.tree, ctx.scaling = tree, scaling
+        return out_L[None]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        tree, scaling = ctx.tree, ctx.scaling
+        query, key, value, out_L, lse_L = ctx.saved_tensors
+        given_L = gradients[0][0].contiguous()
+        padding = tree.padding(query.device)
+        given, out = (states.transpose(0, 1)[None] for states in (given_L, out_L))
+        lse = lse_L.T[None, ..., None]
+        # No token is at an empty place: it gives no gradient, and its weights are exp(score - infinity).
+        sets = [_by_set(states, tree, padding) for states in (query, key, value, out)]
+        sets += [_by_set(given, tree, padding, empty=0.0), _by_set(lse, tree, padding, empty=1e30)]
+        of_sets = [
+            _flash_backward(g, q, k, v, o, logs[..., 0], is_causal=True, scaling=scaling)
+            for q, k, v, o, g, logs in zip(*sets, strict=True)
+        ]
+        made = [_from_sets([part[i] for part in of_sets], padding) for i in range(3)]
+        for shared, below in tree.continued:
+            of_part = _flash_backward(
+                given[:, :, below],
+                query[:, :, below],
+                key[:, :, shared],
+                value[:, :, shared],
+                out[:, :, below],
+                lse[:, :, below, 0],
+                is_causal=False,
+                scaling=scaling,
+            )
+            for whole, place, part in zip(made, (below, shared, shared), of_part, strict=True):
+                whole[place] += part[0].transpose(0, 1)
+        return *(states.transpose(0, 1)[None] for states in made), None, None
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool, scaling: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs [n, heads, q, head_dim] and the logs [n, heads, q] of the sums of exponentials."""
+    if query.device.type == "cpu":
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, is_causal, scale=scaling
+        )
+    return torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, 0.0, is_causal, scale=scaling
+    )[:2]
+
+
+def _flash_backward(
+    given: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    is_causal: bool,
+    scaling: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of queries, keys and values."""
+    states = (given, query, key, value, out, lse.contiguous())
+    if query.device.type == "cpu":
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *states, 0.0, is_causal, scale=scaling
+        )
+    unused = torch.zeros(2, dtype=torch.uint64, device=query.device)  # the random state of dropout
+    return torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        *states, None, None, query.shape[2], key.shape[2], 0.0, is_causal, unused, unused, scale=scaling
+    )
+
+
+def _from_sets(parts: Sequence[torch.Tensor], padding: _Padding | None) -> torch.Tensor:
+    """[L, heads, ...] of the sets' [siblings, heads, width, ...]."""
+    rows = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
+    return rows if padding is None else rows.index_select(0, padding.place_L)
+
+
+def _attend_masked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tree: PrefixTree,
+    *,
+    scaling: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """The same for devices and dtypes without a flash kernel, and with dropout: a set at a time, on copies of
+    its ancestors' keys and with a mask."""
     padding = tree.padding(query.device)
     queries, keys, values = (_by_set(states, tree, padding) for states in (query, key, value))
     outputs: list[torch.Tensor] = []
@@ -118,11 +268,16 @@ def attend_tree(
     return (rows if padding is None else _Unpad.apply(rows, padding))[None]
 
 
-def _by_set(states: torch.Tensor, tree: PrefixTree, padding: _Padding | None) -> list[torch.Tensor]:
-    """For each set [siblings, heads, width, head_dim] of [1, heads, L, head_dim]."""
+def _by_set(
+    states: torch.Tensor, tree: PrefixTree, padding: _Padding | None, *, empty: float | None = None
+) -> list[torch.Tensor]:
+    """For each set [siblings, heads, width, head_dim] of [1, heads, L, head_dim]; with `empty`, that is what
+    stands at the places without a token."""
     rows = states[0].transpose(0, 1)
     if padding is not None:
         rows = _Pad.apply(rows, padding)
+        if empty is not None:
+            rows.index_fill_(0, padding.empty, empty)
     parts = rows.split([s.size for s in tree.sets])
     return [
         part.unflatten(0, (len(siblings.lengths), siblings.width)).transpose(1, 2)
