@@ -1,0 +1,33 @@
+"""Which engine a run gets, here where SkyRL cannot run."""
+
+from __future__ import annotations
+
+import pytest
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.engines import NATIVE, available, choose
+from mcpagent.engines.skyrl.engine import ENGINE
+from mcpagent.errors import UserError
+
+CANNOT = ENGINE.why_not()
+pytestmark = pytest.mark.skipif(CANNOT is None, reason="SkyRL can run here")
+
+
+def test_auto_falls_back_by_name_with_the_reason() -> None:
+    notes: list[str] = []
+    assert choose(TrainConfig(engine="auto"), note=notes.append) is NATIVE
+    assert CANNOT is not None
+    assert notes == [f"engine: native (skyrl: {CANNOT.message})"]
+
+
+def test_a_named_engine_never_gives_way() -> None:
+    with pytest.raises(UserError, match="SkyRL") as error:
+        choose(TrainConfig(engine="skyrl"), note=print)
+    assert error.value.remedy
+    assert choose(TrainConfig(engine="skyrl"), note=print, is_dry_run=True) is ENGINE
+
+
+def test_what_is_available_says_what_is_missing() -> None:
+    missing = available()
+    assert set(missing) == {"native", "skyrl"}
+    assert missing["native"] is None and missing["skyrl"] is not None
