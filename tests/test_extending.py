@@ -73,13 +73,14 @@ def test_every_family_has_its_section() -> None:
         "Advantage estimator",
         "Loss",
         "Dialect",
+        "Reward term",
         "Reward method",
         "Rollout backend",
         "Tracker",
         "Built-in server",
         "Task template",
     ]
-    assert len(_FILE.findall(PAGE)) == 8
+    assert len(_FILE.findall(PAGE)) == 9
 
 
 def test_an_estimator_and_a_loss_that_were_added_are_settings_that_compute(tree: Path) -> None:
@@ -131,6 +132,31 @@ ended = [
 print(json.dumps([total_reward(grade(task, record)) for record in ended]))
 """
     assert _values(tree, code) == [1.0, 0.0]
+
+
+def test_a_reward_term_that_was_written_is_a_setting_that_scores(tree: Path) -> None:
+    code = """
+from mcpagent.config.loader import load_train_config
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import StopReason
+from mcpagent.reward.record import EpisodeRecord
+from mcpagent.reward.rule import total_reward
+from mcpagent.reward.terms import load_reward
+overrides = ["reward.terms=[my_terms:brief]", "reward.weights.brief=0.04"]
+reward = load_reward(load_train_config([], overrides).config.reward)
+truth = {"task_id": "t", "abstain": True, "final_answer": {"type": "string", "value": "no"}}
+task = Task.model_validate({"prompt": [{"role": "user", "content": "?"}],
+                            "reward_spec": {"ground_truth": truth}})
+rewards = [
+    total_reward(
+        reward.grade(task, EpisodeRecord(turns=(), final_answer=text, stop_reason=StopReason.ANSWERED)).terms
+    )
+    for text in ("no", "word " * 40, "word " * 70)
+]
+print(json.dumps([round(value, 6) for value in rewards] + [reward.bounds.separates]))
+"""
+    # A success of one word; failures of 40 words, half of the term's weight, and of 70 words, none of it.
+    assert _values(tree, code) == [1.04, 0.02, 0.0, True]
 
 
 def test_a_tracker_that_was_added_is_a_setting_that_writes(tree: Path) -> None:

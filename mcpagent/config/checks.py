@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mcpagent.config.named_parts import is_built
-from mcpagent.config.schema import GrpoConfig, TrainConfig
+from mcpagent.config.schema import GrpoConfig, RewardConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def _common(config: TrainConfig) -> Iterator[ConfigFinding]:
             f"sft.{name} is {getattr(sft, name)}, but sft.curriculum names no function that makes its "
             "samples; name one as package.module:function",
         )
+    yield from _reward(config.reward)
     if rollout.user == "model" and not rollout.user_model:
         yield ConfigFinding(
             ("rollout.user_model", "rollout.user"),
@@ -76,6 +77,24 @@ def _common(config: TrainConfig) -> Iterator[ConfigFinding]:
             ("tools.cassette_mode", "tools.cassette"),
             f"tools.cassette_mode is {config.tools.cassette_mode}, but tools.cassette names no folder; "
             "set it, or leave the mode out",
+        )
+
+
+def _reward(reward: RewardConfig) -> Iterator[ConfigFinding]:
+    names = reward.term_names
+    if reward.weightless:
+        weighted = ("success", "partial", "penalty", *names)
+        yield ConfigFinding(
+            (f"reward.weights.{reward.weightless[0]}", "reward.terms"),
+            f"reward.weights names {', '.join(reward.weightless)}, but the terms that have a weight are "
+            f"{', '.join(weighted)}; name the function in reward.terms, or correct the name",
+        )
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        yield ConfigFinding(
+            ("reward.terms",),
+            f"reward.terms has two functions of the name {twice}, and a term is called as its function; "
+            "rename one",
         )
 
 

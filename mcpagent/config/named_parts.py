@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from mcpagent.core.tasks import Task
@@ -60,11 +62,23 @@ def load_named(name: str, *, where: str) -> Any:
     """What "package.module:attribute" names, imported now. Raises UserError where it does not exist; `where`
     is the setting that names it."""
     module, _, attribute = name.partition(":")
+    _make_importable(module)
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
+        kind = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "
         raise UserError(
-            f"{where} is {name}, which cannot be imported: {error}",
+            f"{where} is {name}, which cannot be imported: {kind}{error}",
             where=where,
-            remedy="name a function as package.module:function, of a package that is installed here",
+            remedy="name a function as package.module:function, of a package that is installed here or of a "
+            "file in the current folder",
         ) from error
+
+
+def _make_importable(module: str) -> None:
+    """A module in the current folder can be named too: an installed command does not look there. It comes
+    last, so that it hides nothing."""
+    top, here = module.partition(".")[0], Path.cwd()
+    if ((here / top).is_dir() or (here / f"{top}.py").is_file()) and str(here) not in sys.path:
+        sys.path.append(str(here))
+        importlib.invalidate_caches()

@@ -159,7 +159,9 @@ KNOWN_KEYS: frozenset[Key] = frozenset(_leaves(TrainConfig))
 SECTIONS: frozenset[Key] = frozenset(key[:n] for key in KNOWN_KEYS for n in range(1, len(key)))
 # Below them stand the user's own names.
 _PER_SERVER: Key = ("tools", "per_server")
-_OPEN_KEYS: frozenset[Key] = frozenset({("tools", "isolation"), _PER_SERVER, ("budget", "usd_per_call")})
+_OPEN_KEYS: frozenset[Key] = frozenset(
+    {("tools", "isolation"), _PER_SERVER, ("budget", "usd_per_call"), ("reward", "weights")}
+)
 _NAMES = sorted({".".join(key) for key in KNOWN_KEYS} | set(ALIASES))
 
 

@@ -326,14 +326,33 @@ class DataConfig(Section):
     message_limit_chars: PositiveInt = 1_000_000  # longer messages of a record are cut in the middle
 
 
-class RewardConfig(Section):
-    """The reward during training; evaluation always uses the fixed form."""
+_RULE_WEIGHTS = ("success", "partial", "penalty")
+RewardFunction = Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")]
 
+
+class RewardConfig(Section):
+    """The reward in training and evaluation; when penalties begin, and controls, are of training alone."""
+
+    # By term: success (0.6), partial (0.4), penalty (-1), where other weights are wanted, and functions of
+    # `terms`, which are measured without weight where they have none here.
+    weights: dict[str, float] = {}
+    # Functions of a task and an ended episode that give 0 to 1, as package.module:function (reward.terms).
+    terms: Annotated[tuple[RewardFunction, ...], Field(strict=False)] = ()
     # Penalties begin once sampled success passes this share: before, they teach silence. 0: from the start.
     penalty_after_success: Share = 0.25
     # Control experiments: random draws rewards without information; rejection trains on successes alone;
     # negated rewards what fails, and must make things worse.
     control: Literal["none", "random", "rejection", "negated"] = "none"
+
+    @property
+    def weightless(self) -> list[str]:
+        """Names in `weights` that no term has."""
+        return [name for name in self.weights if name not in (*_RULE_WEIGHTS, *self.term_names)]
+
+    @property
+    def term_names(self) -> list[str]:
+        """What the functions of `terms` are called in records: their own names."""
+        return [place.partition(":")[2] for place in self.terms]
 
 
 class SftConfig(Section):

@@ -68,6 +68,8 @@ class HealthLimits(Section):
     loop_share: Share | None = None  # of episodes that make the same call three times or more
     tokens_rise: PositiveFloat | None = None  # sampled tokens an episode
     tokens_fall: Share | None = None
+    # Rise of what a reward term adds, before its weight, since success was highest, while success fell.
+    term_against_success: Share | None = None
 
 
 class WarnLimits(HealthLimits):
@@ -88,6 +90,7 @@ class WarnLimits(HealthLimits):
     loop_share: Share | None = 0.3
     tokens_rise: PositiveFloat | None = 4.0
     tokens_fall: Share | None = 0.25
+    term_against_success: Share | None = 0.05
 
 
 class StopLimits(HealthLimits):

@@ -24,8 +24,9 @@ from mcpagent.env.offer import Discovery, OfferedTools, SearchableTools, offer
 from mcpagent.env.parsing import observations, parse_action
 from mcpagent.env.user import UserSimulator, UserTurn
 from mcpagent.errors import EpisodeError
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, grade, state_checks
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
 from mcpagent.reward.rule import turn_terms
+from mcpagent.reward.terms import DEFAULT_REWARD, Reward
 from mcpagent.tools.contract import Purpose, ToolProvider
 from mcpagent.tools.wire import cut_middle
 
@@ -107,6 +108,7 @@ class Episode:
         discovery: Discovery | None = None,
         user: UserSimulator | None = None,
         seed: int = 0,
+        reward: Reward = DEFAULT_REWARD,
     ) -> None:
         """`discovery`: tools are searched for; None offers all of the task's at once. `user` says the later
         user messages in its own words, by `seed`; None says them as the task has them."""
@@ -117,17 +119,15 @@ class Episode:
         self.stop_reason: StopReason | None = None
         self.turn_terms: tuple[tuple[RewardTerm, ...], ...] = ()  # one entry a turn, once graded
         self._limits = limits or EpisodeLimits()
-        self._catalog = tools.tools
-        self._session = tools.session()
-        self._tool_format = tool_format
+        self._catalog, self._session = tools.tools, tools.session()
+        self._tool_format, self._reward = tool_format, reward
         self._discovery = discovery
         self._user, self._seed, self._said = user, seed, [m.content for m in task.prompt if m.role == "user"]
         self._searchable: SearchableTools | None = None
-        self._search_turns = 0
         self._offer: OfferedTools | None = None
         self._runner: CallRunner | None = None
         self._turns: list[RecordedTurn] = []
-        self._user_turn = 0
+        self._user_turn = self._search_turns = 0
         self._setup_results: list[ToolResult] = []
         self._before: list[ToolResult] = []  # of the state checks that compare with it
         self._state: list[ToolResult] = []  # of the first so many state checks
@@ -240,8 +240,9 @@ class Episode:
         if self._terms is None:
             if self.stop_reason is not StopReason.FAILED:
                 await self._read_state(state_checks(self.task.truth)[len(self._state) :])
-            self._terms = grade(self.task, self.record)
-            self.turn_terms = turn_terms(self.task, self.record)
+            graded = self._reward.grade(self.task, self.record)
+            self._terms, self.turn_terms = graded.terms, turn_terms(self.task, self.record)
+            self.errors += graded.errors
         return self._terms
 
     async def trajectory(

@@ -24,7 +24,7 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 from skyrl_gym.envs.registration import registry
 from skyrl_gym.tools.core import ToolGroup
 
-from mcpagent.config.schema import ToolsConfig
+from mcpagent.config.schema import RewardConfig, ToolsConfig
 from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.records import JsonObject, Record, describe
 from mcpagent.core.registry import ToolFormat
@@ -35,6 +35,7 @@ from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput, prompt_messages, search_turns
 from mcpagent.env.offer import discovery
 from mcpagent.errors import EpisodeError, UserError
+from mcpagent.reward.terms import Reward, load_reward
 from mcpagent.tools.setup import Tools, open_tools
 
 ENV_ID = "MCPToolEnv"
@@ -46,7 +47,7 @@ class EnvConfig(Record):
     a run's configuration, as a whole; or its main settings stand here: `servers` is the path of an `mcp.json`
     (None runs the built-in servers in this process), `limited` gives those their small tool sets.
     `tool_format` is the dialect in which the model is told to call tools. `log_dir` gets what servers write
-    to stderr."""
+    to stderr. `reward_weights` and `reward_terms` are those of the section `reward`."""
 
     tools: ToolsConfig | None = None
     servers: str | None = None
@@ -58,6 +59,8 @@ class EnvConfig(Record):
     tool_format: ToolFormat = "auto"
     discovery: Literal["all", "search"] = "all"
     pinned: tuple[str, ...] = ()
+    reward_weights: dict[str, float] = {}
+    reward_terms: tuple[str, ...] = ()
     log_dir: str | None = None
 
     @pydantic.model_validator(mode="after")
@@ -166,6 +169,7 @@ class MCPToolEnv(BaseTextEnv):
             tool_format=self._config.tool_format,
             discovery=search,
             seed=derive_seed(place.seed, "user"),
+            reward=_reward(self._config),
         )
         self._prompt = prompt_messages(task, limits.message_limit_chars)
         messages = [self._shown(message) for message in self._prompt]
@@ -348,6 +352,23 @@ def _runtime(config: EnvConfig) -> _Runtime:
             atexit.register(runtime.close)
             _runtimes[key] = runtime
         return _runtimes[key]
+
+
+def _reward(config: EnvConfig) -> Reward:
+    """Raises UserError."""
+    try:
+        section = RewardConfig(weights=config.reward_weights, terms=config.reward_terms)
+    except pydantic.ValidationError as error:
+        raise UserError(
+            "; ".join(describe(detail) for detail in error.errors()), where="env_config.reward_terms"
+        ) from None
+    if section.weightless:
+        raise UserError(
+            f"reward_weights names {', '.join(section.weightless)}, which is no term",
+            where="env_config.reward_weights",
+            remedy="name its function in reward_terms, or correct the name",
+        )
+    return load_reward(section)
 
 
 def _parse_config(env_config: object) -> EnvConfig:

@@ -111,7 +111,7 @@ INVALID_COST = 0.1
 FREE_OTHER_CALLS = 1  # exploratory calls a user turn
 FREE_SEARCHES = 2  # a user turn, besides one for each call of its plan
 
-_WEIGHTS = {"success": SUCCESS_WEIGHT, "partial": PARTIAL_WEIGHT, "penalty": PENALTY_WEIGHT}
+WEIGHTS = {"success": SUCCESS_WEIGHT, "partial": PARTIAL_WEIGHT, "penalty": PENALTY_WEIGHT}
 _PARTIAL_SHARES = {"S": 0.5, "coverage": 0.25, "answer": 0.25}
 TERM_NAMES = (
     *("success", "partial", "penalty", "S", "coverage", "answer", "must_call", "state", "abstain"),
@@ -126,7 +126,7 @@ def grade_by_rule(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     deadline passed is unscored: every term is None.
     """
     if record.is_unscorable:
-        return tuple(RewardTerm(name=name, value=None, weight=_WEIGHTS.get(name, 0.0)) for name in TERM_NAMES)
+        return tuple(RewardTerm(name=name, value=None, weight=WEIGHTS.get(name, 0.0)) for name in TERM_NAMES)
     truth, calls = task.truth, record.calls
     assignment = assign(truth.tool_sequence, calls)
     values = _components(task, record, calls, assignment)
@@ -139,7 +139,7 @@ def grade_by_rule(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
         MAX_PENALTY, EXCESS_COST * values["excess"] + INVALID_COST * values["invalid_rate"]
     )
     return tuple(
-        RewardTerm(name=name, value=values[name], weight=_WEIGHTS.get(name, 0.0)) for name in TERM_NAMES
+        RewardTerm(name=name, value=values[name], weight=WEIGHTS.get(name, 0.0)) for name in TERM_NAMES
     )
 
 
@@ -156,11 +156,13 @@ def total_reward(terms: Sequence[RewardTerm]) -> float | None:
     return total
 
 
-def with_penalty(terms: Sequence[RewardTerm], *, active: bool) -> tuple[RewardTerm, ...]:
-    """`terms` with the penalty in force or not (training starts it once the policy succeeds often enough);
-    its value is kept either way."""
-    weight = PENALTY_WEIGHT if active else 0.0
-    return tuple(t.model_copy(update={"weight": weight}) if t.name == "penalty" else t for t in terms)
+def with_penalty(
+    terms: Sequence[RewardTerm], *, active: bool, weight: float = PENALTY_WEIGHT
+) -> tuple[RewardTerm, ...]:
+    """`terms` with the penalty in force, by `weight`, or not (training starts it once the policy succeeds
+    often enough); its value is kept either way."""
+    in_force = weight if active else 0.0
+    return tuple(t.model_copy(update={"weight": in_force}) if t.name == "penalty" else t for t in terms)
 
 
 def turn_terms(task: Task, record: EpisodeRecord) -> tuple[tuple[RewardTerm, ...], ...]:

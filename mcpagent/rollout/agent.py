@@ -15,6 +15,7 @@ from mcpagent.env.offer import Discovery
 from mcpagent.env.user import UserSimulator
 from mcpagent.errors import EpisodeError
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
+from mcpagent.reward.terms import DEFAULT_REWARD, Reward
 from mcpagent.tools.contract import ToolProvider
 
 
@@ -62,6 +63,7 @@ class AgentSettings:
     max_context_tokens: int | None = None
     discovery: Discovery | None = None
     user: UserSimulator | None = None  # None: later user messages are those of the task
+    reward: Reward = DEFAULT_REWARD
 
 
 async def run_attempt(
@@ -86,6 +88,7 @@ async def run_attempt(
         discovery=settings.discovery,
         user=settings.user,
         seed=derive_seed(attempt.seed, "user"),
+        reward=settings.reward,
     )
     turns: list[Turn] = []
     prompt: list[JsonObject] = []

@@ -7,6 +7,7 @@ from mcpagent.env.episode import EpisodeLimits
 from mcpagent.env.offer import discovery
 from mcpagent.env.user import UserSimulator
 from mcpagent.policy.contract import Sampling
+from mcpagent.reward.terms import load_reward
 from mcpagent.rollout.agent import AgentSettings
 
 
@@ -28,4 +29,5 @@ def agent_settings(
         max_context_tokens=max_context,
         discovery=discovery(config.tools),
         user=user,
+        reward=load_reward(config.reward),
     )

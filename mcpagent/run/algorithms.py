@@ -253,6 +253,7 @@ def _grpo_settings(parts: _GrpoParts, *, total: int) -> GrpoSettings:
         resample_rounds=training.dynamic_sampling,
         seed=config.seed,
         penalty_after_success=config.reward.penalty_after_success,
+        penalty_weight=config.reward.penalty_weight,
         grading=grade_settings(config),
         update=update,
         target_kl=config.grpo.target_kl if config.grpo.adaptive_kl else None,

@@ -29,6 +29,7 @@ from mcpagent.models.weights import weight_files
 from mcpagent.policy.contract import Policy, require_vllm
 from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
+from mcpagent.reward.terms import load_reward
 from mcpagent.rollout.agent import AgentSettings, ContextRenderer
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.storage.checkpoints import find_model, model_identity
@@ -241,6 +242,7 @@ class EpisodeSetup:
             "samples": samples,
             **asdict(self.settings.sampling),
             **asdict(self.settings.limits),
+            "reward": self.settings.reward.as_json(),
             "max_context_tokens": self.settings.max_context_tokens,
             "concurrency": self.concurrency,
             "user": config.rollout.user_model if config.rollout.user == "model" else "scripted",
@@ -264,6 +266,8 @@ def open_episodes(
     """Open the tasks of `data` (default: the validation set of `config`), start the servers, load the policy
     that `policy` names (see `open_policy`). Raises UserError before anything is played."""
     _refuse_policy(policy)
+    for note in load_reward(config.reward).notes():
+        console.note(note)
     with memory_reported(config), ExitStack() as stack:
         tasks = stack.enter_context(open_tasks(config, data))
         tools = stack.enter_context(open_tools(config.tools, ledger=ledger, on_note=console.note))

@@ -37,6 +37,7 @@ _CONDITIONS = {
     "samples": "the number of attempts",
     "max_new_tokens": "the limit of tokens a turn",
     "max_turns": "the limit of turns",
+    "reward": "the reward",
     "policy.chat_template_sha256": "the chat template",
 }
 

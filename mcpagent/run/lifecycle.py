@@ -13,6 +13,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.reward.terms import load_reward
 from mcpagent.run.self_evaluation import MeasuredTasks, SelfEvaluation
 from mcpagent.storage.checkpoints import last_good_checkpoint
 from mcpagent.storage.datasets import TaskFile
@@ -116,6 +117,7 @@ def health_callback(config: TrainConfig, run: RunFolder, watch: Watch) -> Health
             warn=health.warn.model_dump(exclude_none=True),
             stop=health.stop.model_dump(exclude_none=True),
             patience=health.patience,
+            reward_weights=load_reward(config.reward).effective_weights,
         ),
         note=watch.note,
     )
@@ -231,9 +233,24 @@ def _make_ready(config: TrainConfig, place: RunPlace) -> Path | None:
         return None
     run = RunFolder.open(place.folder)
     _check_same(config, run)
+    _check_same_reward(run, place.manifest.get("reward"))
     checkpoint = last_good_checkpoint(run)
     run.truncate_after((step_of(checkpoint) or 0) if checkpoint else 0)
     return checkpoint
+
+
+def _check_same_reward(run: RunFolder, now: JsonObject | None) -> None:
+    """The functions of `reward.terms` are those that the run began with: a hash of their files says so."""
+    began = run.manifest.get("reward")
+    if began is None or now is None:  # a run of before rewards were recorded
+        return
+    changed = [name for name, term in now["terms"].items() if began["terms"].get(name) != term]
+    if changed:
+        raise UserError(
+            f"the file of the reward term {', '.join(changed)} is not what it was when the run began",
+            where=f"{run.path / 'manifest.json'}: reward.terms",
+            remedy="bring that file back, or start a new run under another name",
+        )
 
 
 def _check_same(config: TrainConfig, run: RunFolder) -> None:

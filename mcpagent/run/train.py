@@ -17,6 +17,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.threads import limit_threads
 from mcpagent.models.out_of_memory import memory_reported
+from mcpagent.reward.terms import load_reward
 from mcpagent.run.algorithms import run_grpo, run_sft
 from mcpagent.run.episodes import catalog_note, evaluated_file, open_tasks, pinned_model
 from mcpagent.run.lifecycle import RunInputs, RunPlace, TrainOutcome, Watch, logged
@@ -92,6 +93,7 @@ def train(
             "catalog_hash": tools.pool.catalog_hash,
             "renamed_tools": dict(tools.pool.renamed),
             "server_versions": dict(tools.pool.versions),
+            "reward": load_reward(config.reward).as_json(),
         }
         if config.algorithm == "sft" and config.sft.curriculum is not None:
             document["curriculum"] = config.sft.curriculum

@@ -12,11 +12,12 @@ from typing import Any
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.interrupts import Abandoned, stopping, uninterrupted
+from mcpagent.reward.terms import NOT_RUN
 from mcpagent.rollout.collector import group_trajectories
 from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.budget import BudgetReached, resident_mib
-from mcpagent.train.health import StepReport
+from mcpagent.train.health import StepReport, episode_measures
 from mcpagent.train.objective.advantages import GradedBatch, apply_penalty, grade_groups
 from mcpagent.train.run_state import CalibratedOrder, GrpoRun, Outcome, group_outcomes, useful_share
 from mcpagent.train.update import UpdateStats, update_policy
@@ -144,7 +145,7 @@ def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Episodes:
         outcomes |= group_outcomes(episodes)
         if round_ == 0:  # later rounds are what is left after a choice by reward
             penalty_active |= success_rate_of_all(episodes) >= settings.penalty_after_success
-        episodes = apply_penalty(episodes, active=penalty_active)
+        episodes = apply_penalty(episodes, active=penalty_active, weight=settings.penalty_weight)
         is_last = round_ == settings.resample_rounds
         uniform_group_ids = set[str]() if is_last else _grade(run, step, episodes).uniform_group_ids
         fresh = run.tasks.order.fresh(step, round_=round_ + 1, count=len(uniform_group_ids), taken=taken)
@@ -276,7 +277,8 @@ def _report(
     """Show a step to all that watch over the run, and keep it."""
     state, step, health = run.state, run.state.step, run.observers.health
     write_trajectories(run.folder.trajectory_stem(step), trajectories)
-    record |= run.actor.tool_metrics()
+    record |= run.actor.tool_metrics() | episode_measures(trajectories)
+    _note_broken_terms(run, trajectories)
     report = StepReport(step=step, metrics=record, trajectories=trajectories)
     for callback in run.observers.all_callbacks:
         callback.on_step(report)
@@ -292,6 +294,15 @@ def _report(
         del record[name]
     run.folder.append_metrics(record)
     return report
+
+
+def _note_broken_terms(run: GrpoRun, trajectories: Sequence[Trajectory]) -> None:
+    broken = [error for t in trajectories for error in t.errors if error.startswith(NOT_RUN)]
+    if broken:
+        run.observers.note(
+            f"step {run.state.step}: a reward term did not run {len(broken)} times in {len(trajectories)} "
+            f"episodes, which are unscored where it has a weight; the first: {broken[0]}"
+        )
 
 
 def _evaluate(run: GrpoRun, record: JsonObject) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import StatisticsError, correlation, fmean
 from typing import Any, Literal, Protocol
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.intervals import rate_interval
+from mcpagent.reward.rule import WEIGHTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +77,21 @@ MEASURES: dict[str, Measure] = {
     "loop_share": Measure("loop_share", "above", "the same call is repeated", of_episodes="share"),
     "tokens_rise": Measure("tokens_mean", "rise", "episodes grow long", of_episodes="mean"),
     "tokens_fall": Measure("tokens_mean", "fall", "episodes grow short", least=1.0, of_episodes="mean"),
+    "term_against_success": Measure(
+        "term_against_success", "above", "a reward term rises while success falls"
+    ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class HealthSettings:
-    """Limits by the names of MEASURES. A run ends after `patience` steps in a row past one of `stop`."""
+    """Limits by the names of MEASURES. A run ends after `patience` steps in a row past one of `stop`.
+    `reward_weights` are those of the terms that are held against success."""
 
     warn: dict[str, float]
     stop: dict[str, float]
     patience: int = 3
+    reward_weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
 
 
 class HealthMonitor:
@@ -97,6 +103,7 @@ class HealthMonitor:
     def __init__(self, settings: HealthSettings, *, note: Callable[[str], None] = lambda _: None) -> None:
         self._settings, self._note = settings, note
         self._history: dict[str, list[_Seen]] = {}
+        self._terms = _TermWatch(settings.reward_weights)
         self._streak: Counter[str] = Counter()
         self._warned: set[str] = set()
         self._reason: str | None = None
@@ -104,7 +111,8 @@ class HealthMonitor:
 
     def on_step(self, report: StepReport) -> None:
         """Add the measures of the episodes to the metrics of the step, and hold them against the limits."""
-        report.metrics.update(episode_measures(report.trajectories))
+        if "calls_mean" not in report.metrics:
+            report.metrics.update(episode_measures(report.trajectories))
         self._assess(report.metrics, self._note)
 
     def should_stop(self) -> str | None:
@@ -117,6 +125,7 @@ class HealthMonitor:
             self._assess(record, lambda _: None)
 
     def _assess(self, record: JsonObject, note: Callable[[str], None]) -> None:
+        self._terms.look(record)
         for measure in {measure.metric: measure for measure in MEASURES.values()}.values():
             if (value := _value(record, measure.metric)) is not None:
                 self._history.setdefault(measure.metric, []).append(_seen(measure, value, record))
@@ -131,7 +140,9 @@ class HealthMonitor:
                 self._warned.discard(name)
             elif name not in self._warned:
                 self._warned.add(name)
-                note(f"health, step {record['step']}: {_finding(name, level, self._settings.warn)}")
+                term = self._terms.worst if name == "term_against_success" else None
+                of_term = "" if term is None else f" ({term})"
+                note(f"health, step {record['step']}: {_finding(name, level, self._settings.warn)}{of_term}")
         self._streak = Counter({name: self._streak[name] + 1 for name in passed})
         self.is_well = not passed
         self._reason = None
@@ -160,6 +171,71 @@ class HealthMonitor:
                 return None
             shown /= best
         return _Level(now, shown)
+
+
+class _TermWatch:
+    """Holds each reward term against success: since the steps of the highest success, has success fallen and
+    what the term adds risen, both by more than chance? Adds `term_against_success` to the record, the
+    largest such rise; `worst` says whose."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._signs = {
+            name: math.copysign(1.0, weight)
+            for name, weight in weights.items()
+            if weight and name != "success"
+        }
+        self._steps: list[dict[str, _Seen]] = []
+        self._best: list[dict[str, _Pooled]] = []  # the windows up to each step
+        self.worst: str | None = None
+
+    def look(self, record: JsonObject) -> None:
+        """Take in a step."""
+        self.worst, success = None, _value(record, "success_rate")
+        if not self._signs or success is None or "episodes" not in record:
+            return
+        scored = record["episodes"] - record.get("unscored", 0)
+        terms = {name: record.get(f"reward_{name}") for name in self._signs}
+        if not record.get("penalty_active", True):
+            terms["penalty"] = None  # out of force, it adds nothing
+        values = {"success": success, **{name: v for name, v in terms.items() if v is not None}}
+        self._steps.append({name: _Seen(min(max(v, 0.0), 1.0), scored, True) for name, v in values.items()})
+        now = self._pooled(len(self._steps))
+        before = (
+            [window for window in self._best[: len(self._steps) - now["success"].steps] if window]
+            if now
+            else []
+        )
+        self._best.append(now)
+        if not before:
+            return
+        best = max(before, key=lambda window: window["success"].mean)
+        if now["success"].high >= best["success"].low:
+            return
+        rises = {
+            name: sign * (now[name].mean - best[name].mean)
+            for name, sign in self._signs.items()
+            if name in now and name in best and _is_risen(best[name], now[name], sign)
+        }
+        if rises:
+            self.worst = max(rises, key=lambda name: rises[name])
+            record["term_against_success"] = rises[self.worst]
+
+    def _pooled(self, end: int) -> dict[str, _Pooled]:
+        """The fewest last steps up to `end` that are enough episodes, taken together; empty where none
+        are."""
+        for count in range(1, min(end, _MOST_STEPS) + 1):
+            steps = self._steps[end - count : end]
+            success = _pool([step["success"] for step in steps])
+            if success is not None:
+                shared = set.intersection(*(set(step) for step in steps))
+                pooled = {name: _pool([step[name] for step in steps]) for name in shared}
+                return {name: window for name, window in pooled.items() if window is not None}
+        return {}
+
+
+def _is_risen(before: _Pooled, now: _Pooled, sign: float) -> bool:
+    """Whether the intervals are apart; that of a share is wide enough for the mean of any values in 0..1."""
+    return now.low > before.high if sign > 0 else now.high < before.low
 
 
 PPOHealthCallback = HealthMonitor  # the name under which users of PPO trainers know such a monitor

@@ -25,6 +25,7 @@ from mcpagent.models.load import (
 )
 from mcpagent.policy.canary import MAX_TEMPERATURE
 from mcpagent.policy.contract import BackendChoice, choose_backend
+from mcpagent.reward.terms import load_reward
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.tools.setup import configured_servers
 from mcpagent.train.actor import refuse_pipeline
@@ -117,6 +118,7 @@ def check_run(config: TrainConfig, target: TargetDevice) -> Preflight:
         refuse_pipeline(config, device, Processes(), is_here=target.is_here)
     for tracker in config.tracking.backends:
         require_tracker(tracker)
+    notes += load_reward(config.reward).notes()
     dtype = resolve_dtype(config.model.dtype, device)
     architecture, shape = _shape(config)
     if not target.is_here:

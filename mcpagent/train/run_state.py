@@ -14,6 +14,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.compare import MAX_UNSCORED
+from mcpagent.reward.rule import PENALTY_WEIGHT
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.budget import Meter, RunBudget, Spent
 from mcpagent.train.health import Callback, HealthMonitor, StepReport
@@ -301,6 +302,7 @@ class GrpoSettings:
     resample_rounds: int = 0
     seed: int
     penalty_after_success: float
+    penalty_weight: float = PENALTY_WEIGHT
     grading: GradeSettings
     update: UpdateSettings
     target_kl: float | None = None  # with a value, kl_coef adapts to it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -200,3 +201,69 @@ def test_a_collapse_to_nothing_from_a_low_rate_ends_a_run_of_large_batches() -> 
     low, lost = ({**HEALTHY, "success_rate": rate, "episodes": 96} for rate in (0.3, 0.0))
     reason, _ = after(*[low] * 4, *[lost] * 8)
     assert reason is not None and "success is lost" in reason
+
+
+def term_step(success: float, partial: float, **more: float) -> dict[str, float]:
+    """128 scored episodes; only what the terms are held against."""
+    return {"episodes": 128, "unscored": 0, "success_rate": success, "reward_partial": partial, **more}
+
+
+def test_a_term_that_rises_while_success_falls_is_warned_of_by_name_and_is_in_the_record() -> None:
+    notes: list[str] = []
+    monitor = HealthMonitor(settings(), note=notes.append)
+    # At 128 episodes the 95% intervals of 0.6 and 0.3 are about [0.51, 0.68] and [0.23, 0.38].
+    for step, values in enumerate([(0.6, 0.3), (0.6, 0.32), (0.3, 0.65)], 1):
+        record = {"step": step, **term_step(*values)}
+        monitor.on_step(StepReport(step=step, metrics=record, trajectories=()))
+        assert record.get("term_against_success") == (pytest.approx(0.35) if step == 3 else None)
+    (note,) = notes
+    assert "a reward term rises while success falls" in note and "(partial)" in note
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [term_step(0.6, 0.3), term_step(0.3, 0.2)],  # both fall
+        [term_step(0.3, 0.3), term_step(0.6, 0.6)],  # both rise
+        [term_step(0.6, 0.3), term_step(0.55, 0.65)],  # success fell by no more than chance
+        [term_step(0.6, 0.3), term_step(0.3, 0.35)],  # the term rose by no more than chance
+        [term_step(0.6, 0.3, reward_own=0.1), term_step(0.3, 0.3, reward_own=0.9)],  # without a weight
+        # A penalty falls, so that it adds more, but it is not in force.
+        [
+            term_step(0.6, 0.3, reward_penalty=0.9, penalty_active=False),
+            term_step(0.3, 0.3, reward_penalty=0.1, penalty_active=False),
+        ],
+    ],
+)
+def test_terms_that_go_with_success_or_move_by_chance_are_not_warned_of(
+    steps: list[dict[str, float]],
+) -> None:
+    assert after(*steps) == (None, [])
+
+
+def test_a_penalty_that_falls_with_success_is_warned_of_where_it_is_in_force() -> None:
+    steps = [term_step(0.6, 0.3, reward_penalty=0.9), term_step(0.3, 0.3, reward_penalty=0.1)]
+    _, (note,) = after(*steps)
+    assert "(penalty)" in note
+
+
+def test_few_episodes_a_step_are_taken_together_before_a_term_is_held_against_success() -> None:
+    few = [{**term_step(*values), "episodes": 32} for values in [(0.6, 0.3)] * 4 + [(0.33, 0.8)] * 4]
+    _, (note,) = after(*few)
+    assert "health, step 6" in note  # two steps of 32 make 64
+
+
+def test_chance_alone_rarely_warns_of_a_term() -> None:
+    rng = random.Random(7)
+    warned = 0
+    for _ in range(200):  # runs of 40 steps of 64 episodes, in which nothing changes
+        steps = [
+            {
+                "episodes": 64,
+                "success_rate": sum(rng.random() < 0.4 for _ in range(64)) / 64,
+                "reward_partial": sum(rng.random() for _ in range(64)) / 64,
+            }
+            for _ in range(40)
+        ]
+        warned += bool(after(*steps)[1])
+    assert warned <= 2

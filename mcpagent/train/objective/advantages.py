@@ -12,7 +12,7 @@ from typing import Literal
 
 from mcpagent.core.registry import ADVANTAGES
 from mcpagent.core.trajectory import StopReason, Trajectory, TrajectoryGroup, Turn
-from mcpagent.reward.rule import EXCESS_COST, INVALID_COST, with_penalty
+from mcpagent.reward.rule import EXCESS_COST, INVALID_COST, PENALTY_WEIGHT, with_penalty
 from mcpagent.train.batch.samples import TrainSample, sample_from_trajectory
 
 _UNIFORM = 1e-6  # a standard deviation below it is rounding
@@ -404,10 +404,12 @@ class GradeSettings:
     control: Literal["none", "random", "rejection", "negated"] = "none"
 
 
-def apply_penalty(trajectories: Sequence[Trajectory], *, active: bool) -> list[Trajectory]:
-    """The trajectories with penalties in force or not."""
+def apply_penalty(
+    trajectories: Sequence[Trajectory], *, active: bool, weight: float = PENALTY_WEIGHT
+) -> list[Trajectory]:
+    """The trajectories with penalties in force, by `weight` (`reward.weights.penalty`), or not."""
     return [
-        t.model_copy(update={"reward_terms": with_penalty(t.reward_terms, active=active)})
+        t.model_copy(update={"reward_terms": with_penalty(t.reward_terms, active=active, weight=weight)})
         for t in trajectories
     ]
 
@@ -443,19 +445,20 @@ def _graded(trajectory: Trajectory, settings: GradeSettings, rng: random.Random)
     # Without a sampled token (the prompt alone filled the context) there is nothing to reinforce.
     is_masked = settings.overlong.mask_truncated and trajectory.stop_reason in _TRUNCATED
     sample = sample_from_trajectory(trajectory) if sampled and not is_masked else None
-    with_costs = any(t.name == "penalty" and t.weight for t in trajectory.reward_terms)
+    cost_weight = -sum(t.weight for t in trajectory.reward_terms if t.name == "penalty")
     return GradedAttempt(
         reward=reward,
         sample=sample,
-        turn_rewards_K=tuple(_turn_reward(turn, with_costs=with_costs) for turn in sampled),
+        turn_rewards_K=tuple(_turn_reward(turn, cost_weight=cost_weight) for turn in sampled),
     )
 
 
-def _turn_reward(turn: Turn, *, with_costs: bool) -> float:
-    """The share of the plan that the turn fulfilled, less what its calls cost where penalties are in force.
-    A term that the turn does not have adds nothing."""
+def _turn_reward(turn: Turn, *, cost_weight: float) -> float:
+    """The share of the plan that the turn fulfilled, less what its calls cost by `cost_weight`, which is 0
+    where penalties are not in force. A term that the turn does not have adds nothing."""
     values = {t.name: t.value for t in turn.reward_terms if t.value is not None}
     earned = values.get("coverage", 0.0)
-    if with_costs:
-        earned -= EXCESS_COST * values.get("excess", 0.0) + INVALID_COST * values.get("invalid_rate", 0.0)
+    if cost_weight:
+        costs = EXCESS_COST * values.get("excess", 0.0) + INVALID_COST * values.get("invalid_rate", 0.0)
+        earned -= cost_weight * costs
     return earned
