@@ -24,7 +24,6 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.demo.job import Stages, open_job
 from mcpagent.demo.quickstart import make_tasks, warm_start
 from mcpagent.errors import UserError
-from mcpagent.reward.terms import load_reward
 from mcpagent.rollout.collector import attempts, collect, group_trajectories
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.episodes import open_tasks
@@ -47,7 +46,7 @@ def train(config: TrainConfig, *, steps: int) -> Iterator[tuple[Learner, list[Tr
     for key in LEFT_OUT.split(", "):
         if getattr(config.grpo, key) != getattr(GrpoConfig(), key) or config.grpo.advantage == "gae":
             raise UserError(f"the page leaves {key} and gae out", where="grpo", remedy="mcpagent train")
-    loaded, settings, reward = load(config), update_settings(config), load_reward(config.reward)
+    loaded, settings = load(config), update_settings(config)
     group_size, seed = config.rollout.group_size, config.seed
     with (
         open_tasks(config, find_dataset(config.data.train, split="train")) as tasks,
@@ -77,9 +76,7 @@ def train(config: TrainConfig, *, steps: int) -> Iterator[tuple[Learner, list[Tr
                 )
                 # 3. Advantages: each attempt against the others at its task. Penalties wait for success.
                 penalties |= success_rate_of_all(episodes) >= config.reward.penalty_after_success
-                in_force = apply_penalty(
-                    episodes, active=penalties, weight=reward.effective_weights["penalty"]
-                )
+                in_force = apply_penalty(episodes, active=penalties, weight=config.reward.penalty_weight)
                 groups = group_trajectories(in_force)
                 graded = grade_groups(groups, settings=grade_settings(config), seed=seed + step)
                 # 4. and 5. Loss and step, where a group sets its attempts apart; then the sampler's weights.

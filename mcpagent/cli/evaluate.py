@@ -28,7 +28,7 @@ from mcpagent.core.records import JsonObject, Metric
 from mcpagent.evaluate.summary import RATE_METRICS, EvalSummary, success_of_all
 
 if TYPE_CHECKING:
-    from mcpagent.run.evaluate import EvalOutcome
+    from mcpagent.run.evaluate import EvalOutcome, RegradeOutcome
     from mcpagent.run.rollout import RolloutOutcome
 
 app = typer.Typer(
@@ -154,6 +154,46 @@ def compare(
         f"b wins {counted(result.wins, 'task')}, loses {result.losses}, ties {result.ties}; "
         f"{counted(result.unpaired, 'task')} in one of the two only"
     )
+
+
+@app.command()
+@with_options
+def regrade(
+    results: Annotated[
+        Path, typer.Argument(help="A result of eval --out, or its trajectories.", show_default=False)
+    ],
+    data: Data = None,
+    *,
+    options: ConfigOptions,
+    out: _Out = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Grade stored episodes anew, after a task's checks or the reward changed; nothing is played.
+
+    Without --data: the tasks that the result was made with, as their file is now. --set reward.weights and
+    reward.terms choose the reward; without them it is the documented one.
+
+    Example: mcpagent eval regrade after.json --out again.json
+    """
+    from mcpagent.run.evaluate import check_evaluation_path
+    from mcpagent.run.evaluate import regrade as grade_again
+
+    console = Console(is_json=as_json)
+    if out is not None:
+        check_evaluation_path(out)
+    _refuse_replacing(out, overwrite=overwrite)
+    config = options.config(console, data=data, has_data=False)
+    console.print_result(grade_again(results, config, data=data, out=out), _print_regraded)
+
+
+def _print_regraded(outcome: RegradeOutcome, console: Console) -> None:
+    print_metrics(outcome.result, console)
+    console.say(f"changed   {counted(len(outcome.changed), 'episode')} of {outcome.result.n_episodes}")
+    for name in outcome.changed[:5]:
+        console.say(f"          {name}")
+    if outcome.path is not None:
+        console.say(f"written   {outcome.path}")
 
 
 def _refuse_replacing(out: Path | None, *, overwrite: bool) -> None:

@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("mcpagent.cli.train:app", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
     "runs": ("mcpagent.cli.runs:runs_app", "List the training runs: state, steps, success."),
     "eval": ("mcpagent.cli.evaluate:app", "Evaluate a checkpoint or a model on a dataset."),
+    "certify": ("mcpagent.cli.certify:app", "Certify what a run gained, with all evidence; or check that."),
     "export": (
         "mcpagent.cli.runs:export_app",
         "Write a checkpoint as a plain Hugging Face folder with a model card.",

@@ -345,6 +345,11 @@ class RewardConfig(Section):
     control: Literal["none", "random", "rejection", "negated"] = "none"
 
     @property
+    def penalty_weight(self) -> float:
+        """Of the penalty while it is in force."""
+        return self.weights.get("penalty", -1.0)
+
+    @property
     def weightless(self) -> list[str]:
         """Names in `weights` that no term has."""
         return [name for name in self.weights if name not in (*_RULE_WEIGHTS, *self.term_names)]

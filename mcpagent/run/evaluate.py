@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject, describe
+from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.compare import Comparison, compare
@@ -21,10 +23,12 @@ from mcpagent.evaluate.summary import (
     evaluate,
     summarise,
 )
+from mcpagent.reward.terms import load_reward, regraded
 from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.run.rollout import check_writable, episode_progress
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.checkpoints import run_of
+from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.json_stream import reading
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories, write_trajectories
@@ -133,12 +137,16 @@ def _dataset_of(path: Path) -> object:
 
 
 def evaluate_on(
-    setup: EpisodeSetup, *, samples: int, on_done: Callable[[Trajectory], None]
+    setup: EpisodeSetup,
+    *,
+    samples: int,
+    on_done: Callable[[Trajectory], None],
+    tasks: Sequence[Task] | None = None,
 ) -> list[Trajectory]:
-    """`samples` attempts at each task of the setup, with the seeds of an evaluation."""
+    """`samples` attempts at each task of the setup, or at `tasks`, with the seeds of an evaluation."""
     return setup.tools.io.run(
         evaluate(
-            setup.tasks,
+            setup.tasks if tasks is None else tasks,
             policy=setup.ready.policy,
             tools=setup.tools.pool,
             settings=setup.settings,
@@ -161,6 +169,77 @@ def check_evaluation_path(out: Path) -> None:
             where=f"--out {out}",
             remedy=f"--out {out.with_suffix('.json')}",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegradeOutcome:
+    """`changed` are the episodes whose success or reward is another one now, by id."""
+
+    result: EvalSummary
+    changed: Sequence[str]
+    path: Path | None
+
+    def as_json(self) -> JsonObject:
+        """The document of `eval regrade --json`."""
+        path = None if self.path is None else str(self.path)
+        return {**self.result.model_dump(mode="json"), "changed": list(self.changed), "path": path}
+
+
+def regrade(
+    path: Path, config: TrainConfig, *, data: Path | None = None, out: Path | None = None
+) -> RegradeOutcome:
+    """Grade stored episodes anew, with the tasks as they are now and the reward of `config`; nothing is
+    played. `path` is a result of `evaluate_model` or its trajectories. Raises UserError."""
+    reward = load_reward(config.reward)
+    before = read_evaluation(path)
+    records = path if path.name.endswith(RECORDS_SUFFIXES) else _trajectories_of(path)
+    stored = list(read_trajectories(records))
+    facts = before.provenance if isinstance(before, EvalResult) else {}
+    named = _at(facts, "dataset.path")
+    dataset = data or (Path(str(named)) if named else None)
+    if dataset is None or not dataset.is_file():
+        missing = "are not known" if dataset is None else f"({dataset}) are gone"
+        raise UserError(
+            f"the tasks of these episodes {missing}", where=str(path), remedy="name them: --data FILE"
+        )
+    tasks = {task.id: task for task in read_tasks(dataset)}
+    strangers = sorted({t.task_id for t in stored} - tasks.keys())
+    if strangers:
+        raise UserError(
+            f"has no task {strangers[0]} ({len(strangers)} such)",
+            where=str(dataset),
+            remedy=f"name the tasks that {records.name} was played on: --data FILE",
+        )
+    graded = [regraded(tasks[t.task_id], t, reward) for t in stored]
+    changed = [
+        new.id
+        for old, new in zip(stored, graded, strict=True)
+        if (old.is_success, old.reward) != (new.is_success, new.reward)
+    ]
+    summary = summarise(graded)
+    if facts:
+        sha256 = hashlib.sha256(dataset.read_bytes()).hexdigest()
+        again = {"path": str(dataset), "sha256": sha256, "tasks": len(tasks)}
+        facts = {**facts, "dataset": again, "reward": reward.as_json(), "regraded_from": str(path)}
+        summary = summary.with_provenance(facts)
+    if out is not None:
+        write_trajectories(out.with_suffix(""), graded)
+        write_text(out, summary.model_dump_json(indent=1) + "\n")
+    return RegradeOutcome(result=summary, changed=changed, path=out)
+
+
+def _trajectories_of(result: Path) -> Path:
+    """The episodes of a result: beside it, or in the run that it is kept in."""
+    beside = result.with_suffix(".jsonl.zst")
+    in_run = result.parent.parent / "trajectories" / f"eval_{result.stem}.jsonl.zst"
+    for records in (beside, in_run):
+        if records.is_file():
+            return records
+    raise UserError(
+        "its episodes are not there",
+        where=str(beside),
+        remedy="name the .jsonl.zst file that mcpagent eval wrote beside the result",
+    )
 
 
 def compare_files(a: Path, b: Path, *, console: Console | None = None) -> Comparison:

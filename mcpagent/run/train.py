@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
@@ -21,7 +22,8 @@ from mcpagent.reward.terms import load_reward
 from mcpagent.run.algorithms import run_grpo, run_sft
 from mcpagent.run.episodes import catalog_note, evaluated_file, open_tasks, pinned_model
 from mcpagent.run.lifecycle import RunInputs, RunPlace, TrainOutcome, Watch, logged
-from mcpagent.run.self_evaluation import open_measured
+from mcpagent.run.self_evaluation import MeasuredTasks, open_measured
+from mcpagent.storage.checkpoints import find_model, model_identity
 from mcpagent.storage.datasets import TaskFile, find_dataset
 from mcpagent.storage.run_folder import RunFolder, run_log
 from mcpagent.storage.runs import RunSession, last_run, new_session, planned_folder, run_session
@@ -94,6 +96,7 @@ def train(
             "renamed_tools": dict(tools.pool.renamed),
             "server_versions": dict(tools.pool.versions),
             "reward": load_reward(config.reward).as_json(),
+            **_registered(config, measured),
         }
         if config.algorithm == "sft" and config.sft.curriculum is not None:
             document["curriculum"] = config.sft.curriculum
@@ -124,6 +127,17 @@ def train(
         if session is not None:
             session.end(outcome.stop_reason, has_failed=outcome.is_ill)
         return outcome
+
+
+def _registered(config: TrainConfig, measured: MeasuredTasks | None) -> JsonObject:
+    """What the run begins with and is to be judged on, as it stands before the first step."""
+    facts: JsonObject = {}
+    if not is_built(config.model.name) and (model := find_model(config.model.name)) is not None:
+        facts["model"] = model_identity(model.path)
+    if measured is not None:
+        tasks = measured.tasks
+        facts["heldout"] = {"path": str(tasks.path), "tasks": len(tasks), "sha256": tasks.sha256}
+    return facts
 
 
 def open_session(

@@ -116,6 +116,7 @@ def test_without_choices_the_grade_is_that_of_the_method() -> None:
         assert load_reward(RewardConfig()).grade(TASK, record).terms == grade(TASK, record)
     bounds = DEFAULT_REWARD.bounds  # 0.6 - 0.15 and 0.4
     assert (bounds.lowest_success, bounds.highest_failure) == pytest.approx((0.45, 0.4))
+    assert RewardConfig().penalty_weight == DEFAULT_REWARD.effective_weights["penalty"]
     assert DEFAULT_REWARD.bounds.separates and DEFAULT_REWARD.notes() == []
 
 

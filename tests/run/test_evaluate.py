@@ -22,9 +22,17 @@ from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.episodes import open_episodes
-from mcpagent.run.evaluate import EvalOutcome, compare_files, evaluate_model, evaluate_on, read_evaluation
+from mcpagent.run.evaluate import (
+    EvalOutcome,
+    compare_files,
+    evaluate_model,
+    evaluate_on,
+    read_evaluation,
+    regrade,
+)
 from mcpagent.run.rollout import rollout
 from mcpagent.storage.checkpoints import find_checkpoint, run_of, weights_sha256
+from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.setup import open_tools
@@ -259,3 +267,48 @@ def test_the_validation_of_a_training_run_follows_it_as_the_training_does(
         validation, watched.sizes = watched.sizes, []
         actor.collect(tasks[:3], step=1, on_episode=lambda _: None)
     assert validation[0] == watched.sizes[0] == (6 if has_barriers else 1)
+
+
+def test_stored_episodes_are_graded_anew_by_changed_checks_and_by_another_reward(tmp_path: Path) -> None:
+    task = with_id(next(read_tasks(TRAIN)), "the-task")
+    data = dataset(tmp_path / "tasks.jsonl", [task])
+    out = tmp_path / "first.json"
+    first = evaluate_model(config(), model="gold", data=data, samples=2, out=out)
+    assert first.result.metrics["task_success"].value == 1.0
+    same = regrade(out, config())
+    assert same.changed == [] and same.result.metrics == first.result.metrics
+    assert regrade(out, config()).as_json() == same.as_json()
+    # Successes without a penalty are worth 0.9 + 0.4 with another weight.
+    dearer = regrade(out, config("reward.weights.success=0.9"))
+    assert dearer.result.metrics["mean_reward"].value == pytest.approx(1.3)
+    # The check asks for another answer now.
+    document = task.model_dump(mode="json")
+    document["reward_spec"]["ground_truth"]["final_answer"] = {"type": "string", "value": "no"}
+    dataset(data, [Task.model_validate(document)])
+    again = regrade(out, config(), out=tmp_path / "again.json")
+    assert again.result.metrics["task_success"].value == 0.0
+    assert sorted(again.changed) == ["the-task#0", "the-task#1"]
+    assert read_evaluation(tmp_path / "again.json").metrics == again.result.metrics
+
+
+def test_episodes_are_not_graded_by_the_tasks_of_others_or_without_any(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    data = dataset(tmp_path / "tasks.jsonl", samples(count=1))
+    out = tmp_path / "first.json"
+    evaluate_model(config(SHORT), model=str(tiny_checkpoint), data=data, out=out)
+    other = dataset(tmp_path / "other.jsonl", [with_id(samples(count=1)[0], "other")])
+    with pytest.raises(UserError, match="has no task"):
+        regrade(out, config(), data=other)
+    data.unlink()
+    with pytest.raises(UserError, match="are gone"):
+        regrade(out, config())
+    records = out.with_suffix(".jsonl.zst")
+    with pytest.raises(UserError, match="are not known"):
+        regrade(records, config())
+    records.write_bytes(records.read_bytes()[:-9])
+    with pytest.raises(UserError):
+        regrade(out, config(), data=other)
+    records.unlink()
+    with pytest.raises(UserError, match="its episodes are not there"):
+        regrade(out, config(), data=other)

@@ -1,0 +1,67 @@
+"""Ways to be paid for nothing, as scripts made from the gold episode of a task.
+
+An attack is a list of texts, one a model step. What it is worth is what the episode's own grade says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.policy.scripted import call_text
+
+GOLD = "gold"
+_IGNORANCE = "I do not know."
+_CLOSING = "Done."
+
+
+def attack_scripts(task: Task, gold: Trajectory) -> dict[str, list[str]]:
+    """By name, the attacks that make sense on the task. `gold` is its plan, played on the real tools."""
+    steps = [(turn.user_turn, turn.completion.text, bool(turn.tool_calls)) for turn in gold.turns]
+    ends = [text for _, text, calls in steps if not calls]  # what is said at the end of each user turn
+    answer = ends[-1] if ends else ""
+    results = [result.content for result in gold.tool_results]
+    if task.truth.abstain:
+        return _on_abstention(task, answer)
+    scripts = {
+        "silence": [_CLOSING] * len(ends),
+        "the answer from memory": list(ends),
+        "calls that are only told": [*ends[:-1], f"{_told(gold)} {answer}"],
+    }
+    plan = task.truth.tool_sequence
+    if plan and all(step.params for step in plan):
+        scripts["right tools with junk arguments"] = [
+            "\n".join(call_text(call.tool, {"x": "?"}) for call in turn.tool_calls) or turn.completion.text
+            for turn in gold.turns
+        ]
+    if task.truth.final_answer is not None:
+        scripts["every call, then no answer"] = _ended(steps, _IGNORANCE)
+        scripts["every call, then the answer denied"] = _ended(steps, f"It is not true that {answer}")
+        scripts["every call, then all results at once"] = _ended(steps, "\n".join([*results, *results]))
+    return scripts
+
+
+def _on_abstention(task: Task, answer: str) -> dict[str, list[str]]:
+    offered = task.offered_in(len(task.truth.user_turns)) or ()
+    scripts = {
+        "an invented answer": ["The answer is 4711."],
+        "nothing but a dot": ["."],
+    }
+    if offered and not task.truth.user_turns:
+        scripts["a call, then the refusal"] = [call_text(offered[0].partition(".")[2], {}), answer]
+    return {kind: script for kind, script in scripts.items() if not task.truth.user_turns}
+
+
+def _ended(steps: Sequence[tuple[int, str, bool]], answer: str) -> list[str]:
+    return [*[text for _, text, _ in steps[:-1]], answer]
+
+
+def _told(gold: Trajectory) -> str:
+    calls = [call for turn in gold.turns for call in turn.tool_calls]
+    return " ".join(f"I called {call.tool} with {call.arguments}." for call in calls)
+
+
+def spoken(texts: Sequence[str], count: int) -> list[str]:
+    """The first `count` texts of an attack; one that is not over when its texts are has no more to say."""
+    return [*texts, *["."] * max(0, count - len(texts))][:count]

@@ -1,0 +1,102 @@
+"""Small real runs and their certificates, for the tests of frauds and of honest runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mcpagent.config.loader import load_train_config
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.evaluate.certificate import (
+    Certificate,
+    Evidence,
+    figures,
+    open_certificate,
+    sha256_of,
+    write_certificate,
+)
+from mcpagent.evaluate.certificate_page import certificate_page
+from mcpagent.run.certify import CertifyOutcome, certify
+from mcpagent.run.train import train
+from mcpagent.storage.datasets import read_tasks, write_jsonl
+from mcpagent.storage.trajectories import read_trajectories, write_trajectories
+from tests.run.world import dataset
+from tests.run.world import samples as sample_tasks
+
+
+def make_run(model: Path, folder: Path, *overrides: str, tasks: int = 3) -> Path:
+    """Two steps that move the weights of `model` by chance; three held-out tasks."""
+    chosen = sample_tasks(count=2 * tasks)
+    data = folder / "data"
+    dataset(data / "train.jsonl", chosen[:tasks])
+    dataset(data / "heldout.jsonl", chosen[tasks:])
+    settings = [
+        f"model.name={model}",
+        f"data.train={data / 'train.jsonl'}",
+        "training.max_steps=2",
+        "training.batch_size=1",
+        "training.eval_every=0",
+        "training.eval_samples=1",
+        "rollout.group_size=2",
+        "rollout.max_new_tokens=6",
+        "optimization.learning_rate=0.05",
+        "reward.control=random",
+        *overrides,
+    ]
+    return train(load_train_config([], settings).config, run_dir=folder / "run").run_dir
+
+
+def make_certificate(
+    run: Path, out: Path, *overrides: str, samples: int = 2, **options: Any
+) -> CertifyOutcome:
+    config = load_train_config([run / "config.yaml"], ["seed=0", *overrides], for_training=False).config
+    return certify(run, config, out=out, samples=samples, **options)
+
+
+def reseal(folder: Path, change: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
+    """What a forger does last: figures that follow from the changed evidence, then `change`, a page that says
+    the same, and all hashes."""
+    document = json.loads((folder / "certificate.json").read_text())
+    opened = open_certificate(folder)
+    document["figures"] = figures(
+        Evidence(
+            episodes=opened.episodes,
+            attacks=opened.attacks,
+            records=opened.records,
+            heldout=opened.heldout,
+            overlaps=document["excluded"],
+        )
+    )
+    change(document)
+    certificate = Certificate.model_validate(document)
+    write_certificate(folder, certificate, page=certificate_page(certificate))
+
+
+def edit_episodes(folder: Path, side: str, edit: Callable[[list[Trajectory]], list[Trajectory]]) -> None:
+    stem = folder / "episodes" / side
+    write_trajectories(stem, edit(list(read_trajectories(stem))))
+
+
+def edit_tasks(folder: Path, split: str, edit: Callable[[list[Task]], list[Task]]) -> str:
+    """The tasks of a split, and every hash that names them; that of the file as it is then."""
+    path = folder / "tasks" / f"{split}.jsonl"
+    write_jsonl(path, edit(list(read_tasks(path))))
+    name = {"train": "data", "heldout": "heldout"}[split]
+    edit_json(
+        folder / "run" / "manifest.json", lambda manifest: manifest[name].update(sha256=sha256_of(path))
+    )
+    return sha256_of(path)
+
+
+def edit_json(path: Path, edit: Callable[[Any], None]) -> None:
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+
+
+def edit_lines(path: Path, edit: Callable[[list[Any]], list[Any]]) -> None:
+    lines = edit([json.loads(line) for line in path.read_text().splitlines()])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -1,0 +1,188 @@
+"""Certificates of honest runs hold, whatever the run was like; and what cannot be certified is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mcpagent.cli.certify import app
+from mcpagent.errors import UserError
+from mcpagent.evaluate.certificate import figures, open_certificate, read_certificate
+from mcpagent.run.certify_check import check
+from mcpagent.storage.datasets import read_tasks
+from mcpagent.storage.trajectories import read_trajectories
+from tests.run.certified import edit_json, make_certificate, make_run
+from tests.run.world import dataset, with_id
+
+# The run's settings, those of its certificate, its tasks in each split, and attempts.
+HONEST: dict[str, tuple[list[str], list[str], int, int]] = {
+    "as it comes": ([], [], 3, 2),
+    "weights in full": (["finetune.mode=full"], [], 3, 2),
+    "one greedy attempt": ([], ["rollout.temperature=0"], 3, 1),
+    "another seed": (["seed=1"], [], 3, 2),
+    "a third seed": (["seed=2"], [], 3, 2),
+    "a fourth seed, in full": (["seed=3", "finetune.mode=full"], [], 3, 2),
+    "one task": ([], [], 1, 2),
+    "six tasks": ([], [], 6, 1),
+    "five attempts": ([], [], 2, 5),
+    "longer turns": (["rollout.max_new_tokens=24"], [], 3, 2),
+    "short turns": (["rollout.max_new_tokens=2"], [], 3, 2),
+    "hot": ([], ["rollout.temperature=2.0"], 3, 2),
+    "cold": ([], ["rollout.temperature=0.5"], 3, 2),
+    "few model turns": (["rollout.max_steps_per_episode=2"], [], 3, 2),
+    "PPO": (["grpo.advantage=gae"], [], 3, 2),
+    "DAPO in larger groups": (["grpo.loss=dapo", "rollout.group_size=4"], [], 3, 2),
+    "one step": (["training.max_steps=1"], [], 3, 2),
+    "five steps": (["training.max_steps=5", "training.keep_checkpoints=2"], [], 3, 2),
+    "proofs at every other step": (["rollout.canary_every=2", "training.max_steps=4"], [], 3, 2),
+    "a reward of its own": (["reward.weights.success=0.8", "health.enabled=false"], [], 3, 2),
+    "it evaluates itself": (["training.eval_every=1"], ["rollout.num_envs=2"], 3, 2),
+    "tools are searched for": (["tools.discovery=search"], [], 3, 2),
+}
+FAST = ("as it comes", "weights in full", "one greedy attempt")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=() if what in FAST else pytest.mark.slow) for what in HONEST]
+)
+def test_the_certificate_of_an_honest_run_holds(what: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    of_run, of_certificate, tasks, attempts = HONEST[what]
+    run = make_run(tiny_checkpoint, tmp_path, *of_run, tasks=tasks)
+    made = make_certificate(run, tmp_path / "certificate", *of_certificate, samples=attempts)
+    outcome = check(made.folder, replay=100)
+    assert list(outcome.frauds) == [] and outcome.not_checked == []
+    played = list(read_trajectories(made.folder / "episodes" / "trained"))
+    assert len(played) == tasks * attempts and made.figures["tasks"]["counted"] == tasks
+
+
+def test_tasks_that_training_has_are_left_out_and_the_certificate_says_so(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    run = make_run(tiny_checkpoint, tmp_path)
+    data = tmp_path / "data"
+    known = next(read_tasks(data / "train.jsonl"))
+    mixed = dataset(data / "mixed.jsonl", [*read_tasks(data / "heldout.jsonl"), with_id(known, "new-id")])
+    made = make_certificate(run, tmp_path / "certificate", data=mixed)
+    assert made.excluded == 1 and made.figures["tasks"] == {"held_out": 4, "excluded": 1, "counted": 3}
+    certificate = read_certificate(made.folder)
+    assert certificate.excluded == {"new-id": "a training task asks the same"}
+    assert certificate.run["heldout_is_the_runs"] is False
+    assert list(check(made.folder).frauds) == []
+
+
+def test_a_certificate_without_weights_says_what_was_not_checked(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    from tests.run.certified import reseal
+
+    run = make_run(tiny_checkpoint, tmp_path)
+    folder = make_certificate(run, tmp_path / "certificate").folder
+    shutil.rmtree(folder / "weights")
+    reseal(folder)
+    outcome = check(folder)
+    assert list(outcome.frauds) == []
+    assert {"replay", "logprobs under the weights"} <= set(outcome.not_checked)
+    with pytest.raises(UserError, match="has no weights to play with"):
+        check(folder, replay=1)
+
+
+def test_the_gain_is_the_mean_over_tasks_of_the_difference_of_means(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    run = make_run(tiny_checkpoint, tmp_path)
+    opened = open_certificate(make_certificate(run, tmp_path / "certificate").folder)
+    first, second, third = (task.id for task in opened.heldout)
+    # Successes of two attempts, before and after: 0 of 2 and 1 of 2; 1 and 2; 2 and 1.
+    successes = {first: ((0, 0), (1, 0)), second: ((1, 0), (1, 1)), third: ((1, 1), (0, 1))}
+
+    def succeeding(side: int, name: str) -> list:  # type: ignore[type-arg]
+        return [
+            t.model_copy(
+                update={
+                    "reward_terms": tuple(
+                        term.model_copy(update={"value": float(successes[t.task_id][side][t.attempt])})
+                        if term.name == "success"
+                        else term
+                        for term in t.reward_terms
+                    )
+                }
+            )
+            for t in opened.episodes[name]
+        ]
+
+    from mcpagent.evaluate.certificate import Evidence
+
+    derived = figures(
+        Evidence(
+            episodes={"baseline": succeeding(0, "baseline"), "trained": succeeding(1, "trained")},
+            attacks=opened.attacks,
+            records=opened.records,
+            heldout=opened.heldout,
+        )
+    )
+    # (0.5 + 0.5 - 0.5) / 3; the first task succeeds in one of two attempts after training and never before.
+    assert derived["gain"]["difference"]["value"] == pytest.approx(0.5 / 3)
+    assert (derived["gain"]["wins"], derived["gain"]["losses"]) == (2, 1)
+    assert derived["budget"]["baseline"]["pass@2"]["value"] == pytest.approx(2 / 3)
+    assert derived["budget"]["trained"]["pass@2"]["value"] == 1.0
+
+
+def test_the_command_makes_and_checks_and_says_by_its_exit_code_whether_it_holds(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    run = make_run(tiny_checkpoint, tmp_path)
+    out = tmp_path / "certificate"
+    made = CliRunner().invoke(app, [str(run), "--samples", "2", "--out", str(out)])
+    assert made.exit_code == 0, made.output
+    assert "gain      " in made.stdout and f"certify --check {out}" in made.stdout.replace("\n", " ")
+    good = CliRunner().invoke(app, ["--check", str(out), "--replay", "2", "--json"])
+    assert good.exit_code == 0 and json.loads(good.stdout)["holds"] is True
+    page = (out / "page.html").read_text()
+    assert "What this certificate cannot show" in page
+    assert not any(text in page for text in ("<script", "http://", "https://", "url(", "src="))
+    edit_json(out / "certificate.json", lambda document: document["figures"]["gain"].update(wins=3))
+    bad = CliRunner().invoke(app, ["--check", str(out)])
+    assert bad.exit_code == 1 and "figure edited: gain.wins is 3" in bad.stdout.replace("\n", " ")
+
+
+def refused(*words: str) -> UserError:
+    done = CliRunner().invoke(app, list(words))
+    assert isinstance(done.exception, UserError), done.output
+    assert done.exception.exit_code == 2 and done.exception.remedy
+    return done.exception
+
+
+def test_what_cannot_be_certified_is_refused_with_what_to_do_and_nothing_is_left(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    run, out = make_run(tiny_checkpoint, tmp_path), tmp_path / "certificate"
+    to = ("--out", str(out))
+    assert "no such checkpoint or run" in refused(str(tmp_path / "nowhere"), *to).message
+    assert "neither a checkpoint" in refused(str(tmp_path / "data"), *to).message
+    assert "needs the run's records" in refused(str(tiny_checkpoint), *to).message
+    full = make_run(tiny_checkpoint, tmp_path / "full", "finetune.mode=full")
+    other = full / "checkpoints" / "step-000002"
+    assert "another model" in refused(str(run), "--baseline", str(other), *to).message
+    assert "NAME=RUN" in refused(str(run), "--control", "random", *to).message
+    assert "no folder on this machine" in refused(str(run), "--baseline", "embedded", *to).message
+    manifest = (run / "manifest.json").read_text()
+    edit_json(run / "manifest.json", lambda document: document.update(catalog_hash="0" * 64))
+    assert "the tools are not those" in refused(str(run), *to).message
+    (run / "manifest.json").write_text(manifest)
+    assert not out.exists()
+
+    assert "is not a certificate" in refused("--check", str(run)).message
+    folder = make_certificate(run, out).folder
+    records = folder / "episodes" / "trained.jsonl.zst"
+    whole = records.read_bytes()
+    records.write_bytes(whole[: len(whole) // 2])
+    refused("--check", str(folder))
+    records.unlink()
+    assert "lacks episodes/trained" in refused("--check", str(folder)).message
+    records.write_bytes(whole)
+    (folder / "certificate.json").write_text("{")
+    assert "is damaged" in refused("--check", str(folder)).message
