@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from mcpagent.checks.doctor import check_model
 from mcpagent.core.records import CheckResult, CheckStatus
 from mcpagent.core.tools import ToolSpec
-from tests.models.templates import AS_PYTHON, REFUSES_TOOLS, STRIPS_THINKING
+from tests.models.templates import AS_PYTHON, REFUSES_TOOLS, STRIPS_THINKING, WRITES_IDS
 
 TOOLS = [ToolSpec(server="s", name="look", description="Look.", input_schema={"type": "object"})]
 
@@ -41,7 +41,7 @@ def test_the_embedded_model_passes_without_drift(tiny_checkpoint: Path) -> None:
 
 @pytest.mark.parametrize(
     ("template", "says"),
-    [(REFUSES_TOOLS, "cannot render a tool message"), (AS_PYTHON, "in a form that no parser here reads")],
+    [(WRITES_IDS, "writes the id of the call"), (AS_PYTHON, "in a form that no parser here reads")],
 )
 def test_a_template_that_cannot_be_trained_on_fails_with_reason_and_remedy(
     tiny_checkpoint: Path, tmp_path: Path, template: str, says: str
@@ -50,6 +50,11 @@ def test_a_template_that_cannot_be_trained_on_fails_with_reason_and_remedy(
     assert list(checks) == ["model tokenizer", "model"]
     assert checks["model"].status is CheckStatus.FAIL
     assert says in checks["model"].detail and checks["model"].remedy
+
+
+def test_a_template_without_tool_messages_passes(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    checks = check(with_template(tiny_checkpoint, tmp_path / "gemma", REFUSES_TOOLS))
+    assert {c.status for c in checks.values()} == {CheckStatus.PASS}
 
 
 def test_another_form_is_taught_in_the_place_of_one_that_nobody_reads(
