@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mcpagent.config.named_parts import is_built
-from mcpagent.config.schema import GrpoConfig, RewardConfig, TrainConfig
+from mcpagent.config.schema import GrpoConfig, RewardConfig, TrainConfig, VllmConfig
 
 
 @dataclass(frozen=True)
@@ -303,9 +303,8 @@ def idle(config: TrainConfig) -> dict[str, str]:
             reasons[f"rollout.{name}"] = "rollout.user is scripted"
     if config.tools.discovery == "all":
         reasons["tools.pinned"] = "tools.discovery is all, which offers every tool; search offers these few"
-    if config.rollout.backend == "hf":
-        for name in ("max_model_len", "gpu_memory_utilization", "enforce_eager", "sleep", "servers"):
-            reasons[f"vllm.{name}"] = "rollout.backend is hf"
+    for name, why in _idle_engine(config):
+        reasons[f"vllm.{name}"] = why
     if config.finetune.mode == "full":
         for name in ("r", "alpha", "dropout", "target_modules", "rslora"):
             reasons[f"lora.{name}"] = "finetune.mode is full"
@@ -313,6 +312,15 @@ def idle(config: TrainConfig) -> dict[str, str]:
         for name in ("builtin", "transport", "limited", "upstream", "sandbox"):
             reasons[f"tools.{name}"] = "it is for the built-in servers, and tools.servers names others"
     return reasons
+
+
+def _idle_engine(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    if config.rollout.backend == "hf":
+        for name in VllmConfig.model_fields:
+            yield name, "rollout.backend is hf"
+    elif config.vllm.servers:
+        for name in VllmConfig.model_fields.keys() - {"servers", "max_model_len"}:
+            yield name, "vllm.servers names servers, which were started with settings of their own"
 
 
 def _idle_objective(grpo: GrpoConfig) -> Iterator[tuple[str, str]]:

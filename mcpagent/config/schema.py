@@ -101,10 +101,14 @@ class VllmConfig(Section):
     """Settings of the vllm engine; used when `rollout.backend` is vllm."""
 
     max_model_len: PositiveInt = 4096  # tokens
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6  # at most: less where less is free
     enforce_eager: bool = False
     sleep: bool | None = None  # give GPU memory back during updates; None: on a GPU yes
-    servers: StringTuple = ()  # base URLs of running servers; none: an engine in this process
+    tensor_parallel_size: PositiveInt = 1  # GPUs that one engine is spread over
+    # An engine in a process of its own, which mcpagent starts on this process's device. None: in a run of
+    # several processes yes, else no.
+    own_process: bool | None = None
+    servers: StringTuple = ()  # base URLs of running servers; none: an engine here
 
 
 class GrpoConfig(Section):

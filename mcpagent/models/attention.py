@@ -364,7 +364,7 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     if tree is not None:
         return attend_tree(query, key, value, tree, scaling=scaling, dropout=dropout), None
-    is_sampling = query.shape[2] == 1 and query.device.type == "cpu" and not dropout
+    is_sampling = query.shape[2] == 1 and not dropout
     if (
         is_sampling
         and scaling is not None
@@ -380,8 +380,9 @@ def _attend(
 def _attend_once(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """One query a row. torch's fused kernel works in blocks of queries; for one, three plain products are
-    about twice as fast on a CPU, and grouped-query heads need no repeated keys."""
+    """One query a row. The fused kernel of torch works in blocks of queries; for one, three plain products
+    are about twice as fast on a CPU, and on any device grouped-query heads need no repeated keys: with this
+    mask transformers copies the whole cache for them in each layer."""
     n, heads, _, head_dim = query.shape
     # The query heads that share a key-value head are its queries: [n, key_value_heads, group, head_dim].
     grouped = query.view(n, key.shape[1], -1, head_dim)

@@ -222,6 +222,7 @@ class Canary:
                 sampling=Sampling(max_new_tokens=self._new_tokens, temperature=self._temperature),
                 seed=derive_seed(self._seed, name, row),
                 token_ids=prompt,
+                is_repeatable=True,
             )
             for row, prompt in enumerate(self._prompts)
         ]

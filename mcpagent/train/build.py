@@ -6,7 +6,7 @@ import copy
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -40,7 +40,14 @@ from mcpagent.models.logits import refuse_other_logits
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.canary import CANARY_PROMPTS, MAX_TEMPERATURE, Canary
 from mcpagent.policy.contract import BackendChoice, choose_backend
-from mcpagent.policy.vllm.engine import VllmPolicy, VllmSettings, cpu_cache_bytes
+from mcpagent.policy.vllm.engine import (
+    ENVIRONMENT,
+    VllmPolicy,
+    VllmSettings,
+    cpu_cache_bytes,
+    engine_options,
+)
+from mcpagent.policy.vllm.process import own_engine
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.train.learner.learner import EmaReference, Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
@@ -100,7 +107,13 @@ def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig) -> Loaded:
     limits = [model.config.get_text_config().max_position_embeddings]
     if config.rollout.max_context_tokens is not None:
         limits.append(config.rollout.max_context_tokens)
-    if config.rollout.backend == "vllm":
+    choice = choose_backend(
+        config.rollout.backend,
+        is_lora=config.finetune.mode == "lora",
+        has_gpu=model.device.type == "cuda",
+        has_servers=bool(config.vllm.servers),
+    )
+    if choice.backend == "vllm":
         limits.append(config.vllm.max_model_len)
     return Loaded(
         model=model,
@@ -197,15 +210,23 @@ def open_sampler(
         elif config.vllm.servers:
             folder = weights or Path(config.output_dir).absolute() / f".weights-{secrets.token_hex(4)}"
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            servers = VllmServers(config.vllm.servers, version=-1, **common)
+            seeded = is_deterministic(config, loaded.device)
+            servers = VllmServers(config.vllm.servers, version=-1, is_seeded=seeded, **common)
             sampler = vllm_sampler(servers, model, folder=folder)
         else:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="mcpagent-vllm-")))
             settings = _vllm_settings(loaded, config, model=model, contexts=slots, folder=folder)
-            del common["max_context"]
-            if not is_trained:
-                model.to("cpu")  # vLLM has a copy of its own
-            engine = VllmPolicy(settings, threads=threads, version=-1 if is_trained else 0, **common)
+            if is_trained and has_own_process(config, count=_process_count()):
+                address = stack.enter_context(_own_engine(settings, loaded))
+                level = settings.sleep_level if settings.can_sleep else None
+                engine = VllmServers(
+                    [address], version=-1, is_seeded=settings.is_seeded, sleep_level=level, **common
+                )
+            else:
+                if not is_trained:
+                    model.to("cpu")  # vLLM has a copy of its own
+                del common["max_context"]
+                engine = VllmPolicy(settings, threads=threads, version=-1 if is_trained else 0, **common)
             sampler = (
                 vllm_sampler(engine, model, folder=folder)
                 if is_trained
@@ -213,6 +234,44 @@ def open_sampler(
             )
         stack.callback(sampler.close)
         yield sampler
+
+
+def has_own_process(config: TrainConfig, *, count: int) -> bool:
+    """Whether an engine that this run starts gets a process of its own: by `vllm.own_process`, else in a run
+    of several processes."""
+    own = config.vllm.own_process
+    return count > 1 if own is None else own
+
+
+def refuse_shared_engine(config: TrainConfig, *, count: int) -> None:
+    """Raises UserError where `count` processes could not each have a vLLM engine on their own device."""
+    if count == 1 or config.vllm.servers:
+        return
+    if not has_own_process(config, count=count):
+        raise UserError(
+            f"vllm.own_process is false, but {count} processes train together, and vLLM needs the process "
+            "group of its process for itself",
+            where="vllm.own_process",
+            remedy="leave it out, start vLLM servers and name them in vllm.servers, or use --backend hf",
+        )
+    if config.vllm.tensor_parallel_size > 1:
+        raise UserError(
+            f"vllm.tensor_parallel_size is {config.vllm.tensor_parallel_size}, but {count} processes train "
+            "together, each with one device and an engine on it",
+            where="vllm.tensor_parallel_size",
+            remedy="set it to 1, or start vLLM servers on other devices and name them in vllm.servers",
+        )
+
+
+def _process_count() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def _own_engine(settings: VllmSettings, loaded: Loaded) -> AbstractContextManager[str]:
+    device = None
+    if loaded.device.type == "cuda" and settings.tensor_parallel_size == 1:
+        device = torch.cuda.current_device() if loaded.device.index is None else loaded.device.index
+    return own_engine(engine_options(settings), environment=ENVIRONMENT, device=device)
 
 
 def _choice(loaded: Loaded, config: TrainConfig, *, model: Any) -> BackendChoice:
@@ -237,6 +296,7 @@ def _vllm_settings(
         # The base with this adapter merged is in memory alone; vLLM reads a folder.
         name = str(folder / "model")
         (copy.deepcopy(model).unload() if is_lora else model).save_pretrained(name)
+        loaded.tokenizer.save_pretrained(name)
     has_gpu, vllm = loaded.device.type == "cuda", config.vllm
     dtype = compute_dtype(loaded, config)
     return VllmSettings(
@@ -251,6 +311,8 @@ def _vllm_settings(
             loaded.model.config, contexts=contexts, max_context=loaded.max_context, itemsize=dtype.itemsize
         ),
         gpu_memory_utilization=vllm.gpu_memory_utilization,
+        tensor_parallel_size=vllm.tensor_parallel_size,
+        is_seeded=is_deterministic(config, loaded.device),
         enforce_eager=vllm.enforce_eager,
         trust_remote_code=config.model.trust_remote_code,
         can_sleep=has_gpu if vllm.sleep is None else vllm.sleep,

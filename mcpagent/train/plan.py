@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from mcpagent.reward.terms import load_reward
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.tools.setup import configured_servers
 from mcpagent.train.actor import refuse_pipeline
-from mcpagent.train.build import is_deterministic, refuse_untrained
+from mcpagent.train.build import is_deterministic, refuse_shared_engine, refuse_untrained
 from mcpagent.train.forecast import (
     ASSUMED_CONTEXT,
     Forecast,
@@ -114,6 +115,8 @@ def check_run(config: TrainConfig, target: TargetDevice) -> Preflight:
             where="rollout.temperature",
             remedy="lower it, or use --backend hf",
         )
+    if config.algorithm == "grpo" and backend.backend == "vllm":
+        refuse_shared_engine(config, count=int(os.environ.get("WORLD_SIZE", "1")))
     if config.algorithm == "grpo" and config.rollout.max_staleness > 0:
         refuse_pipeline(config, device, Processes(), is_here=target.is_here)
     for tracker in config.tracking.backends:

@@ -110,8 +110,7 @@ def vllm_sampler(engine: VllmPolicy | VllmServers, model: Any, *, folder: Path) 
         return path
 
     def push() -> None:
-        if isinstance(engine, VllmPolicy):
-            engine.wake()
+        engine.wake()
         if has_adapters:
             engine.load_adapter(write(lambda path: model.save_pretrained(path, save_embedding_layers=False)))
         elif isinstance(engine, VllmPolicy):
@@ -119,14 +118,13 @@ def vllm_sampler(engine: VllmPolicy | VllmServers, model: Any, *, folder: Path) 
         else:
             engine.load_folder(write(model.save_pretrained))
 
-    rest = engine.sleep if isinstance(engine, VllmPolicy) else lambda: None
     push()
     compare = _adapters_served if has_adapters else _WeightsServed()
     return RolloutEngine(
         policy=engine,
         push=push,
         close=engine.close,
-        rest=rest,
+        rest=engine.sleep,
         read_back=lambda: compare(model, engine.served()),
     )
 

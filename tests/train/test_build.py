@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,15 @@ import torch
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
-from mcpagent.train.build import Loaded, update_settings, why_corrected
+from mcpagent.models.load import load_tokenizer
+from mcpagent.train.build import (
+    Loaded,
+    as_loaded,
+    has_own_process,
+    refuse_shared_engine,
+    update_settings,
+    why_corrected,
+)
 from mcpagent.train.update import SamplerCorrection
 from tests.policy.oracle import tiny_model
 
@@ -48,6 +57,43 @@ def test_another_engine_dtype_or_version_is_corrected_for_unless_told_otherwise(
     )
     if "rollout.max_staleness=1" not in overrides:  # where null is refused
         assert correction(*overrides, "grpo.tis_cap=null") is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("rollout.backend=hf",), 256),
+        (("rollout.backend=auto", "vllm.servers=[http://127.0.0.1:1]"), 50),
+        (("rollout.backend=vllm", "vllm.servers=[http://127.0.0.1:1]"), 50),
+    ],
+)
+def test_what_an_engine_holds_bounds_a_context_whoever_chose_the_engine(
+    overrides: tuple[str, ...], expected: int, tiny_checkpoint: Path
+) -> None:
+    tokenizer = load_tokenizer(str(tiny_checkpoint))
+    config = load_train_config(
+        [], [*overrides, "vllm.max_model_len=50", f"model.name={tiny_checkpoint}", "device=cpu"]
+    ).config
+    assert as_loaded(tiny_model(), tokenizer, config=config).max_context == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("vllm.own_process=false", "vllm.own_process is false, but 4 processes train together"),
+        ("vllm.tensor_parallel_size=2", "vllm.tensor_parallel_size is 2, but 4 processes train together"),
+    ],
+)
+def test_processes_that_cannot_each_have_an_engine_are_refused(override: str, message: str) -> None:
+    config = load_train_config([], [override]).config
+    refuse_shared_engine(config, count=1)
+    with pytest.raises(UserError, match=message) as caught:
+        refuse_shared_engine(config, count=4)
+    assert "vllm.servers" in (caught.value.remedy or "")
+    elsewhere = load_train_config([], [override, "vllm.servers=[http://127.0.0.1:1]"]).config
+    refuse_shared_engine(elsewhere, count=4)
+    assert has_own_process(load_train_config([]).config, count=2)
+    assert not has_own_process(load_train_config([]).config, count=1)
 
 
 def test_negative_advantages_are_bounded_by_default_and_above_the_clip_alone() -> None:

@@ -30,6 +30,7 @@ from mcpagent.policy.vllm.worker import EXTENSION
 _BLOCK = 32  # tokens; vLLM's 128 on CPU is longer than many prompts, which then never share anything
 _MAX_CPU_CACHE = 4 << 30  # bytes
 _CPU_STEP = 8192  # tokens of one step
+_MARGIN, _LEAST = 0.02, 0.05  # of a device's memory: left free, and too little to begin with
 _ADAPTERS = 2  # of neighbouring versions in one batch: turns go on with the one that they began with
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has kernels for
 
@@ -46,10 +47,18 @@ class VllmSettings:
     lora_rank: int | None = None
     cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.6
+    tensor_parallel_size: int = 1
+    is_seeded: bool = True  # each turn has a random stream of its own: a kernel more for each row and token
     enforce_eager: bool = False
     trust_remote_code: bool = False
     can_sleep: bool = False  # give the device memory back while the trainer works
     logprobs_mode: str = "processed_logprobs"  # of the distribution that was sampled from
+
+    @property
+    def sleep_level(self) -> int:
+        """1 keeps the weights in host memory, for adapters to come back to; 2 drops them, since all of them
+        are sent again."""
+        return 2 if self.lora_rank is None else 1
 
 
 class VllmEngine:
@@ -61,6 +70,7 @@ class VllmEngine:
             self._llm = _start(settings)
         self._llm.set_weight_version("0")
         self._devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        self._random = _RandomState(self._devices)
         self._numbers = itertools.count()
         self._open: dict[str, tuple[CompletionRequest, int]] = {}  # by request id, with the adapter's version
         self._request_of: dict[str, str] = {}  # by episode
@@ -97,7 +107,7 @@ class VllmEngine:
         self._llm.add_request(
             name,
             {"prompt_token_ids": list(request.token_ids)},
-            _sampling_params(request, self._stop_ids, room=room),
+            _sampling_params(request, self._stop_ids, room=room, is_seeded=self._settings.is_seeded),
             lora_request=self._adapter,
         )
         self._open[name] = (request, 0 if self._adapter is None else self._adapter.lora_int_id - 1)
@@ -107,7 +117,7 @@ class VllmEngine:
         """One token for every turn, or a part of a prompt; returns the turns that end."""
         # vLLM fills its noise from the global generator before each request's own overwrites it, and that
         # generator is the trainer's.
-        with torch.random.fork_rng(devices=self._devices):
+        with self._random:
             outputs = self._llm.step()
         return [self._finished(out) for out in outputs if out.finished]
 
@@ -150,7 +160,7 @@ class VllmEngine:
     def sleep(self) -> None:
         """Weights to host memory, cache dropped. Nothing may be running."""
         if self._settings.can_sleep and not self._llm.is_sleeping():
-            self._llm.sleep(level=1)
+            self._llm.sleep(level=self._settings.sleep_level)
 
     def wake(self) -> None:
         """The opposite of `sleep`; no effect where it is awake."""
@@ -185,6 +195,50 @@ class VllmEngine:
         return Finished(request, token_ids, logprobs, reason, versions)
 
 
+class _RandomState:
+    """The engine's own state of torch's global generators, in place inside the context."""
+
+    def __init__(self, devices: Sequence[int]) -> None:
+        self._devices = devices
+        self._inside: list[torch.Tensor] | None = None
+        self._outside: list[torch.Tensor] = []
+
+    def __enter__(self) -> None:
+        self._outside = self._states()
+        if self._inside is None:  # no two engines, and no two runs, sample alike
+            torch.manual_seed(int.from_bytes(os.urandom(7)))
+        else:
+            self._put(self._inside)
+
+    def __exit__(self, *_: object) -> None:
+        self._inside = self._states()
+        self._put(self._outside)
+
+    def _states(self) -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
+
+    def _put(self, states: Sequence[torch.Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for device, state in zip(self._devices, states[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+
+def memory_share(free: int, total: int, *, asked: float) -> float:
+    """Which share of a device's `total` bytes an engine may take, of the `asked` one: what is free there, but
+    for a margin. vLLM ends at once where less is free than it was told to take. Raises UserError where next
+    to nothing is."""
+    share = min(asked, free / total - _MARGIN)
+    if share < _LEAST:
+        raise UserError(
+            f"{free / 2**30:.1f} of the GPU's {total / 2**30:.1f} GiB are free, which is too little for a "
+            "vLLM engine beside the trainer",
+            where="vllm.gpu_memory_utilization",
+            remedy="end what else runs on the GPU (nvidia-smi), name vllm.servers elsewhere, or use "
+            "--backend hf",
+        )
+    return share
+
+
 def cpu_cache_bytes(config: Any, *, contexts: int, max_context: int, itemsize: int) -> int:
     """What `contexts` full contexts of a transformers `config` need, at most 4 GiB."""
     text = config.get_text_config()
@@ -194,7 +248,7 @@ def cpu_cache_bytes(config: Any, *, contexts: int, max_context: int, itemsize: i
     return min(_MAX_CPU_CACHE, tokens * 2 * text.num_hidden_layers * heads * head_dim * itemsize)
 
 
-def _sampling_params(request: CompletionRequest, stop_ids: list[int], *, room: int) -> Any:
+def _sampling_params(request: CompletionRequest, stop_ids: list[int], *, room: int, is_seeded: bool) -> Any:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling = request.sampling
@@ -203,7 +257,7 @@ def _sampling_params(request: CompletionRequest, stop_ids: list[int], *, room: i
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        seed=request.seed,
+        seed=request.seed if is_seeded or request.is_repeatable else None,
         stop_token_ids=stop_ids,
         ignore_eos=True,  # what ends a turn is in stop_ids, the tokenizer's eos included
         logprobs=0,  # of the sampled token alone
@@ -216,19 +270,49 @@ def _sampling_params(request: CompletionRequest, stop_ids: list[int], *, room: i
 def _start(settings: VllmSettings) -> Any:
     # Read by vLLM when it is imported, or when an engine is made.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    for name, value in (
-        ("VLLM_NO_USAGE_STATS", "1"),
-        ("VLLM_LOGGING_LEVEL", "ERROR"),
-        ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),  # the trainer's threads are in this process too
-    ):
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    options: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory_utilization}
-    if current_platform.is_cpu():
-        options = {
+    options = engine_options(settings)
+    # A token is known before the next step, so versions are exact.
+    options |= {"async_scheduling": False, "skip_tokenizer_init": True}
+    # The context decides what a step holds at most by default: on an H100 16,384 tokens, not 2,048.
+    return LLMEngine.from_engine_args(EngineArgs(**options), usage_context=UsageContext.LLM_CLASS)
+
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads are on this machine too
+}
+
+
+def engine_options(settings: VllmSettings) -> dict[str, Any]:
+    """Options of vLLM, for an engine here or in a process of its own. Raises UserError where the device or
+    the adapters do not fit."""
+    options: dict[str, Any] = {
+        "model": settings.model,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_context,
+        "max_num_seqs": settings.contexts,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "enforce_eager": settings.enforce_eager,
+        "trust_remote_code": settings.trust_remote_code,
+        "enable_sleep_mode": settings.can_sleep,
+        "enable_prefix_caching": True,
+        "logprobs_mode": settings.logprobs_mode,
+        "generation_config": "vllm",  # not the model's own defaults for sampling
+        "worker_extension_cls": EXTENSION,
+        "disable_log_stats": True,
+    }
+    if settings.lora_rank is not None:
+        rank = _kernel_rank(settings.lora_rank)
+        options |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": _ADAPTERS}
+    if not torch.cuda.is_available():
+        return options | {
             "kv_cache_memory_bytes": settings.cache_bytes,
             "block_size": _BLOCK,
             "enforce_eager": True,  # compilation costs a start more than it saves
@@ -236,34 +320,11 @@ def _start(settings: VllmSettings) -> Any:
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(_CPU_STEP, settings.max_context),
         }
-    elif settings.cache_bytes is not None:
-        options["kv_cache_memory_bytes"] = settings.cache_bytes
-    if settings.lora_rank is not None:
-        options |= {
-            "enable_lora": True,
-            "max_lora_rank": _kernel_rank(settings.lora_rank),
-            "max_loras": _ADAPTERS,
-        }
-    arguments = EngineArgs(
-        **{
-            "model": settings.model,
-            "dtype": settings.dtype,
-            "max_model_len": settings.max_context,
-            "max_num_seqs": settings.contexts,
-            "enforce_eager": settings.enforce_eager,
-            "trust_remote_code": settings.trust_remote_code,
-            "enable_sleep_mode": settings.can_sleep,
-            "enable_prefix_caching": True,
-            "async_scheduling": False,  # a token is known before the next step, so versions are exact
-            "logprobs_mode": settings.logprobs_mode,
-            "generation_config": "vllm",  # not the model's own defaults for sampling
-            "skip_tokenizer_init": True,
-            "worker_extension_cls": EXTENSION,
-            "disable_log_stats": True,
-            **options,
-        }
-    )
-    return LLMEngine.from_engine_args(arguments)
+    if settings.cache_bytes is not None:
+        return options | {"kv_cache_memory_bytes": settings.cache_bytes}
+    free, total = torch.cuda.mem_get_info()
+    share = memory_share(free, total, asked=settings.gpu_memory_utilization)
+    return options | {"gpu_memory_utilization": share}
 
 
 def _kernel_rank(rank: int) -> int:

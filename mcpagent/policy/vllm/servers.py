@@ -7,12 +7,17 @@ one that is back joins again at the next update, from which on it has the curren
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -21,22 +26,27 @@ from mcpagent.core.trajectory import Completion, FinishReason, PolicySpan
 from mcpagent.errors import RunError, UserError
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.sampling import refuse_infinite
+from mcpagent.policy.vllm.worker import TOKEN
 
 T = TypeVar("T")
 
+_PART = 32 << 20  # bytes of a file that travel at once
 _KEPT = 3  # adapter versions that stay loaded: turns that began with one may still run
 START = (
     "start it with: VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m "
-    "vllm.entrypoints.openai.api_server --model MODEL --logprobs-mode processed_logprobs --generation-config "
-    "vllm --worker-extension-cls mcpagent.policy.vllm.worker.WeightLoading --enable-lora --max-lora-rank 16 "
-    "--max-loras 2 (without the last three for finetune.mode full; with --no-enable-chunked-prefill on a CPU)"
+    "vllm.entrypoints.openai.api_server --host 127.0.0.1 --model MODEL --logprobs-mode processed_logprobs "
+    "--generation-config vllm --worker-extension-cls mcpagent.policy.vllm.worker.WeightLoading "
+    "--enable-lora --max-lora-rank 16 --max-loras 2 (without the last three for finetune.mode full; with "
+    "--no-enable-chunked-prefill on a CPU)"
 )
 
 
 @dataclass(eq=False)
 class _Server:
-    url: str
+    url: str  # a base URL, or unix: and the path of a socket
+    http: httpx.AsyncClient
     model: str = ""
+    sees_files: bool = True  # of this machine
     is_alive: bool = True
     turns: int = 0  # in flight
 
@@ -57,11 +67,16 @@ class VllmServers:
         max_context: int,
         timeout_s: float = 600.0,
         version: int = 0,
+        is_seeded: bool = True,
+        sleep_level: int | None = None,
     ) -> None:
-        """`version` is that of the served weights; -1 where the first ones are still to come. Raises
-        UserError where a server does not answer or holds less context than `max_context`."""
+        """`version` is that of the served weights; -1 where the first ones are still to come. Only with
+        `is_seeded` each turn has a random stream of its own. `sleep_level` None: `sleep` does nothing. Raises
+        UserError where a server does not answer, holds less context than `max_context`, or lets anybody on
+        the network use its development routes."""
         self._decode, self._stop_ids, self._max_context = decode, sorted(stop_ids), max_context
-        self._servers = [_Server(url.rstrip("/")) for url in urls]
+        self._is_seeded, self._sleep_level = is_seeded, sleep_level
+        self._servers = [_Server(url.rstrip("/"), _client(url, timeout_s)) for url in urls]
         self._at: dict[str, _Server] = {}  # by episode
         self._run = secrets.token_hex(4)  # adapters of another run may be on the servers still
         self._adapter: str | None = None
@@ -71,8 +86,6 @@ class VllmServers:
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="mcpagent-vllm-http", daemon=True)
         self._thread.start()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(timeout_s, connect=10.0), limits=limits)
         self._running = 0
         self._open, self._idle = asyncio.Event(), asyncio.Event()  # no update is on; no turn is running
         self._open.set()
@@ -103,6 +116,17 @@ class VllmServers:
     def load_folder(self, folder: Path) -> None:
         """A new version: all weights from the checkpoint in `folder`. Turns in flight end first."""
         self._call(self._load_folder(folder))
+
+    def sleep(self) -> None:
+        """Give the devices' memory to the trainer until `wake`. Nothing may be running."""
+        if self._sleep_level is not None:
+            path = f"/sleep?level={self._sleep_level}&mode=wait"
+            self._call(self._everywhere(lambda server: self._post(server, path, None)))
+
+    def wake(self) -> None:
+        """Take the memory back after `sleep`."""
+        if self._sleep_level is not None:
+            self._call(self._everywhere(lambda server: self._post(server, "/wake_up", None)))
 
     def served(self) -> dict[str, list[JsonObject]]:
         """Checksums of what samples, by server and worker (see `policy.vllm.worker`)."""
@@ -176,7 +200,7 @@ class VllmServers:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "seed": request.seed,
+            "seed": request.seed if self._is_seeded or request.is_repeatable else None,
             "stop_token_ids": self._stop_ids,
             "ignore_eos": True,
             "logprobs": 0,  # of the sampled token alone
@@ -199,8 +223,12 @@ class VllmServers:
 
     async def _load_adapter(self, folder: Path) -> None:
         name = f"policy-{self._run}-{len(self._loaded)}"
-        body = {"lora_name": name, "lora_path": str(folder.absolute())}
-        await self._everywhere(lambda server: self._post(server, "/v1/load_lora_adapter", body))
+
+        async def load(server: _Server) -> None:
+            path = await self._place(server, folder)
+            await self._post(server, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+        await self._everywhere(load)
         self._loaded.append(name)
         self._adapter = name
         self.version += 1
@@ -213,14 +241,41 @@ class VllmServers:
             await self._idle.wait()
 
             async def load(server: _Server) -> None:
-                body = {"method": "mcpagent_load_folder", "args": [str(folder.absolute())]}
-                await self._post(server, "/collective_rpc", body)
+                path = await self._place(server, folder)
+                await self._rpc(server, "mcpagent_load_folder", path)
                 await self._post(server, "/reset_prefix_cache", None)
 
             await self._everywhere(load)
             self.version += 1
         finally:
             self._open.set()
+
+    async def _place(self, server: _Server, folder: Path) -> str:
+        """Where the server finds what is in `folder`: there, or, on a machine that does not see it, in a
+        folder of its own to which the files are sent."""
+        path = str(folder.absolute())
+        files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
+        if server.sees_files and files:
+            sizes = {file.name: file.stat().st_size for file in files}
+            seen = await self._rpc(server, "mcpagent_sees", path, json.dumps(sizes))
+            server.sees_files = all(json.loads(answer.lower()) for answer in seen)
+        if server.sees_files or not files:
+            return path
+        name = f"{self._run}-{self.version + 1}"
+        there = (await self._rpc(server, "mcpagent_receive", name, "", "", "0"))[0]
+        for file in files:
+            with file.open("rb") as source:
+                at = 0
+                while (part := source.read(_PART)) or not at:
+                    text = base64.b64encode(part).decode("ascii")
+                    await self._rpc(server, "mcpagent_receive", name, file.name, text, str(at))
+                    at += max(len(part), 1)
+        return there
+
+    async def _rpc(self, server: _Server, method: str, *arguments: str) -> list[str]:
+        """What the method of `policy.vllm.worker` gives in each worker."""
+        body = {"method": method, "args": list(arguments)}
+        return (await self._post(server, "/collective_rpc", body))["results"]
 
     async def _unload(self, name: str) -> None:
         alive = [server for server in self._servers if server.is_alive]
@@ -232,13 +287,25 @@ class VllmServers:
 
     async def _greet(self, server: _Server) -> None:
         try:
-            reply = await self._http.get(f"{server.url}/v1/models")
+            reply = await server.http.get("/v1/models")
             card = reply.raise_for_status().json()["data"][0]
         except (httpx.HTTPError, KeyError, ValueError) as error:
             raise UserError(
                 f"no vLLM server answers at {server.url}: {error}", where="vllm.servers", remedy=START
             ) from error
         server.model = card["id"]
+        if _is_on_a_network(server.url):
+            open_to_all = httpx.AsyncClient(base_url=server.url, timeout=10.0)
+            async with open_to_all as anybody:
+                if (await anybody.get("/is_sleeping")).status_code not in (401, 403, 404):
+                    raise UserError(
+                        f"{server.url} lets anybody on the network use vLLM's development routes, which load "
+                        "weights and call methods of its workers",
+                        where="vllm.servers",
+                        remedy=f"bind it to 127.0.0.1 (and reach it through ssh -L), or add --middleware "
+                        f"mcpagent.policy.vllm.worker.TokenGuard and set {TOKEN} to the same secret here and "
+                        "there",
+                    )
         if card.get("max_model_len", self._max_context) < self._max_context:
             raise UserError(
                 f"{server.url} holds contexts of {card['max_model_len']} tokens, and the run needs "
@@ -264,7 +331,7 @@ class VllmServers:
     async def _post(self, server: _Server, path: str, body: JsonObject | None) -> Any:
         """The answer's JSON. Raises _Gone where the server is; RunError where it refuses."""
         try:
-            reply = await self._http.post(f"{server.url}{path}", json=body)
+            reply = await server.http.post(path, json=body)
         except httpx.TransportError as error:
             raise _Gone(f"{server.url}: {error or type(error).__name__}") from error
         is_missing_adapter = path == "/v1/completions" and reply.status_code == 404
@@ -281,4 +348,26 @@ class VllmServers:
     async def _leave(self) -> None:
         for name in self._loaded[-_KEPT:]:
             await self._unload(name)
-        await self._http.aclose()
+        for server in self._servers:
+            await server.http.aclose()
+
+
+def _client(url: str, timeout_s: float) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(timeout_s, connect=10.0)
+    token = os.environ.get(TOKEN)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if (socket := url.removeprefix("unix:")) != url:
+        transport = httpx.AsyncHTTPTransport(uds=socket, limits=limits)
+        return httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=timeout)
+    return httpx.AsyncClient(base_url=url.rstrip("/"), timeout=timeout, limits=limits, headers=headers)
+
+
+def _is_on_a_network(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    if url.startswith("unix:") or host == "localhost":
+        return False
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return True
