@@ -142,7 +142,9 @@ class VllmServers:
         replies = zip(alive, self._call(ask()), strict=True)
         # One that does not answer serves nothing, and one that refuses has no way to be read back.
         return {
-            server.url: reply["results"] for server, reply in replies if not isinstance(reply, BaseException)
+            server.url: (reply or {}).get("results") or []
+            for server, reply in replies
+            if not isinstance(reply, BaseException)
         }
 
     def close(self) -> None:
@@ -275,7 +277,7 @@ class VllmServers:
     async def _rpc(self, server: _Server, method: str, *arguments: str) -> list[str]:
         """What the method of `policy.vllm.worker` gives in each worker."""
         body = {"method": method, "args": list(arguments)}
-        return (await self._post(server, "/collective_rpc", body))["results"]
+        return (await self._post(server, "/collective_rpc", body) or {}).get("results") or []
 
     async def _unload(self, name: str) -> None:
         alive = [server for server in self._servers if server.is_alive]
