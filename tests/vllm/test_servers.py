@@ -154,7 +154,7 @@ def test_a_server_that_does_not_see_the_trainers_files_is_sent_them(url: str, tm
     policy = connected(url)
     try:
         engine = vllm_sampler(policy, model, folder=tmp_path)
-        assert policy._servers[0].sees_files  # the first push asked
+        assert policy._servers[0].sees_files
         for step in range(2):
             policy._servers[0].sees_files = False  # as on another machine
             train_a_little(model, seed=step)

@@ -227,8 +227,10 @@ class VllmServers:
         name = f"policy-{self._run}-{len(self._loaded)}"
 
         async def load(server: _Server) -> None:
-            path = await self._place(server, folder)
-            await self._post(server, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+            async def load_from(path: str) -> None:
+                await self._post(server, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+            await self._load_from(server, folder, load_from)
 
         await self._everywhere(load)
         self._loaded.append(name)
@@ -243,8 +245,9 @@ class VllmServers:
             await self._idle.wait()
 
             async def load(server: _Server) -> None:
-                path = await self._place(server, folder)
-                await self._rpc(server, "mcpagent_load_folder", path)
+                await self._load_from(
+                    server, folder, lambda path: self._rpc(server, "mcpagent_load_folder", path)
+                )
                 await self._post(server, "/reset_prefix_cache", None)
 
             await self._everywhere(load)
@@ -252,17 +255,23 @@ class VllmServers:
         finally:
             self._open.set()
 
-    async def _place(self, server: _Server, folder: Path) -> str:
-        """Where the server finds what is in `folder`: there, or, on a machine that does not see it, in a
-        folder of its own to which the files are sent."""
+    async def _load_from(
+        self, server: _Server, folder: Path, load: Callable[[str], Awaitable[object]]
+    ) -> None:
+        """`load` what is in `folder` from there, or, on a machine that does not see it, from a folder of its
+        own to which the files are sent."""
         path = str(folder.absolute())
         files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
-        if server.sees_files and files:
-            sizes = {file.name: file.stat().st_size for file in files}
-            seen = await self._rpc(server, "mcpagent_sees", path, json.dumps(sizes))
-            server.sees_files = all(json.loads(answer.lower()) for answer in seen)
-        if server.sees_files or not files:
-            return path
+        if server.sees_files:
+            try:
+                await load(path)
+                return
+            except RunError:
+                sizes = json.dumps({file.name: file.stat().st_size for file in files})
+                seen = await self._rpc(server, "mcpagent_sees", path, sizes)
+                if not files or all(json.loads(answer.lower()) for answer in seen):
+                    raise  # it sees them, or cannot say
+                server.sees_files = False
         name = f"{self._run}-{self.version + 1}"
         there = (await self._rpc(server, "mcpagent_receive", name, "", "", "0"))[0]
         for file in files:
@@ -272,7 +281,7 @@ class VllmServers:
                     text = base64.b64encode(part).decode("ascii")
                     await self._rpc(server, "mcpagent_receive", name, file.name, text, str(at))
                     at += max(len(part), 1)
-        return there
+        await load(there)
 
     async def _rpc(self, server: _Server, method: str, *arguments: str) -> list[str]:
         """What the method of `policy.vllm.worker` gives in each worker."""
