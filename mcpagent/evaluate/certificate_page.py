@@ -174,14 +174,32 @@ def _facts(certificate: Certificate) -> str:
         ["tools", _hash(certificate.catalog_hash)],
         ["reward, code", _hash(certificate.grader.get("code_sha256"))],
         ["reward in training", _reward(certificate.reward)],
-        [
-            "code",
-            str(certificate.code.get("git") or certificate.code.get("versions", {}).get("mcpagent", "")),
-        ],
+        ["code", _code(certificate.code)],
         ["seed", f"{certificate.conditions.seed}, which follows from all of these"],
-        *([name.replace("_", " "), str(value)] for name, value in certificate.run.items() if name != "name"),
+        *([_NAMES[name], _shown(value)] for name, value in certificate.run.items() if name in _NAMES),
     ]
     return _table(["", ""], rows)
+
+
+_NAMES = {
+    "checkpoint_step": "step of the trained model",
+    "algorithm": "algorithm",
+    "mode": "what was trained",
+    "canary_every": "steps between proofs of weight sync",
+    "baseline_is_the_runs": "the baseline is what the run began with",
+    "heldout_is_the_runs": "the run named these held-out tasks before its first step",
+}
+
+
+def _shown(value: object) -> str:
+    named = {True: "yes", False: "no", None: "not recorded"}
+    return named[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _code(code: JsonObject) -> str:
+    version, git = code.get("versions", {}).get("mcpagent", ""), code.get("git") or {}
+    changed = ", with changes of its own" if git.get("has_changes") else ""
+    return " ".join(part for part in (f"mcpagent {version}", git.get("commit", "") + changed) if part)
 
 
 def _reward(reward: JsonObject) -> str:

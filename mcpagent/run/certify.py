@@ -93,7 +93,7 @@ class _Subject:
     train: Path
     heldout: Path
     baseline_is_the_runs: bool
-    heldout_is_the_runs: bool
+    heldout_is_the_runs: bool | None  # None: the run did not record which tasks it had
 
 
 def certify(
@@ -161,7 +161,7 @@ def _subject(
         models[CONTROL + re.sub(r"\W+", "-", control)] = verified(choose_checkpoint(each.path).path)
     registered = run.manifest.get("heldout")
     with TaskFile(heldout) as tasks:
-        is_the_runs = registered is None or registered["sha256"] == tasks.sha256
+        is_the_runs = None if registered is None else registered["sha256"] == tasks.sha256
     return _Subject(
         run=run,
         models=models,
