@@ -31,9 +31,9 @@ _EXPLORED_WARM_START = [
     "sft.curriculum_steps=250",  # names and texts are longer than the tickers of the built-in servers
     "training.max_steps=550",
 ]
-# One update a batch: with four, random rewards alone undid the habit of stopping early (+10.8 points).
+# One update a batch (the default): with four, random rewards alone gained 10.8 points.
 _EXPLORED_GRPO = [
-    "training.max_steps=30",
+    "training.max_steps=45",
     "rollout.max_new_tokens=96",
     "health.warn.uniform_share=0.6",
 ]
