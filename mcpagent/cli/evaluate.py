@@ -18,9 +18,11 @@ from mcpagent.cli.options import (
     Json,
     Overwrite,
     Samples,
+    Shard,
     ToolFormat,
     out_file,
     refuse_existing,
+    shard_of,
     with_options,
 )
 from mcpagent.console import Console, counted
@@ -70,6 +72,7 @@ def checkpoint(
     temperature: _Temperature = None,
     *,
     options: ConfigOptions,
+    shard: Shard = None,
     out: _Out = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -86,7 +89,8 @@ def checkpoint(
     find_checkpoint(path)  # a hub id is refused here: it names a model
     options = replace(options, temperature=temperature)
     _refuse_replacing(out, overwrite=overwrite)
-    _evaluate(str(path), options, data=data, samples=samples, out=out, as_json=as_json)
+    of = shard_of(shard)
+    _evaluate(str(path), options, data=data, samples=samples, shard=of, out=out, as_json=as_json)
 
 
 @app.command()
@@ -102,6 +106,7 @@ def model(
     tool_format: ToolFormat = None,
     *,
     options: ConfigOptions,
+    shard: Shard = None,
     out: _Out = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -112,7 +117,8 @@ def model(
     """
     options = replace(options, tool_format=tool_format, base_url=base_url, temperature=temperature)
     _refuse_replacing(out, overwrite=overwrite)
-    _evaluate(name_or_path, options, data=data, samples=samples, out=out, as_json=as_json)
+    of = shard_of(shard)
+    _evaluate(name_or_path, options, data=data, samples=samples, shard=of, out=out, as_json=as_json)
 
 
 @app.command()
@@ -196,6 +202,42 @@ def _print_regraded(outcome: RegradeOutcome, console: Console) -> None:
         console.say(f"written   {outcome.path}")
 
 
+@app.command()
+def merge(
+    parts: Annotated[
+        list[Path],
+        typer.Argument(help="Trajectories that rollout or eval --shard I/N wrote.", show_default=False),
+    ],
+    data: Annotated[Path, typer.Option(help="The dataset that the shards are of.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            callback=out_file("trajectories.jsonl.zst"),
+            help="File for the trajectories of all shards.",
+            show_default=False,
+        ),
+    ],
+    samples: Samples = 1,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Join the shards of a rollout or an evaluation; a lost or doubled episode is refused.
+
+    Example: mcpagent eval merge a.jsonl.zst b.jsonl.zst --data data/samples/train.jsonl --out all.jsonl.zst
+    """
+    from mcpagent.run.rollout import merge_shards
+    from mcpagent.storage.trajectories import token_file
+
+    console = Console(is_json=as_json)
+    refuse_existing(out, token_file(out), overwrite=overwrite)
+    summary = merge_shards(parts, out, data=data, samples=samples)
+    if as_json:
+        console.print_json({"path": str(out), **summary.model_dump(mode="json", exclude={"tasks"})})
+        return
+    print_metrics(summary, console)
+    console.say(f"written   {out}")
+
+
 def _refuse_replacing(out: Path | None, *, overwrite: bool) -> None:
     """Neither the result nor what is written beside it."""
     from mcpagent.storage.trajectories import token_file
@@ -206,7 +248,14 @@ def _refuse_replacing(out: Path | None, *, overwrite: bool) -> None:
 
 
 def _evaluate(
-    name: str, options: ConfigOptions, *, data: Path | None, samples: int, out: Path | None, as_json: bool
+    name: str,
+    options: ConfigOptions,
+    *,
+    data: Path | None,
+    samples: int,
+    shard: tuple[int, int],
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     from mcpagent.run.evaluate import evaluate_model
     from mcpagent.storage.locks import locked_file
@@ -215,7 +264,9 @@ def _evaluate(
     options = replace(options, default_temperature=0.0 if samples == 1 else 1.0)
     config = options.config(console, policy=name, data=data)
     with locked_file(out) if out is not None else nullcontext():
-        outcome = evaluate_model(config, model=name, data=data, samples=samples, out=out, console=console)
+        outcome = evaluate_model(
+            config, model=name, data=data, samples=samples, out=out, shard=shard, console=console
+        )
     if as_json:
         console.print_json(outcome.result)
     else:
@@ -269,6 +320,7 @@ def rollout(
     tool_format: ToolFormat = None,
     *,
     options: ConfigOptions,
+    shard: Shard = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -290,6 +342,7 @@ def rollout(
         out=out,
         data=data,
         samples=samples,
+        shard=shard_of(shard),
         console=console,
     )
     console.print_result(outcome, _print_rollout)

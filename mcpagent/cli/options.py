@@ -17,6 +17,7 @@ from typer.models import OptionInfo
 
 from mcpagent.console import Console
 from mcpagent.core.registry import TOOL_FORMATS
+from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES
 
 if TYPE_CHECKING:
@@ -175,6 +176,20 @@ ToolFormat = Annotated[
     ),
 ]
 MaxTasks = Annotated[int | None, typer.Option("--max-tasks", min=1, help="The first so many tasks only.")]
+
+
+def shard_of(value: str | None) -> tuple[int, int]:
+    """The numbers of `--shard I/N`; without it the whole. Raises UserError."""
+    match = re.fullmatch(r"([1-9][0-9]*)/([1-9][0-9]*)", value or "1/1")
+    if match is None or int(match[1]) > int(match[2]):
+        raise UserError("is not I/N with 1 <= I <= N", where=f"--shard {value}", remedy="such as --shard 1/8")
+    return int(match[1]), int(match[2])
+
+
+Shard = Annotated[
+    str | None,
+    typer.Option("--shard", metavar="I/N", help="Every N-th task from the I-th on; eval merge joins them."),
+]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same episodes.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

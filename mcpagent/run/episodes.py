@@ -262,6 +262,7 @@ def open_episodes(
     console: Console,
     data: Path | None = None,
     ledger: Path | None = None,
+    shard: tuple[int, int] = (1, 1),
 ) -> Iterator[EpisodeSetup]:
     """Open the tasks of `data` (default: the validation set of `config`), start the servers, load the policy
     that `policy` names (see `open_policy`). Raises UserError before anything is played."""
@@ -269,7 +270,7 @@ def open_episodes(
     for note in load_reward(config.reward).notes():
         console.note(note)
     with memory_reported(config), ExitStack() as stack:
-        tasks = stack.enter_context(open_tasks(config, data))
+        tasks = stack.enter_context(open_tasks(config, data, shard=shard))
         tools = stack.enter_context(open_tools(config.tools, ledger=ledger, on_note=console.note))
         note = catalog_note(tasks, tools.pool)
         if note is not None:
@@ -291,9 +292,14 @@ def open_episodes(
         )
 
 
-def open_tasks(config: TrainConfig, data: Path | None = None) -> TaskFile:
-    """The dataset `data`, or the validation set of `config`. Raises UserError."""
-    return TaskFile(data or _validation_file(config), max_tasks=config.data.max_tasks)
+def open_tasks(config: TrainConfig, data: Path | None = None, *, shard: tuple[int, int] = (1, 1)) -> TaskFile:
+    """The dataset `data`, or the validation set of `config`; of it the `shard`. Raises UserError."""
+    tasks = TaskFile(data or _validation_file(config), max_tasks=config.data.max_tasks, shard=shard)
+    if not tasks:
+        tasks.close()
+        where = f"--shard {shard[0]}/{shard[1]}"
+        raise UserError("has no task: there are fewer than shards", where=where, remedy="use fewer shards")
+    return tasks
 
 
 def evaluated_file(config: TrainConfig) -> Path | None:

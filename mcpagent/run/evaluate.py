@@ -65,6 +65,7 @@ def evaluate_model(
     data: Path | None = None,
     samples: int = 1,
     out: Path | None = None,
+    shard: tuple[int, int] = (1, 1),
     console: Console | None = None,
 ) -> EvalOutcome:
     """`samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or `openai:NAME`),
@@ -75,13 +76,17 @@ def evaluate_model(
     console = console or Console()
     if out is not None:
         check_evaluation_path(out)
-    with open_episodes(config, policy=model, samples=samples, console=console, data=data) as setup:
+    with open_episodes(
+        config, policy=model, samples=samples, console=console, data=data, shard=shard
+    ) as setup:
         if samples > 1 and setup.settings.sampling.temperature == 0.0:
             console.note(f"at temperature 0 all {samples} attempts at a task are the same")
         with episode_progress(console, "Evaluation", total=len(setup.tasks) * samples) as on_done:
             trajectories = evaluate_on(setup, samples=samples, on_done=on_done)
         provenance = setup.provenance(samples=samples)
-        run_checkpoint = _run_of(setup)
+        run_checkpoint = _run_of(setup) if shard[1] == 1 else None  # a shard says nothing of the whole
+        if shard[1] > 1:
+            provenance["shard"] = f"{shard[0]}/{shard[1]}"
         if run_checkpoint is not None:
             provenance["step"] = step_of(run_checkpoint[1])
         cassette = setup.tools.take_cassette_counts()

@@ -19,9 +19,9 @@ from mcpagent.evaluate.report.episodes import NonceCount
 from mcpagent.evaluate.summary import EvalSummary, summarise
 from mcpagent.rollout.collector import attempts, collect
 from mcpagent.run.episodes import EpisodeSetup, open_episodes
-from mcpagent.storage.datasets import write_jsonl
+from mcpagent.storage.datasets import TaskFile, write_jsonl
 from mcpagent.storage.locks import locked_file
-from mcpagent.storage.trajectories import RECORDS_SUFFIXES, token_file, write_trajectories
+from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories, token_file, write_trajectories
 from mcpagent.tools.metrics import PoolMetrics
 
 
@@ -65,14 +65,19 @@ def rollout(
     out: Path,
     data: Path | None = None,
     samples: int = 1,
+    shard: tuple[int, int] = (1, 1),
     console: Console | None = None,
 ) -> RolloutOutcome:
     """Play `samples` attempts at each task and write the trajectories to `out` and the tokens beside it; how
-    they are sampled is the `rollout` section of `config`. Raises UserError; then nothing is written."""
+    they are sampled is the `rollout` section of `config`. `shard` (I, N) plays every N-th task from the I-th
+    on: seeds come from task and attempt, so that all shards make the episodes of one run. Raises UserError;
+    then nothing is written."""
     console = console or Console()
     check_trajectory_path(out)
     with locked_file(out):
-        with open_episodes(config, policy=policy, samples=samples, console=console, data=data) as setup:
+        with open_episodes(
+            config, policy=policy, samples=samples, console=console, data=data, shard=shard
+        ) as setup:
             trajectories = play(setup, samples=samples, label="rollout", console=console)
             provenance = setup.provenance(samples=samples)
             tool_metrics, cassette = setup.tools.pool.metrics(), setup.tools.take_cassette_counts()
@@ -86,6 +91,43 @@ def rollout(
         tool_metrics=tool_metrics,
         cassette=cassette,
     )
+
+
+def merge_shards(parts: Sequence[Path], out: Path, *, data: Path, samples: int) -> EvalSummary:
+    """Write the episodes of all `parts` to `out`, and sum them up: `samples` attempts at each task of `data`,
+    each once. Raises UserError where one is doubled, lost or of no task; then nothing is written."""
+    check_trajectory_path(out)
+    with TaskFile(data) as tasks:
+        planned = [f"{task.id}#{attempt}" for task in tasks for attempt in range(samples)]
+    first: dict[str, Path] = {}
+    trajectories: dict[str, Trajectory] = {}
+    for part in parts:
+        for trajectory in read_trajectories(part):
+            if trajectory.id in first:
+                raise UserError(
+                    f"has episode {trajectory.id}, which {first[trajectory.id]} has too",
+                    where=str(part),
+                    remedy="name each shard once, and play each with its own --shard I/N",
+                )
+            first[trajectory.id], trajectories[trajectory.id] = part, trajectory
+    strange = sorted(first.keys() - set(planned))
+    if strange:
+        raise UserError(
+            f"has episode {strange[0]}, which is none of {samples} attempts at the tasks of {data}",
+            where=str(first[strange[0]]),
+            remedy="give the --data and --samples that the shards were played with",
+        )
+    lost = [name for name in planned if name not in trajectories]
+    if lost:
+        raise UserError(
+            f"{len(lost)} of {len(planned)} episodes are missing, such as {lost[0]}",
+            where=str(data),
+            remedy="name every shard, and play again those that did not end",
+        )
+    ordered = [trajectories[name] for name in planned]
+    with locked_file(out):
+        write_trajectories(out, ordered)
+    return summarise(ordered)
 
 
 def play(setup: EpisodeSetup, *, samples: int, label: str, console: Console) -> list[Trajectory]:

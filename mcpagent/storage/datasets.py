@@ -219,7 +219,10 @@ class TaskFile(Sequence[Task]):
     UserError like `read_tasks`, and where two tasks have one id: attempts are kept apart by it.
     """
 
-    def __init__(self, path: Path | str, *, max_tasks: int | None = None) -> None:
+    def __init__(
+        self, path: Path | str, *, max_tasks: int | None = None, shard: tuple[int, int] = (1, 1)
+    ) -> None:
+        """`shard` (I, N) leaves every N-th task from the I-th on."""
         self.path = Path(path)
         with reading(self.path), self.path.open("rb") as stream:
             self.sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # of the whole file on disk
@@ -230,10 +233,11 @@ class TaskFile(Sequence[Task]):
             self._file.close()
             raise
         entries = os.fstat(self._index.fileno()).st_size // _ENTRY.size
-        self._length = entries if max_tasks is None else min(entries, max_tasks)
+        number, of = shard
+        self._places = range(number - 1, entries if max_tasks is None else min(entries, max_tasks), of)
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._places)
 
     @overload
     def __getitem__(self, index: int) -> Task: ...
@@ -242,7 +246,7 @@ class TaskFile(Sequence[Task]):
     def __getitem__(self, index: int | slice) -> Task | list[Task]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index] * _ENTRY.size
+        place = self._places[index] * _ENTRY.size
         # pread leaves the position of a file alone, so threads can share it.
         line, start, end = _ENTRY.unpack(os.pread(self._index.fileno(), _ENTRY.size, place))
         raw = os.pread(self._file.fileno(), end - start, start)

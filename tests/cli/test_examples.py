@@ -115,6 +115,9 @@ LONG = "minutes; tests/slow runs it, or what it runs"
 EXT = "run by tests/test_extending.py, with the files that the page makes"
 STAYS = "serves until it is stopped, on a fixed port or in a sandbox that not every machine has"
 ELSEWHERE = {
+    "mcpagent eval merge a.jsonl.zst b.jsonl.zst --data data/samples/train.jsonl --out all.jsonl.zst": (
+        "tests/run/test_shards.py"
+    ),
     "pip install mcpagent": INSTALL,
     'pip install "mcpagent[local]"': INSTALL,
     "pip download --no-deps bfcl-eval==2026.3.23 -d wheel && python -m zipfile -e wheel/*.whl bfcl": INSTALL,
