@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -35,6 +36,8 @@ from mcpagent.run.inputs import check_inputs
 from mcpagent.storage.packages import require
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.runs import last_run
+
+_SHUTDOWN_S = 10  # for the processes that are left when one has failed, before they are killed
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -94,6 +97,10 @@ def train(
         float | None,
         typer.Option(min=0.1, help="With --dry-run: plan for a GPU of so many GiB, which need not be here."),
     ] = None,
+    num_processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train in so many processes of this machine, one a GPU (starts torchrun)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a policy: GRPO on real episodes, or supervised on gold demonstrations.
@@ -130,12 +137,23 @@ def train(
     check_inputs(loaded.config, resume=resume, dry_run=dry_run)
     require("hf", use="training")
     trainer = choose(loaded.config, note=console.note, is_dry_run=dry_run)
+    if num_processes is not None and not dry_run and "WORLD_SIZE" not in os.environ:
+        _launch(num_processes)
     if dry_run and trainer.name != "native":
         _show_resolved(trainer, loaded.config, console)
     elif dry_run:
         _show_plan(loaded.config, console, gpu_memory=gpu_memory)
     else:
         _train(trainer, loaded, console, resume=resume)
+
+
+def _launch(count: int) -> NoReturn:
+    """Become torchrun, which starts this command `count` times, and ends all where one fails."""
+    words, torchrun = sys.argv[1:], [sys.executable, "-m", "torch.distributed.run"]
+    options = ["--standalone", "--nproc-per-node", str(count), "--shutdown-timeout", str(_SHUTDOWN_S)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [*torchrun, *options, "-m", "mcpagent.cli.main", *words])
 
 
 def _run_settings(out: Path | None) -> dict[str, str | None]:

@@ -9,9 +9,10 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from mcpagent.errors import UserError
-from mcpagent.models.weights import holds_weights, refuse_incomplete, refuse_other_sizes, weight_shapes
+from mcpagent.models.weights import (
+    holds_weights,
+    refuse_incomplete,
+    refuse_other_sizes,
+    stored_tensors,
+    weight_shapes,
+)
 from mcpagent.storage.checkpoints import ADAPTER_FILE, choose_checkpoint, verified
 from mcpagent.storage.packages import require
 
@@ -111,6 +118,47 @@ def load_model(
             remedy="merge it first: mcpagent export CKPT --merge --out DIR; or use --mode lora",
         )
     return _load_adapter(name, base=base, **options).merge_and_unload().to(device)
+
+
+def empty_model(
+    name: str, *, dtype: torch.dtype, attn_implementation: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """The causal LM that `load_model` would give, without memory for its weights: they have shapes and no
+    values, while buffers, which a configuration determines, are there. Raises UserError."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    config = load_config(name, trust_remote_code=trust_remote_code)
+    options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=trust_remote_code, **options
+        )
+    with suppress(OSError):
+        model.generation_config = _from_pretrained(GenerationConfig.from_pretrained, name)
+    for module in model.modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            # One number under all places: PEFT puts no adapters beside weights of the meta device.
+            one = torch.zeros(1, dtype=parameter.dtype).expand(parameter.shape)
+            setattr(module, key, torch.nn.Parameter(one, requires_grad=parameter.requires_grad))
+    model.tie_weights()
+    return model.eval()
+
+
+def weight_sources(name: str, fits: Collection[str], **options: Any) -> Mapping[str, Callable[[], Any]]:
+    """What reads each weight of a model, from safetensors one at a time; where they hold an adapter, or are
+    not under the names in `fits`, the whole model is loaded for it, with the `options` of `load_model`."""
+    if _base_of_adapter(name) is None:
+        from huggingface_hub import snapshot_download
+
+        folder = _local_folder(name)
+        if folder is None:
+            folder = Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json"]))
+        stored = stored_tensors(folder)
+        if set(stored) <= set(fits):
+            return stored
+    whole = load_model(name, device=torch.device("cpu"), **options).state_dict()
+    return {key: partial(whole.get, key) for key in whole}
 
 
 def check_weights(name: str, config: Any) -> None:
@@ -332,10 +380,13 @@ class MergedCopy:
                 yield name, self.model.get_submodule(name).weight, merged
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Hugging Face format, or PEFT format for a LoRA model; safetensors either way."""
+def save_model(
+    model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Hugging Face format, or PEFT format for a LoRA model; safetensors either way. `weights` are the whole
+    ones of a model that holds shards."""
     _hide_progress_bars()
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
     tokenizer.save_pretrained(folder)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,24 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
                 remedy="copy or download the file again",
             ) from None
     return shapes
+
+
+def stored_tensors(folder: Path) -> dict[str, Callable[[], Any]]:
+    """What reads each tensor of a model or an adapter, one at a time. Raises what `weight_files` does."""
+    return {n: read for file in weight_files(folder) for n, read in tensors_in(file).items()}
+
+
+def tensors_in(file: Path) -> dict[str, Callable[[], Any]]:
+    """What reads each tensor of a safetensors file, which is opened anew for each: what was read of a file
+    that is open counts as memory of the process."""
+    from safetensors import safe_open
+
+    def read(name: str) -> Any:
+        with safe_open(file, framework="pt") as tensors:
+            return tensors.get_tensor(name).clone()
+
+    with safe_open(file, framework="pt") as tensors:
+        return {name: partial(read, name) for name in tensors.keys()}  # noqa: SIM118
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -94,7 +94,8 @@ class _GrpoParts:
 def run_grpo(inputs: RunInputs) -> TrainOutcome:
     """Each process plays its share of the episodes, and all make the same update."""
     config, tasks, place, watch = inputs.config, inputs.tasks, inputs.place, inputs.watch
-    loaded, processes = load(config), place.processes
+    processes = place.processes
+    loaded = load(config, processes=processes)
     if config.rollout.max_staleness > 0:
         refuse_pipeline(config, loaded.device, processes)
     total = config.total_steps(n_tasks=len(tasks))
@@ -183,6 +184,7 @@ def _open_grpo_actor(parts: _GrpoParts, *, total: int) -> Iterator[tuple[Actor, 
             # Beside episodes that go on, evaluations and the canary need room of their own.
             slots=2 * concurrency + CANARY_ROWS if is_pipelined else max(concurrency, CANARY_ROWS),
             weights=parts.run.path / "weights" / place.processes.folder_name,
+            learner=learner,
             on_note=parts.inputs.watch.note,
         ) as sampler,
         open_user(config, io=tools.io, on_note=parts.inputs.watch.note) as user,
@@ -266,7 +268,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
     whole."""
     config, tools, place, watch = inputs.config, inputs.tools, inputs.place, inputs.watch
     # The model is looked at before the run folder is made: a wrong name must leave nothing behind.
-    loaded = None if is_built(config.model.name) else load(config)
+    loaded = None if is_built(config.model.name) else load(config, processes=place.processes)
     tasks, processes = list(inputs.tasks), place.processes
     by_id = {task.id: task for task in tasks}
     local_demonstrations = tools.io.run(
@@ -307,6 +309,9 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
     run, saved = open_run(config, place, learner.restore, total_steps=total)
     state = SftState.from_json(saved) if saved else SftState()
     judge = inputs.judge(run)
+    if judge is not None and learner.wrapping.is_sharded:
+        watch.note("the run is not measured on held-out tasks: no sampler reads weights in shards")
+        judge = None
     if judge is not None and state.step == 0:
         with _open_sft_actor(inputs, loaded, learner, run, judge) as actor:
             judge.before(actor, step=0)

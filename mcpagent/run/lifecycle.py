@@ -158,7 +158,10 @@ _FREE_KEYS = {
     "model.gradient_checkpointing",
     "rollout.num_envs",
     "training.collective_timeout_s",
+    "training.cpu_offload",
     "training.micro_batch_tokens",
+    "training.parallel",
+    "training.shard_size",
 }
 _FREE_TRAINING = {
     "max_steps",

@@ -22,7 +22,7 @@ from mcpagent.storage.packages import provenance
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.setup import Tools
 from mcpagent.train.actor import LocalActor
-from mcpagent.train.learner.learner import Learner, load_weights
+from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
 
 
@@ -86,7 +86,7 @@ class SelfEvaluation:
         if self._is_done(BEST, measured):
             return
         if measured != step:
-            load_weights(learner.model, self._run.checkpoint_dir(measured))
+            learner.load_weights(self._run.checkpoint_dir(measured))
             actor.sync()
         kind = "last" if best_step is None else "best"
         self._measure(actor, BEST, step=measured, what=f"the {kind} checkpoint, of step {measured},")

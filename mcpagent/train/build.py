@@ -7,7 +7,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -29,12 +29,15 @@ from mcpagent.errors import UserError
 from mcpagent.models.load import (
     LoraShape,
     attach_lora,
+    causal_lm,
+    empty_model,
     is_quantised,
     load_model,
     load_tokenizer,
     resolve_device,
     resolve_dtype,
     use_checkpointing,
+    weight_sources,
 )
 from mcpagent.models.logits import refuse_other_logits
 from mcpagent.models.tokens import Renderer
@@ -49,9 +52,11 @@ from mcpagent.policy.vllm.engine import (
 )
 from mcpagent.policy.vllm.process import own_engine
 from mcpagent.policy.vllm.servers import VllmServers
+from mcpagent.train.batch.scoring import TokenScorer
 from mcpagent.train.learner.learner import EmaReference, Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
+from mcpagent.train.learner.wrapping import Fsdp, Wrapping, put_stored, refuse_sharding, sharding
 from mcpagent.train.objective.advantages import CreditSettings, GradeSettings, Overlong
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.objective.value import named_parameters, new_value_head
@@ -68,6 +73,7 @@ class Loaded:
     renderer: Renderer
     device: torch.device
     max_context: int
+    fill: Callable[[Any, Wrapping], None] | None = None  # a model in shards, with the values of its weights
 
 
 def refuse_untrained(name: str) -> None:
@@ -80,8 +86,9 @@ def refuse_untrained(name: str) -> None:
         )
 
 
-def load(config: TrainConfig) -> Loaded:
-    """The model that the configuration names. Raises UserError where it cannot be had."""
+def load(config: TrainConfig, *, processes: Processes | None = None) -> Loaded:
+    """The model that the configuration names; where `processes` share it in shards, without values until
+    `fill` is called. Raises UserError where it cannot be had."""
     refuse_untrained(config.model.name)
     device = resolve_device(config.device)
     limit_threads(config.threads)
@@ -90,20 +97,30 @@ def load(config: TrainConfig) -> Loaded:
     )
     if config.model.pad_token_id is not None:
         tokenizer.pad_token_id = config.model.pad_token_id
-    model = load_model(
-        config.model.name,
-        dtype=resolve_dtype(config.model.dtype, device),
-        device=device,
-        attn_implementation=config.model.attn_implementation,
-        trust_remote_code=config.model.trust_remote_code,
-        in_4bit=config.finetune.mode == "qlora",
-    )
-    return as_loaded(model, tokenizer, config=config)
+    options: dict[str, Any] = {
+        "dtype": resolve_dtype(config.model.dtype, device),
+        "attn_implementation": config.model.attn_implementation,
+        "trust_remote_code": config.model.trust_remote_code,
+    }
+    if processes is None or sharding(config, processes) is None:
+        in_4bit = config.finetune.mode == "qlora"
+        model = load_model(config.model.name, device=device, in_4bit=in_4bit, **options)
+        return as_loaded(model, tokenizer, config=config)
+
+    def fill(model: Any, wrapping: Wrapping) -> None:
+        held = causal_lm(model).state_dict(keep_vars=True).items()
+        targets = {n.replace(".base_layer", ""): p for n, p in held if ".lora_" not in n}
+        sources = weight_sources(config.model.name, targets.keys(), **options) if processes.is_first else None
+        put_stored(targets, sources, wrapping=wrapping, where=config.model.name)
+
+    model = empty_model(config.model.name, **options)
+    return replace(as_loaded(model, tokenizer, config=config, is_filled=False), device=device, fill=fill)
 
 
-def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig) -> Loaded:
+def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig, is_filled: bool = True) -> Loaded:
     """A model that is already in memory (one that mcpagent built), as `load` gives it."""
-    refuse_other_logits(model, name=config.model.name)
+    if is_filled:
+        refuse_other_logits(model, name=config.model.name)
     limits = [model.config.get_text_config().max_position_embeddings]
     if config.rollout.max_context_tokens is not None:
         limits.append(config.rollout.max_context_tokens)
@@ -142,13 +159,28 @@ def build_learner(
             model, LoraShape(**config.lora.model_dump()), seed=derive_seed(config.seed, "lora")
         )
     elif is_grpo and config.grpo.reference == "frozen":
-        reference = copy.deepcopy(model).requires_grad_(False).eval()
-    if is_grpo and config.grpo.reference == "ema":
-        every, decay = config.grpo.reference_update_every, config.grpo.reference_decay
-        reference = EmaReference(model.named_parameters(), every=every, decay=decay)
+        reference = _frozen(loaded, config)
     if config.model.gradient_checkpointing:
         use_checkpointing(model)
     value_head = new_value_head(model) if is_grpo and config.grpo.advantage == "gae" else None
+    precision = Precision(config.training.mixed_precision, device=loaded.device)
+    scorer, wrapping = TokenScorer(model, value_head=value_head, precision=precision), None
+    if processes is not None and sharding(config, processes) is not None:
+        refuse_sharding(config, device=loaded.device)
+        wrapping = Fsdp(
+            processes,
+            device=loaded.device,
+            shard_size=config.training.shard_size,
+            cpu_offload=config.training.cpu_offload,
+        )
+        reference = None if reference is None else TokenScorer(reference, precision=precision)
+        for each in [scorer] if reference is None else [scorer, reference]:
+            wrapping.wrap(each)
+            if loaded.fill is not None:
+                loaded.fill(each.model, wrapping)
+    if is_grpo and config.grpo.reference == "ema":
+        every, decay = config.grpo.reference_update_every, config.grpo.reference_decay
+        reference = EmaReference(model.named_parameters(), every=every, decay=decay, wrapping=wrapping)
     optimization = config.optimization
     optimizers = build_optimizers(
         [*model.named_parameters(), *named_parameters(value_head)],
@@ -170,8 +202,23 @@ def build_learner(
         processes=processes,
         reference=reference,
         value_head=value_head,
-        precision=Precision(config.training.mixed_precision, device=loaded.device),
+        precision=precision,
+        wrapping=wrapping,
+        scorer=scorer,
     )
+
+
+def _frozen(loaded: Loaded, config: TrainConfig) -> Any:
+    if loaded.fill is None:
+        model = copy.deepcopy(loaded.model)
+    else:  # a copy would need the memory that the weights have not got yet
+        model = empty_model(
+            config.model.name,
+            dtype=loaded.model.dtype,
+            attn_implementation=config.model.attn_implementation,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+    return model.requires_grad_(False).eval()
 
 
 @contextmanager
@@ -182,6 +229,7 @@ def open_sampler(
     model: Any,
     slots: int,
     weights: Path | None = None,
+    learner: Learner | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[RolloutEngine]:
     """What samples with `model`'s weights, on the backend that `rollout.backend` names. `weights` is where a
@@ -212,7 +260,7 @@ def open_sampler(
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             seeded = is_deterministic(config, loaded.device)
             servers = VllmServers(config.vllm.servers, version=-1, is_seeded=seeded, **common)
-            sampler = vllm_sampler(servers, model, folder=folder)
+            sampler = vllm_sampler(servers, model, folder=folder, learner=learner)
         else:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="mcpagent-vllm-")))
             settings = _vllm_settings(loaded, config, model=model, contexts=slots, folder=folder)
@@ -228,7 +276,7 @@ def open_sampler(
                 del common["max_context"]
                 engine = VllmPolicy(settings, threads=threads, version=-1 if is_trained else 0, **common)
             sampler = (
-                vllm_sampler(engine, model, folder=folder)
+                vllm_sampler(engine, model, folder=folder, learner=learner)
                 if is_trained
                 else RolloutEngine(policy=engine, push=lambda: None, close=engine.close)
             )

@@ -96,16 +96,14 @@ def train_grpo(run: GrpoRun) -> str:
 
 def save_if_missing(run: GrpoRun) -> None:
     """A checkpoint of the current step, and the rotation of older ones; no process goes on before both."""
-    run.processes.broadcast_from_rank0(lambda: _save_if_missing(run))
-
-
-def _save_if_missing(run: GrpoRun) -> None:
     folder = run.folder.checkpoint_dir(run.state.step)
-    if not folder.exists():
+    if run.processes.broadcast_from_rank0(lambda: not folder.exists()):
         run.meter.read()
         run.learner.save(folder, state=run.state.as_json())
     spare = {step for step in (run.state.best_step, run.state.good_step) if step is not None}
-    rotate(run.folder, keep=run.settings.keep_checkpoints, spare=spare)
+    run.processes.broadcast_from_rank0(
+        lambda: rotate(run.folder, keep=run.settings.keep_checkpoints, spare=spare)
+    )
 
 
 def _why_ended(run: GrpoRun) -> str | None:

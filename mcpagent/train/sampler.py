@@ -86,8 +86,11 @@ def _merges_without_loss(model: Any) -> bool:
     )
 
 
-def vllm_sampler(engine: VllmPolicy | VllmServers, model: Any, *, folder: Path) -> RolloutEngine:
-    """Sampling with vLLM in this process or behind HTTP.
+def vllm_sampler(
+    engine: VllmPolicy | VllmServers, model: Any, *, folder: Path, learner: Learner | None = None
+) -> RolloutEngine:
+    """Sampling with vLLM in this process or behind HTTP. The weights of a `learner` that holds shards are
+    gathered by all processes first; then one of them sends them to servers.
 
     Adapters are written to `folder`, which servers must be able to read too; so are whole checkpoints for
     servers. The first push makes version 0."""
@@ -109,23 +112,40 @@ def vllm_sampler(engine: VllmPolicy | VllmServers, model: Any, *, folder: Path) 
             shutil.rmtree(kept.popleft(), ignore_errors=True)
         return path
 
+    def send(weights: Mapping[str, torch.Tensor] | None) -> str | None:
+        whole = {} if weights is None else {"state_dict": weights}
+        if has_adapters:
+            engine.load_adapter(
+                write(lambda path: model.save_pretrained(path, save_embedding_layers=False, **whole))
+            )
+        elif isinstance(engine, VllmPolicy):
+            engine.load_weights((model.state_dict() if weights is None else weights).items())
+        else:
+            engine.load_folder(write(lambda path: model.save_pretrained(path, **whole)))
+        return engine.adapter if isinstance(engine, VllmServers) else None
+
     def push() -> None:
         engine.wake()
-        if has_adapters:
-            engine.load_adapter(write(lambda path: model.save_pretrained(path, save_embedding_layers=False)))
+        if learner is None or not learner.wrapping.is_sharded:
+            send(None)
         elif isinstance(engine, VllmPolicy):
-            engine.load_weights(model.state_dict().items())
+            send(learner.weights(everywhere=True))
         else:
-            engine.load_folder(write(model.save_pretrained))
+            weights = learner.weights()
+            adapter = learner.processes.broadcast_from_rank0(lambda: send(weights))
+            if not learner.processes.is_first:
+                engine.follow(adapter)
 
     push()
     compare = _adapters_served if has_adapters else _WeightsServed()
+    holds_shards = learner is not None and learner.wrapping.is_sharded
     return RolloutEngine(
         policy=engine,
         push=push,
         close=engine.close,
         rest=engine.sleep,
-        read_back=lambda: compare(model, engine.served()),
+        # Shards have no digests of whole weights: there the tokens of the proof alone tell.
+        read_back=None if holds_shards else lambda: compare(model, engine.served()),
     )
 
 

@@ -159,10 +159,10 @@ def train_sft(
 
     def save_if_missing() -> None:
         folder = run.checkpoint_dir(state.step)
-        if not folder.exists():
+        if processes.broadcast_from_rank0(lambda: not folder.exists()):
             meter.read()
             learner.save(folder, state=state.as_json())
-            rotate(run, keep=settings.keep_checkpoints, spare=())
+            processes.broadcast_from_rank0(lambda: rotate(run, keep=settings.keep_checkpoints, spare=()))
 
     def one_step(step: int) -> None:
         samples = _samples(step, order, demonstrations, renderer, settings)
@@ -171,7 +171,7 @@ def train_sft(
             run.append_metrics(record)
         state.step, state.spent.steps = step, state.spent.steps + 1
         if step % settings.save_every == 0:
-            processes.broadcast_from_rank0(save_if_missing)
+            save_if_missing()
         on_step(record)
 
     first, reason = state.step + 1, None
@@ -187,9 +187,9 @@ def train_sft(
         raise
     except KeyboardInterrupt:
         stopping()
-        processes.broadcast_from_rank0(save_if_missing)
+        save_if_missing()
         raise
-    processes.broadcast_from_rank0(save_if_missing)
+    save_if_missing()
     learner.model.eval()
     return reason or "completed"
 
@@ -220,6 +220,9 @@ def _update(learner: Learner, samples: Sequence[TrainSample], settings: SftSetti
     total = 0.0
     processes.seed_torch(settings.seed, step)
     for batch in learner.batches(processes.share(samples), max_tokens=settings.micro_batch_tokens):
+        if not batch.rows:
+            learner.idle(batch)
+            continue
         logprobs, _ = learner.score(batch)
         loss = -logprobs.sum() / tokens
         learner.backward(loss)

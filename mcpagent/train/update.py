@@ -244,12 +244,16 @@ class _Update:
     settings: UpdateSettings
     kl_coef: float
     stats: UpdateStats = field(default_factory=UpdateStats)
+    is_rescored: bool = False  # the trainer scored the samples before the first step
 
     def rows(self, graded: GradedBatch) -> list[UpdateRow]:
         """Rescore the samples where that is needed, then give credit."""
         learner, settings, samples = self.learner, self.settings, graded.samples
         needs_values = graded.settings.advantage == "gae"
-        if settings.is_single_step and not (settings.correction or settings.kl_in_reward or needs_values):
+        self.is_rescored = bool(
+            not settings.is_single_step or settings.correction or settings.kl_in_reward or needs_values
+        )
+        if not self.is_rescored:
             return _join(graded, assign_credit(graded, reduce=learner.processes.sum), None)
         rescored = rescore(
             learner,
@@ -302,6 +306,10 @@ class _Update:
             totals=(n_samples, n_tokens),
         )
         for batch in learner.batches(samples, max_tokens=settings.micro_batch_tokens):
+            if not batch.rows:
+                with_reference = settings.use_reference and not self.is_rescored
+                learner.idle(batch, temperature=settings.temperature, with_reference=with_reference)
+                continue
             in_batch = [rows[i] for i in batch.rows]
             self._backward(batch, in_batch, [weights[i] for i in batch.rows], n_turns=n_turns)
         stats.approx_kl.end_step(learner.processes.sum)

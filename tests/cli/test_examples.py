@@ -177,6 +177,7 @@ ELSEWHERE = {
     "accelerate launch --config_file configs/accelerate/ddp.yaml --num_processes 8"
     " -m mcpagent.cli.main train --config FILE": GPU,
     "torchrun --nproc-per-node 8 -m mcpagent.cli.main train --config FILE": GPU,
+    "mcpagent train --num-processes 2 --config FILE": GPU,
     "mcpagent smoke --backend vllm --model Qwen/Qwen3-0.6B": GPU,
     "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m"
     " vllm.entrypoints.openai.api_server --model MODEL --logprobs-mode processed_logprobs"

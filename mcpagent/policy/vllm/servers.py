@@ -113,6 +113,16 @@ class VllmServers:
         begin from now on; under a new name, so that no server goes on with old keys."""
         self._call(self._load_adapter(folder))
 
+    @property
+    def adapter(self) -> str | None:
+        """The name under which the servers know the adapter of this version; None for whole weights."""
+        return self._adapter
+
+    def follow(self, adapter: str | None) -> None:
+        """A new version, which another process has given to the servers under that name."""
+        self._adapter = adapter
+        self.version += 1
+
     def load_folder(self, folder: Path) -> None:
         """A new version: all weights from the checkpoint in `folder`. Turns in flight end first."""
         self._call(self._load_folder(folder))

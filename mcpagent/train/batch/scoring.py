@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,6 +98,11 @@ class TokenScorer(nn.Module):
         self.model, self.value_head = model, value_head
         self._precision, self._max_logits = precision or Precision(), max_logits
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether it computes in 32 bits and more."""
+        return self._precision.dtype is None and self.model.dtype.itemsize >= torch.float32.itemsize
+
     def forward(
         self,
         batch: Batch,
@@ -138,9 +144,10 @@ class TokenScorer(nn.Module):
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def why_not_packed(model: Any) -> str | None:
+def why_not_packed(model: Any, scorer: TokenScorer | None = None) -> str | None:
     """Why samples of `model` cannot be packed into trees; None where they can, and then its attention is
-    ready for it. Layers that mix positions by anything but full attention would mix neighbours."""
+    ready for it. Layers that mix positions by anything but full attention would mix neighbours. A model whose
+    weights are sharded is asked through its `scorer`, by all processes."""
     inner = causal_lm(model)
     config = inner.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
@@ -149,25 +156,33 @@ def why_not_packed(model: Any) -> str | None:
     use_own_attention(inner)
     if config._attn_implementation != NAME:
         return f"attn_implementation {config._attn_implementation} knows no packed trees (sdpa does)"
-    return None if _packs_right(model) else "its layers do not follow the tree (checked on a small one)"
+    return (
+        None
+        if _packs_right(model, scorer or TokenScorer(model))
+        else "its layers do not follow the tree (checked on a small one)"
+    )
+
+
+def model_device(model: Any) -> torch.device:
+    """Where the model computes. Shards may lie in the memory of the host; buffers do not."""
+    return next(itertools.chain(model.buffers(), model.parameters())).device
 
 
 @torch.no_grad()
-def _packs_right(model: Any) -> bool:
+def _packs_right(model: Any, scorer: TokenScorer) -> bool:
     """A small tree scored both ways: what is said of an architecture is less than what it computes."""
     prompt, forks = tuple(range(3, 23)), ((5, 9, 7), (8, 4))
     samples = [
         TrainSample(token_ids_T=prompt + fork, loss_mask_T=(False,) * len(prompt) + (True,) * len(fork))
         for fork in forks
     ]
-    was_training, device = model.training, next(model.parameters()).device
+    was_training, device = model.training, model_device(model)
     model.eval()
     (padded,) = padded_batches(samples, max_tokens=1 << 10, device=device)
-    scorer = TokenScorer(model)
     plain, _ = scorer(padded)
     packed, _ = scorer(pack(samples, padded.rows, device=device))
     model.train(was_training)
-    tolerance = 1e-3 if plain.dtype == torch.float64 or model.dtype == torch.float32 else 0.15
+    tolerance = 1e-3 if scorer.is_exact else 0.15
     return bool(torch.allclose(plain, packed, atol=tolerance))
 
 

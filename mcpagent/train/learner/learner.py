@@ -6,31 +6,39 @@ import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError
 from mcpagent.models.load import save_model
+from mcpagent.models.weights import stored_tensors, tensors_in
 from mcpagent.storage.checkpoints import STATE_FILE, STATE_FOLDER, sealed_dir, verified
 from mcpagent.train.batch.samples import TrainSample, packed_batches, padded_batches
-from mcpagent.train.batch.scoring import Batch, TokenScorer, why_not_packed
+from mcpagent.train.batch.scoring import Batch, TokenScorer, model_device, why_not_packed
 from mcpagent.train.learner.optim import MasterWeights, Precision, Schedule
 from mcpagent.train.learner.processes import Processes
+from mcpagent.train.learner.wrapping import Whole, Wrapping, put_stored
 from mcpagent.train.objective.value import ValueHead, load_value_head, named_parameters, save_value_head
 
 
 def save_trainer_state(
-    folder: Path, *, named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[Any], state: JsonObject
+    folder: Path | None,
+    *,
+    named: Sequence[tuple[str, nn.Parameter]],
+    optimizers: Sequence[Any],
+    state: JsonObject,
+    wrapping: Wrapping,
 ) -> None:
-    """Write optimiser moments, random state and counters into `folder`/trainer_state."""
-    target = folder / STATE_FOLDER
-    target.mkdir()
+    """Write optimiser moments, random state and counters into `folder`/trainer_state; None in the processes
+    that take part without writing."""
     names = {id(p): n for n, p in named}
     tensors: dict[str, torch.Tensor] = {}
     scalars: dict[str, Any] = {}
@@ -39,10 +47,17 @@ def save_trainer_state(
             for key, value in moments.items():
                 place = f"{number}|{names[id(parameter)]}|{key}"
                 if isinstance(value, torch.Tensor):
-                    tensors[place] = value.detach().cpu().clone().contiguous()
+                    tensors[place] = value.detach()
                 else:
                     scalars[place] = value
-    save_file(tensors, target / "optimizer.safetensors")
+    whole = wrapping.gathered(tensors)
+    if folder is None:
+        return
+    target = folder / STATE_FOLDER
+    target.mkdir()
+    save_file(
+        {n: value.cpu().clone().contiguous() for n, value in whole.items()}, target / "optimizer.safetensors"
+    )
     streams, places = _random_state()
     save_file(streams, target / "rng.safetensors")
     document = {"state": state, "optimizer_scalars": scalars, "rng": places}
@@ -51,29 +66,37 @@ def save_trainer_state(
 
 
 def load_trainer_state(
-    folder: Path, *, named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[Any]
+    folder: Path,
+    *,
+    named: Sequence[tuple[str, nn.Parameter]],
+    optimizers: Sequence[Any],
+    wrapping: Wrapping,
 ) -> JsonObject:
     """Put back what `save_trainer_state` wrote; returns `state`. Raises RunError if it does not fit,
     UserError where the folder is damaged."""
     source = verified(folder) / STATE_FOLDER
     parameters = dict(named)
     document = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-    entries: dict[str, Any] = {**document["optimizer_scalars"]}
-    entries.update(load_file(source / "optimizer.safetensors"))
-    for place, value in entries.items():
-        number, name, key = place.split("|")
-        if name not in parameters or int(number) >= len(optimizers):
-            raise RunError(
-                f"the checkpoint has optimiser state for {name}, which this run does not train",
-                where=str(folder),
-                remedy="resume with the configuration that the run was started with",
-            )
-        parameter = parameters[name]
-        # Step counters stay on the CPU, but for fused optimisers, whose kernels read them.
-        is_fused = optimizers[int(number)].defaults.get("fused")
-        if isinstance(value, torch.Tensor) and (value.ndim or is_fused):
-            value = value.to(parameter.device)
-        optimizers[int(number)].state.setdefault(parameter, {})[key] = value
+    with safe_open(source / "optimizer.safetensors", framework="pt") as tensors:
+        stored: dict[str, Any] = {place: tensors.get_slice(place) for place in tensors.keys()}  # noqa: SIM118
+        for place, value in (document["optimizer_scalars"] | stored).items():
+            number, name, key = place.split("|")
+            if name not in parameters or int(number) >= len(optimizers):
+                raise RunError(
+                    f"the checkpoint has optimiser state for {name}, which this run does not train",
+                    where=str(folder),
+                    remedy="resume with the configuration that the run was started with",
+                )
+            parameter = parameters[name]
+            if place in stored and value.get_shape():
+                moments = torch.zeros_like(parameter)
+                wrapping.put(moments, lambda place=place: tensors.get_tensor(place))
+                value = moments
+            elif place in stored:
+                # Step counters stay on the CPU, but for fused optimisers, whose kernels read them.
+                is_fused = optimizers[int(number)].defaults.get("fused")
+                value = tensors.get_tensor(place).to(parameter.device if is_fused else "cpu")
+            optimizers[int(number)].state.setdefault(parameter, {})[key] = value
     _set_random_state(load_file(source / "rng.safetensors"), document["rng"])
     return document["state"]
 
@@ -117,10 +140,18 @@ def _set_random_state(streams: dict[str, torch.Tensor], places: JsonObject) -> N
         torch.mps.set_rng_state(streams["mps"])
 
 
-def load_weights(model: Any, folder: Path) -> None:
+def load_weights(model: Any, folder: Path, *, wrapping: Wrapping | None = None) -> None:
     """Weights of a checkpoint into a live model: its adapters, or all of them. Raises UserError where the
     folder is damaged."""
     verified(folder)
+    if wrapping is not None and wrapping.is_sharded:
+        targets = model.state_dict(keep_vars=True)
+        if hasattr(model, "peft_config"):
+            from peft import get_peft_model_state_dict
+
+            targets = get_peft_model_state_dict(model, state_dict=targets)
+        put_stored(targets, stored_tensors(folder), wrapping=wrapping, where=str(folder))
+        return
     if hasattr(model, "peft_config"):
         from peft import set_peft_model_state_dict
 
@@ -139,15 +170,25 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 _FILE = "reference.safetensors"
+_NOTHING = TrainSample(token_ids_T=(1, 2), loss_mask_T=(False, False))  # no token that carries loss
 
 
 class EmaReference:
     """Shadows of trained parameters (adapters, or weights), at least in float32, which are put in their place
-    while the reference is asked. Every `every` steps: shadow = `decay` * shadow + (1 - `decay`) * parameter
+    while the reference is asked; of sharded ones, the shards. Every `every` steps:
+    shadow = `decay` * shadow + (1 - `decay`) * parameter
     (TR-DPO, arXiv 2404.09656, section 3, with alpha = 1 - decay)."""
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], *, every: int, decay: float) -> None:
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        *,
+        every: int,
+        decay: float,
+        wrapping: Wrapping | None = None,
+    ) -> None:
         self._parameters = {n: p for n, p in named if p.requires_grad}
+        self._wrapping = wrapping or Whole(Processes())
         self._shadows = {
             n: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
             for n, p in self._parameters.items()
@@ -164,7 +205,11 @@ class EmaReference:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model is the reference inside; only weights in half precision are copied."""
+        """The model is the reference inside; of whole weights, only those in half precision are copied."""
+        if self._wrapping.is_sharded:
+            with self._in_shards():
+                yield
+            return
         policy = {name: parameter.data for name, parameter in self._parameters.items()}
         for name, parameter in self._parameters.items():
             parameter.data = self._shadows[name].to(parameter.dtype)
@@ -174,14 +219,34 @@ class EmaReference:
             for name, parameter in self._parameters.items():
                 parameter.data = policy[name]
 
-    def save(self, folder: Path) -> None:
-        """Into a folder of trainer state."""
-        save_file({n: s.cpu().contiguous() for n, s in self._shadows.items()}, folder / _FILE)
+    @contextmanager
+    def _in_shards(self) -> Iterator[None]:
+        """What is in the shards is exchanged: who sharded them keeps pointers of its own to them. What was
+        gathered before is of the other weights."""
+        local = self._wrapping.local
+        policy = {name: local(parameter).clone() for name, parameter in self._parameters.items()}
+        self._wrapping.settle()
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                local(parameter).copy_(local(self._shadows[name]))
+        try:
+            yield
+        finally:
+            self._wrapping.settle()
+            with torch.no_grad():
+                for name, parameter in self._parameters.items():
+                    local(parameter).copy_(policy[name])
+
+    def save(self, folder: Path | None) -> None:
+        """Into a folder of trainer state; None in the processes that take part without writing."""
+        whole = self._wrapping.gathered(self._shadows)
+        if folder is not None:
+            save_file({n: s.cpu().contiguous() for n, s in whole.items()}, folder / _FILE)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         """Put back what `save` wrote. Raises RunError if it does not fit."""
-        saved = load_file(folder / _FILE)
+        saved = tensors_in(folder / _FILE)
         if saved.keys() != self._shadows.keys():
             raise RunError(
                 "the checkpoint's reference does not have the parameters that this run trains",
@@ -189,13 +254,14 @@ class EmaReference:
                 remedy="resume with the configuration that the run was started with",
             )
         for name, shadow in self._shadows.items():
-            shadow.copy_(saved[name])
+            self._wrapping.put(shadow, saved[name])
 
 
 class Learner:
-    """One process of the training run, with a whole copy of what is trained.
+    """One process of the training run, with a whole copy of what is trained or, by its `wrapping`, a shard.
 
-    `reference` is a model of its own or an `EmaReference`; None: the base with the adapters off.
+    `reference` is a model of its own (its scorer, where it is sharded) or an `EmaReference`; None: the base
+    with the adapters off. `scorer` is that of `model`, where it is sharded already.
     """
 
     def __init__(
@@ -209,25 +275,32 @@ class Learner:
         reference: Any = None,
         value_head: ValueHead | None = None,
         precision: Precision | None = None,
+        wrapping: Wrapping | None = None,
+        scorer: TokenScorer | None = None,
     ) -> None:
         self.model, self.tokenizer, self.processes = model, tokenizer, processes or Processes()
+        self.wrapping: Wrapping = wrapping or Whole(self.processes)
         self._schedule, self._gradient_clip = schedule, gradient_clip
         self._optimizers, self._value_head = schedule.optimizers, value_head
         self._precision = precision or Precision()
-        self.why_not_packed = why_not_packed(model)
+        self.scorer = scorer or TokenScorer(model, value_head=value_head, precision=self._precision)
+        is_sharded = self.wrapping.is_sharded
+        self.why_not_packed = why_not_packed(model, self.scorer if is_sharded else None)
         self._ema = self._reference = None
         if isinstance(reference, EmaReference):
             self._ema = reference
         elif reference is not None:
-            self._reference = TokenScorer(reference, precision=self._precision)
-            self.why_not_packed = self.why_not_packed or why_not_packed(reference)
-        self.scorer = TokenScorer(model, value_head=value_head, precision=self._precision)
+            is_scorer = isinstance(reference, TokenScorer)
+            self._reference = reference if is_scorer else TokenScorer(reference, precision=self._precision)
+            of_reference = why_not_packed(self._reference.model, self._reference if is_sharded else None)
+            self.why_not_packed = self.why_not_packed or of_reference
+        self.wrapping.settle()  # parameters are the shards again, which the optimisers move
         self._masters = MasterWeights(self._named(), self._optimizers)
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
-        return next(self.model.parameters()).device
+        """Where the model computes."""
+        return model_device(self.model)
 
     @property
     def loss_dtype(self) -> torch.dtype:
@@ -235,9 +308,25 @@ class Learner:
         return torch.promote_types(self.model.dtype, torch.float32)
 
     def batches(self, samples: Sequence[TrainSample], *, max_tokens: int) -> Iterator[Batch]:
-        """Micro-batches that cover every sample once: packed where the model allows it, else padded."""
+        """Micro-batches that cover every sample once: packed where the model allows it, else padded. Where
+        weights are sharded, all processes ask for them at the same time, and batches without `rows` stand for
+        those that only others have."""
         make = packed_batches if self.why_not_packed is None else padded_batches
-        return iter(make(samples, max_tokens=max_tokens, device=self.device))
+
+        def empty() -> Batch:
+            (batch,) = make([_NOTHING], max_tokens=2, device=self.device)
+            return replace(batch, rows=())
+
+        return self.wrapping.agreed(iter(make(samples, max_tokens=max_tokens, device=self.device)), empty)
+
+    def idle(self, batch: Batch, *, temperature: float = 1.0, with_reference: bool = False) -> None:
+        """Take part in the passes of a micro-batch that only other processes have: no gradient comes of
+        it."""
+        if with_reference:
+            self.reference_logprobs(batch, temperature=temperature)
+        value_at = None if self._value_head is None else []
+        outputs = self.scorer(batch, temperature, value_at=value_at)
+        self.backward(torch.stack([out.sum() for out in outputs if out.requires_grad]).sum())
 
     def score(
         self, batch: Batch, *, temperature: float = 1.0, entropy_gradient: bool = False
@@ -279,7 +368,7 @@ class Learner:
         was_training = self.model.training
         self.model.eval()
         with as_reference:
-            logprobs, _ = TokenScorer(self.model, precision=self._precision)(batch, temperature)
+            logprobs, _ = self.scorer(batch, temperature)  # it is the root of what is sharded
         self.model.train(was_training)
         return logprobs
 
@@ -290,47 +379,74 @@ class Learner:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of one micro-batch."""
-        self._precision.scaled(loss).backward()
+        self.wrapping.backward(self._precision.scaled(loss))
         self._masters.take_gradients()
 
     def step(self, number: int) -> tuple[float | None, float]:
         """Clip, step, clear, with the gradients of all processes. Returns the gradient norm before clipping
         and the learning-rate factor; the norm is None where a gradient overflowed in float16, and then no
         weight has moved and the scale of the loss is lower."""
-        parameters = [p for _, p in self._masters.named]
-        self.processes.add_gradients(parameters)
-        self._precision.unscale(self._optimizers)
-        limit = self._gradient_clip if self._gradient_clip is not None else float("inf")
-        norm = nn.utils.clip_grad_norm_(parameters, limit)
         factor = self._schedule.set(number)
-        has_moved = self._precision.step(self._optimizers)
+        norm = self.wrapping.step(
+            [p for _, p in self._masters.named],
+            self._optimizers,
+            limit=self._gradient_clip if self._gradient_clip is not None else float("inf"),
+            precision=self._precision,
+        )
         self._masters.give_weights()
         for optimizer in self._optimizers:
             optimizer.zero_grad()
-        return float(norm) if has_moved else None, factor
+        return norm, factor
 
     def save(self, folder: Path, *, state: JsonObject) -> None:
-        """A complete checkpoint, or none: it gets its name only when everything is written."""
-        with sealed_dir(folder) as draft:
-            save_model(self.model, self.tokenizer, draft)
-            save_trainer_state(draft, named=self._masters.named, optimizers=self._optimizers, state=state)
-            self._masters.save(draft / STATE_FOLDER)
-            self._precision.save(draft / STATE_FOLDER)
+        """A complete checkpoint, or none: it gets its name only when everything is written. Every process
+        calls this, and the first one writes; what one process holds says nothing of their number."""
+        wrapping = self.wrapping
+        with sealed_dir(folder) if self.processes.is_first else nullcontext() as draft:
+            weights = self.weights() if wrapping.is_sharded else None
+            if draft is not None:
+                save_model(self.model, self.tokenizer, draft, weights)
+            del weights
+            self.processes.meet()  # what is written takes its time
+            named, optimizers = self._masters.named, self._optimizers
+            save_trainer_state(draft, named=named, optimizers=optimizers, state=state, wrapping=wrapping)
+            trainer_state = None if draft is None else draft / STATE_FOLDER
+            self.processes.meet()
+            self._masters.save(trainer_state, gather=wrapping.gathered)
             if self._value_head is not None:
-                save_value_head(self._value_head, draft / STATE_FOLDER)
+                save_value_head(self._value_head, trainer_state, gather=wrapping.gathered)
             if self._ema is not None:
-                self._ema.save(draft / STATE_FOLDER)
+                self._ema.save(trainer_state)
+            if trainer_state is not None:
+                self._precision.save(trainer_state)
+        self.processes.meet()
+
+    def weights(self, *, everywhere: bool = False) -> dict[str, torch.Tensor]:
+        """The whole weights by their names in a state dict, on the CPU, in the first process or `everywhere`:
+        every process calls this."""
+        self.wrapping.settle()
+        return self.wrapping.gathered(self.model.state_dict(keep_vars=True), everywhere=everywhere)
+
+    def load_weights(self, folder: Path) -> None:
+        """The weights of a checkpoint, without what else is in it."""
+        load_weights(self.model, folder, wrapping=self.wrapping)
+        self.wrapping.settle()
 
     def restore(self, folder: Path) -> JsonObject:
         """Back to the moment of `save`; returns its state."""
-        load_weights(self.model, folder)
-        self._precision.load(folder / STATE_FOLDER)
+        self.load_weights(folder)
+        put, source = self.wrapping.put, folder / STATE_FOLDER
+        self._precision.load(source)
         if self._value_head is not None:
-            load_value_head(self._value_head, folder / STATE_FOLDER)
+            load_value_head(self._value_head, source, put=put)
         if self._ema is not None:
-            self._ema.load(folder / STATE_FOLDER)
-        self._masters.load(folder / STATE_FOLDER)
-        return load_trainer_state(folder, named=self._masters.named, optimizers=self._optimizers)
+            self._ema.load(source)
+        self._masters.load(source, put=put)
+        state = load_trainer_state(
+            folder, named=self._masters.named, optimizers=self._optimizers, wrapping=self.wrapping
+        )
+        self.wrapping.settle()
+        return state
 
     def _named(self) -> list[tuple[str, nn.Parameter]]:
         """All parameters by name, those of the value head with them."""

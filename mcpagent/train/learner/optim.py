@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim._muon import _adjust_lr
 
+from mcpagent.models.weights import tensors_in
 from mcpagent.train.objective.value import VALUE_HEAD
 
 _NO_MUON = ("embed", "lm_head", VALUE_HEAD)  # names of matrices that are not linear maps inside the network
@@ -78,10 +80,22 @@ class BatchedMuon(torch.optim.Muon):
             for parameter in parameters:
                 parameter.mul_(1 - float(group["lr"]) * group["weight_decay"])
             for same in _by_shape(parameters):
-                made = _orthogonalised(torch.stack([updates[i] for i in same]), group)
+                made = _orthogonalised(torch.stack([_whole(updates[i]) for i in same]), group)
                 rate = _adjust_lr(float(group["lr"]), group["adjust_lr_fn"], made.shape[1:])
                 for i, update in zip(same, made, strict=True):
-                    parameters[i].add_(update, alpha=-rate)
+                    parameters[i].add_(_sharded_as(parameters[i], update), alpha=-rate)
+
+
+def _whole(matrix: torch.Tensor) -> torch.Tensor:
+    """Of a shard, all of the matrix: orthogonality is a property of the whole."""
+    return matrix.full_tensor() if isinstance(matrix, DTensor) else matrix
+
+
+def _sharded_as(parameter: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """The part of a whole update that is this process's."""
+    if not isinstance(parameter, DTensor):
+        return update
+    return distribute_tensor(update, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def _by_shape(matrices: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -115,6 +129,15 @@ def _groups(
         (value if is_apart else policy).append(parameter)
     groups: list[dict[str, Any]] = [{"params": policy}] if policy else []
     return [*groups, {"params": value, "lr": value_learning_rate}] if value else groups
+
+
+Gather = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+Put = Callable[[torch.Tensor, Callable[[], torch.Tensor]], None]
+
+
+def put_whole(tensor: torch.Tensor, source: Callable[[], torch.Tensor]) -> None:
+    """Write what `source` gives into a tensor that lies in one place."""
+    tensor.copy_(source())
 
 
 _MASTERS_FILE = "master_weights.safetensors"
@@ -156,18 +179,23 @@ class MasterWeights:
         for name, parameter in self._held.items():
             parameter.copy_(self._masters[name])
 
-    def save(self, folder: Path) -> None:
-        """Into a folder of trainer state; nothing where the model holds all weights in 32 bits."""
-        if self._masters:
-            save_file({n: m.detach().cpu() for n, m in self._masters.items()}, folder / _MASTERS_FILE)
+    def save(self, folder: Path | None, *, gather: Gather = dict) -> None:
+        """Into a folder of trainer state (None in a process that takes part without writing); nothing where
+        the model holds all weights in 32 bits."""
+        whole = gather({n: m.detach() for n, m in self._masters.items()})
+        if whole and folder is not None:
+            save_file({n: m.cpu() for n, m in whole.items()}, folder / _MASTERS_FILE)
 
     @torch.no_grad()
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, put: Put = put_whole) -> None:
         """Put back what `save` wrote; where a checkpoint has none, the weights of the restored model."""
         path = folder / _MASTERS_FILE
-        saved: dict[str, torch.Tensor] = load_file(path) if path.is_file() else {}
+        saved = tensors_in(path) if path.is_file() else {}
         for name, master in self._masters.items():
-            master.copy_(saved.get(name, self._held[name]))
+            if name in saved:
+                put(master, saved[name])
+            else:
+                master.copy_(self._held[name])
 
 
 def linear_schedule(

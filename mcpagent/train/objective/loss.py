@@ -227,7 +227,7 @@ class SamplerMismatch:
     weight_squared: float = 0.0
     max_weight: float = 0.0
     divergence: float = 0.0
-    gaps: list[torch.Tensor] = field(default_factory=list)  # of every token, float32 on the CPU
+    gaps: list[torch.Tensor] = field(default_factory=list[torch.Tensor])  # of every token, float32 on the CPU
 
     def add(self, trainer_N: torch.Tensor, sampler_N: torch.Tensor) -> None:
         """Count tokens by both logprobs (nats), of the same weights."""

@@ -46,13 +46,13 @@ ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 0.0, 0.0, 0.8, -0.8]
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def in_processes(folder: Path, *, count: int = 2) -> None:
-    """Call `work(folder)` in `count` processes that know of each other."""
+def in_processes(folder: Path, *, count: int = 2, module: str = __name__) -> None:
+    """Call `work(folder)` of the module in `count` processes that know of each other."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    code = f"import sys, {__name__} as this; from pathlib import Path; this.work(Path(sys.argv[1]))"
+    code = f"import sys, {module} as this; from pathlib import Path; this.work(Path(sys.argv[1]))"
     started = [
         Python(
             *("-c", code, folder),

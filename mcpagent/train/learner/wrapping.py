@@ -1,0 +1,336 @@
+"""How the weights lie on the processes of a run: whole in each of them, or in shards.
+
+A wrapping is all that the update knows of this. Shards need every process at every pass, so that `agreed`
+gives each the same number of micro-batches; they are read and written as whole tensors by name, one at a
+time, so that a checkpoint says nothing of who wrote it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.errors import RunError, UserError
+from mcpagent.models.load import causal_lm
+from mcpagent.policy.contract import choose_backend
+from mcpagent.train.batch.scoring import Batch
+from mcpagent.train.learner.optim import Precision
+from mcpagent.train.learner.processes import Processes
+
+Source = Callable[[], torch.Tensor]  # gives a whole tensor, in the first process
+
+
+class Wrapping(Protocol):
+    """`whole` and `fsdp` here, `zero3` in `zero`."""
+
+    is_sharded: bool
+
+    def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
+        """The same number of micro-batches for every process: one that has fewer gets `empty` ones."""
+        ...
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of one micro-batch."""
+        ...
+
+    def step(
+        self,
+        parameters: Sequence[nn.Parameter],
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        limit: float,
+        precision: Precision,
+    ) -> float | None:
+        """Move the weights by the gradients of all processes, clipped to the norm `limit`. The norm before
+        that, None where a gradient overflowed and nothing moved."""
+        ...
+
+    def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
+        """The whole of each tensor, on the CPU, in the first process alone or `everywhere`; tensors that are
+        one object stay one. Every process calls this."""
+        ...
+
+    def put(self, tensor: torch.Tensor, source: Source) -> None:
+        """Write what `source` gives in the first process into `tensor`. Every process calls this."""
+        ...
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What this process holds of a tensor, to be read and written."""
+        ...
+
+    def settle(self) -> None:
+        """Give back what was gathered for a pass: the next one gathers what the shards hold then."""
+        ...
+
+
+class Whole:
+    """Every process holds all weights and adds up the gradients, once an optimiser step."""
+
+    is_sharded = False
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+
+    def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
+        """The batches as they are: no pass waits for another process."""
+        return batches
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of one micro-batch."""
+        loss.backward()
+
+    def step(
+        self,
+        parameters: Sequence[nn.Parameter],
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        limit: float,
+        precision: Precision,
+    ) -> float | None:
+        """Sum the gradients of all processes, clip, move."""
+        self._processes.add_gradients(parameters)
+        precision.unscale(optimizers)
+        norm = nn.utils.clip_grad_norm_(parameters, limit)
+        return float(norm) if precision.step(optimizers) else None
+
+    def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
+        """The tensors as they are."""
+        return dict(tensors)
+
+    def put(self, tensor: torch.Tensor, source: Source) -> None:
+        """Each process reads for itself."""
+        tensor.copy_(source())
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All of it."""
+        return tensor
+
+    def settle(self) -> None:
+        """Nothing was gathered."""
+
+
+class Fsdp:
+    """FSDP2 (`torch.distributed.fsdp.fully_shard`): each process holds a row of every weight, of its gradient
+    and moments, and gathers a layer while it is computed.
+
+    Each decoder layer is a unit. The scorer is the root and not the model, since it calls trunk and head by
+    themselves; so a tied head is gathered once.
+    """
+
+    is_sharded = True
+
+    def __init__(
+        self,
+        processes: Processes,
+        *,
+        device: torch.device,
+        shard_size: int | None = None,
+        cpu_offload: bool = False,
+    ) -> None:
+        """Weights are spread over `shard_size` processes (None: over all) and repeated over groups of so
+        many (HSDP). `cpu_offload` keeps shards and moments in the memory of the host."""
+        self._processes, self._device = processes, device
+        size = shard_size or processes.count
+        shape, names = ((processes.count,), ("shard",))
+        if size < processes.count:
+            shape, names = (processes.count // size, size), ("replicate", "shard")
+        self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        pin = device.type == "cuda"
+        self._offload = CPUOffloadPolicy(pin_memory=pin) if cpu_offload else OffloadPolicy()
+        self._home = torch.device("cpu") if cpu_offload else device
+        self._units: list[FSDPModule] = []
+
+    def wrap(self, scorer: Any) -> None:
+        """Shard in place. Parameters on the meta device get memory for their shards, without values; those
+        that have values, which are the same in every process, keep them."""
+        parameters = dict(scorer.named_parameters())
+        values = {n: p.detach() for n, p in parameters.items() if _has_values(p)}
+        is_framed = len(values) < len(parameters)
+        buffers = {n: b.detach() for n, b in scorer.named_buffers()}
+        if is_framed:
+            scorer.to("meta")
+            causal_lm(scorer.model).tie_weights()
+        for layer in causal_lm(scorer.model).get_decoder().layers:
+            self._shard(layer)
+        if scorer.value_head is not None:  # in float32, and the weights of a unit share one dtype
+            self._shard(scorer.value_head)
+        self._shard(scorer)
+        units = [module for module in scorer.modules() if isinstance(module, FSDPModule)]
+        self._units += units
+        for unit in units:
+            unit.set_gradient_divide_factor(1.0)  # losses are divided by the totals of all processes already
+            if self._device.type == "cpu":
+                unit.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it sums
+        if is_framed:
+            scorer.to_empty(device=self._home)
+            causal_lm(scorer.model).tie_weights()
+            for name, buffer in buffers.items():
+                module, _, key = name.rpartition(".")
+                scorer.get_submodule(module).register_buffer(
+                    key,
+                    buffer.to(self._device),
+                    persistent=name in scorer.state_dict(),
+                )
+            for name, parameter in scorer.named_parameters():
+                if name in values:
+                    self._keep(parameter, values[name])
+
+    def _shard(self, module: nn.Module) -> None:
+        fully_shard(module, mesh=self.mesh, offload_policy=self._offload)
+
+    @torch.no_grad()
+    def _keep(self, parameter: DTensor, whole: torch.Tensor) -> None:
+        shard = distribute_tensor(whole.to(self._device), self.mesh, parameter.placements, src_data_rank=None)
+        parameter.to_local().copy_(shard.to_local())
+
+    def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
+        """The batches of this process, then empty ones up to the largest number of any."""
+        here = list(batches)
+        most = torch.tensor(len(here))
+        distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
+        yield from here
+        for _ in range(int(most) - len(here)):
+            yield empty()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of one micro-batch, summed over the processes as it comes."""
+        loss.backward()
+
+    def step(
+        self,
+        parameters: Sequence[nn.Parameter],
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        limit: float,
+        precision: Precision,
+    ) -> float | None:
+        """Clip, move: the gradients are those of all processes already."""
+        norm: Any = nn.utils.clip_grad_norm_(parameters, limit)
+        precision.step(optimizers)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    @torch.no_grad()
+    def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
+        """One tensor after the other; what need not stay is let go at once."""
+        keeps = everywhere or self._processes.is_first
+        whole: dict[int, torch.Tensor] = {}
+        result: dict[str, Any] = {}
+        for name, tensor in tensors.items():
+            if id(tensor) not in whole:
+                full: Any = tensor.to(self._device)
+                full = full.full_tensor() if isinstance(full, DTensor) else full
+                whole[id(tensor)] = full.detach().cpu() if keeps else full.new_empty(0)
+            result[name] = whole[id(tensor)]
+        return result if keeps else {}
+
+    @torch.no_grad()
+    def put(self, tensor: torch.Tensor, source: Source) -> None:
+        """Scatter it from the first process."""
+        if self._processes.is_first:
+            whole = source().to(dtype=tensor.dtype, device=self._device)
+        else:
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+        if isinstance(tensor, DTensor):
+            shard = distribute_tensor(whole.contiguous(), self.mesh, tensor.placements)
+            tensor.to_local().copy_(shard.to_local())
+        else:
+            distributed.broadcast(whole, src=0)
+            tensor.copy_(whole)
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The shard of this process."""
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def settle(self) -> None:
+        """The root keeps what it gathered for a pass without gradient, for a backward that does not come."""
+        for unit in self._units:
+            unit.reshard()
+
+
+def _has_values(parameter: torch.Tensor) -> bool:
+    """Whether it has memory of its own for all places: see `models.load.empty_model`."""
+    return not parameter.is_meta and parameter.untyped_storage().nbytes() >= parameter.nbytes
+
+
+def put_stored(
+    targets: Mapping[str, Any],
+    stored: Mapping[str, Source] | None,
+    *,
+    wrapping: Wrapping,
+    where: str,
+) -> None:
+    """Fill the `targets` of a state dict with what is stored under their names, of tied tensors under one of
+    them; None in a process that need not read. Raises RunError where they do not fit."""
+    names_of: dict[int, list[str]] = {}
+    for name, tensor in targets.items():
+        names_of.setdefault(id(tensor), []).append(name)
+    if stored is not None:
+        missing = [names[0] for names in names_of.values() if not stored.keys() & set(names)]
+        unknown = stored.keys() - targets.keys()
+        if missing or unknown:
+            raise RunError(
+                f"the checkpoint does not fit the model: {len(missing)} weights missing, "
+                f"{len(unknown)} unknown",
+                where=where,
+            )
+    for names in names_of.values():
+        sources = [stored[name] for name in names if name in stored] if stored is not None else [_nothing]
+        wrapping.put(targets[names[0]], sources[0])
+
+
+def _nothing() -> torch.Tensor:
+    raise AssertionError("only the first process reads")
+
+
+def sharding(config: TrainConfig, processes: Processes) -> Literal["fsdp"] | None:
+    """How several processes share the weights; None where each holds all of them. `auto` is what the
+    launcher asks for."""
+    parallel = config.training.parallel
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        raise UserError(
+            "the launcher asks for DeepSpeed, which mcpagent does not use",
+            where="accelerate launch",
+            remedy="use configs/accelerate/ddp.yaml, with training.parallel fsdp for weights in shards",
+        )
+    if parallel == "auto":
+        parallel = "fsdp" if os.environ.get("ACCELERATE_USE_FSDP") == "true" else "replicate"
+    return None if parallel == "replicate" or processes.count == 1 else parallel
+
+
+def refuse_sharding(config: TrainConfig, *, device: torch.device) -> None:
+    """Raises UserError for what cannot be done with weights in shards."""
+    parallel, where = config.training.parallel, "training.parallel"
+    if config.finetune.mode == "qlora":
+        raise UserError(
+            "weights of 4 bits cannot be sharded",
+            where=where,
+            remedy="use training.parallel replicate, which sums the adapters' gradients, or --mode lora",
+        )
+    if config.training.mixed_precision == "fp16":
+        raise UserError(
+            "training.mixed_precision fp16 scales the loss by what overflows, which shards do not agree on",
+            where="training.mixed_precision",
+            remedy="use bf16, or training.parallel replicate",
+        )
+    if config.algorithm != "grpo":
+        return
+    choice = choose_backend(
+        config.rollout.backend,
+        is_lora=config.finetune.mode == "lora",
+        has_gpu=device.type == "cuda",
+        has_servers=bool(config.vllm.servers),
+    )
+    if choice.backend == "hf":
+        raise UserError(
+            f"the hf backend samples with the trainer's own modules, which hold shards ({parallel})",
+            where="rollout.backend",
+            remedy="start vLLM servers and name them in vllm.servers, or use training.parallel replicate",
+        )
