@@ -104,7 +104,6 @@ def test_every_foreign_import_is_a_declared_dependency() -> None:
 
 # Declared for a package that loads it, at the place that is named.
 LOADED_BY_ANOTHER = {
-    "accelerate": ("models/load.py", "device_map"),
     "bitsandbytes": ("models/load.py", "BitsAndBytesConfig"),
     "tensorboard": ("train/trackers.py", "torch.utils.tensorboard"),
     "pydantic-monty": ("servers/sandbox/choose.py", "pydantic_monty"),
@@ -190,10 +189,9 @@ READERS = {"from_pretrained", "load_file", "safe_open", "load_checkpoint_and_dis
 CHECKED_READERS = {
     "models.load": "_local_folder checks the seal",
     "train.learner.learner": "Learner.restore only, after load_weights, which checks the seal",
-    "train.learner.optim": "Learner.restore only, after load_weights, which checks the seal",
-    "train.objective.value": "Learner.restore only, after load_weights, which checks the seal",
     "policy.vllm.worker": "a file that the trainer wrote a moment ago, for this process alone",
-    "models.weights": "weight_files checks the seal; only the names and shapes of tensors are read",
+    "models.weights": "weight_files checks the seal; files of trainer state, in Learner.restore only, come"
+    " after load_weights, which does",
     "storage.trajectories": "tokens of trajectories, no model",
 }
 
