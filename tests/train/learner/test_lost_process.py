@@ -91,5 +91,7 @@ def test_all_end_when_one_is_lost_and_the_run_goes_on_from_its_checkpoint(
     assert done is not None
     steps = 2 + int(done.name.removeprefix("step-"))
     resumed = command(run, tiny_checkpoint, parallel=parallel, steps=steps, launcher=TORCHRUN)
-    subprocess.run([*resumed, "--resume"], check=True, env=environment, capture_output=True, timeout=300)
+    resumed += ["--set", "training.collective_timeout_s=200", "--resume"]
+    ended = subprocess.run(resumed, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
     assert [m["step"] for m in RunFolder(run).metrics()] == list(range(1, steps + 1))
