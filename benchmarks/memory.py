@@ -1,27 +1,25 @@
-"""What an update keeps for its backward pass, and the most that it holds at once, beside the forecast.
+"""What an update keeps for its backward pass, in GiB.
 
     python -m benchmarks.memory [--shape 4b ...] [--json]
 
-Nothing is computed and no weight is made: the model's own forward and backward pass run on fake tensors of a
-CPU, whose sizes are real ones (bfloat16, LoRA r=16 on every linear layer unless the row says otherwise).
-*Kept* are the distinct storages, weights apart, that saved-tensor hooks see; *held* is the largest sum of all
-live storages but weights, their gradients included. Kernels of a GPU keep the same tensors as those of a CPU
-(queries, keys, values, outputs and log-sum-exps), but their workspaces are not seen.
+Nothing is computed and no weight is made: the trainer's own forward pass runs on fake tensors of a CPU, whose
+sizes are real ones (bfloat16, LoRA r=16 on every linear layer unless the row says otherwise). Counted are the
+distinct storages, weights apart, that saved-tensor hooks see; with checkpointing, the layer that is computed
+again too. Kernels of a GPU keep the same tensors as those of a CPU (queries, keys, values, outputs and
+log-sum-exps); their workspaces, gradients and optimiser state are not seen.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.models.attention import use_own_attention
@@ -92,71 +90,38 @@ def config_of(shape: str, layers: int | None = None) -> Qwen3Config:
 
 
 def samples_of(layout: str) -> list[TrainSample]:
-    """A prompt with its continuations, whose first tokens all differ."""
+    """A prompt with its continuations, whose first tokens all differ. Few tokens carry loss, which is faster:
+    logits are computed again in chunks, and the states that they are made of are a small part."""
     prompt, count, each = LAYOUTS[layout]
     shared = tuple(i % 1000 for i in range(prompt))
-    mask = (False,) * prompt + (True,) * each
+    mask = (False,) * (prompt + each - 2) + (True,) * 2
     return [
         TrainSample(token_ids_T=(*shared, 2000 + i, *shared[: each - 1]), loss_mask_T=mask)
         for i in range(count)
     ]
 
 
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that operations inside make, for as long as they live."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage not in self._seen:
-                    self._seen.add(storage)
-                    self._add(storage.nbytes())
-                    weakref.finalize(storage, self._add, -storage.nbytes())
-        return out
-
-    def _add(self, size: int) -> None:
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-    def ignore(self, tensors: Sequence[torch.Tensor]) -> None:
-        """What is there already does not count, whatever views are made of it."""
-        for tensor in tensors:
-            self._seen.add(tensor.untyped_storage())
-
-
-def count(work: Work) -> dict[str, float]:
-    """Bytes kept for the backward pass, and the most that live at once. Layers are all alike: two are
-    counted, and one, and the rest is their difference."""
+def count(work: Work) -> int:
+    """Bytes kept for the backward pass. Layers are all alike: two are counted, and one, and the rest is their
+    difference."""
     layers = SHAPES[work.shape][4] if work.layers is None else work.layers
-    (kept_1, held_1), (kept_2, held_2) = (_counted(work, n) for n in (1, 2))
+    kept_1, kept_2 = (_counted(work, n) for n in (1, 2))
     kept = kept_1 + (layers - 1) * (kept_2 - kept_1)
-    held = held_1 + (layers - 1) * (held_2 - held_1)
     if work.checkpointing:  # the layer that is computed again keeps what each keeps without
-        (plain_1, _), (plain_2, _) = (_counted(replace(work, checkpointing=False), n) for n in (1, 2))
+        plain_1, plain_2 = (_counted(replace(work, checkpointing=False), n) for n in (1, 2))
         kept += plain_2 - plain_1
-    return {"kept": float(kept), "held": float(held)}
+    return kept
 
 
-def _counted(work: Work, layers: int) -> tuple[int, int]:
+@cache
+def _counted(work: Work, layers: int) -> int:
     model = _model(replace(work, layers=layers))
     with FakeTensorMode():
         _fake(model)
         samples = samples_of(work.layout)
         batch = pack(samples, range(len(samples)), device=torch.device("cpu"))
         weights = list(model.parameters())
-        kept = kept_by(lambda: TokenScorer(model)(batch)[0], weights)
-        live = LiveBytes()
-        live.ignore(weights)
-        with live:
-            (-TokenScorer(model)(batch)[0].mean()).backward()
-    return kept, live.peak
+        return kept_by(lambda: TokenScorer(model)(batch)[0], weights)
 
 
 def _model(work: Work) -> Any:
@@ -215,15 +180,13 @@ def main() -> None:
     for work in ROWS:
         if options.shape and work.shape not in options.shape:
             continue
-        counted = {name: round(size / GIB, 2) for name, size in count(work).items()}
+        kept = round(count(work) / GIB, 2)
         if options.as_json:
-            print(json.dumps({**work.__dict__, "tokens": work.tokens, **counted}), flush=True)
+            print(json.dumps({**work.__dict__, "tokens": work.tokens, "kept_gib": kept}), flush=True)
             continue
         name = f"{work.shape} {'LoRA' if work.is_lora else 'full'}, {work.layout}"
         way = "checkpointing" if work.checkpointing else ""
-        print(
-            f"{name:<32}{way:<15}" + "".join(f"{k} {v:>6.1f} GiB   " for k, v in counted.items()), flush=True
-        )
+        print(f"{name:<32}{way:<15}{kept:>7.2f} GiB", flush=True)
 
 
 if __name__ == "__main__":

@@ -75,10 +75,15 @@ class ModelConfig(Section):
         Literal["sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"] | None,
         BeforeValidator(_attention_name),
     ] = None
-    gradient_checkpointing: bool = False  # true: less memory for activations, a third more computation
+    # Less memory for activations, a third more computation; None: on an accelerator yes, on a CPU no.
+    gradient_checkpointing: bool | None = None
     trust_remote_code: bool = False
     tokenizer: str | None = None  # None: the model's own
     pad_token_id: Count | None = None  # None: the tokenizer's
+
+    def checkpoints_on(self, kind: str, *, can: bool = True) -> bool:
+        """Whether a model that `can` checkpoint does so on a device of this kind (cpu, cuda, mps)."""
+        return kind != "cpu" and can if self.gradient_checkpointing is None else self.gradient_checkpointing
 
 
 class FinetuneConfig(Section):

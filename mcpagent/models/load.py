@@ -64,9 +64,15 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on CPU and bfloat16 elsewhere."""
+    """`auto` is bfloat16 on an accelerator that computes it, else float32: older GPUs (T4, V100) only emulate
+    it. A CUDA device that is planned for on a machine without one is taken to have it."""
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        is_emulated = (
+            device.type == "cuda"
+            and torch.cuda.is_available()
+            and not torch.cuda.is_bf16_supported(including_emulation=False)
+        )
+        return torch.float32 if device.type == "cpu" or is_emulated else torch.bfloat16
     return getattr(torch, name)
 
 

@@ -74,10 +74,16 @@ def _settings(config: TrainConfig) -> Iterator[tuple[Phase, str]]:
     yield "sampling episodes", f"rollout.max_new_tokens (it is {tokens}: {_half(tokens)})"
     tokens = training.micro_batch_tokens
     yield "updating the weights", f"training.micro_batch_tokens (it is {tokens}: {_half(tokens)})"
-    if not config.model.gradient_checkpointing:
+    if not config.model.checkpoints_on(_device_kind(config)):
         yield "updating the weights", "model.gradient_checkpointing (it is false: true)"
     if config.finetune.mode == "full":
         yield "updating the weights", f"finetune.mode (it is full: {_lighter(config)})"
+
+
+def _device_kind(config: TrainConfig) -> str:
+    torch = sys.modules.get("torch")
+    has_gpu = torch is not None and torch.cuda.is_available()
+    return config.device if config.device != "auto" or has_gpu else "cpu"
 
 
 def _lighter(config: TrainConfig) -> str:

@@ -158,9 +158,9 @@ def build_learner(
         model = attach_lora(
             model, LoraShape(**config.lora.model_dump()), seed=derive_seed(config.seed, "lora")
         )
-    elif is_grpo and config.grpo.reference == "frozen":
+    elif is_grpo and config.grpo.reference == "frozen" and config.grpo.kl_coef > 0:
         reference = _frozen(loaded, config)
-    if config.model.gradient_checkpointing:
+    if config.model.checkpoints_on(loaded.device.type, can=causal_lm(model).supports_gradient_checkpointing):
         use_checkpointing(model)
     value_head = new_value_head(model) if is_grpo and config.grpo.advantage == "gae" else None
     precision = Precision(config.training.mixed_precision, device=loaded.device)

@@ -11,7 +11,7 @@ from mcpagent.config.schema import LoraConfig, TrainConfig
 from mcpagent.models.weights import meta_model
 from mcpagent.storage.checkpoints import MODEL_FILE
 
-_ADAPTER_BYTES = 4  # adapters are in float32
+_MASTER_BYTES = 4  # of what is trained, its gradients and each of its moments: float32 always
 _NF4_BYTES = 0.516  # 4 bits, and 0.127 bits of block constants (arXiv 2305.14314, section 3)
 _LOGITS_CHUNK = 1 << 25  # elements; as in `train.batch.scoring`
 _LOGITS_COPIES = 3  # logits, probabilities and their gradient, in float32
@@ -20,8 +20,9 @@ ASSUMED_CONTEXT = 2048  # tokens, where rollout.max_context_tokens is not set
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Counts of parameters and elements. `layer_elements` is what a layer keeps of each token for its
-    backward pass where nothing is computed again."""
+    """Counts of parameters and elements. What a layer keeps of each token for its backward pass where nothing
+    is computed again, is `layer_elements` in the dtype of the weights and `layer_copies` in float32; with all
+    weights trained, `norm_elements` more."""
 
     class_name: str
     can_checkpoint: bool
@@ -32,6 +33,8 @@ class ModelShape:
     layers: int
     hidden: int
     layer_elements: int
+    layer_copies: int
+    norm_elements: int
     cache_elements: int  # of a token, over all layers
     vocabulary: int
     max_context: int
@@ -46,8 +49,13 @@ def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> Model
     linear = {n: m for n, m in model.get_decoder().named_modules() if isinstance(m, nn.Linear)}
     targets = lora.target_modules
     adapted = [m for n, m in linear.items() if targets == "all-linear" or n.rpartition(".")[2] in targets]
-    outputs = sum(m.out_features for m in linear.values()) // config.num_hidden_layers
     feedforward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    if experts := getattr(config, "num_experts_per_tok", None):
+        feedforward = experts * (getattr(config, "moe_intermediate_size", None) or feedforward)
+    queries, keys = config.num_attention_heads * head_dim, heads * head_dim
+    # Norms compute on float32 copies: those before attention and feed-forward, and of queries and keys.
+    has_qk_norm = any(n.endswith("q_norm") for n, _ in model.named_modules())
+    normed = 2 * config.hidden_size + (queries + keys if has_qk_norm else 0)
     return ModelShape(
         class_name=type(model).__name__,
         can_checkpoint=model.supports_gradient_checkpointing,
@@ -57,8 +65,10 @@ def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> Model
         adapters=sum((m.in_features + m.out_features) * lora.r for m in adapted),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
-        # What its linear layers give, the activation between them twice, and what norms and sums keep.
-        layer_elements=outputs + 2 * feedforward + 6 * config.hidden_size,
+        # Gate, its activation, up and their product; what norms give; queries, keys, values and outputs.
+        layer_elements=4 * feedforward + 2 * config.hidden_size + 2 * queries + 2 * keys,
+        layer_copies=normed + 2 * config.num_attention_heads + 2,
+        norm_elements=normed,
         cache_elements=2 * config.num_hidden_layers * heads * head_dim,
         vocabulary=config.vocab_size,
         max_context=config.max_position_embeddings,
@@ -70,14 +80,15 @@ def trained_parameters(config: TrainConfig, shape: ModelShape) -> int:
     return shape.parameters if config.finetune.mode == "full" else shape.adapters
 
 
-def _trained_bytes(config: TrainConfig, shape: ModelShape, itemsize: int) -> int:
-    bytes_each = itemsize if config.finetune.mode == "full" else _ADAPTER_BYTES
-    return trained_parameters(config, shape) * bytes_each
+def _master_bytes(config: TrainConfig, shape: ModelShape, itemsize: int) -> int:
+    """Of the optimiser's own copies of weights that are narrower than float32."""
+    return trained_parameters(config, shape) * _MASTER_BYTES if itemsize < _MASTER_BYTES else 0
 
 
 def checkpoint_bytes(config: TrainConfig, shape: ModelShape, *, itemsize: int) -> int:
-    """Bytes of a checkpoint: what is trained, and its two moments in the same dtype."""
-    return 3 * _trained_bytes(config, shape, itemsize)
+    """Bytes of a checkpoint: what is trained, its two moments, and the optimiser's copies."""
+    trained = trained_parameters(config, shape)
+    return trained * (itemsize + 2 * _MASTER_BYTES) + _master_bytes(config, shape, itemsize)
 
 
 @dataclass(frozen=True)
@@ -121,31 +132,42 @@ def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_her
     mode, is_grpo = config.finetune.mode, config.algorithm == "grpo"
     is_full = mode == "full"
     frozen = 0 if is_full else shape.parameters
-    trained = _trained_bytes(config, shape, itemsize)
+    trained = trained_parameters(config, shape) * itemsize
+    moment = trained_parameters(config, shape) * _MASTER_BYTES
     weights = frozen * itemsize + trained
     if mode == "qlora":
         weights = shape.linear * _NF4_BYTES + (frozen - shape.linear) * itemsize + trained
     reference = 0.0
-    if is_grpo and config.grpo.reference != "none":
-        reference = trained if config.grpo.reference == "ema" or is_full else 0.0
+    if is_grpo and config.grpo.reference == "ema":
+        reference = moment  # shadows are in float32
+    elif is_grpo and config.grpo.reference == "frozen" and config.grpo.kl_coef > 0 and is_full:
+        reference = trained
     samples_here = samples_here and is_grpo
     context = min(config.rollout.max_context_tokens or ASSUMED_CONTEXT, shape.max_context)
     episodes = min(config.rollout.num_envs, config.prompts_per_step * config.rollout.group_size)
     tokens = config.training.micro_batch_tokens
     return {
         "weights": weights,
-        "gradients": trained,
-        "optimiser": 2 * trained if config.optimization.optimizer == "adamw" else trained,
+        "gradients": moment,
+        "optimiser": (2 if config.optimization.optimizer == "adamw" else 1) * moment
+        + _master_bytes(config, shape, itemsize),
         "reference": reference,
-        "sampling_copy": shape.parameters * itemsize if samples_here and mode == "lora" else 0.0,
+        "sampling_copy": shape.parameters * itemsize
+        if samples_here and mode == "lora" and itemsize >= 4
+        else 0.0,  # adapters on narrower weights are computed beside them
         "kv_cache": episodes * context * shape.cache_elements * itemsize if samples_here else 0.0,
-        "activations": _activations(config, shape, tokens) * itemsize,
+        "activations": tokens * _kept_of_a_token(config, shape, itemsize),
         "logits": min(_LOGITS_CHUNK, tokens * shape.vocabulary) * 4 * _LOGITS_COPIES,
     }
 
 
-def _activations(config: TrainConfig, shape: ModelShape, tokens: int) -> int:
+def _kept_of_a_token(config: TrainConfig, shape: ModelShape, itemsize: int) -> int:
+    """Bytes of a token for the backward pass; other samples under the same prompt share it."""
+    elements = shape.layer_elements + (shape.norm_elements if config.finetune.mode == "full" else 0)
+    layer = elements * itemsize + shape.layer_copies * 4
+    # After the last layer: its output, the float32 copy of the norm, and what predicts a token.
+    head = shape.hidden * (2 * itemsize + 4)
     if config.model.gradient_checkpointing:
         # The input of every layer, and one layer at a time as it is computed again.
-        return tokens * (shape.layers * shape.hidden + shape.layer_elements)
-    return tokens * shape.layers * shape.layer_elements
+        return shape.layers * shape.hidden * itemsize + layer + head
+    return shape.layers * layer + head

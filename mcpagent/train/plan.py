@@ -135,6 +135,8 @@ def check_run(config: TrainConfig, target: TargetDevice) -> Preflight:
         notes.append(f"memory is not known: {architecture}")
         expected = None
     else:
+        checkpoints = config.model.checkpoints_on(target.kind, can=shape.can_checkpoint)
+        config = _with(config, "model.gradient_checkpointing", checkpoints)
         expected = forecast(
             config, shape, itemsize=dtype.itemsize, backend=backend.backend, device_bytes=target.memory
         )

@@ -47,7 +47,7 @@ class UpdateSettings:
     max_response_tokens: int = 1  # what dr_grpo divides by
     kl_in_reward: bool = False
     entropy_coef: float = 0.0
-    use_reference: bool = True
+    use_reference: bool = True  # asked only where the KL has a weight
     value_coef: float = 0.5
     value_clip: float | None = 0.2
     correction: SamplerCorrection | None = None
@@ -246,6 +246,11 @@ class _Update:
     stats: UpdateStats = field(default_factory=UpdateStats)
     is_rescored: bool = False  # the trainer scored the samples before the first step
 
+    @property
+    def asks_reference(self) -> bool:
+        """A KL that weighs nothing is not computed: the reference would cost a forward pass."""
+        return self.settings.use_reference and self.kl_coef > 0
+
     def rows(self, graded: GradedBatch) -> list[UpdateRow]:
         """Rescore the samples where that is needed, then give credit."""
         learner, settings, samples = self.learner, self.settings, graded.samples
@@ -260,7 +265,7 @@ class _Update:
             samples,
             max_tokens=settings.micro_batch_tokens,
             temperature=settings.temperature,
-            with_reference=settings.use_reference,
+            with_reference=self.asks_reference,
         )
         for sample, scores in zip(samples, rescored, strict=True):
             self.stats.drift.add(scores.logprobs_N, sampler_logprobs([sample], learner))
@@ -269,7 +274,9 @@ class _Update:
             values = [scores.values_K.tolist() for scores in rescored if scores.values_K is not None]
         credit = assign_credit(
             graded,
-            penalties=self._penalties(samples, rescored) if settings.kl_in_reward else None,
+            penalties=self._penalties(samples, rescored)
+            if settings.kl_in_reward and self.asks_reference
+            else None,
             values=values,
             reduce=learner.processes.sum,
         )
@@ -363,7 +370,7 @@ class _Update:
         stats.max_ratio = max(stats.max_ratio, float(parts.ratio_N.max()))
         stats.add(
             len(old),
-            kl=float(parts.kl_N.sum()),
+            **({"kl": float(parts.kl_N.sum())} if reference is not None else {}),
             clip_fraction=float(parts.is_clipped_N.sum()),
             entropy=float(entropy.detach().sum()),
             ratio_mean=float(parts.ratio_N.sum()),
@@ -379,7 +386,7 @@ class _Update:
         rescored = [row.rescored for row in rows if row.rescored is not None]
         if not rescored:
             reference = None
-            if settings.use_reference:
+            if self.asks_reference:
                 reference = self.learner.reference_logprobs(batch, temperature=settings.temperature)
             return sampler, reference, None
         old = torch.cat([scores.logprobs_N for scores in rescored])

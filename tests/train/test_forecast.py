@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from benchmarks.memory import Work, config_of, count
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig, TrainConfig
 from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
@@ -80,10 +82,37 @@ def test_the_parts_of_each_mode() -> None:
     lora = memory(config(), shape, itemsize=2, samples_here=True)
     full = memory(config("finetune.mode=full"), shape, itemsize=4, samples_here=True)
     qlora = memory(config("finetune.mode=qlora", "rollout.backend=hf"), shape, itemsize=2, samples_here=True)
-    # Adapters and their two moments are float32; the merged copy is in the weights' dtype.
-    assert lora["weights"] == 2 * shape.parameters + 4 * shape.adapters
-    assert (lora["gradients"], lora["optimiser"]) == (4 * shape.adapters, 8 * shape.adapters)
-    assert (lora["reference"], lora["sampling_copy"]) == (0, 2 * shape.parameters)
+    # Gradients, moments and the optimiser's own weights are float32; bfloat16 is sampled without a copy.
+    assert lora["weights"] == 2 * shape.parameters + 2 * shape.adapters
+    assert (lora["gradients"], lora["optimiser"]) == (4 * shape.adapters, 12 * shape.adapters)
+    assert (lora["reference"], lora["sampling_copy"]) == (0, 0)
+    single = memory(config(), shape, itemsize=4, samples_here=True)
+    assert (single["optimiser"], single["sampling_copy"]) == (8 * shape.adapters, 4 * shape.parameters)
     assert (full["weights"], full["optimiser"]) == (4 * shape.parameters, 8 * shape.parameters)
     assert (full["reference"], full["sampling_copy"]) == (4 * shape.parameters, 0)
     assert qlora["weights"] < 0.61 * lora["weights"] and qlora["sampling_copy"] == 0
+
+
+SIX = [
+    Work("0.6b", "one row of 8,192", False),
+    Work("4b", "16 x 320 on 3,000", False),
+    Work("4b", "64 x 80 on 3,000", True),
+    Work("8b", "one row of 8,192", True),
+    Work("0.6b", "one row of 8,192", True, is_lora=False),
+    Work("1.7b", "16 x 320 on 3,000", False, is_lora=False),
+]
+
+
+@pytest.mark.parametrize("work", SIX, ids=lambda w: f"{w.shape}, {w.layout}, {w.checkpointing}, {w.is_lora}")
+def test_the_forecast_is_within_15_percent_of_what_a_real_shape_keeps(work: Work) -> None:
+    """In bfloat16, counted on tensors without contents; prompts are shared by up to 64 continuations."""
+    counted = count(replace(work, layers=6))
+    mode = "lora" if work.is_lora else "full"
+    settings = config(
+        f"finetune.mode={mode}",
+        f"model.gradient_checkpointing={str(work.checkpointing).lower()}",
+        f"training.micro_batch_tokens={work.tokens}",
+    )
+    shape = shape_of(config_of(work.shape, 6), LoraConfig())
+    forecast = memory(settings, shape, itemsize=2, samples_here=False)["activations"]
+    assert 0.85 < forecast / counted < 1.15

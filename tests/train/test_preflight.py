@@ -91,7 +91,8 @@ def test_a_run_whose_weights_alone_do_not_fit_is_refused_with_what_would() -> No
     settings = ("model.name=Qwen/Qwen3-8B", "finetune.mode=full")
     with pytest.raises(UserError) as refused:
         check_run(config(*settings), SMALL_GPU)
-    assert "76.3 GiB of weights, gradients and optimiser state" in refused.value.message
+    # 8.19e9 weights of 2 bytes and a reference as large; gradients, two moments and masters of 4.
+    assert "152.6 GiB of weights, gradients and optimiser state" in refused.value.message
     proposed = [word for word in (refused.value.remedy or "").split() if "=" in word]
     assert "finetune.mode=qlora" in proposed
     assert check_run(config(*settings, *proposed), SMALL_GPU).fits is True
@@ -159,3 +160,16 @@ def test_adapters_on_no_layer_are_refused_without_the_weights(tmp_path: Path) ->
     with pytest.raises(UserError, match="fits no layer of the model") as refused:
         check_run(config(f"model.name={tmp_path}", "lora.target_modules=[query]"), A100)
     assert "q_proj" in str(refused.value.remedy)
+
+
+def test_layers_are_checkpointed_by_default_on_an_accelerator_and_the_forecast_knows() -> None:
+    def activations(kind: str, *settings: str) -> float:
+        config = load_train_config([], [f"device={kind}", "rollout.backend=hf", *settings]).config
+        target = TargetDevice(kind=kind, memory=None, is_here=kind == "cpu")
+        expected = check_run(config, target).forecast
+        assert expected is not None
+        return expected.parts["activations"]
+
+    off, on = (f"model.gradient_checkpointing={value}" for value in ("false", "true"))
+    assert activations("cuda") == activations("cuda", on) < 0.2 * activations("cuda", off)
+    assert activations("cpu") == activations("cpu", off) > activations("cpu", on)

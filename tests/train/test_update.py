@@ -128,7 +128,7 @@ def test_on_policy_samples_have_ratio_one_no_clipping_and_no_drift() -> None:
     model = tiny_model()
     samples = on_policy(model, some_samples(4))
     reference = copy.deepcopy(model)
-    _, stats = gradient_of(model, samples, ADVANTAGES, UpdateSettings(), reference=reference)
+    _, stats = gradient_of(model, samples, ADVANTAGES, UpdateSettings(), reference=reference, kl_coef=0.1)
     summary = stats.summary()
     assert summary["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert summary["clip_fraction"] == 0.0
@@ -310,3 +310,24 @@ def test_minibatches_are_of_whole_groups() -> None:
     # The first pass rescores everything; then comes one minibatch a group.
     assert counts[0] == sum(tokens)
     assert sorted(counts[1:]) == of_groups
+
+
+@pytest.mark.parametrize("epochs", [1, 2], ids=["single step", "rescored"])
+def test_the_reference_is_asked_once_and_not_at_all_where_the_kl_weighs_nothing(epochs: int) -> None:
+    def passes(kl_coef: float) -> tuple[int, bool]:
+        reference, seen = tiny_model(1), list[int]()
+        reference.model.register_forward_pre_hook(lambda *_: seen.append(1))
+        learner = make_learner(tiny_model(), reference=reference)
+        seen.clear()  # the check that it can be packed
+        stats = update_policy(
+            learner,
+            given(some_samples(4), [1.0, -1.0, 0.5, -0.5]),
+            settings=UpdateSettings(epochs=epochs),
+            kl_coef=kl_coef,
+            first_optimizer_step=1,
+            seed=0,
+        )
+        return len(seen), "kl" in stats.summary()
+
+    assert passes(0.1) == (1, True)
+    assert passes(0.0) == (0, False)

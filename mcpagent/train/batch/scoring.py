@@ -212,4 +212,6 @@ def _score(
     logits = head(hidden)
     # At least float32: in bfloat16 a sum over the vocabulary loses what the ratio needs.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return selected_logprobs(logits, targets, temperature=temperature, entropy_gradient=entropy_gradient)
+    # Autocast computes the entropy's dot product in half precision on CUDA.
+    with torch.autocast(logits.device.type, enabled=False):
+        return selected_logprobs(logits, targets, temperature=temperature, entropy_gradient=entropy_gradient)
