@@ -291,6 +291,7 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
     "vllm.enforce_eager": _as("generator.inference_engine.enforce_eager"),
     "vllm.sleep": _refused("SkyRL's engines sleep during updates wherever they share the GPU", None, True),
     "vllm.servers": _mapped(_placement),
+    **dict.fromkeys(("vllm.tensor_parallel_size", "vllm.own_process"), _ignored("SkyRL places its engines")),
     "grpo.advantage": _mapped(
         lambda c: {**_model(c), "trainer.algorithm.advantage_estimator": estimator_name(c)},
         lambda c: (
@@ -428,6 +429,10 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
     ),
     "data.message_limit_chars": _kept("the environment cuts by it"),
     "reward.penalty_after_success": _kept("the generator counts penalties from there on"),
+    **{
+        key: _refused("the environment grades by the default")(key)
+        for key in ("reward.weights", "reward.terms")
+    },
     "reward.control": _refused("control experiments are made with engine native", "none"),
     "sft": _ignored("it belongs to algorithm sft, which is refused"),
     "skyrl.num_nodes": _mapped(_placement),
@@ -441,7 +446,6 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
 RULES: Mapping[str, Rule] = {
     key: rule if isinstance(rule, Rule) else rule(key) for key, rule in _RULES.items()
 }
-# What holds for every run: the records and metrics are mcpagent's.
 _ALWAYS: JsonObject = {
     "environment.env_class": ENV_ID,
     "trainer.logger": "console",
