@@ -126,7 +126,6 @@ def _loss(config: TrainConfig) -> JsonObject:
         "trainer.algorithm.clip_ratio_c": bound or 3.0,  # which "regular" does not read
         "trainer.algorithm.policy_loss_type": kind if bound is None else "dual_clip",
         "trainer.algorithm.loss_reduction": reduction,
-        # No lower bound, and the policy that sampled: MiniMax-M1.
         "trainer.algorithm.cispo.cispo_eps_clip_low": 1.0,
         "trainer.algorithm.cispo.cispo_anchor": "old",
     }
@@ -206,7 +205,6 @@ def _length(config: TrainConfig) -> JsonObject:
     steps = training.max_steps
     if steps is None and training.steps_per_epoch is not None:
         steps = training.max_epochs * training.steps_per_epoch
-    # With a number of steps, epochs go on until they are made.
     epochs = training.max_epochs if steps is None else max(training.max_epochs, steps)
     return {"trainer.epochs": epochs, "trainer.max_training_steps": steps}
 
@@ -215,7 +213,6 @@ def _saving(config: TrainConfig) -> JsonObject:
     every = config.training.save_frequency
     return {
         "trainer.ckpt_interval": every,
-        # Adapters lie in SkyRL's own checkpoints.
         "trainer.hf_save_interval": every if config.finetune.mode == "full" else -1,
     }
 
@@ -236,8 +233,8 @@ def _context(config: TrainConfig) -> JsonObject:
 
 
 def _refuse_context(config: TrainConfig) -> str | None:
-    has_room = config.rollout.max_new_tokens < max_context(config)
-    return None if has_room else "rollout.max_new_tokens leaves no room for a prompt"
+    room = max_context(config) - config.rollout.max_new_tokens
+    return None if room > 0 else "rollout.max_new_tokens leaves no room for a prompt"
 
 
 def _placement(config: TrainConfig) -> JsonObject:
