@@ -161,7 +161,12 @@ def test_what_skyrl_cannot_do_is_refused_by_the_settings_name(key: str) -> None:
 def test_every_rule_that_refuses_is_seen_to_refuse() -> None:
     refusing = {key for key, rule in RULES.items() if rule.kind == "refused"}
     # The precision of a run on SkyRL is checked with the dtype; fp16 needs a GPU that these tests lack.
-    assert refusing - REFUSED.keys() <= {"training.mixed_precision", "reward.weights", "reward.terms"}
+    assert refusing - REFUSED.keys() <= {
+        "training.mixed_precision",
+        "training.cpu_offload",
+        "reward.weights",
+        "reward.terms",
+    }
     problems = refusals(config("device=cpu", "training.patience=2", "lora.rslora=true"))
     assert [problem.partition(" ")[0] for problem in problems] == [
         "device",
