@@ -17,6 +17,7 @@ from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.env.episode import EpisodeLimits
+from mcpagent.env.offer import Discovery
 from mcpagent.errors import UserError
 from mcpagent.evaluate.certificate import BASELINE, TRAINED, Opened, open_certificate
 from mcpagent.evaluate.certificate_check import Fraud, check_certificate
@@ -174,6 +175,9 @@ def _replayed(
             message_limit_chars=conditions.message_limit_chars,
         ),
         max_context_tokens=conditions.max_context_tokens,
+        discovery=Discovery(pinned=conditions.pinned, result_chars=conditions.result_limit_chars)
+        if conditions.search
+        else None,
     )
     config = load_train_config([], ["rollout.backend=hf"], for_training=False).config
     tape = Cassette.alone(opened.folder / "cassette", result_limit_chars=conditions.result_limit_chars)
