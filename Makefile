@@ -26,7 +26,7 @@ WORKERS ?= 2
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test coverage test-slow test-servers test-vllm install-vllm test-trl test-skyrl lint format bench docs clean
+.PHONY: help install quickstart test coverage test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-gpu lint format bench docs clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,6 +105,10 @@ $(SKYRL)/.installed: pyproject.toml constraints/skyrl.txt
 	@$(SKYRL_PIP) --quiet --no-deps 'torch==2.13.0+cpu' 2>/dev/null || true
 	$(SKYRL_PIP) -c constraints/skyrl.txt $(SKYRL_PACKAGES) -e '.[hf,servers,gym,report]'
 	@touch $@
+
+# The tests end within 570 seconds; nothing is loaded over a network.
+test-gpu: $(INSTALLED)  ## Measure one CUDA device and judge the figures; skipped, with the reason, without one.
+	$(BIN)/pytest tests/gpu -m gpu -s -rs --timeout 660 $(ARGS)
 
 lint: $(INSTALLED)  ## Check style, formatting and types.
 	$(BIN)/ruff check .

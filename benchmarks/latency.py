@@ -25,23 +25,31 @@ from mcpagent.rollout.collector import attempts, collect
 from mcpagent.tools.pool import ToolPool
 
 IN_FLIGHT = 64
-_CALLS = 2
+CALLS = 2
 _MAX_CONTEXT = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """Sampled tokens by second while all of `IN_FLIGHT` episodes were open."""
+    """Sampled tokens by second while all episodes that may be open were; one of them took `episode_s`."""
 
     tokens: int
     wall_s: float
     cpu_s: float
+    episode_s: float
 
 
 async def measure(
-    model: Any, renderer: Renderer, *, slow: bool, episodes: int = 2 * IN_FLIGHT, filler: int = 96
+    model: Any,
+    renderer: Renderer,
+    *,
+    slow: bool,
+    episodes: int = 2 * IN_FLIGHT,
+    filler: int = 96,
+    in_flight: int = IN_FLIGHT,
+    between: tuple[float, float] = (0.5, 5.0),
 ) -> Throughput:
-    """`filler` is how many tokens a turn has besides its call."""
+    """`filler` is how many tokens a turn has besides its call; slow tools take `between` so many seconds."""
     rng = random.Random(0)
     tasks = [
         Task.model_validate(
@@ -55,13 +63,13 @@ async def measure(
         )
         for number in range(episodes)
     ]
-    seconds = {(t.id, turn): rng.uniform(0.5, 5.0) if slow else 0.0 for t in tasks for turn in range(_CALLS)}
+    seconds = {(t.id, turn): rng.uniform(*between) if slow else 0.0 for t in tasks for turn in range(CALLS)}
 
     def script(request: CompletionRequest) -> tuple[int, ...]:
         task_id, _, _ = request.episode_id.partition("#")
         turn = sum(message["role"] == "tool" for message in request.messages)
         text = " the" * filler
-        if turn < _CALLS:
+        if turn < CALLS:
             text += call_text("wait", {"key": task_id, "seconds": seconds[task_id, turn]})
         return renderer.action_ids(text)
 
@@ -70,7 +78,7 @@ async def measure(
         decode=renderer.decode,
         stop_ids=renderer.stop_ids,
         max_context=_MAX_CONTEXT,
-        slots=IN_FLIGHT,
+        slots=in_flight,
         sample=forced_rows,
     )
     found: list[Throughput] = []
@@ -80,11 +88,13 @@ async def measure(
         nonlocal done
         assert not trajectory.errors, trajectory.errors
         done += 1
-        if done == episodes - IN_FLIGHT:
+        if done == episodes - in_flight:
+            wall_s = time.perf_counter() - wall
             found.append(
                 Throughput(
                     tokens=policy.sampled_tokens,
-                    wall_s=time.perf_counter() - wall,
+                    wall_s=wall_s,
+                    episode_s=in_flight * wall_s / done,
                     cpu_s=time.process_time() - cpu,
                 )
             )
@@ -98,7 +108,7 @@ async def measure(
                 tools=pool,
                 settings=AgentSettings(sampling=Sampling(), max_context_tokens=_MAX_CONTEXT),
                 renderer=renderer,
-                concurrency=IN_FLIGHT,
+                concurrency=in_flight,
                 deterministic=False,
                 on_done=on_done,
             )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import json
+from pathlib import Path
 
 import pytest
 
-from benchmarks import tool_search
+from benchmarks import gpu, gpu_checks, tool_search
 from benchmarks.tools import AT_ONCE, GATES, Row, measure
 
 
@@ -44,3 +47,42 @@ def test_searching_among_five_hundred_tools_costs_a_tenth_of_the_tokens_and_no_s
     assert row.success_all == 1.0
     assert row.success_search >= row.success_all - 0.03
     assert row.share <= 0.10
+
+
+# On small shapes: neither what only a GPU has is judged there, nor figures that mean nothing at that size.
+JUDGED = {
+    "machine": 0,
+    "attention": 5,
+    "update": 2,
+    "learner": 8,
+    "sampler hf": 5,
+    "sampler vllm": 0 if importlib.util.find_spec("vllm") is None else 5,
+    "rollouts": 0,
+    "quickstart": 0,
+}
+
+
+@pytest.mark.parametrize("check", gpu_checks.CHECKS)
+def test_each_check_of_a_gpu_runs_on_a_cpu(check: str) -> None:
+    rows = gpu.run_check(check, device="cpu", is_tiny=True)
+    assert rows and all(row.check == check for row in rows)
+    assert [row.ok for row in rows if row.ok is not None] == [True] * JUDGED[check], gpu.table(rows)
+
+
+def test_a_check_without_time_left_is_a_failed_row_of_the_table(tmp_path: Path) -> None:
+    rows = gpu.accept(tmp_path, names=["machine", "update"], device="cpu", is_tiny=True, limit_s=0.0)
+    assert [(row.check, row.ok) for row in rows] == [("machine", False), ("update", False)]
+    assert "2 of 2 judged figures are not as wanted" in (tmp_path / gpu.TABLE_FILE).read_text()
+    lines = (tmp_path / gpu.ROWS_FILE).read_text().splitlines()
+    assert [json.loads(line)["value"] for line in lines] == ["none was left"] * 2
+
+
+def test_a_check_that_is_not_over_in_its_time_is_stopped(tmp_path: Path) -> None:
+    (row,) = gpu.accept(tmp_path, names=["quickstart"], device="cpu", is_tiny=True, limit_s=0.2)
+    assert (row.what, row.ok) == ("time", False)
+
+
+@_SLOW  # the imports of a process
+def test_the_rows_of_a_check_in_its_own_process_come_back(tmp_path: Path) -> None:
+    rows = gpu.accept(tmp_path, names=["machine"], device="cpu", is_tiny=True, limit_s=120.0)
+    assert [row.what for row in rows] == ["python, torch", "vllm", "bitsandbytes", "liger_kernel"]

@@ -150,6 +150,10 @@ ELSEWHERE = {
     "python -m benchmarks.update": LONG,
     "python -m benchmarks.update --unique": LONG,
     "python -m benchmarks.update --shape qwen3-0.6b --gradient-checkpointing": LONG,
+    "python -m benchmarks.memory": "tests/train/test_forecast.py",
+    "make test-gpu": GPU,
+    "python -m benchmarks.gpu --only attention --only update": GPU,
+    "python -m benchmarks.gpu --device cpu --tiny": "tests/test_benchmarks.py",
     "python -m benchmarks.rollout w3": LONG,
     "python -m benchmarks.rollout generate": LONG,
     "python -m benchmarks.rollout latency": LONG,
@@ -180,7 +184,7 @@ ELSEWHERE = {
     "mcpagent train --num-processes 2 --config FILE": GPU,
     "mcpagent smoke --backend vllm --model Qwen/Qwen3-0.6B": GPU,
     "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m"
-    " vllm.entrypoints.openai.api_server --model MODEL --logprobs-mode processed_logprobs"
+    " vllm.entrypoints.openai.api_server --host 127.0.0.1 --model MODEL --logprobs-mode processed_logprobs"
     " --generation-config vllm --worker-extension-cls mcpagent.policy.vllm.worker.WeightLoading"
     " --enable-lora --max-lora-rank 16 --max-loras 2": GPU,
     "mcpagent train --set 'vllm.servers=[http://127.0.0.1:8000]'"
