@@ -18,7 +18,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,12 +32,16 @@ ROWS_FILE, TABLE_FILE = "acceptance.jsonl", "acceptance.md"
 _MARK = "acceptance row: "  # libraries write to standard output too
 
 
-def run_check(name: str, *, device: str, is_tiny: bool) -> list[Row]:
-    """In this process. A check that breaks is a row."""
+def run_check(
+    name: str, *, device: str, is_tiny: bool, on_row: Callable[[Row], object] = lambda _: None
+) -> list[Row]:
+    """In this process; `on_row` gets each row as it is known. A check that breaks is a row."""
     rows: list[Row] = []
 
     def report(what: str, value: object, wanted: str = "", ok: bool | None = None) -> None:
-        rows.append(Row(name, what, str(value), wanted, None if ok is None else bool(ok)))
+        row = Row(name, what, str(value), wanted, None if ok is None else bool(ok))
+        rows.append(row)
+        on_row(row)
 
     with TemporaryDirectory(prefix="mcpagent-gpu-") as folder:
         try:
@@ -72,18 +77,27 @@ def _in_own_process(name: str, *, device: str, is_tiny: bool, limit_s: float) ->
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
+        cwd=Path(__file__).parents[1],
         start_new_session=True,  # so that engines and servers end with it
     )
-    try:
-        said, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
+    output = ""
+    with suppress(subprocess.TimeoutExpired):
+        output, _ = process.communicate(timeout=limit_s)
+    is_over = process.poll() is not None  # else it is late; what it started may hold the pipe open longer
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return [Row(name, "time", f"stopped after {limit_s:.0f} s", "ends", False)]
-    lines = [line.removeprefix(_MARK) for line in said.splitlines() if line.startswith(_MARK)]
-    if process.returncode or not lines:
-        return [Row(name, "exit status", str(process.returncode), "0, with rows", False)]
-    return [Row(**json.loads(line)) for line in lines]
+    output = output or process.communicate()[0]
+    lines = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
+    rows = [Row(**json.loads(line)) for line in lines]
+    if not is_over:
+        rows.append(Row(name, "time", f"stopped after {limit_s:.0f} s", "ends", False))
+    elif process.returncode or not rows:
+        rows.append(Row(name, "exit status", str(process.returncode), "0, with rows", False))
+    return rows
+
+
+def _print_row(row: Row) -> None:
+    print(_MARK + json.dumps(asdict(row)), flush=True)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -110,8 +124,7 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here (--device cpu --tiny runs the same code on small shapes)")
     if options.child:
-        for row in run_check(options.child, device=options.device, is_tiny=options.tiny):
-            print(_MARK + json.dumps(asdict(row)), flush=True)
+        run_check(options.child, device=options.device, is_tiny=options.tiny, on_row=_print_row)
         return
     rows = accept(
         options.out,
