@@ -19,7 +19,8 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.rendezvous import rendezvous
 
 from mcpagent.core.seeds import derive_seed
 from mcpagent.errors import RunError
@@ -107,17 +108,28 @@ class Processes:
         self.index, self.count, self._roll_call = index, count, roll_call
 
     @classmethod
-    def join(cls, device: torch.device, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Self:
+    def join(
+        cls,
+        device: torch.device,
+        *,
+        timeout_s: float = COLLECTIVE_TIMEOUT_S,
+        start_within_s: float = COLLECTIVE_TIMEOUT_S,
+    ) -> Self:
         """Meet the other processes that the launcher started; alone where there was none. Collectives end
-        with an error after `timeout_s`."""
+        with an error after `timeout_s`, and processes may start `start_within_s` apart. Raises RunError
+        where one does not come."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count == 1:
             return cls()
         if not distributed.is_initialized():
             if device.type == "cuda":
                 torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            store, index = _started(count, within_s=max(timeout_s, start_within_s))
             distributed.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                store=store,
+                rank=index,
+                world_size=count,
                 timeout=timedelta(seconds=timeout_s),
             )
         index = distributed.get_rank()
@@ -147,6 +159,20 @@ class Processes:
             if not is_first:
                 raise SystemExit(1) from error
             raise said from error
+
+    def split(self, size: int) -> list[ProcessGroup]:
+        """The two groups of this process: of those at its place in each consecutive `size` processes, and of
+        its own `size`. Their collectives end with an error after the time that holds for all; groups of a
+        mesh that torch makes wait for half an hour."""
+        assert self._roll_call is not None
+        limit = timedelta(seconds=self._roll_call.timeout_s)
+        rows = torch.arange(self.count).view(-1, size)
+        groups: list[ProcessGroup] = []
+        for ranks in (*rows.T.tolist(), *rows.tolist()):  # every process makes all groups, in one order
+            group = distributed.new_group(ranks, timeout=limit)
+            if isinstance(group, ProcessGroup):  # this process is one of it
+                groups.append(group)
+        return groups
 
     @property
     def is_first(self) -> bool:
@@ -220,6 +246,25 @@ class Processes:
             return
         with held_back(note, echo_s=_ONE_INTERRUPT_S) as is_asked:
             yield is_asked
+
+
+def _started(count: int, *, within_s: float) -> tuple[Store, int]:
+    """The store of the launcher, and the number of this process, once all have started. Connecting counts
+    as a collective: were it tried before, imports and reading the tasks would count too."""
+    store, index, _ = next(rendezvous("env://", timeout=timedelta(seconds=within_s)))
+    names = [f"mcpagent/started/{i}" for i in range(count)]
+    store.set(names[index], "")
+    try:
+        store.wait(names, timedelta(seconds=within_s))
+    except distributed.DistStoreError as error:
+        absent = [i for i, name in enumerate(names) if not store.check([name])]
+        if index != min(set(range(count)).difference(absent)):
+            raise SystemExit(1) from error
+        raise RunError(
+            f"process {index} stops: process {min(absent, default=0)} has not started within {within_s:g} s",
+            remedy="see what keeps it, on which machine, and start the run again",
+        ) from error
+    return store, index
 
 
 def _buckets(gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -139,10 +139,15 @@ class Fsdp:
         many (HSDP). `cpu_offload` keeps shards and moments in the memory of the host."""
         self._processes, self._device = processes, device
         size = shard_size or processes.count
-        shape, names = ((processes.count,), ("shard",))
         if size < processes.count:
-            shape, names = (processes.count // size, size), ("replicate", "shard")
-        self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+            self.mesh = DeviceMesh.from_group(
+                processes.split(size),
+                device.type,
+                mesh=torch.arange(processes.count).view(-1, size),
+                mesh_dim_names=("replicate", "shard"),
+            )
+        else:
+            self.mesh = init_device_mesh(device.type, (processes.count,), mesh_dim_names=("shard",))
         pin = device.type == "cuda"
         self._offload = CPUOffloadPolicy(pin_memory=pin) if cpu_offload else OffloadPolicy()
         self._home = torch.device("cpu") if cpu_offload else device

@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mcpagent.config.environment import resource_path
 from mcpagent.demo.warm_start import copy, train_tokenizer
@@ -46,21 +49,23 @@ ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 0.0, 0.0, 0.8, -0.8]
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+def environment_of(rank: int, *, count: int, port: int) -> dict[str, str]:
+    """What a launcher sets for the process of that number."""
+    shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1}
+    return os.environ | {name: str(value) for name, value in (shared | numbers).items()}
+
+
 def in_processes(folder: Path, *, count: int = 2, module: str = __name__) -> None:
     """Call `work(folder)` of the module in `count` processes that know of each other."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     code = f"import sys, {module} as this; from pathlib import Path; this.work(Path(sys.argv[1]))"
     started = [
         Python(
             *("-c", code, folder),
-            env={
-                **os.environ,
-                **{name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()},
-                "OMP_NUM_THREADS": "1",
-            },
+            env=environment_of(rank, count=count, port=port),
             cwd=Path(__file__).parents[3],
             stderr=subprocess.PIPE,
             text=True,
@@ -190,6 +195,74 @@ def test_two_processes_make_the_update_of_one(name: str, two: list[Any], tmp_pat
     moved = {n: float((began[n] - p).abs().max()) for n, p in weights.items() if n in began}
     assert all(distance > 1e-3 for distance in moved.values())
     assert moved or any(float(p.abs().max()) > 1e-3 for n, p in weights.items() if "lora_B" in n)
+
+
+# A process of its own interpreter, whose imports alone take longer than a timeout of a second.
+_BEGIN = """
+import sys, torch
+from torch import distributed
+from mcpagent.train.learner.processes import Processes
+CPU = torch.device("cpu")
+print("starts", flush=True)
+"""
+
+
+@contextmanager
+def one_after_another(code: str, *, begun: int, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """The first `begun` of `count` processes, each begun when the one before it is about to join."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun hosts it
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(begun):
+            variables = environment_of(rank, count=count, port=store.port)
+            process = subprocess.Popen(
+                [sys.executable, "-c", _BEGIN + code],
+                env=variables | {"TORCHELASTIC_USE_AGENT_STORE": "True"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            started.append(process)
+            assert process.stdout is not None and process.stdout.readline() == "starts\n"
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def test_a_process_that_starts_later_than_the_timeout_of_collectives_is_waited_for() -> None:
+    code = "p = Processes.join(CPU, timeout_s=1)\np.meet()\nprint(p.gather([p.index]))"
+    with one_after_another(code, begun=2, count=2) as started:
+        said = [process.communicate(timeout=BOUND_S) for process in started]
+        assert [process.returncode for process in started] == [0, 0], said
+    assert [out for out, _ in said] == ["[0, 1]\n"] * 2
+
+
+def test_one_process_says_that_another_has_not_started() -> None:
+    code = "Processes.join(CPU, timeout_s=1, start_within_s=1)"
+    with one_after_another(code, begun=2, count=3) as started:
+        said = [process.communicate(timeout=BOUND_S)[1] for process in started]
+        assert [process.returncode for process in started] == [1, 1]
+    assert ["has not started within 1 s" in text for text in said] == [True, False], said
+
+
+def test_a_process_that_does_not_answer_in_a_part_of_the_processes_counts_as_lost() -> None:
+    """The groups that shards are gathered in, which torch would let wait for half an hour."""
+    code = """
+processes = Processes.join(CPU, timeout_s=2)
+across, inside = processes.split(1)
+assert (across.size(), inside.size()) == (2, 1)
+if processes.index:
+    sys.stdin.read()
+with processes.failing_together():
+    distributed.all_reduce(torch.ones(1), group=across)
+"""
+    with one_after_another(code, begun=2, count=2) as (first, _):
+        said = first.communicate(timeout=BOUND_S)[1]
+        assert first.returncode == 1
+    assert "another of the 2 processes did not answer within 2 s" in said
 
 
 def test_shares_are_gathered_in_order_and_the_first_decides(two: list[Any]) -> None:
