@@ -80,6 +80,11 @@ class Console:
         else:
             show(result, self)
 
+    def flush(self) -> None:
+        """Write out what is buffered, before this process becomes another."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+
     def say(self, text: str) -> None:
         """Print a line of the result."""
         self._out.print(_wrapped(shown(text), self._out), markup=False, soft_wrap=True)

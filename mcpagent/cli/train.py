@@ -138,7 +138,7 @@ def train(
     require("hf", use="training")
     trainer = choose(loaded.config, note=console.note, is_dry_run=dry_run)
     if num_processes is not None and not dry_run and "WORLD_SIZE" not in os.environ:
-        _launch(num_processes)
+        _launch(num_processes, console)
     if dry_run and trainer.name != "native":
         _show_resolved(trainer, loaded.config, console)
     elif dry_run:
@@ -147,12 +147,11 @@ def train(
         _train(trainer, loaded, console, resume=resume)
 
 
-def _launch(count: int) -> NoReturn:
+def _launch(count: int, console: Console) -> NoReturn:
     """Become torchrun, which starts this command `count` times, and ends all where one fails."""
     words, torchrun = sys.argv[1:], [sys.executable, "-m", "torch.distributed.run"]
     options = ["--standalone", "--nproc-per-node", str(count), "--shutdown-timeout", str(_SHUTDOWN_S)]
-    sys.stdout.flush()
-    sys.stderr.flush()
+    console.flush()
     os.execv(sys.executable, [*torchrun, *options, "-m", "mcpagent.cli.main", *words])
 
 
