@@ -234,6 +234,7 @@ def one_after_another(code: str, *, begun: int, count: int) -> Iterator[list[sub
 
 def test_a_process_that_starts_later_than_the_timeout_of_collectives_is_waited_for() -> None:
     code = "p = Processes.join(CPU, timeout_s=1)\np.meet()\nprint(p.gather([p.index]))"
+    code += "\ndistributed.destroy_process_group()"
     with one_after_another(code, begun=2, count=2) as started:
         said = [process.communicate(timeout=BOUND_S) for process in started]
         assert [process.returncode for process in started] == [0, 0], said
