@@ -223,7 +223,7 @@ def merge(
 ) -> None:
     """Join the shards of a rollout or an evaluation; a lost or doubled episode is refused.
 
-    Example: mcpagent eval merge a.jsonl.zst b.jsonl.zst --data data/samples/train.jsonl --out all.jsonl.zst
+    Example: mcpagent eval merge a.jsonl b.jsonl --data data/samples/train.jsonl --out all.jsonl
     """
     from mcpagent.run.rollout import merge_shards
     from mcpagent.storage.trajectories import token_file

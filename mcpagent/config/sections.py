@@ -139,4 +139,4 @@ class SkyrlConfig(Section):
     bake_tools: bool = False  # tool schemas are written into the records, for generators other than ours
     # Settings of SkyRL itself, such as trainer.policy.fsdp_config.cpu_offload=true; not those that a setting
     # of mcpagent decides.
-    overrides: tuple[Annotated[str, Field(pattern=r"^[a-z][\w.]*=")], ...] = Field((), strict=False)
+    overrides: tuple[Annotated[str, Field(pattern=r"^[a-z][\w.]*=")], ...] = Field(default=(), strict=False)

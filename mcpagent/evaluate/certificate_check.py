@@ -386,7 +386,9 @@ class _Replay:
                 self._differs("results edited", f"turn {turn.index} was answered something else")
             if out.user_message != turn.user_message:
                 self._differs("prompt edited", f"the user said something else after turn {turn.index}")
-            added = None if self.renderer is None else self.renderer.suffix_ids(out.observations)
+            if self.renderer is not None:
+                last = (*turn.added_token_ids, *turn.completion.token_ids)[-1:]
+                added = self.renderer.suffix_ids(out.observations, ended_by=last[0] if last else None)
 
     def _compare(self, again: Trajectory, *, was_whole: bool) -> None:
         stored = self._stored

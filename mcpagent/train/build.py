@@ -287,8 +287,8 @@ def open_sampler(
 def has_own_process(config: TrainConfig, *, count: int) -> bool:
     """Whether an engine that this run starts gets a process of its own: by `vllm.own_process`, else in a run
     of several processes."""
-    own = config.vllm.own_process
-    return count > 1 if own is None else own
+    is_asked = config.vllm.own_process
+    return count > 1 if is_asked is None else is_asked
 
 
 def refuse_shared_engine(config: TrainConfig, *, count: int) -> None:

@@ -115,7 +115,7 @@ LONG = "minutes; tests/slow runs it, or what it runs"
 EXT = "run by tests/test_extending.py, with the files that the page makes"
 STAYS = "serves until it is stopped, on a fixed port or in a sandbox that not every machine has"
 ELSEWHERE = {
-    "mcpagent eval merge a.jsonl.zst b.jsonl.zst --data data/samples/train.jsonl --out all.jsonl.zst": (
+    "mcpagent eval merge a.jsonl b.jsonl --data data/samples/train.jsonl --out all.jsonl": (
         "tests/run/test_shards.py"
     ),
     "pip install mcpagent": INSTALL,
@@ -148,6 +148,7 @@ ELSEWHERE = {
     "make quickstart ARGS='--seed 1 --out outputs/seed-1'": LONG,
     'make test-slow ARGS="tests/slow/test_variants.py -s"': LONG,
     "python -m benchmarks.update": LONG,
+    "python -m benchmarks.memory": LONG,
     "python -m benchmarks.update --unique": LONG,
     "python -m benchmarks.update --shape qwen3-0.6b --gradient-checkpointing": LONG,
     "python -m benchmarks.memory": "tests/train/test_forecast.py",

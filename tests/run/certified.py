@@ -32,6 +32,7 @@ def make_run(model: Path, folder: Path, *overrides: str, tasks: int = 3) -> Path
     chosen = sample_tasks(count=2 * tasks)
     data = folder / "data"
     dataset(data / "train.jsonl", chosen[:tasks])
+    dataset(data / "validation.jsonl", chosen[:1])
     dataset(data / "heldout.jsonl", chosen[tasks:])
     settings = [
         f"model.name={model}",

@@ -171,20 +171,3 @@ def test_more_prompt_tokens_than_fit_into_one_step_are_sampled_right(model: Any,
     asked = requests(prompts(90, length=140, seed=7), max_new_tokens=3)
     assert sum(len(request.token_ids) for request in asked) > 16_000
     assert worst(model, asked, ask(policy, asked)) < PARITY
-
-
-def test_without_seeds_turns_differ_and_leave_the_trainers_random_stream_alone(tmp_path: Path) -> None:
-    model = tiny_model()
-    with serving(model, tmp_path, is_seeded=False) as policy:
-        asked = requests(prompts(1) * 12, temperature=1.5, max_new_tokens=20)
-        torch.manual_seed(5)
-        expected = torch.rand(3)
-        torch.manual_seed(5)
-        first, second = ask(policy, asked), ask(policy, asked)
-        assert torch.equal(torch.rand(3), expected)  # the engine draws from a stream of its own
-        turns = {c.token_ids for c in (*first, *second)}
-        assert len(turns) > 20  # of 24; one stream begun again at every step would give the same turn
-        assert all(len(set(c.token_ids)) > 3 for c in first)
-        assert worst(model, asked, first) < PARITY
-        probes = [replace(request, is_repeatable=True) for request in asked]
-        assert [c.token_ids for c in ask(policy, probes)] == [c.token_ids for c in ask(policy, probes)]

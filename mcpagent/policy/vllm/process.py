@@ -73,7 +73,7 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     return written
 
 
-def _environment(own: Mapping[str, str], device: int | None) -> dict[str, str]:
+def _environment(settings: Mapping[str, str], device: int | None) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -83,7 +83,7 @@ def _environment(own: Mapping[str, str], device: int | None) -> dict[str, str]:
     if device is not None:
         visible = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         inherited["CUDA_VISIBLE_DEVICES"] = visible[device] if visible else str(device)
-    return {**own, **inherited}
+    return {**settings, **inherited}
 
 
 def _wait_until_it_answers(process: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
