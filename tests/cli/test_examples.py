@@ -151,7 +151,6 @@ ELSEWHERE = {
     "python -m benchmarks.memory": LONG,
     "python -m benchmarks.update --unique": LONG,
     "python -m benchmarks.update --shape qwen3-0.6b --gradient-checkpointing": LONG,
-    "python -m benchmarks.memory": "tests/train/test_forecast.py",
     "make test-gpu": GPU,
     "python -m benchmarks.gpu --only attention --only update": GPU,
     "python -m benchmarks.gpu --device cpu --tiny": "tests/test_benchmarks.py",
