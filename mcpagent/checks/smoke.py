@@ -24,7 +24,7 @@ from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.models.load import save_model
 from mcpagent.models.tokens import Renderer
-from mcpagent.policy.canary import Canary, Proof
+from mcpagent.policy.canary import CANARY_ROWS, Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling, choose_backend, require_vllm
 from mcpagent.run.episodes import pinned_model
 from mcpagent.train.build import build_learner, load, open_sampler
@@ -95,7 +95,7 @@ def _smoke(config: TrainConfig, *, shown: str, folder: Path, console: Console) -
     choice = choose_backend(config.rollout.backend, is_lora=True, has_gpu=loaded.device.type == "cuda")
     console.note(f"sampling with {choice.backend}: {choice.why}")
     with open_sampler(
-        loaded, config, model=learner.model, slots=_ROWS, weights=folder / "weights"
+        loaded, config, model=learner.model, slots=max(_ROWS, CANARY_ROWS), weights=folder / "weights"
     ) as sampler:
         asyncio.run(_sample(sampler.policy, prompts))  # what is compiled or allocated once
         started = time.process_time()

@@ -206,7 +206,9 @@ def _print_regraded(outcome: RegradeOutcome, console: Console) -> None:
 def merge(
     parts: Annotated[
         list[Path],
-        typer.Argument(help="Trajectories that rollout or eval --shard I/N wrote.", show_default=False),
+        typer.Argument(
+            metavar="PARTS", help="Trajectories that rollout or eval --shard I/N wrote.", show_default=False
+        ),
     ],
     data: Annotated[Path, typer.Option(help="The dataset that the shards are of.", show_default=False)],
     out: Annotated[

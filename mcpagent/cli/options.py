@@ -171,8 +171,9 @@ ToolFormat = Annotated[
     str | None,
     typer.Option(
         "--tool-format",
-        metavar="|".join(TOOL_FORMATS),
-        help="How the model calls tools; auto, the default, is as its chat template writes calls.",
+        metavar="NAME",
+        help="How the model calls tools; auto, the default, is as its chat template writes calls. Others: "
+        f"{', '.join(name for name in TOOL_FORMATS if name != 'auto')}.",
     ),
 ]
 MaxTasks = Annotated[int | None, typer.Option("--max-tasks", min=1, help="The first so many tasks only.")]

@@ -86,8 +86,12 @@ def _shipped_templates() -> frozenset[str]:
     return frozenset(path.read_text(encoding="utf-8") for path in files)
 
 
-def _refusal(name: str, reason: str) -> UserError:
-    return UserError(
+class RenderLimitError(UserError):
+    """A template that takes more than rendering may take, or ends the process that renders it."""
+
+
+def _refusal(name: str, reason: str) -> RenderLimitError:
+    return RenderLimitError(
         f"the chat template of {name} {reason}",
         remedy="use a model whose template can be trusted, or set model.tokenizer to one",
     )

@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.models.chat_template import render_chat
+from mcpagent.models.chat_template import RenderLimitError, render_chat
 
 _ANSWER = "mcpagent-answer"  # found again in a rendering: nothing before it spells it
 _CALL_ID = "mcpcall"  # with two digits nine characters, as Mistral's template wants
@@ -245,6 +245,8 @@ class ChatFormat:
         self._takes_many_calls = False
         try:
             self._tail((_QUESTION, _ANSWERED), generation=False)
+        except RenderLimitError:
+            raise  # asking again in another form would cost as much again
         except UserError as error:
             self._has_parts = True
             try:
@@ -276,6 +278,8 @@ class ChatFormat:
         said = Said(role="tool", content=_RESULT, name=_TOOL)
         try:
             tail = self._tail([*self._turn([_TOOL]), *_messages([said])], [_TOOL])
+        except RenderLimitError:
+            raise
         except UserError:
             tail = ""
         if _RESULT not in tail:

@@ -78,7 +78,7 @@ def _model(config: TrainConfig) -> JsonObject:
 
 
 def _refuse_model(config: TrainConfig) -> str | None:
-    why = "SkyRL starts from a whole model: mcpagent export RUN --merge --out MODEL writes one"
+    why = "SkyRL starts from a whole model; write one: mcpagent export RUN --merge --out MODEL"
     return why if (Path(config.model.name) / "adapter_config.json").is_file() else None
 
 
@@ -422,7 +422,7 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
     "tools": _kept("the environment gets the section as a whole"),
     **dict.fromkeys(
         ("data.train", "data.validation", "data.max_tasks"),
-        _kept("mcpagent writes the records as SkyRL reads them"),
+        _kept("the records are written as SkyRL reads them"),
     ),
     "data.message_limit_chars": _kept("the environment cuts by it"),
     "reward.penalty_after_success": _kept("the generator counts penalties from there on"),
@@ -437,7 +437,7 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
     "skyrl.address": _kept("it is where Ray is joined"),
     "skyrl.env_workers": _as("environment.skyrl_gym.max_env_workers"),
     "skyrl.max_failed_share": _kept("the generator ends the run past it"),
-    "skyrl.bake_tools": _kept("mcpagent writes the records by it"),
+    "skyrl.bake_tools": _kept("the records are written by it"),
     "skyrl.overrides": _kept("they come last"),
 }
 RULES: Mapping[str, Rule] = {

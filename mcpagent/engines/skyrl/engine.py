@@ -183,7 +183,7 @@ def why_not_installed() -> UserError | None:
         return UserError(
             f"SkyRL needs Python 3.12 or later, and this is {version}",
             where="engine: skyrl",
-            remedy="install mcpagent into an environment of its own: docs/scale.md, SkyRL",
+            remedy="an environment of its own holds SkyRL and this package: docs/scale.md, SkyRL",
         )
     absent = [name for name in ("skyrl", "ray") if not is_installed(name)]
     if absent:
