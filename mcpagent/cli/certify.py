@@ -67,6 +67,9 @@ def certify(
     Example: mcpagent certify outputs/mine --out certificate
     """
     console = Console(is_json=as_json)
+    from mcpagent.storage.packages import require
+
+    require("hf", use="certificates")
     if check is not None:
         if run is not None:
             raise UserError("a run and --check were named", where="--check", remedy="name one of the two")

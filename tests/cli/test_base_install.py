@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "eval compare gold.jsonl gold.jsonl": (),
     "rollout --policy gold --data samples/validation.jsonl --out part.jsonl": (),
     "eval merge part.jsonl --data samples/validation.jsonl --out all.jsonl": (),
-    "eval regrade gold.jsonl": (),
+    f"eval regrade gold.jsonl --data {TRAIN}": (),
     "certify CHECKPOINT": ("hf",),
     "export CHECKPOINT --out model": ("hf",),
     "report CHECKPOINT": ("report",),
@@ -128,7 +128,8 @@ def test_without_extras_each_command_works_or_names_what_it_lacks(
     code, said = results["doctor --servers none.json"]
     assert (code, "extra hf: " in " ".join(said.split())) == (1, True), said
     made = {path.name for path in work.iterdir()} - given.keys()
-    assert made == {"samples", "made", "converted.jsonl", "split", "imported", "gold.jsonl", "said.txt"}
+    written = {"gold.jsonl", "part.jsonl", "all.jsonl", "converted.jsonl", "said.txt"}
+    assert made == {"samples", "made", "split", "imported", *written}
 
 
 def _assert_names_what_is_missing(said: str, *, python: Path, extras: tuple[str, ...]) -> None:

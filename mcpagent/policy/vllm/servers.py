@@ -323,9 +323,9 @@ class VllmServers:
                         f"{server.url} lets anybody on the network use vLLM's development routes, which load "
                         "weights and call methods of its workers",
                         where="vllm.servers",
-                        remedy="bind it to 127.0.0.1 (and reach it through ssh -L), or give it the middleware "
-                        f"mcpagent.policy.vllm.worker.TokenGuard and set {TOKEN} to the same secret here and "
-                        "there",
+                        remedy="bind it to 127.0.0.1 (and reach it through ssh -L), or give it the "
+                        f"middleware mcpagent.policy.vllm.worker.TokenGuard and set {TOKEN} to the same "
+                        "secret here and there",
                     )
         if card.get("max_model_len", self._max_context) < self._max_context:
             raise UserError(
