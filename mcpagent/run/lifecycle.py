@@ -130,19 +130,9 @@ def tracked(
     config: TrainConfig, run: RunFolder, step: int, watch: Watch, processes: Processes
 ) -> Iterator[Trackers]:
     """The trackers of the run, which goes on from `step`; closed at its end."""
-    tracking = config.tracking
     trackers = open_trackers(
-        tracking.backends if processes.is_first else (),
-        TrackedRun(
-            project=tracking.project,
-            entity=tracking.entity,
-            weave_project=tracking.weave_project or tracking.project,
-            name=tracking.name or run.path.name,
-            folder=run.logs,
-            config=config.model_dump(mode="json"),
-            is_online=tracking.mode == "online",
-            begins_at=step,
-        ),
+        config.tracking.backends if processes.is_first else (),
+        TrackedRun.of(config, run, begins_at=step),
         note=watch.note,
     )
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mcpagent.config.environment import environment
+from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS, redact, secrets_of
 from mcpagent.core.registry import TRACKERS
@@ -22,6 +23,7 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import write_jsonl
 from mcpagent.storage.packages import pip_install
+from mcpagent.storage.run_folder import RunFolder
 
 _WAITING_STEPS = 256  # that a slow tracker may be behind before it counts as hanging
 _TAKE_EPISODES = {"weave"}
@@ -41,6 +43,21 @@ class TrackedRun:
     begins_at: int = 0  # the step that a resumed run goes on from
     entity: str | None = None  # the team or user that the project belongs to; None: that of the API key
     weave_project: str | None = None  # None: project
+
+    @classmethod
+    def of(cls, config: TrainConfig, run: RunFolder, *, begins_at: int = 0) -> TrackedRun:
+        """What `config.tracking` says of the run in that folder."""
+        tracking = config.tracking
+        return cls(
+            project=tracking.project,
+            entity=tracking.entity,
+            weave_project=tracking.weave_project or tracking.project,
+            name=tracking.name or run.path.name,
+            folder=run.logs,
+            config=config.model_dump(mode="json"),
+            is_online=tracking.mode == "online",
+            begins_at=begins_at,
+        )
 
 
 class Tracker(Protocol):

@@ -85,18 +85,9 @@ class RunRecorder:
         note: Callable[[str], None] = logging.getLogger("mcpagent").info,
     ) -> None:
         self._run, self._config, self._take, self._state = run, config, take, state
-        tracking = config.tracking
         self._trackers = open_trackers(
-            tracking.backends,
-            TrackedRun(
-                project=tracking.project,
-                entity=tracking.entity,
-                weave_project=tracking.weave_project or tracking.project,
-                name=tracking.name or run.path.name,
-                folder=run.logs,
-                config=config.model_dump(mode="json"),
-                is_online=tracking.mode == "online",
-            ),
+            config.tracking.backends,
+            TrackedRun.of(config, run),
             note=note,
         )
 

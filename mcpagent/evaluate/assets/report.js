@@ -63,9 +63,9 @@
       const answer = await fetch(`episode?${new URLSearchParams({ file: stem, place })}`);
       return answer.text();
     }
-    const size = 50;
+    const { chunk: size, files: packed } = details;
     const key = `${stem} ${Math.floor(place / size)}`;
-    if (!chunks.has(key)) chunks.set(key, JSON.parse(await unpacked(details[stem][Math.floor(place / size)])));
+    if (!chunks.has(key)) chunks.set(key, JSON.parse(await unpacked(packed[stem][Math.floor(place / size)])));
     return chunks.get(key)[place % size];
   };
   // Words that the model wrote, each with a shade for its logprob.
@@ -145,6 +145,7 @@
     try {
       const answer = await fetch(`state?${new URLSearchParams({ version })}`);
       const state = await answer.json();
+      document.title = document.title.replace(/^\(ended\) /, "");
       if (state.version !== version) {
         version = state.version;
         const scrolled = window.scrollY;

@@ -161,7 +161,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             answer(asked)
-        except UserError as error:
+        except ConnectionError:
+            self.close_connection = True  # the reader closed the page
+        except (UserError, OSError) as error:  # a file that the run replaced or removed while it was read
             self._answer(HTTPStatus.CONFLICT, printable(str(error)))
 
     def log_message(self, format: str, *args: object) -> None:

@@ -155,7 +155,7 @@ def _document(
         body=body,
         figures=script_json(figures),
         episodes=_packed(json.dumps(rows, separators=(",", ":"))) if rows else "",
-        details=script_json(details),
+        details=script_json({"chunk": _CHUNK, "files": details}),
         live="true" if is_live else "false",
         connect=" connect-src 'self';" if is_live else "",
         plotly=_packed_plotly(),

@@ -29,7 +29,7 @@ Source = Callable[[], torch.Tensor]  # gives a whole tensor, in the first proces
 
 
 class Wrapping(Protocol):
-    """`whole` and `fsdp` here, `zero3` in `zero`."""
+    """What the update, the checkpoint and the sampler ask of the way in which the weights lie."""
 
     is_sharded: bool
 
