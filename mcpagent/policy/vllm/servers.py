@@ -31,6 +31,7 @@ from mcpagent.policy.vllm.worker import TOKEN
 T = TypeVar("T")
 
 _PART = 32 << 20  # bytes of a file that travel at once
+_LOAD_ADAPTER = "/v1/load_lora_adapter"
 _KEPT = 3  # adapter versions that stay loaded: turns that began with one may still run
 START = (
     "start it with: VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m "
@@ -238,7 +239,7 @@ class VllmServers:
 
         async def load(server: _Server) -> None:
             async def load_from(path: str) -> None:
-                await self._post(server, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+                await self._post(server, _LOAD_ADAPTER, {"lora_name": name, "lora_path": path})
 
             await self._load_from(server, folder, load_from)
 
@@ -351,13 +352,10 @@ class VllmServers:
 
     async def _post(self, server: _Server, path: str, body: JsonObject | None) -> Any:
         """The answer's JSON. Raises _Gone where the server is; RunError where it refuses."""
-        try:
-            reply = await server.http.post(path, json=body)
-        except httpx.TransportError as error:
-            raise _Gone(f"{server.url}: {error or type(error).__name__}") from error
+        reply = await self._reply(server, path, body)
         is_missing_adapter = path == "/v1/completions" and reply.status_code == 404
         if reply.status_code >= 502 or is_missing_adapter:
-            raise _Gone(f"{server.url}: {reply.text[:200]}")
+            raise _Gone(f"{server.url} answers {reply.status_code}: {reply.text[:200]}")
         if reply.is_error:
             raise RunError(
                 f"{server.url}{path} answers {reply.status_code}: {reply.text[:500]}",
@@ -365,6 +363,23 @@ class VllmServers:
                 remedy=START,
             )
         return reply.json() if "json" in reply.headers.get("content-type", "") else None
+
+    async def _reply(self, server: _Server, path: str, body: JsonObject | None) -> httpx.Response:
+        """The answer, whatever it says. uvicorn closes a kept connection after an error and after an idle
+        while, which a request may cross: such a one is sent again, since each may be served twice."""
+        is_again = False
+        while True:
+            try:
+                reply = await server.http.post(path, json=body)
+            except httpx.TransportError as error:
+                is_crossed = isinstance(error, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
+                if is_again or not is_crossed:
+                    raise _Gone(f"{server.url}: {str(error) or type(error).__name__}") from error
+                is_again = True
+                continue
+            if is_again and path == _LOAD_ADAPTER and "already been loaded" in reply.text:
+                reply.status_code = 200  # by the first request: nobody else uses this name
+            return reply
 
     async def _leave(self) -> None:
         for name in self._loaded[-_KEPT:]:
