@@ -8,15 +8,16 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+import typer
 
 from mcpagent.cli.options import SETTING_OF, fitted, options_of
-from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from tests.house import PACKAGE
 from tests.running import mcpagent
 from tests.test_docs import _leaves, _parse
 
+_TEXTS = ast.Constant | ast.JoinedStr | ast.BinOp | ast.IfExp  # expressions that `_text` reads
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _COMMAND = re.compile(r"`?(mcpagent [^`;,()\n]+)`?")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _OTHERS = ("pip ", "apt ", "python -m zipfile", "--no-deps", "--max-model-len")  # of other programs
@@ -38,30 +39,24 @@ def _text(node: ast.expr) -> str:
 
 def _remedies() -> list[tuple[str, str]]:
     """(file:line, text) of every remedy, and of every other string that shows a command."""
-    found: dict[tuple[str, str], None] = {}
+    remedies: dict[tuple[str, str], None] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        documented = {
-            id(node.body[0].value)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and node.body
-            and isinstance(node.body[0], ast.Expr)
-        }
-        inside = {id(p) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for p in node.values}
-        named = {
-            id(node.value)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.keyword) and node.arg == "remedy"
-        }
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.expr) or id(node) in documented or id(node) in inside:
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        skipped, named = set[int](), set[int]()
+        for node in nodes:
+            if isinstance(node, ast.JoinedStr):
+                skipped |= {id(part) for part in node.values}
+            elif isinstance(node, ast.keyword) and node.arg == "remedy":
+                named.add(id(node.value))
+            elif isinstance(node, _DOCUMENTED) and node.body and isinstance(node.body[0], ast.Expr):
+                skipped.add(id(node.body[0].value))
+        for node in nodes:
+            if not isinstance(node, _TEXTS) or id(node) in skipped:
                 continue
             text = _text(node)
             if text and (id(node) in named or re.match(r"(?:.*: |.*, |.* or |\s*)`?mcpagent [a-z]", text)):
-                where = f"{path.relative_to(PACKAGE)}:{node.lineno}"
-                found[where, text] = None
-    return list(found)
+                remedies[f"{path.relative_to(PACKAGE)}:{node.lineno}", text] = None
+    return list(remedies)
 
 
 def _commands(text: str) -> Iterator[str]:
@@ -71,34 +66,27 @@ def _commands(text: str) -> Iterator[str]:
             yield words
 
 
-REMEDIES = _remedies()
-
-
-def test_there_are_remedies_to_check() -> None:
-    assert len(REMEDIES) > 150
-    assert sum(bool(list(_commands(text))) for _, text in REMEDIES) > 20
-
-
-@pytest.mark.parametrize(("where", "text"), REMEDIES)
-def test_every_command_and_option_that_a_remedy_names_exists(where: str, text: str) -> None:
-    for line in _commands(text):
+def test_every_command_and_option_that_a_remedy_names_exists() -> None:
+    options = {option for _, leaf in _leaves() for option in options_of(leaf, [])}
+    remedies = _remedies()
+    commands = [(where, line) for where, text in remedies for line in _commands(text)]
+    assert len(remedies) > 150 and len(commands) > 20
+    wrong = []
+    for where, line in commands:
         words = [word.replace("7", "1") for word in shlex.split(line.replace("...", ""))]
-        _parse(words[1:])
-    if any(other in text for other in _OTHERS):
-        return
-    known = {option for _, leaf in _leaves() for option in options_of(leaf, [])}
-    assert set(_OPTION.findall(text)) <= known
-
-
-@pytest.mark.parametrize(("where", "text"), [r for r in REMEDIES if "--set " in r[1]])
-def test_every_setting_that_a_remedy_names_exists(where: str, text: str) -> None:
-    for key, value in re.findall(r"--set ([a-z_.]+)=([^\s,;)]*)", text):
-        given = {"7": "1", "VALUE": "1", "N": "1", "FILE": "x.jsonl", "NAME": "x"}.get(value, value)
-        load_train_config([], [f"{key}={given or 1}"], for_training=False)
+        try:
+            _parse(words[1:])
+        except (AssertionError, typer.TyperException) as error:
+            wrong.append(f"{where}: `{line}`: {error}")
+    for where, text in remedies:
+        if not any(other in text for other in _OTHERS):
+            wrong += [f"{where}: {option}" for option in set(_OPTION.findall(text)) - options]
+    assert wrong == []
 
 
 def test_a_remedy_is_said_in_the_options_of_the_command_that_failed() -> None:
     taken = {name: options_of(leaf, []) for name, leaf in _leaves()}
+    remedies = _remedies()
     assert fitted("use --device cpu, or x", taken["train"]) == "use --device cpu, or x"
     assert fitted("use --device cpu, or x", taken["eval model"]) == "use --set device=cpu, or x"
     assert fitted("start it (--servers mcp.json)", taken["train"]) == "start it (--servers mcp.json)"
@@ -106,7 +94,7 @@ def test_a_remedy_is_said_in_the_options_of_the_command_that_failed() -> None:
     assert fitted(other, taken["eval model"]) == other, "another command's options are its own"
     for name, options in taken.items():
         if "--set" in options:
-            for _, text in REMEDIES:
+            for _, text in remedies:
                 mine = fitted(text, options).partition("mcpagent ")[0]
                 foreign = (set(_OPTION.findall(mine)) & SETTING_OF.keys()) - options
                 assert foreign == set(), f"{name}: {mine}"
