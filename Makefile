@@ -26,7 +26,7 @@ WORKERS ?= 2
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test coverage test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-gpu lint format bench docs clean
+.PHONY: help install quickstart test coverage test-system test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-gpu lint format bench docs clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,11 +57,14 @@ $(VLLM)/.installed: pyproject.toml constraints/vllm.txt
 quickstart: $(INSTALLED)  ## Train a small agent on real MCP tools, offline, and show that it learned.
 	$(BIN)/mcpagent quickstart $(ARGS)
 
-test: $(INSTALLED)  ## Run the tests, but for the slow ones.
+test: $(INSTALLED)  ## Run the tests, but for those of whole programs and the slow ones.
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
+test-system: $(INSTALLED)  ## Run the tests of whole programs: commands, several processes, kills, storms.
+	$(BIN)/pytest -m 'system and not slow and not registry' -n $(WORKERS) --dist worksteal $(ARGS)
+
 coverage: $(INSTALLED)  ## Run the tests and list the lines that none of them reaches; there is no threshold.
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --cov=mcpagent --cov-branch --cov-report=term-missing:skip-covered $(ARGS)
+	$(BIN)/pytest -m 'not slow and not registry and not gpu' -n $(WORKERS) --dist worksteal --cov=mcpagent --cov-branch --cov-report=term-missing:skip-covered $(ARGS)
 
 test-slow: $(INSTALLED)  ## Run what takes long: learning runs, controls, storms, the wheel, properties with many examples.
 	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile thorough --timeout 7200 $(ARGS)

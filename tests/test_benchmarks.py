@@ -12,6 +12,8 @@ import pytest
 from benchmarks import gpu, gpu_checks, tool_search
 from benchmarks.tools import AT_ONCE, GATES, Row, measure
 
+pytestmark = pytest.mark.system
+
 
 def _rows(transport: str, *, calls: int, rounds: int) -> list[Row]:
     rows: list[Row] = []

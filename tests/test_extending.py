@@ -14,6 +14,8 @@ import pytest
 
 from tests.house import PACKAGE, ROOT
 
+pytestmark = pytest.mark.system
+
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 _FILE = re.compile(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _DIFF = re.compile(r"^```diff\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -17,6 +17,8 @@ import pytest
 
 from tests.running import Command
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parents[1]
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -19,6 +19,8 @@ from tests.env.world import make_task
 from tests.run.world import TRAIN, config, dataset, samples, with_id
 from tests.tools.servers.files import servers_file
 
+pytestmark = pytest.mark.system
+
 GOLD, EMPTY, ABSTAIN = (
     "the gold plan scores 1.0",
     "an empty policy fails",

@@ -21,6 +21,8 @@ from tests.house import ROOT
 from tests.synth.test_bfcl import BfclPackage, package
 from tests.test_docs import _leaves
 
+pytestmark = pytest.mark.system
+
 __all__ = ["package"]
 
 TRAIN = "samples/train.jsonl"

@@ -26,6 +26,8 @@ from mcpagent.tools.servers_config import load_servers
 from tests.house import ROOT
 from tests.test_docs import PAGES, _leaves
 
+pytestmark = pytest.mark.system
+
 HERE = Path(__file__).parent
 
 # In this process, in this order, in one folder whose data are the samples. What a command's --out names is

@@ -9,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.house import ROOT
+
+pytestmark = pytest.mark.system
 
 SAMPLES = ROOT / "data" / "samples" / "train.jsonl"
 _COMMANDS = [

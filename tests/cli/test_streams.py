@@ -12,6 +12,8 @@ import pytest
 
 from tests.running import ROOT, Command, mcpagent, refused
 
+pytestmark = pytest.mark.system
+
 SAMPLES = ROOT / "data" / "samples" / "train.jsonl"
 
 

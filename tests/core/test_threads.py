@@ -12,6 +12,8 @@ import torch
 from mcpagent.core.threads import VARIABLES, limit_threads
 from tests.house import ROOT
 
+pytestmark = pytest.mark.system
+
 # Runs a command as the console script does, computes with each library, and counts the threads of this
 # process that are not Python's own: a pool of OpenMP, MKL, OpenBLAS or rayon starts its threads at first use.
 _PROGRAM = """

@@ -27,6 +27,8 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.synth.explore.graph import Fact
 
+pytestmark = pytest.mark.system
+
 LIBRARY = Path(__file__).parent / "servers" / "library.py"
 COUNTS = {"train": 200, "validation": 8, "heldout": 72}
 

@@ -17,6 +17,8 @@ from mcpagent.errors import UserError
 from mcpagent.run.train import train as train_run
 from recipes import grpo_minimal
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[2]
 STEPS = 3
 

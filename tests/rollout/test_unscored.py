@@ -26,6 +26,8 @@ from tests.house import ROOT
 from tests.run.world import with_id
 from tests.running import mcpagent
 
+pytestmark = pytest.mark.system
+
 COUNT = 12
 SERVER = StdioServer(
     name="echo",

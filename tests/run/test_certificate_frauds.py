@@ -35,6 +35,8 @@ from tests.run.certified import (
 )
 from tests.run.world import with_id
 
+pytestmark = pytest.mark.system
+
 
 @dataclass(frozen=True)
 class Base:

@@ -18,6 +18,8 @@ from mcpagent.storage.trajectories import read_trajectories
 from tests.run.certified import edit_json, make_certificate, make_run
 from tests.run.world import dataset, with_id
 
+pytestmark = pytest.mark.system
+
 # The run's settings, those of its certificate, its tasks in each split, and attempts.
 HONEST: dict[str, tuple[list[str], list[str], int, int]] = {
     "as it comes": ([], [], 3, 2),

@@ -20,6 +20,8 @@ from mcpagent.run.export import export
 from mcpagent.run.train import train
 from mcpagent.storage.run_folder import RunFolder
 
+pytestmark = pytest.mark.system
+
 TOKENS = [[5, 9, 100, 17, 300, 8, 44, 2]]
 # Nothing but transformers: no mcpagent, no PEFT.
 PLAIN = """

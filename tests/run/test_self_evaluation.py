@@ -23,6 +23,8 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from tests.run.world import dataset, samples
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:

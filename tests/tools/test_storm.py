@@ -24,6 +24,8 @@ from mcpagent.tools.servers_config import HttpServer, StdioServer
 from tests.tools.servers import ledgered
 from tests.tools.wild import living
 
+pytestmark = pytest.mark.system
+
 SCRIPT = Path(ledgered.__file__)
 
 

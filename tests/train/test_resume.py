@@ -20,6 +20,8 @@ from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import read_trajectories
 from tests.running import Python
 
+pytestmark = pytest.mark.system
+
 STEPS = 5
 EPISODES = 6 * STEPS
 WRITES = 90  # about what a whole run opens, makes, renames and removes in its folder of checkpoints

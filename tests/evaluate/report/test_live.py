@@ -21,6 +21,8 @@ from tests.evaluate.report.browser import chromium
 from tests.evaluate.run_folder import learned, step_row, write_run
 from tests.running import mcpagent
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:

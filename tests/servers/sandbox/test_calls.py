@@ -27,6 +27,8 @@ from tests.servers.sandbox.boxes import (
     server_of,
 )
 
+pytestmark = pytest.mark.system
+
 
 def run(kind: SandboxKind, code: str) -> Any:
     async def main() -> Any:

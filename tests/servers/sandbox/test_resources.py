@@ -17,6 +17,8 @@ from mcpagent.servers.sandbox.contract import SandboxKind
 from tests.servers.sandbox.boxes import FULL_PYTHON, sandbox_of
 from tests.servers.sandbox.test_attacks import CHECK, LIBC
 
+pytestmark = pytest.mark.system
+
 
 def _number(call: str) -> int:
     """Of a system call on this machine, by libseccomp; negative where there is none."""

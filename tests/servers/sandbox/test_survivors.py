@@ -22,6 +22,8 @@ from tests.running import Python, children
 from tests.servers.sandbox.boxes import FULL_PYTHON
 from tests.tools.wild import wait_for_end
 
+pytestmark = pytest.mark.system
+
 ALLOW_ALL = bytes([6, 0, 0, 0, 0, 0, 0xFF, 0x7F])  # BPF_RET | BPF_K, SECCOMP_RET_ALLOW
 QUICK = SandboxLimits(wall_s=0.5, cpu_s=1)
 FOREVER = "\nimport time\nwhile True: time.sleep(1)\n"

@@ -9,6 +9,8 @@ from tests.llm.service import API_KEY, Answer, Received, service
 from tests.synth.llm.model import model
 from tests.synth.llm.running import JOURNAL, answered, generate, journal, start, written
 
+pytestmark = pytest.mark.system
+
 # An attempt that a busy machine holds up past its deadline is asked again, and is no answer lost.
 OPTIONS = ("--n-samples", "20", "--concurrency", "6", "--seed", "5", "--request-timeout", "60")
 IN_FLIGHT = 6

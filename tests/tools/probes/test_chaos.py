@@ -20,6 +20,8 @@ from tests.tools.servers import frail
 from tests.tools.support import call, stdio_echo
 from tests.tools.wild import http_poison, living, wait_for_end
 
+pytestmark = pytest.mark.system
+
 QUICK = ChaosLimits(call_s=2.0, recovery_s=30.0)
 MODULE = "tests.tools.servers.frail"
 

@@ -29,6 +29,8 @@ from mcpagent.tools.transports.jsonrpc import (
 from tests.tools.support import call, stdio_echo
 from tests.tools.wild import SCRIPTS
 
+pytestmark = pytest.mark.system
+
 WAYWARD = str(SCRIPTS / "wayward.py")
 
 

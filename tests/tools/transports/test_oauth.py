@@ -23,6 +23,8 @@ from mcpagent.tools.transports.oauth import check_transport, login_url
 from tests.running import ROOT, Command, mcpagent
 from tests.tools.wild import SCRIPTS
 
+pytestmark = pytest.mark.system
+
 RUN = [sys.executable, "-m", "mcpagent.cli.main"]
 
 

@@ -16,6 +16,8 @@ import pytest
 from mcpagent.config.environment import resource_path
 from mcpagent.storage.run_folder import RunFolder
 
+pytestmark = pytest.mark.system
+
 TIMEOUT_S = 10
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 

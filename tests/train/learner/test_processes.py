@@ -33,6 +33,8 @@ from mcpagent.train.update import UpdateSettings, update_policy
 from tests.running import BOUND_S, Python
 from tests.train.world import given, make_learner, some_samples, tiny_model
 
+pytestmark = pytest.mark.system
+
 # What is different from GRPO on all weights, by name.
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {},

@@ -27,6 +27,8 @@ from mcpagent.train.update import UpdateSettings, update_policy
 from tests.train.learner.test_processes import in_processes
 from tests.train.world import VOCABULARY, given, some_samples, tiny_model
 
+pytestmark = pytest.mark.system
+
 CPU = torch.device("cpu")
 # What is different from GRPO on all weights, by name.
 CASES: dict[str, dict[str, Any]] = {
