@@ -13,13 +13,14 @@ from mcpagent.core.tools import ToolResult
 
 PHRASE_WORDS = 12  # the longest run of words of a result that an answer may repeat
 _OTHER_VALUES = 2  # values of other fields that an answer may mention beside a fact
-_WORDS_BESIDE_FACTS = 3  # in a JSON result that may be repeated as a whole
+_WORDS_BESIDE_FACTS = 3  # in a record that may be repeated as a whole
 _SHORT_VALUE = 60  # characters; a longer value is a text, of which runs of words count
 _MIN_VALUE = 3  # characters; "a", "of" and the like occur in any answer
 _MAX_VALUES = 5000  # of the results that are looked at, so that a huge result costs no time
 
 _TOKEN = re.compile(r"[^\W_]+")
 _JSON = re.compile(r"""[{\[]\s*(?:\{\s*)?["'][^"'\n]{1,80}["']\s*:""")
+_PAIR = re.compile(r"[\s*-]*[A-Za-z][\w .*-]{0,30}:\**\s+\S")  # a line that names what it tells
 _ESCAPED = re.compile(r"\\[nrt]")  # a text that was put into JSON
 _SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
 
@@ -145,7 +146,7 @@ def _repeats_results(answer: str, facts: Sequence[str], evidence: Evidence) -> b
     # Names and values of a whole result, whatever marks stand between them.
     most = len(tokens(" ".join(facts))) + _WORDS_BESIDE_FACTS
     for result, whole in zip(evidence.results, evidence.token_lines, strict=True):
-        if result.content[:1] in "{[" and whole in line and len(whole.split()) > most:
+        if whole in line and len(whole.split()) > most and _is_record(result.content):
             return True
     expected = [*facts, evidence.reference or ""]
     length = max(PHRASE_WORDS, *(len(tokens(text)) + 2 for text in expected)) + 1
@@ -157,6 +158,14 @@ def _repeats_results(answer: str, facts: Sequence[str], evidence: Evidence) -> b
         if run not in quoted and any(run in text for text in evidence.token_lines):
             return True
     return False
+
+
+def _is_record(content: str) -> bool:
+    """Whether a result is fields with their values rather than prose: JSON, or lines of `name: value`."""
+    if content[:1] in "{[":
+        return True
+    lines = [line for line in content.splitlines() if line.strip()]
+    return len(lines) > 1 and all(map(_PAIR.match, lines))
 
 
 def _offers_others(answer: str, facts: Sequence[str], evidence: Evidence) -> bool:

@@ -317,9 +317,12 @@ def unit_of(leaf: Leaf) -> str:
 
 
 def same_place(leaf: Leaf | None, fact: Fact | None) -> Leaf | None:
-    """The leaf at the same place of another result."""
+    """The leaf at the same place of another result; of what a line of a text says after a name, that of the
+    same name, since values of several words move what follows."""
     if leaf is None or fact is None:
         return None
+    if leaf.name and place_of(leaf).wrap:
+        return next((each for each in fact.leaves if each.name and each.label == leaf.label), None)
     return next((other for other in fact.leaves if other.expression == leaf.expression), None)
 
 

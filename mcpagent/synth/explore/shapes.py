@@ -184,8 +184,8 @@ class Shapes:
             (other, same)
             for other in self._by_spec[fact.spec.dotted]
             if other is not fact
-            for same in other.leaves
-            if same.expression == leaf.expression and str(same.value) != str(leaf.value)
+            and (same := same_place(leaf, other)) is not None
+            and str(same.value) != str(leaf.value)
         ]
         if not twins:
             return None
@@ -193,19 +193,22 @@ class Shapes:
         style = rng.choice(("both", "difference", "most", "sum") if has_number else ("both",))
         count = rng.randint(2, _FEW) if style == "most" else 2
         picked = _distinct(rng, twins, count - 1, str(leaf.value))
-        facts = [fact, *(other for other, _ in picked)]
+        facts, leaves = [fact, *(other for other, _ in picked)], [leaf, *(same for _, same in picked)]
         names = [subject_of(each) for each in facts]
         plain = asks_for(leaf, fact, rng, subject="@")
         if plain is None or "@" not in plain.goal or len(set(names)) < len(names):
             return None
-        values = [at_step(leaf.expression, number) for number in range(1, len(facts) + 1)]
+        values = [at_step(each.expression, number) for number, each in enumerate(leaves, 1)]
         saying, answer = compared(style, plain, leaf, fact, names, values, rng)
-        steps = [Step(each, others=self._others(each, same_place(leaf, each))) for each in facts]
+        steps = [
+            Step(each, others=self._others(each, of_each))
+            for each, of_each in zip(facts, leaves, strict=True)
+        ]
         return Walk(
             "parallel", style, tuple(steps), answer, saying,
             is_number=len(answer) == 1 and has_number, is_parallel=True,
             tolerance=1e-6 if style in ("difference", "sum") else 0.0,
-            is_ambiguous=any(self._is_ambiguous(each, same_place(leaf, each)) for each in facts),
+            is_ambiguous=any(map(self._is_ambiguous, facts, leaves)),
         )  # fmt: skip
 
     def conditional(self, rng: Random, fact: Fact) -> Walk | None:

@@ -276,9 +276,11 @@ def leads_to(edge: Edge, source: str) -> str | None:
 def _of_listing(leaf: Leaf, fact: Fact, place: Place, source: str) -> str | None:
     """The thing that a word of a text names: by the word's label, else by its line, whose last word it is."""
     assert place.wrap is not None
-    inner = leaf.expression.removeprefix("word(").rpartition(",")[0]
-    if place.wrap[0] != "word" or place.rows is not None or any(o.expression == inner for o in fact.leaves):
+    inner = whole_of(leaf)
+    if place.rows is not None or any(other.expression == inner for other in fact.leaves):
         return None  # nobody looks for a word of a name
+    if place.wrap[0] != "word" and not leaf.name:
+        return None
     at = source or f"the {topic(fact.spec)}"
     if " word of the " not in leaf.label:
         return f"the {human(leaf.label)} of {at}"
@@ -379,7 +381,7 @@ def sister_of(fact: Fact, edge: Edge, text: str, among: Sequence[Fact]) -> Fact 
 def is_named_by_call(leaf: Leaf, fact: Fact) -> bool:
     """Whether the same can be asked of another call by naming its arguments instead."""
     place = place_of(leaf)
-    if not list(scalars(fact.arguments)) or place.wrap:
+    if not list(scalars(fact.arguments)) or (place.wrap and not leaf.name):
         return False
     return place.rows is None or (key_of(leaf, fact) is None and not is_own_list(fact, place))
 

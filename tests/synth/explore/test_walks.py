@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
@@ -206,3 +207,92 @@ def test_no_question_shares_a_phrase_with_a_description_and_what_does_is_counted
         text = question(task).lower()
         for phrase in ("detailed record", "by its name", "by its number", "with their numbers", ", then"):
             assert phrase not in text
+
+
+CREW = {
+    f"C-{310 + 37 * place}": {
+        "full name": f"{first} {last}",
+        "ship": ship,
+        "badge": str(50_231 + 611 * place),
+    }
+    for place, (first, last, ship) in enumerate(
+        zip(
+            ("Ada", "Bo", "Edsger", "Grace", "Kit", "Lea", "Mona", "Nils", "Olga", "Per"),
+            ("Berg", "Lund", "van Dam", "Hopper", "Moe", "Roe", "Ek", "Quist", "Dahl", "Voss"),
+            (
+                "Aurora",
+                "Pride of Riga",
+                "Iris",
+                "Juno",
+                "Caravel Rose",
+                "Dawn",
+                "Dorado",
+                "Wind",
+                "Bell",
+                "Maid",
+            ),
+            strict=True,
+        )
+    )
+}
+HULLS = {
+    sailor["ship"]: {"laid down": f"{1950 + place} in {sailor['ship'][:2]}x", "tons": str(1100 + 37 * place)}
+    for place, sailor in enumerate(CREW.values())
+}
+
+
+def test_what_lines_say_after_a_name_is_compared_chained_and_not_to_be_pasted() -> None:
+    def lines(records: dict[str, dict[str, str]], key: str) -> str:
+        if key not in records:
+            raise ToolError(f"there is no {key}")
+        return "\n".join(f"{name}: {value}" for name, value in records[key].items())
+
+    server = MCPServer("harbour", log_level="ERROR")
+
+    @server.tool(structured_output=False)
+    def list_sailors() -> str:
+        """The codes of all sailors."""
+        return str([{"code": code} for code in CREW])
+
+    @server.tool(structured_output=False)
+    def sailor(code: str) -> str:
+        """What is known of a sailor."""
+        return lines(CREW, code)
+
+    @server.tool(structured_output=False)
+    def hull(ship: str) -> str:
+        """What is known of a ship."""
+        return lines(HULLS, ship)
+
+    async def run() -> tuple[Task, ...]:
+        served = InProcessServer(name="harbour", server=server)
+        async with ToolPool([served], catalog=CatalogSettings(read_only=["harbour"])) as pool:
+            return (await explore_dataset(pool, counts={"train": 70}, seed=3)).tasks["train"]
+
+    by_shape: dict[str, list[Task]] = {}
+    for task in asyncio.run(run()):
+        by_shape.setdefault(task.extra_info["shape"], []).append(task)
+    records = {**CREW, **HULLS}
+    widths: set[int] = set()  # words before the badges that are asked for in pairs
+    for task in by_shape["both"]:
+        named = [step.params[name] for step in task.truth.tool_sequence for name in step.params]
+        told = re.fullmatch(r"It is (.+) and (.+)\.", task.truth.reference_answer or "")
+        assert told is not None and len(named) == 2
+        fields = [
+            {name for name, value in records[e].items() if value == v}
+            for e, v in zip(named, told.groups(), strict=True)
+        ]
+        assert fields[0] & fields[1], "the same field of two things"
+        if fields[0] == fields[1] == {"badge"}:
+            before = [
+                len(CREW[code]["full name"].split()) + len(CREW[code]["ship"].split()) for code in named
+            ]
+            widths.add(abs(before[0] - before[1]))
+    assert widths - {0}, "also where other values are longer"
+    chains = [task for task in by_shape["chain"] if task.truth.tool_sequence[-1].tool == "hull"]
+    for task in chains:
+        code = task.truth.tool_sequence[-2].params["code"]
+        if code in CREW:  # else the first of a list
+            assert CREW[code]["ship"] not in task.prompt[-1].content
+            assert (task.truth.reference_answer or "")[6:-1] in HULLS[CREW[code]["ship"]].values()
+    assert len(chains) >= 3
