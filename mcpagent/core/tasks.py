@@ -28,9 +28,11 @@ class PlanCall(OpenRecord):
 
 
 class PlanStep(PlanCall):
-    """One gold call. `match` holds acceptance rules by parameter name (see `core.matching`)."""
+    """One gold call. `match` holds acceptance rules by parameter name (see `core.matching`). A call that
+    `finds_nothing` names what does not exist; its right result is that the tool says so, or fails."""
 
     step: int
+    finds_nothing: bool = False
     user_turn: int = 0
     alternatives: tuple[PlanCall, ...] = ()
     parallel_group: int | str | None = None
@@ -63,8 +65,9 @@ class AnswerCheck(OpenRecord):
     number: the last number of the answer equals `value` within `tolerance` (absolute), and the answer
     holds at most four different numbers besides those of the question, of times and of dates. string: equal
     after trimming and case folding. regex: `value` is found. must_include: every fact of `value` is found.
-    abstention: no tool is right, and the answer invents nothing (`mcpagent.reward.abstention`); `value` is
-    `cannot`, `asks` or `replies`, `about` names what is to be asked for, `without` what must not be said.
+    abstention: no tool is right, or the plan finds nothing, and the answer invents nothing
+    (`mcpagent.reward.abstention`); `value` is `cannot`, `asks` or `replies`, `about` names what is to be
+    asked for, `without` what must not be said.
     Values may hold `${stepN.path}` references, resolved against the real results of the episode.
     """
 

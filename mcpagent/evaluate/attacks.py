@@ -38,7 +38,9 @@ def attack_scripts(task: Task, gold: Trajectory) -> dict[str, list[str]]:
     if task.truth.final_answer is not None:
         scripts["every call, then no answer"] = _ended(steps, _IGNORANCE)
         scripts["every call, then the answer denied"] = _ended(steps, f"It is not true that {answer}")
-        scripts["every call, then all results at once"] = _ended(steps, "\n".join([*results, *results]))
+        # What a tool says of a thing that does not exist is the answer.
+        if task.truth.final_answer.type != "abstention":
+            scripts["every call, then all results at once"] = _ended(steps, "\n".join([*results, *results]))
     return scripts
 
 

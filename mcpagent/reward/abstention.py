@@ -40,6 +40,9 @@ _CANNOT = re.compile(
     r"(?:available|supported|offered|provided|included|among|part|something|equipped|given|clear)"
     r"|nothing (?:here|that|i|among|in)|no longer|without (?:a|an|the|any|that|such|access)\b)",
 )
+_DENIED = re.compile(
+    r"\b(?:not (?:true|correct|right|so|the case)|untrue|false|incorrect|wrong|nonsense) that\b"
+)
 _REQUEST = re.compile(
     r"\b(?:please|tell me|let me know|i (?:would |will |still )?need|could you|can you|would you|specify"
     r"|clarify|provide|name the|say which|missing|unclear|unspecified|which|not (?:\w+ )?"
@@ -178,7 +181,8 @@ def _is_echo(sentence: str, evidence: Evidence) -> bool:
 
 
 def _refuses(sentence: str) -> bool:
-    return _CANNOT.search(_spelt_out(sentence)) is not None
+    text = _spelt_out(sentence)
+    return _CANNOT.search(_DENIED.split(text)[0]) is not None
 
 
 def _asks_for_help(sentence: str) -> bool:

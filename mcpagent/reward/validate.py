@@ -102,8 +102,8 @@ def _answer_problems(check: AnswerCheck, truth: GroundTruth) -> Iterator[str]:
 def _abstention_problems(check: AnswerCheck, truth: GroundTruth) -> Iterator[str]:
     if check.value not in ABSTENTIONS:
         yield f"final_answer.value is {check.value!r}, but an abstention is one of {', '.join(ABSTENTIONS)}"
-    if not truth.abstain:
-        yield "final_answer is an abstention, but abstain is not true"
+    if not truth.abstain and not any(step.finds_nothing for step in truth.tool_sequence):
+        yield "final_answer is an abstention, but abstain is not true, and no step finds_nothing"
 
 
 def _own_answer_problems(task: Task) -> Iterator[str]:

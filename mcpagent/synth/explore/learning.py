@@ -29,7 +29,7 @@ from mcpagent.synth.explore.candidates import (
     value_form,
 )
 from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by
-from mcpagent.synth.tasks.run import CallCache, SynthSession
+from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
 
 _SIDE_BY_SIDE = 16  # calls; fixed, since what one wave of calls finds decides the next
@@ -44,9 +44,6 @@ _PAGES = 6  # that are followed from one call
 _VARIED = 4  # values of an optional parameter
 _LEVELS = (2.0, 0.7, -9.0)  # scores: what the names say is likely is tried first, by all tools
 _PROBE = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
-# Tools that answer instead of failing say so in words.
-_SAYS_NO = re.compile(r"\b([Ee]rror|E[A-Z]{4,7}|[Nn]ot found|[Nn]o matches|does not exist|[Ii]nvalid)\b")
-_NO_ERROR = re.compile(r"\"errors?\": (null|\"\"|false|\[\]|\{\}|0)", re.I)
 
 NOT_READ_ONLY = "does not say that it only reads"
 SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
@@ -353,7 +350,7 @@ class _Learner:
         if result.truncated_chars:
             tool.cut += 1
             return
-        said = _said(result)
+        said = as_text(result)
         if attempt.base is not None:
             before = tool.answers[json.dumps(attempt.base.arguments, sort_keys=True)]
             if said == before:  # the parameter made no difference
@@ -424,7 +421,7 @@ class _Learner:
         for tool in tools:
             tool.is_vain = True
         for (tool, fact), result in zip(asked, results, strict=True):
-            if tool.answers[json.dumps(fact.arguments, sort_keys=True)] == _said(result):
+            if tool.answers[json.dumps(fact.arguments, sort_keys=True)] == as_text(result):
                 tool.is_vain = all(tells_the_time(each.leaves) for each in tool.facts)
 
     def graph(self) -> ToolGraph:
@@ -442,10 +439,6 @@ class _Learner:
         return graph
 
 
-def _said(result: ToolResult) -> str:
-    return json.dumps(result_value(result), sort_keys=True, ensure_ascii=False)
-
-
 def _is_refusal(result: ToolResult) -> bool:
     return result.is_error or result.failure is not None
 
@@ -454,12 +447,10 @@ def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
     """What a tool said that did not answer; None where it answered."""
     if _is_refusal(result):
         return " ".join(result.content.split())[:200]
-    value = result_value(result)
-    said = _said(result)
-    head = _NO_ERROR.sub("", said)[: 400 if len(said) < 400 else 60]
-    if _SAYS_NO.search(head):
+    if says_no(result):
         return " ".join(result.content.split())[:200]
-    if not answer_fields(value):
+    said = as_text(result)
+    if not answer_fields(result_value(result)):
         return "it answered nothing"
     if tool.nonsense is not None and _PROBE in json.dumps(attempt.arguments) + _PROBE:
         for _, text in Fact(tool.spec, attempt.arguments, ()).texts:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import yaml
@@ -364,3 +366,13 @@ def is_worth_asking(leaf: Leaf) -> bool:
 def rounded(value: float) -> float:
     """With two significant digits."""
     return float(f"{value:.2g}")
+
+
+def between(values: Sequence[float], rng: Random) -> float | None:
+    """A round number between two neighbours, none of which it is equal to."""
+    gaps = [(low, high) for low, high in pairwise(values) if high > low]
+    if not gaps:
+        return None
+    low, high = rng.choice(gaps)
+    middle = rounded((low + high) / 2)
+    return middle if low < middle < high else None

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from random import Random
 
 from mcpagent.core.seeds import derive_seed
 from mcpagent.synth.explore.graph import Edge, Fact, Leaf, ToolGraph
+from mcpagent.synth.explore.invented import Inventor
 from mcpagent.synth.explore.naming import (
     at_step,
+    between,
     column_of,
     expression_of,
     field_words,
@@ -45,6 +46,7 @@ from mcpagent.synth.explore.wording import (
     compared,
     group_of,
     in_unit,
+    is_labelled,
     is_named_by_call,
     leads_to,
     plainly,
@@ -88,6 +90,10 @@ class Shapes:
             for leaf in fact.leaves[:200]
             for word in field_words(leaf, fact).lower().split()
         }
+
+    @cached_property
+    def _inventor(self) -> Inventor:
+        return Inventor(self.facts, self.graph.facts)
 
     def draw(self, rng: Random) -> Walk | None:
         """A random question about one of the facts; None where this one has nothing to ask."""
@@ -142,7 +148,7 @@ class Shapes:
             return self._of_list("counted", fact, f"count({at_step(rows, 1)})", saying)
         if rng.random() < 0.5:
             values = sorted(float(value) for value in column_of(fact, leaf) if not isinstance(value, str))
-            bound = _between(values, rng)
+            bound = between(values, rng)
             if bound is None:
                 return None
             function, than = rng.choice((("count_over", "over"), ("count_under", "under")))
@@ -366,6 +372,20 @@ class Shapes:
         words = dict.fromkeys([noun, *noun.split(), "which", "one"])
         return replace(walk, shape="asked", lack="entity", missing=tuple(words), answer=())
 
+    def unknown_entity(self, rng: Random, fact: Fact) -> Walk | None:
+        """A question like the others about a thing that there is not."""
+        leaf, made = _ask(rng, fact), self._inventor.unlike(fact, rng)
+        if leaf is None or made is None or place_of(leaf).rows is not None or not is_labelled(leaf):
+            return None
+        unlike, name = made
+        saying = asks_for(leaf, fact, rng, subject=subject_of(unlike))
+        others = self._inventor.also(fact, name)
+        kind = "unknown_entity"
+        return saying and Walk(
+            kind, kind, (Step(unlike, others=tuple(others)),), (str(leaf.value),), saying,
+            lack="existence", invented=name,
+        )  # fmt: skip
+
     def unrelated(self, rng: Random, fact: Fact) -> Walk | None:
         """A question like the others about what no tool tells."""
         fields = unrelated_fields(self._fields)
@@ -460,16 +480,6 @@ def _ask(rng: Random, fact: Fact) -> Leaf | None:
     return rng.choices(askable, weights=weights)[0]
 
 
-def _between(values: Sequence[float], rng: Random) -> float | None:
-    """A round number between two neighbours, none of which it is equal to."""
-    gaps = [(low, high) for low, high in pairwise(values) if high > low]
-    if not gaps:
-        return None
-    low, high = rng.choice(gaps)
-    middle = rounded((low + high) / 2)
-    return middle if low < middle < high else None
-
-
 def _distinct(
     rng: Random, twins: Sequence[tuple[Fact, Leaf]], count: int, value: str
 ) -> list[tuple[Fact, Leaf]]:
@@ -486,5 +496,5 @@ def _distinct(
 WEIGHTS: Mapping[str, float] = {
     "single": 3, "chain": 4, "both": 2, "counted": 1, "extreme": 0.7, "converted": 0.7,
     "conditional": 0.5, "each": 0.7, "missing_entity": 1, "missing_function": 0.7,
-    "unrelated": 0.3, "forbidden": 0.3,
+    "unknown_entity": 0.7, "unrelated": 0.3, "forbidden": 0.3,
 }  # fmt: skip

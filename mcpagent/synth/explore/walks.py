@@ -12,10 +12,12 @@ from random import Random
 from typing import Any
 
 from mcpagent.core.hidden_text import without_marks
+from mcpagent.core.placeholders import result_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.errors import UserError
+from mcpagent.synth.explore.answers import answer_fields
 from mcpagent.synth.explore.graph import Fact, ToolGraph
 from mcpagent.synth.explore.learning import Learned, learn
 from mcpagent.synth.explore.naming import is_worth_asking
@@ -25,7 +27,7 @@ from mcpagent.synth.explore.wording import Said, Walk
 from mcpagent.synth.failures import Skill, Variation
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.record import ToolSelection, system_message
-from mcpagent.synth.tasks.run import CallCache
+from mcpagent.synth.tasks.run import CallCache, says_no
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 from mcpagent.synth.templates.rules import (
@@ -181,7 +183,7 @@ class _WalkSource:
         walk = self._drawn() if self.variation is None else self._varied(self.variation)
         if walk is None or walk.key in self.seen or not self.asked.admits(walk):
             return None
-        if any(self.split_of(subject) != self.split for subject in self.asked.named(walk)):
+        if any(self.split_of(subject) != self.split for subject in self._subjects(walk)):
             return None
         # Where there is little to ask, what cannot be done would be most of what is left.
         is_too_much = (self.lacking + 1) * _LACKING > self.solvable + _LACKING
@@ -191,6 +193,11 @@ class _WalkSource:
         self.solvable += not walk.lack
         self.seen.add(walk.key)
         return walk
+
+    def _subjects(self, walk: Walk) -> Collection[str]:
+        """What has to be of this split: an invented name is about nothing that a fact decides."""
+        is_free = walk.invented and self.variation is None
+        return [*self.asked.named(walk), *([json.dumps(["invented", walk.invented])] if is_free else [])]
 
     def _drawn(self, *label: int) -> Walk | None:
         rng = Random(derive_seed(self.seed, "walk", self.split, self.index, *label))
@@ -217,10 +224,24 @@ class _WalkSource:
         draft = _draft(candidate, said, offer=self.offer, split=self.split, seed=self.seed)
         if self.variation is not None and not self.variation.admits(draft):
             return Rejection(RejectCode.DUPLICATE, f"{draft.id} is in the dataset")
-        outcome = await ground_in_turn(draft, cache, self.turn)
+        outcome = await self._exists(candidate, cache) or await ground_in_turn(draft, cache, self.turn)
         if isinstance(outcome, Task) and candidate.lack == "function":
             return self._without(outcome, candidate)
         return outcome
+
+    async def _exists(self, walk: Walk, cache: CallCache) -> Rejection | None:
+        """What another tool tells of a thing that was invented; None where none does."""
+        if walk.lack != "existence":
+            return None
+        async with cache.session() as session:
+            for other in walk.steps[-1].others:
+                spec = other.spec
+                result = await session.call(server=spec.server, tool=spec.name, arguments=other.arguments)
+                if not (result.is_error or says_no(result) or not answer_fields(result_value(result))):
+                    return Rejection(
+                        RejectCode.EXISTS, f"{spec.dotted}({other.arguments}): {result.content[:200]}"
+                    )
+        return None
 
     def _wording_fault(self, walk: Walk, said: Said) -> Rejection | None:
         """Why nobody would say it, or why it does not say what is meant."""
@@ -296,6 +317,7 @@ def _draft(walk: Walk, said: Said, *, offer: ToolSelection, split: str, seed: in
             "shape": walk.shape,
             "register": said.register,
             "about": walk.about,
+            **({"invented": walk.invented} if walk.invented else {}),
             "split": split,
             "seed": seed,
             "catalog_hash": offer.catalog_hash,
@@ -330,6 +352,8 @@ def _plan(walk: Walk, *, user_turn: int) -> list[JsonObject]:
             made["user_turn"] = user_turn
         if walk.is_parallel:
             made["parallel_group"] = 1
+        if walk.lack == "existence":
+            made["finds_nothing"] = True
         if step.others:
             made["alternatives"] = [
                 {"server": o.spec.server, "tool": o.spec.name, "params": step.params(o.arguments)}
@@ -344,10 +368,14 @@ def _checks(walk: Walk, plan: list[JsonObject]) -> JsonObject:
     check: JsonObject = {"type": "must_include", "value": list(walk.answer)}
     if walk.is_number:
         check = {"type": "number", "value": walk.answer[0], "tolerance": walk.tolerance}
+    reply = f"It is {' and '.join(walk.answer)}."
+    if walk.lack == "existence":
+        check = {"type": "abstention", "value": "cannot", "without": list(walk.answer)}
+        reply = f"I could not find {walk.saying.subject}: it does not seem to exist."
     return {
         "tool_sequence": plan,
         # Where another tool answers as well, no tool is the one that must be called.
         "success": {} if last.others else {"must_call_tool": last.fact.spec.dotted},
         "final_answer": check,
-        "reference_answer": f"It is {' and '.join(walk.answer)}.",
+        "reference_answer": reply,
     }

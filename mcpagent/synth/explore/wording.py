@@ -165,13 +165,17 @@ def group_of(fact: Fact, place: Place) -> str:
     return kind if kind == about else f"{kind}{at_of(fact, about)}"
 
 
+def is_labelled(leaf: Leaf) -> bool:
+    """Whether a value has a name of its own, rather than a place in a text."""
+    return " word of the " not in leaf.label and "last number" not in leaf.label
+
+
 def _of_text(leaf: Leaf, fact: Fact, place: Place, about: str) -> Saying | None:
     """A word of a text: by the label that it has there, else by its place, where that is near."""
     assert place.wrap is not None
     function, index = place.wrap
-    labelled = leaf.label if " word of the " not in leaf.label and "last number" not in leaf.label else ""
-    if labelled:
-        return _of_field(human(labelled), leaf.value, about or f"the {topic(fact.spec)}", Random(0))
+    if is_labelled(leaf):
+        return _of_field(human(leaf.label), leaf.value, about or f"the {topic(fact.spec)}", Random(0))
     if place.rows is not None:
         return None
     if entry := listed(leaf, fact, about):
@@ -342,7 +346,7 @@ def compared(
     return plainly(goal), tuple(f"${{{value}}}" for value in values)
 
 
-Lack = Literal["", "entity", "field", "function", "right"]
+Lack = Literal["", "entity", "existence", "field", "function", "right"]
 
 
 @dataclass(frozen=True)
@@ -362,7 +366,7 @@ class Step:
         return replaced
 
 
-def replaced_in(value: Any, text: str, reference: str) -> Any:
+def replaced_in(value: Any, text: str, reference: str | int) -> Any:
     """`value` with `reference` for each of its values that is `text`."""
     if isinstance(value, dict):
         return {name: replaced_in(item, text, reference) for name, item in value.items()}
@@ -389,8 +393,9 @@ def is_named_by_call(leaf: Leaf, fact: Fact) -> bool:
 @dataclass(frozen=True)
 class Walk:
     """A question. `kind` is the class of its task and `shape` what is asked in it; `answer` are references to
-    the results of the steps. `lack` says what a question has too little of: the `missing` entity, a field
-    that nobody tells, a function that is withheld, the right to change."""
+    the results of the steps. `lack` says what a question has too little of: the `missing` entity, the
+    existence of the one that it names (`invented`), a field that nobody tells, a function that is withheld,
+    the right to change."""
 
     kind: str
     shape: str
@@ -404,6 +409,7 @@ class Walk:
     lack: Lack = ""
     missing: tuple[str, ...] = ()  # words for what is to be asked for
     change: str = ""  # the value that is wished for
+    invented: str = ""
     names: str = ""  # what the user says when asked which one is meant
 
     @property

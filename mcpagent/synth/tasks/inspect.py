@@ -57,7 +57,7 @@ def answer_in_prompt(task: Task) -> str | None:
     """The part of the answer that a question says itself; None where nothing of it does. Of an answer with
     several facts, and of a pattern, only the whole counts."""
     check = task.truth.final_answer
-    if check is None or check.type == "regex" or task.truth.abstain:
+    if check is None or check.type in ("regex", "abstention") or task.truth.abstain:
         return None
     said = "\n".join([*(m.content for m in task.prompt if m.role == "user"), *task.truth.user_turns])
     values: list[Any] = check.value if isinstance(check.value, list) else [check.value]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mcpagent.core.placeholders import PlaceholderError, format_value, reference_texts, resolve_references
+from mcpagent.core.placeholders import (
+    PlaceholderError,
+    format_value,
+    reference_texts,
+    resolve_references,
+    result_value,
+)
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import AnswerCheck, PlanStep, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
@@ -27,15 +34,28 @@ from mcpagent.synth.tasks.inspect import (
     unknown_tools,
 )
 from mcpagent.synth.tasks.record import answer_sources, settle, with_verdicts
-from mcpagent.synth.tasks.run import CallCache, GoldRun, final_words, gold_record, replay, run_plan, score
+from mcpagent.synth.tasks.run import (
+    CallCache,
+    GoldRun,
+    as_text,
+    final_words,
+    gold_record,
+    replay,
+    run_plan,
+    says_no,
+    score,
+)
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask, Rejection
 
 _INVENTED = 918.27  # a value that no server gives
+_NO_NAME = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
 
 
 def right_answers(task: Task, results: Mapping[str, Any]) -> list[str]:
     """The facts in other words than those of the reference answer; none for a check of the exact text or of a
     pattern."""
+    if _finds_nothing(task):
+        return list(_LOOKED_UP)
     facts = _facts(task, results)
     if not facts:
         return []
@@ -57,7 +77,7 @@ def wrong_answers(
 ) -> list[str]:
     """Answers that must not succeed after the right calls. Results that hold nothing but the facts and
     `phrase_words` words are not a copy."""
-    if task.truth.abstain:
+    if task.truth.abstain or _finds_nothing(task):
         return wrong_abstentions(task)
     facts = _facts(task, results)
     if not facts:
@@ -74,6 +94,19 @@ def wrong_answers(
         wrong += [everything, f"{names} {everything}"]
         wrong += [content for content in contents if len(tokens(content)) > longest]
     return wrong
+
+
+# What may be said of a thing that was looked up, and that there is not.
+_LOOKED_UP = (
+    "I could not find that.",
+    "There is no such thing, as far as I can see.",
+    "Sorry, it does not seem to exist. Could you check the name?",
+)
+
+
+def _finds_nothing(task: Task) -> bool:
+    """Whether the plan looks something up that does not exist."""
+    return any(step.finds_nothing for step in task.truth.tool_sequence)
 
 
 def wrong_abstentions(task: Task) -> list[str]:
@@ -126,6 +159,7 @@ async def prove(
     None where that is not known, and is looked for in the results. Results of more than `phrase_words` words
     must not pass for an answer. Raises Rejected."""
     await _repeats(task, run, cache)
+    await _is_unknown(task, run, cache)
     failing = await _fails_first(task, cache)
     _gold_scores_one(task, run, failing, cache)
     _answers_are_told_apart(task, run, cache, phrase_words)
@@ -155,6 +189,46 @@ async def _repeats(task: Task, run: GoldRun, cache: CallCache) -> None:
             if not state_holds(check, result, again.results, was):
                 detail = f"the end state of {server} is not reached again: {result.content[:200]}"
                 raise RejectedTask(RejectCode.NOT_REPEATABLE, detail)
+
+
+async def _is_unknown(task: Task, run: GoldRun, cache: CallCache) -> None:
+    """What a step that finds nothing got is what the tool says of any name that nothing has."""
+    for step, call, result in run.calls:
+        is_silent = result.is_error or says_no(result) or not _has_values(result_value(result))
+        if not step.finds_nothing or is_silent:
+            continue
+        invented = str(task.extra_info.get("invented", ""))
+        folder = invented[: invented.rfind("/") + 1]
+        arguments = _with_name(call.arguments, invented, folder + _NO_NAME)
+        async with cache.session() as session:
+            other = await session.call(server=call.server, tool=call.tool, arguments=arguments)
+        said, said_of_nothing = (_anonymous(each, (invented, folder + _NO_NAME)) for each in (result, other))
+        if not invented or arguments == call.arguments or said != said_of_nothing:
+            detail = f"{call.server}.{call.tool}({call.arguments}) gives {result.content[:200]}"
+            raise RejectedTask(RejectCode.EXISTS, detail)
+
+
+def _has_values(value: Any) -> bool:
+    """Whether a result tells anything: a number or a text."""
+    if isinstance(value, dict | list):
+        return any(map(_has_values, value.values() if isinstance(value, dict) else value))
+    return value not in (None, "") and not isinstance(value, bool)
+
+
+def _with_name(value: Any, name: str, other: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_name(item, name, other) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_name(item, name, other) for item in value]
+    return other if value == name else value
+
+
+def _anonymous(result: ToolResult, names: Collection[str]) -> str:
+    """What a result says, with the same word for each of the names."""
+    said = as_text(result)
+    for name in names:
+        said = said.replace(json.dumps(name, ensure_ascii=False)[1:-1], "...")
+    return said
 
 
 async def _fails_first(task: Task, cache: CallCache) -> tuple[ToolCall, ToolResult] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,13 +12,17 @@ from typing import Any
 from mcpagent.core.placeholders import format_value, resolve_references, result_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanStep, StateCall, Task
-from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
+from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
 from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, grade, state_checks
 from mcpagent.reward.rule import total_reward
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask
 from mcpagent.tools.catalog import SchemaCheck
 from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
+
+# Tools that answer instead of failing say so in words.
+_SAYS_NO = re.compile(r"\b([Ee]rror|E[A-Z]{4,7}|[Nn]ot found|[Nn]o matches|does not exist|[Ii]nvalid)\b")
+_NO_ERROR = re.compile(r"\"errors?\": (null|\"\"|false|\[\]|\{\}|0)", re.I)
 
 
 class ToolShelf:
@@ -163,7 +168,8 @@ async def _carry_out(
     """Make the call of a step; what it finds joins `results`."""
     arguments = resolve_references(step.params, results)
     result = await session.call(server=step.server, tool=step.tool, arguments=arguments)
-    if result.is_error or result.failure is not None:
+    is_refusal = result.is_error or result.failure is not None
+    if is_refusal and not (step.finds_nothing and result.failure is FailureKind.TOOL_ERROR):
         detail = f"step {step.step}: {step.server}.{step.tool}({arguments}): {result.content[:200]}"
         raise RejectedTask(RejectCode.STEP_FAILED, detail)
     results[f"step{step.step}"] = result_value(result)
@@ -176,6 +182,18 @@ async def ask(session: SynthSession, server: str, call: StateCall, code: RejectC
     if result.is_error or result.failure is not None:
         raise RejectedTask(code, f"{server}.{call.tool}({call.arguments}): {result.content[:200]}")
     return result
+
+
+def as_text(result: ToolResult) -> str:
+    """What a result says, written the same for the same."""
+    return json.dumps(result_value(result), sort_keys=True, ensure_ascii=False)
+
+
+def says_no(result: ToolResult) -> bool:
+    """Whether a result that is no error speaks of one, or of nothing that there is."""
+    said = as_text(result)
+    head = _NO_ERROR.sub("", said)[: 400 if len(said) < 400 else 60]
+    return _SAYS_NO.search(head) is not None
 
 
 def gold_record(

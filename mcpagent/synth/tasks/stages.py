@@ -34,6 +34,7 @@ class RejectCode(StrEnum):
     REFERENCE_UNRESOLVED = "reference_unresolved"  # a reference finds nothing in the real results
     STATE_UNREADABLE = "state_unreadable"  # a state check's call did not succeed
     NO_ERROR = "no_error"  # the call that is meant to fail, and to be recovered from, did not fail
+    EXISTS = "exists"  # what a question invents is known to a tool
     ANSWER_INVALID = "answer_invalid"  # the computed answer is empty, or not a number where one is checked
     NOT_REPEATABLE = "not_repeatable"  # the same calls gave other results the second time
     GOLD_FAILS = "gold_fails"  # the plan ran, but the reward does not give it 1.0
@@ -61,6 +62,7 @@ _EXECUTES = (
     RejectCode.REFERENCE_UNRESOLVED,
     RejectCode.STATE_UNREADABLE,
     RejectCode.NO_ERROR,
+    RejectCode.EXISTS,
 )
 GENERATION_STAGES: Mapping[str, tuple[RejectCode, ...]] = {
     "distinct": (RejectCode.DUPLICATE,),
