@@ -74,12 +74,15 @@ def learner_of(adapted: Any) -> Learner:
     return Learner(adapted, None, schedule=schedule, gradient_clip=1.0)
 
 
-def graded(samples: Sequence[TrainSample]) -> GradedBatch:
-    """One group in which every other attempt is good: its advantages are 1 and -1."""
-    attempts = tuple(GradedAttempt(reward=(-1.0) ** i, sample=s) for i, s in enumerate(samples))
-    return GradedBatch(
-        groups=(GradedGroup(group_id="all", attempts=attempts),), settings=CreditSettings(advantage="given")
+def graded(samples: Sequence[TrainSample], *, per_group: int | None = None) -> GradedBatch:
+    """Groups of `per_group` (None: one) in which every other attempt is good: its advantages are 1 and -1."""
+    size = per_group or len(samples)
+    attempts = [GradedAttempt(reward=(-1.0) ** i, sample=s) for i, s in enumerate(samples)]
+    groups = tuple(
+        GradedGroup(group_id=str(start), attempts=tuple(attempts[start : start + size]))
+        for start in range(0, len(attempts), size)
     )
+    return GradedBatch(groups=groups, settings=CreditSettings(advantage="given"))
 
 
 def tiny(folder: Path | None = None) -> tuple[Any, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu, gpu_checks, tool_search
+from benchmarks import epoch, gpu, gpu_checks, scale, tool_search
 from benchmarks.tools import AT_ONCE, GATES, Row, measure
 
 pytestmark = pytest.mark.system
@@ -88,3 +90,42 @@ def test_a_check_that_is_not_over_in_its_time_is_stopped(tmp_path: Path) -> None
 def test_the_rows_of_a_check_in_its_own_process_come_back(tmp_path: Path) -> None:
     rows = gpu.accept(tmp_path, names=["machine"], device="cpu", is_tiny=True, limit_s=120.0)
     assert [row.what for row in rows] == ["python, torch", "vllm", "bitsandbytes", "liger_kernel"]
+
+
+@_SLOW
+@pytest.mark.timeout(1200)
+def test_a_process_with_shards_holds_its_share_of_a_step_and_never_a_whole_model() -> None:
+    alone, *others = scale.measure_memory()
+    print([(update.processes, update.loading, update.step) for update in (alone, *others)])
+    whole = alone.ranks[0].parameters * 4 / 2**20
+    for update in others:
+        assert update.step <= scale.LIMITS[update.processes] * alone.step
+        assert update.loading < whole
+        assert [rank.loss for rank in update.ranks] == pytest.approx([alone.ranks[0].loss] * update.processes)
+
+
+@_SLOW
+def test_a_shard_costs_the_same_whatever_it_plays() -> None:
+    rows = scale.measure_shards(tasks=40, counts=(1, 2))
+    assert [[shard.episodes for shard in row.shards] for row in rows] == [[40], [20, 20]]
+    each, episode = scale.fixed_cost(rows)
+    assert each > 0 and episode > 0
+
+
+@_SLOW
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("tasks", "options"), [(12_000, []), (3000, ["--stdio"])])
+def test_an_epoch_leaves_nothing_behind(tasks: int, options: list[str]) -> None:
+    """A tenth of the epoch, and of the growth that it may have."""
+    command = ["-m", "benchmarks.epoch", "--tasks", str(tasks), "--every", "1000", "--json", *options]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    *rows, end = [epoch.Held(**json.loads(line)) for line in done.stdout.splitlines()]
+    print(rows[-1], end)
+    assert [row.tasks for row in rows] == list(range(1000, tasks + 1, 1000))
+    warm = rows[len(rows) // 3]
+    allowed = epoch.GROWTH_MIB * (tasks - warm.tasks) / (100_000 - epoch.WARM)
+    assert rows[-1].resident - warm.resident <= allowed
+    assert rows[-1].others - warm.others <= allowed
+    for row in rows:
+        assert (row.files, row.processes, row.threads) == (warm.files, warm.processes, warm.threads)
+    assert (end.processes, end.threads) == (0, 1) and end.files < warm.files

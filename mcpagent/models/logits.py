@@ -3,6 +3,7 @@ soft cap after it. Scoring and sampling take both from here; a model that does a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,16 +70,22 @@ def output_head(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 @torch.no_grad()
-def refuse_other_logits(model: Any, *, name: str) -> None:
+def refuse_other_logits(model: Any, *, name: str, as_root: Callable[..., Any] | None = None) -> None:
     """Raises UserError where the model's logits on a few tokens are not those of `output_head`: an
-    architecture may do what no setting says."""
+    architecture may do what no setting says. Where weights are in shards, `as_root` calls a function as a
+    pass of the module that gathers them, and all processes call this."""
     inner = causal_lm(model)
     was_training = inner.training
     inner.eval()
-    ids = torch.arange(1, 1 + _PROBE_TOKENS, device=next(inner.parameters()).device)[None]
-    theirs = inner(input_ids=ids, use_cache=False).logits.float()
-    states = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-    ours = output_head(inner)(states).float()
+    # Shards may lie in the memory of the host; buffers do not.
+    device = next(itertools.chain(inner.buffers(), inner.parameters())).device
+    ids = torch.arange(1, 1 + _PROBE_TOKENS, device=device)[None]
+
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
+        states = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        return inner(input_ids=ids, use_cache=False).logits.float(), output_head(inner)(states).float()
+
+    theirs, ours = both() if as_root is None else as_root(both)
     inner.train(was_training)
     if theirs.shape != ours.shape:
         raise _refusal(name, f"{theirs.shape[-1]} logits of the {ours.shape[-1]} of its head")

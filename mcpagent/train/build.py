@@ -194,7 +194,7 @@ def build_learner(
     factor = linear_schedule(
         total=total_optimizer_steps, warmup=config.training.warmup_steps, decay_share=decay_share
     )
-    return Learner(
+    learner = Learner(
         model,
         loaded.tokenizer,
         schedule=Schedule(optimizers, factor),
@@ -206,6 +206,10 @@ def build_learner(
         wrapping=wrapping,
         scorer=scorer,
     )
+    if wrapping is not None:  # `as_loaded` had no values to compare
+        refuse_other_logits(model, name=config.model.name, as_root=learner.scorer)
+        wrapping.settle()
+    return learner
 
 
 def _frozen(loaded: Loaded, config: TrainConfig) -> Any:

@@ -105,7 +105,7 @@ class TokenScorer(nn.Module):
 
     def forward(
         self,
-        batch: Batch,
+        batch: Batch | Callable[[], tuple[torch.Tensor, ...]],
         temperature: float = 1.0,
         *,
         entropy_gradient: bool = False,
@@ -113,7 +113,10 @@ class TokenScorer(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """Logprobs and entropies [N] (nats, at `temperature`) of the batch's N loss-bearing tokens. The
         entropies carry a gradient only if `entropy_gradient`: it costs another pass over the logits. With
-        `value_at`, also the values [K] of the states that those of the N tokens were sampled in."""
+        `value_at`, also the values [K] of the states that those of the N tokens were sampled in. A
+        function in place of a batch is called as a pass of this module, which gathers what is sharded."""
+        if callable(batch):
+            return batch()
         inner = causal_lm(self.model)
         with self._precision.autocast():
             hidden_N = _hidden(inner.get_decoder(), batch)

@@ -7,6 +7,7 @@ one training loop and not one for each kind of process. The first process alone 
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ _BUCKET = 1 << 25  # elements of gradients that travel at once
 COLLECTIVE_TIMEOUT_S = 600.0  # training.collective_timeout_s, where nothing else is said
 _BEATS = 8  # signs of life in the time after which a process without one counts as lost
 _LONGEST_POLL_S = 0.05
+_LONGEST_CLOSE_S = 5.0
 _ONE_INTERRUPT_S = 3.0  # terminal and launcher both pass an interrupt on
 
 
@@ -47,9 +49,17 @@ class _RollCall:
         self._meetings = 0
         self._store, of_thread = self._connect(), self._connect()
         self._store.set(f"process/{index}", f"{socket.gethostname()} {os.getpid()}")
-        threading.Thread(
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(
             target=self._live, args=[of_thread], name="mcpagent-signs-of-life", daemon=True
-        ).start()
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the signs of life. A thread inside the store while the interpreter ends would abort the
+        process (exit code -6)."""
+        self._is_over.set()
+        self._thread.join(_LONGEST_CLOSE_S)  # a store whose host is stopped answers nobody
 
     def _connect(self) -> Store:
         """Whoever hosts the store (the launcher, or the first process), all are its clients."""
@@ -64,13 +74,13 @@ class _RollCall:
     def _live(self, store: Store) -> None:
         beats = dict.fromkeys(self._others, -1)
         with suppress(RuntimeError, OSError):  # the store is gone, and with it the run
-            while True:
+            while not self._is_over.is_set():
                 store.add(f"beats/{self.index}", 1)
                 for other, before in beats.items():
                     beats[other] = store.add(f"beats/{other}", 0)
                     if beats[other] != before:
                         self._heard_s[other] = time.monotonic()
-                time.sleep(self.timeout_s / _BEATS)
+                self._is_over.wait(self.timeout_s / _BEATS)
 
     def _silent(self, longer_than_s: float) -> list[int]:
         now = time.monotonic()
@@ -106,6 +116,7 @@ class Processes:
 
     def __init__(self, *, index: int = 0, count: int = 1, roll_call: _RollCall | None = None) -> None:
         self.index, self.count, self._roll_call = index, count, roll_call
+        self._has_lost = False
 
     @classmethod
     def join(
@@ -116,8 +127,8 @@ class Processes:
         start_within_s: float = COLLECTIVE_TIMEOUT_S,
     ) -> Self:
         """Meet the other processes that the launcher started; alone where there was none. Collectives end
-        with an error after `timeout_s`, and processes may start `start_within_s` apart. Raises RunError
-        where one does not come."""
+        with an error after `timeout_s`, and processes may start `start_within_s` apart. They part when the
+        interpreter ends, however it does. Raises RunError where one does not come."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count == 1:
             return cls()
@@ -133,7 +144,17 @@ class Processes:
                 timeout=timedelta(seconds=timeout_s),
             )
         index = distributed.get_rank()
-        return cls(index=index, count=count, roll_call=_RollCall(index, count, timeout_s))
+        processes = cls(index=index, count=count, roll_call=_RollCall(index, count, timeout_s))
+        atexit.register(processes.leave)
+        return processes
+
+    def leave(self) -> None:
+        """Stop the thread that shows life, and destroy the process group; where another process is lost the
+        group is left as it is, since what waits for that one would be waited for."""
+        if self._roll_call is not None:
+            self._roll_call.close()
+        if distributed.is_initialized() and not self._has_lost:
+            distributed.destroy_process_group()
 
     def meet(self) -> None:
         """Wait until every process has come here, however long what it does before takes: episodes, a
@@ -150,6 +171,7 @@ class Processes:
         except (RuntimeError, RunError) as error:
             if self._roll_call is None or not (isinstance(error, RunError) or _is_of_collective(error)):
                 raise
+            self._has_lost = True
             said = error if isinstance(error, RunError) else _failed(self._roll_call, error)
             try:
                 is_first = self._roll_call.is_first_to_fail()

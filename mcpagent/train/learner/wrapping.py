@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import RunError, UserError
-from mcpagent.models.load import causal_lm
+from mcpagent.models.load import causal_lm, map_large_blocks
 from mcpagent.policy.contract import choose_backend
 from mcpagent.train.batch.scoring import Batch
 from mcpagent.train.learner.optim import Precision
@@ -148,6 +148,8 @@ class Fsdp:
             )
         else:
             self.mesh = init_device_mesh(device.type, (processes.count,), mesh_dim_names=("shard",))
+        if device.type == "cpu":
+            map_large_blocks()
         pin = device.type == "cuda"
         self._offload = CPUOffloadPolicy(pin_memory=pin) if cpu_offload else OffloadPolicy()
         self._home = torch.device("cpu") if cpu_offload else device

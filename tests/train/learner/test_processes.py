@@ -208,6 +208,15 @@ CPU = torch.device("cpu")
 print("starts", flush=True)
 """
 
+# What is still there when the interpreter ends: the process group, and threads that talk to others.
+_AT_END = """
+import atexit, threading
+def tell():
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("mcpagent")]
+    print("at the end:", distributed.is_initialized(), names)
+atexit.register(tell)
+"""
+
 
 @contextmanager
 def one_after_another(code: str, *, begun: int, count: int) -> Iterator[list[subprocess.Popen[str]]]:
@@ -235,12 +244,20 @@ def one_after_another(code: str, *, begun: int, count: int) -> Iterator[list[sub
 
 
 def test_a_process_that_starts_later_than_the_timeout_of_collectives_is_waited_for() -> None:
-    code = "p = Processes.join(CPU, timeout_s=1)\np.meet()\nprint(p.gather([p.index]))"
-    code += "\ndistributed.destroy_process_group()"
+    code = _AT_END + "p = Processes.join(CPU, timeout_s=1)\np.meet()\nprint(p.gather([p.index]))"
     with one_after_another(code, begun=2, count=2) as started:
         said = [process.communicate(timeout=BOUND_S) for process in started]
         assert [process.returncode for process in started] == [0, 0], said
-    assert [out for out, _ in said] == ["[0, 1]\n"] * 2
+    assert [out for out, _ in said] == ["[0, 1]\nat the end: False []\n"] * 2
+
+
+def test_a_process_that_ends_with_an_error_leaves_the_others_first() -> None:
+    """A thread that is inside the store while the interpreter ends aborts the process: exit code -6."""
+    code = _AT_END + "p = Processes.join(CPU, timeout_s=1)\np.meet()\nraise SystemExit(3)"
+    with one_after_another(code, begun=2, count=2) as started:
+        said = [process.communicate(timeout=BOUND_S) for process in started]
+        assert [process.returncode for process in started] == [3, 3], said
+    assert [out for out, _ in said] == ["at the end: False []\n"] * 2
 
 
 def test_one_process_says_that_another_has_not_started() -> None:

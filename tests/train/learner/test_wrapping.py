@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.errors import UserError
 from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
 from mcpagent.train.batch.scoring import TokenScorer
+from mcpagent.train.build import build_learner, load
 from mcpagent.train.learner.learner import EmaReference, Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
@@ -159,6 +161,48 @@ def resumed(processes: Processes, wrapping: Fsdp | None, folder: Path, *, to: st
     return weights(learner)
 
 
+class OddConfig(Qwen3Config):
+    model_type = "odd_qwen3"
+
+
+class Odd(Qwen3ForCausalLM):
+    """Does to its logits what no setting says."""
+
+    config_class = OddConfig
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output: Any = super().forward(*args, **kwargs)
+        output.logits = output.logits * 2
+        return output
+
+
+def odd_model() -> Any:
+    """A tiny model of a family that transformers is told of here."""
+    AutoConfig.register("odd_qwen3", OddConfig, exist_ok=True)
+    AutoModelForCausalLM.register(OddConfig, Odd, exist_ok=True)
+    return Odd(OddConfig(**tiny_model().config.to_diff_dict() | {"model_type": "odd_qwen3"}))
+
+
+def write_models(folder: Path) -> None:
+    """One that is trained as it is, and one that is not."""
+    for name, model in {"plain": tiny_model(), "odd": odd_model()}.items():
+        model.save_pretrained(folder / name)
+        train_tokenizer([], vocab_size=0, catalog_hash="").save_pretrained(folder / name)
+
+
+def loaded(processes: Processes, model: Path) -> Any:
+    """The weights of a model in a folder, loaded into shards; what is said where it is refused."""
+    odd_model()
+    settings = {"model.name": model, "finetune.mode": "full", "training.parallel": "fsdp", "threads": 1}
+    settings |= {"rollout.backend": "vllm", "vllm.servers": '["http://127.0.0.1:1"]'}
+    config = load_train_config([], [f"{k}={v}" for k, v in settings.items()], for_training=False).config
+    try:
+        parts = load(config, processes=processes)
+        return weights(build_learner(parts, config, total_optimizer_steps=3, processes=processes))
+    except UserError as error:
+        return error.message
+
+
 def work(folder: Path) -> None:
     """Of one process among several: leaves what it came to in the folder. Four of them go on where two have
     saved."""
@@ -181,6 +225,7 @@ def work(folder: Path) -> None:
     for name in REPEATED:
         wrapping = Fsdp(processes, device=CPU, shard_size=1)
         results[f"{name}, repeated"] = outcome(processes, wrapping, CASES[name])
+    results |= {name: loaded(processes, folder / name) for name in ("plain", "odd")}
     torch.save(results, folder / f"{processes.index}.pt")
     torch.distributed.destroy_process_group()
 
@@ -189,6 +234,7 @@ def work(folder: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes left."""
     folder = tmp_path_factory.mktemp("two")
+    write_models(folder)
     in_processes(folder, module=__name__)
     return folder
 
@@ -214,6 +260,18 @@ def test_two_processes_with_shards_make_the_update_of_one(name: str, two: list[A
             assert other == pytest.approx(step, rel=rel, abs=least)
     moved = max(float((began[n].float() - p.float()).abs().max()) for n, p in after.items())
     assert moved > 3e-3, "there is something to compare"
+
+
+def test_a_model_that_is_loaded_into_shards_is_the_one_in_the_folder(folder: Path, two: list[Any]) -> None:
+    stored = load_file(folder / "plain" / "model.safetensors")
+    for results in two:
+        assert results["plain"].keys() == stored.keys()
+        assert all(torch.equal(results["plain"][name], tensor) for name, tensor in stored.items())
+
+
+def test_logits_that_no_setting_tells_are_refused_in_shards_too(two: list[Any]) -> None:
+    for results in two:
+        assert "changes its logits after the output head in a way of its own" in results["odd"]
 
 
 def files(checkpoint: Path) -> dict[str, dict[str, torch.Tensor]]:
