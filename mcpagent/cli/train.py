@@ -93,9 +93,20 @@ def train(
             "that is not on this machine it asks the hub for the config.json.",
         ),
     ] = False,
+    estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate",
+            help="Print the memory that the model takes by part on 1 to 16 devices, then that of models of "
+            "0.6B to 32B with LoRA, QLoRA and all weights, and the largest that fits. Needs no data.",
+        ),
+    ] = False,
     gpu_memory: Annotated[
         float | None,
-        typer.Option(min=0.1, help="With --dry-run: plan for a GPU of so many GiB, which need not be here."),
+        typer.Option(
+            min=0.1,
+            help="With --dry-run or --estimate: plan for GPUs of so many GiB, which need not be here.",
+        ),
     ] = None,
     num_processes: Annotated[
         int | None,
@@ -123,17 +134,21 @@ def train(
         **cassette_settings(cassette, cassette_mode),
     }
     overrides = [*(set_ or ()), *(f"{key}={value}" for key, value in options.items() if value is not None)]
-    if gpu_memory is not None and not dry_run:
+    if gpu_memory is not None and not (dry_run or estimate):
         raise UserError(
             "a run trains on what this machine has",
             where="--gpu-memory",
-            remedy="add --dry-run, or leave it out",
+            remedy="add --dry-run or --estimate, or leave it out",
         )
     files = config or (_started_with(out, algo) if resume and (out or not set_) else ())
     console = Console(is_json=as_json)
     loaded = load_for_dataset(files, overrides, data=None, split="train", note=console.note)
     for note in loaded.notes:
         console.note(note)
+    if estimate:
+        require("hf", use="the shape of a model")
+        _show_estimate(loaded.config, console, gpu_memory=gpu_memory)
+        return
     check_inputs(loaded.config, resume=resume, dry_run=dry_run)
     require("hf", use="training")
     trainer = choose(loaded.config, note=console.note, is_dry_run=dry_run)
@@ -142,7 +157,7 @@ def train(
     if dry_run and trainer.name != "native":
         _show_resolved(trainer, loaded.config, console)
     elif dry_run:
-        _show_plan(loaded.config, console, gpu_memory=gpu_memory)
+        _show_plan(loaded.config, console, gpu_memory=gpu_memory, count=num_processes)
     else:
         _train(trainer, loaded, console, resume=resume)
 
@@ -186,7 +201,77 @@ def _show_resolved(trainer: Engine, config: TrainConfig, console: Console) -> No
         console.note(note)
 
 
-def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | None) -> None:
+def _show_estimate(config: TrainConfig, console: Console, *, gpu_memory: float | None) -> None:
+    from mcpagent.train.forecast import DEVICES, Estimate
+    from mcpagent.train.plan import estimate_run
+
+    made = estimate_run(config, gpu_memory_gib=gpu_memory)
+    notes = [f"architecture: {made.architecture}"]
+    if not made.configured:
+        notes.append("the memory of the configured model is not known: see the other models")
+    elif made.configured[-1].parallel == "fsdp" and config.training.parallel != "fsdp":
+        notes.append(
+            "several devices share the weights with --set training.parallel=fsdp; else each holds all"
+        )
+    if any(row.parallel == "fsdp" for row in made.table):
+        notes.append("with shards, vLLM servers on other devices sample the episodes; they are not counted")
+    if any(row.mode == "qlora" for row in made.table):
+        notes.append("weights of 4 bits are not sharded: with qlora each device holds all of them")
+    if made.device_memory_gib is None:
+        notes.append("the memory of a device is not known: --gpu-memory GIB names it")
+    if config.training.cpu_offload:
+        notes.append("training.cpu_offload: what several devices share is in the memory of the host")
+    if console.is_json:
+        console.print_json(made.as_json() | {"notes": notes})
+        return
+
+    def cell(row: Estimate) -> str:
+        return f"{row.memory_gib:.1f}{'!' if row.fits is False else ''}"
+
+    heads = [f"{count} device{'s' if count > 1 else ''}" for count in DEVICES]
+    if made.configured:
+        first = made.configured[0]
+        names = [n for n in first.memory_gib_by_part if any(r.memory_gib_by_part[n] for r in made.configured)]
+        rows = [
+            (name.replace("_", " "), *(f"{row.memory_gib_by_part[name]:.1f}" for row in made.configured))
+            for name in names
+        ]
+        if any(row.host_gib for row in made.configured):
+            rows.append(("(on the host)", *(f"{row.host_gib:.1f}" for row in made.configured)))
+        rows.append(("at most at once", *map(cell, made.configured)))
+        title = f"{first.model}, {first.mode}, {made.dtype}: GiB that each {made.device} device holds"
+        console.table(title, ("part", *heads), rows)
+    by_row = {(row.model, row.mode): row for row in made.table}
+    rows = [
+        (model, mode, *(cell(row) for row in made.table if (row.model, row.mode) == (model, mode)))
+        for model, mode in by_row
+    ]
+    memory = made.device_memory_gib
+    title = "Other models, with the same settings" + (
+        "" if memory is None else f"; ! does not fit into {memory:.0f} GiB"
+    )
+    console.table(title, ("model", "mode", *map(str, DEVICES)), rows)
+    sizes = {row["device_memory_gib"]: None for row in made.largest}
+    modes = {row["mode"]: None for row in made.largest}
+    rows = [
+        (
+            f"{size:.0f} GiB",
+            mode,
+            *(
+                str(row["model"] or "none").rpartition("-")[2]
+                for row in made.largest
+                if (row["device_memory_gib"], row["mode"]) == (size, mode)
+            ),
+        )
+        for size in sizes
+        for mode in modes
+    ]
+    console.table("The largest of them that fits", ("device", "mode", *map(str, DEVICES)), rows)
+    for note in notes:
+        console.note(note)
+
+
+def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | None, count: int | None) -> None:
     from mcpagent.run.train import plan_run
 
     # A named device need not be here; only without a name does this machine decide.
@@ -194,7 +279,7 @@ def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | Non
         config.device == "auto" and config.finetune.mode == "qlora"
     )
     planned = gpu_memory or (0.0 if is_named else None)
-    result = plan_run(config, gpu_memory_gib=planned, on_note=console.note).as_json()
+    result = plan_run(config, gpu_memory_gib=planned, count=count, on_note=console.note).as_json()
     notes = result.pop("notes")
     if console.is_json:
         console.print_json(result | {"notes": notes})

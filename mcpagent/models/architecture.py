@@ -19,7 +19,7 @@ from mcpagent.models.load import load_config
 _HUB_TIMEOUT_S = 5.0
 # The dense models of Qwen3 as their config.json describes them (arXiv 2505.09388, table 1), so that the
 # default model can be planned on a machine that has neither it nor a network.
-_QWEN3 = {
+PUBLISHED = {
     # layers, hidden, heads, intermediate, tied embeddings
     "Qwen/Qwen3-0.6B": (28, 1024, 16, 3072, True),
     "Qwen/Qwen3-1.7B": (28, 2048, 16, 6144, True),
@@ -50,8 +50,8 @@ def find_architecture(name: str, *, trust_remote_code: bool = False) -> Architec
         return Architecture(load_config(name, trust_remote_code=trust_remote_code), f"config.json of {name}")
     if (config := _in_cache(name, trust_remote_code=trust_remote_code)) is not None:
         return Architecture(config, "config.json in the hub's cache on this machine")
-    if name in _QWEN3:
-        return Architecture(_published(name), "its published config.json; the model is not on this machine")
+    if name in PUBLISHED:
+        return Architecture(published(name), "its published config.json; the model is not on this machine")
     if not is_offline() and (config := _within(_HUB_TIMEOUT_S, lambda: _from_hub(name))) is not None:
         return Architecture(config, "config.json from the hub; the model is not on this machine")
     return Architecture(
@@ -100,10 +100,11 @@ def _within(seconds: float, ask: Callable[[], Any]) -> Any:
     return answers[0] if answers else None
 
 
-def _published(name: str) -> Any:
+def published(name: str) -> Any:
+    """The transformers configuration of one of PUBLISHED."""
     from transformers import Qwen3Config
 
-    layers, hidden, heads, intermediate, tied = _QWEN3[name]
+    layers, hidden, heads, intermediate, tied = PUBLISHED[name]
     return Qwen3Config(
         vocab_size=151936,
         hidden_size=hidden,

@@ -165,16 +165,22 @@ class Prepared:
 
 
 @contextmanager
-def prepared(config: TrainConfig, *, gpu_memory_gib: float | None = None) -> Iterator[Prepared]:
+def prepared(
+    config: TrainConfig, *, gpu_memory_gib: float | None = None, count: int | None = None
+) -> Iterator[Prepared]:
     """Everything that a run and its dry run refuse alike: the data, the device, the model's architecture,
-    what fits. Loads no weights, starts no server, writes nothing. Raises UserError."""
+    what fits into each of `count` processes (None: those that a launcher started). Loads no weights, starts
+    no server, writes nothing. Raises UserError."""
     target = target_device(config, gpu_memory_gib=gpu_memory_gib)
     with ExitStack() as stack:
         tasks = stack.enter_context(open_tasks(config, find_dataset(config.data.train, split="train")))
         path = evaluated_file(config)
         validation = () if path is None else stack.enter_context(open_tasks(config, path))
         yield Prepared(
-            tasks=tasks, validation=validation, validation_path=path, checked=check_run(config, target)
+            tasks=tasks,
+            validation=validation,
+            validation_path=path,
+            checked=check_run(config, target, count=count),
         )
 
 
@@ -182,12 +188,13 @@ def plan_run(
     config: TrainConfig,
     *,
     gpu_memory_gib: float | None = None,
+    count: int | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> TrainPlan:
-    """What `train` would do, or what it would refuse (UserError): with `gpu_memory_gib`, 0 where it is not
-    known, on a GPU that need not be here."""
+    """What `train` would do in `count` processes, or what it would refuse (UserError): with `gpu_memory_gib`,
+    0 where it is not known, on GPUs that need not be here."""
     config = pinned_model(config, on_note=on_note)
-    with prepared(config, gpu_memory_gib=gpu_memory_gib) as ready:
+    with prepared(config, gpu_memory_gib=gpu_memory_gib, count=count) as ready:
         return plan(
             config,
             ready.checked,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from mcpagent.config.schema import LoraConfig, TrainConfig
+from mcpagent.core.records import JsonObject
+from mcpagent.models.architecture import PUBLISHED, Architecture, published
+from mcpagent.models.load import resolve_dtype
 from mcpagent.models.weights import meta_model
+from mcpagent.policy.contract import choose_backend
 from mcpagent.storage.checkpoints import MODEL_FILE
 
 _MASTER_BYTES = 4  # of what is trained, its gradients and each of its moments: float32 always
@@ -16,6 +22,11 @@ _NF4_BYTES = 0.516  # 4 bits, and 0.127 bits of block constants (arXiv 2305.1431
 _LOGITS_CHUNK = 1 << 25  # elements; as in `train.batch.scoring`
 _LOGITS_COPIES = 3  # logits, probabilities and their gradient, in float32
 ASSUMED_CONTEXT = 2048  # tokens, where rollout.max_context_tokens is not set
+GIB = 2**30
+AIR = 0.95  # share of a device's memory that a run can have: the rest is the driver's and fragments
+DEVICES = (1, 2, 4, 8, 16)  # of an estimate
+COMMON_GIB = (24.0, 48.0, 80.0)  # devices that an estimate judges by, where it is told of none
+_MODES = ("lora", "qlora", "full")
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,7 @@ class ModelShape:
     class_name: str
     can_checkpoint: bool
     parameters: int
+    root: int  # parameters outside of the layers: embeddings, head, last norm
     linear: int  # parameters of the linear layers that qlora quantises
     linear_names: tuple[str, ...]  # what lora.target_modules may name
     adapters: int
@@ -60,6 +72,8 @@ def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> Model
         class_name=type(model).__name__,
         can_checkpoint=model.supports_gradient_checkpointing,
         parameters=sum(p.numel() for p in model.parameters()),
+        root=sum(p.numel() for p in model.parameters())
+        - sum(p.numel() for layer in model.get_decoder().layers for p in layer.parameters()),
         linear=sum(m.weight.numel() for m in linear.values()),
         linear_names=tuple(sorted({n.rpartition(".")[2] for n in linear})),
         adapters=sum((m.in_features + m.out_features) * lora.r for m in adapted),
@@ -94,10 +108,12 @@ def checkpoint_bytes(config: TrainConfig, shape: ModelShape, *, itemsize: int) -
 @dataclass(frozen=True)
 class Forecast:
     """Bytes by part, each at the moment of a step at which it is largest, and `peak`, the most that are held
-    at once. `fixed` is what no setting of a batch changes."""
+    at once. `fixed` is what no setting of a batch changes; `host` are bytes that `training.cpu_offload` keeps
+    in the memory of the host."""
 
     parts: dict[str, float]
     peak: float
+    host: float = 0.0
 
     @property
     def fixed(self) -> float:
@@ -105,7 +121,8 @@ class Forecast:
         return sum(self.parts[name] for name in _FIXED)
 
 
-_FIXED = ("weights", "gradients", "optimiser", "reference", "sampling_copy")
+_SHARED = ("weights", "gradients", "optimiser", "reference")  # between processes with shards
+_FIXED = (*_SHARED, "sampling_copy", "gathered")
 
 
 def forecast(
@@ -115,15 +132,33 @@ def forecast(
     itemsize: int,
     backend: Literal["hf", "vllm"],
     device_bytes: int | None,
+    shards: int = 1,
 ) -> Forecast:
-    """What a run holds. An engine of vLLM on the trainer's GPU has its share of the device's memory
-    (`device_bytes`; left out where that is not known), during updates only where it does not sleep."""
+    """What a process of a run holds. An engine of vLLM on the trainer's GPU has its share of the device's
+    memory (`device_bytes`; left out where that is not known), during updates only where it does not sleep.
+    `shards` is the number of processes that hold the weights once between them."""
     parts = memory(config, shape, itemsize=itemsize, samples_here=backend == "hf")
+    parts["gathered"], host = 0.0, 0.0
+    if shards > 1:
+        parts |= {name: parts[name] / shards for name in _SHARED}
+        parts["gathered"] = _gathered(config, shape, itemsize)
+        if config.training.cpu_offload:
+            host = sum(parts[name] for name in _SHARED)
+            parts |= dict.fromkeys(_SHARED, 0.0)
     has_engine = backend == "vllm" and config.algorithm == "grpo" and not config.vllm.servers
     parts["vllm"] = config.vllm.gpu_memory_utilization * (device_bytes or 0) if has_engine else 0.0
     sampling = sum(parts[name] for name in (*_FIXED, "kv_cache", "vllm"))
     updating = sum(parts.values()) - (parts["vllm"] if config.vllm.sleep is not False else 0.0)
-    return Forecast(parts=parts, peak=max(sampling, updating))
+    return Forecast(parts=parts, peak=max(sampling, updating), host=host)
+
+
+def _gathered(config: TrainConfig, shape: ModelShape, itemsize: int) -> float:
+    """Bytes of the weights that FSDP2 has gathered at once: what is outside of the layers, and two layers, of
+    which one is fetched while the other is computed; where all are trained, the whole gradients of the first
+    and of one layer before they are scattered."""
+    layer = (shape.parameters - shape.root) / shape.layers
+    gradients = shape.root + layer if config.finetune.mode == "full" else 0.0
+    return (shape.root + 2 * layer + gradients) * itemsize
 
 
 def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_here: bool) -> dict[str, float]:
@@ -171,3 +206,134 @@ def _kept_of_a_token(config: TrainConfig, shape: ModelShape, itemsize: int) -> i
         # The input of every layer, and one layer at a time as it is computed again.
         return shape.layers * shape.hidden * itemsize + layer + head
     return shape.layers * layer + head
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What each of `devices` devices holds, in GiB: one process on each, with shards where there are several
+    and the weights can be sharded (`parallel` fsdp). `fits` is None where the memory of a device is not
+    known."""
+
+    model: str
+    parameters: int
+    mode: str
+    devices: int
+    parallel: Literal["replicate", "fsdp"]
+    memory_gib: float
+    memory_gib_by_part: dict[str, float]
+    host_gib: float
+    fits: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimates:
+    """`configured` is the configured model in the configured mode, empty where its architecture cannot be
+    had; `table` the published shapes in each mode with the other settings; `largest` the largest of them that
+    fits by mode and number of devices, for each memory of a device."""
+
+    device: str
+    dtype: str
+    device_memory_gib: float | None
+    architecture: str
+    configured: tuple[Estimate, ...]
+    table: tuple[Estimate, ...]
+    largest: tuple[JsonObject, ...]
+
+    def as_json(self) -> JsonObject:
+        """The document of `train --estimate --json`."""
+        return asdict(self)
+
+
+def estimate(
+    config: TrainConfig,
+    architecture: Architecture,
+    shape: ModelShape | None,
+    *,
+    kind: str,
+    device_bytes: int | None,
+    is_here: bool = True,
+) -> Estimates:
+    """Memory by part of the configured model, of `shape` where that is known, and of models of 0.6B to 32B.
+    `kind`, `device_bytes` and `is_here` are of the device, as in `train.plan.TargetDevice`."""
+
+    def of(name: str, shape: ModelShape, mode: str, memory: int | None) -> Iterator[Estimate]:
+        for devices in DEVICES:
+            yield _estimated(
+                config, name, shape, mode, devices=devices, kind=kind, device_bytes=memory, is_here=is_here
+            )
+
+    modes = [mode for mode in _MODES if mode != "qlora" or kind == "cuda"]  # 4 bits need CUDA
+    shapes = {name: shape_of(published(name), config.lora) for name in PUBLISHED}
+    table = tuple(
+        row for name in shapes for mode in modes for row in of(name, shapes[name], mode, device_bytes)
+    )
+    sizes = COMMON_GIB if device_bytes is None else (device_bytes / GIB,)
+    largest: list[JsonObject] = []
+    for size in sizes:
+        rows = [r for n in shapes for mode in modes for r in of(n, shapes[n], mode, int(size * GIB))]
+        for mode in modes:
+            for devices in DEVICES:
+                fitting = [r for r in rows if r.mode == mode and r.devices == devices and r.fits]
+                name = max(fitting, key=lambda row: row.parameters).model if fitting else None
+                largest.append({"device_memory_gib": size, "mode": mode, "devices": devices, "model": name})
+    configured = (
+        () if shape is None else tuple(of(config.model.name, shape, config.finetune.mode, device_bytes))
+    )
+    dtype = resolve_dtype(config.model.dtype, torch.device(kind))
+    return Estimates(
+        device=kind,
+        dtype=str(dtype).removeprefix("torch."),
+        device_memory_gib=None if device_bytes is None else device_bytes / GIB,
+        architecture=architecture.source,
+        configured=configured,
+        table=table,
+        largest=tuple(largest),
+    )
+
+
+def _estimated(
+    config: TrainConfig,
+    name: str,
+    shape: ModelShape,
+    mode: str,
+    *,
+    devices: int,
+    kind: str,
+    device_bytes: int | None,
+    is_here: bool,
+) -> Estimate:
+    is_sharded = devices > 1 and mode != "qlora"  # weights of 4 bits cannot be sharded
+    checkpoints = config.model.checkpoints_on(kind, can=shape.can_checkpoint)
+    config = config.model_copy(
+        update={
+            "finetune": config.finetune.model_copy(update={"mode": mode}),
+            "model": config.model.model_copy(update={"gradient_checkpointing": checkpoints}),
+        }
+    )
+    backend = choose_backend(
+        config.rollout.backend,
+        is_lora=mode == "lora",
+        has_gpu=kind == "cuda",
+        has_servers=bool(config.vllm.servers),
+        is_here=is_here,
+    ).backend
+    made = forecast(
+        config,
+        shape,
+        itemsize=resolve_dtype(config.model.dtype, torch.device(kind)).itemsize,
+        backend="vllm" if is_sharded else backend,
+        # Of shards no engine beside them samples: servers do, on other devices.
+        device_bytes=None if is_sharded else device_bytes,
+        shards=min(config.training.shard_size or devices, devices) if is_sharded else 1,
+    )
+    return Estimate(
+        model=name,
+        parameters=shape.parameters,
+        mode=mode,
+        devices=devices,
+        parallel="fsdp" if is_sharded else "replicate",
+        memory_gib=round(made.peak / GIB, 3),
+        memory_gib_by_part={part: round(size / GIB, 3) for part, size in made.parts.items()},
+        host_gib=round(made.host / GIB, 3),
+        fits=None if device_bytes is None else made.peak <= AIR * device_bytes,
+    )

@@ -16,7 +16,7 @@ from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.models.architecture import find_architecture
+from mcpagent.models.architecture import Architecture, find_architecture
 from mcpagent.models.load import (
     check_weights,
     refuse_missing_attention,
@@ -32,19 +32,22 @@ from mcpagent.tools.setup import configured_servers
 from mcpagent.train.actor import refuse_pipeline
 from mcpagent.train.build import is_deterministic, refuse_shared_engine, refuse_untrained
 from mcpagent.train.forecast import (
+    AIR,
     ASSUMED_CONTEXT,
+    GIB,
+    Estimates,
     Forecast,
     ModelShape,
     checkpoint_bytes,
+    estimate,
     forecast,
     shape_of,
     trained_parameters,
 )
 from mcpagent.train.learner.processes import Processes
+from mcpagent.train.learner.wrapping import refuse_sharding, sharding
 from mcpagent.train.trackers import require_tracker
 
-_GIB = 2**30
-_AIR = 0.95  # share of a device's memory that a run can have: the rest is the driver's and fragments
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -70,19 +73,20 @@ class Preflight:
     shape: ModelShape | None
     forecast: Forecast | None
     notes: tuple[str, ...]
+    shards: int = 1  # processes that hold the weights once between them
 
     @property
     def fits(self) -> bool | None:
         """Whether the forecast fits the device; None where either is not known."""
         if self.forecast is None or self.target.memory is None:
             return None
-        return self.forecast.peak <= _AIR * self.target.memory
+        return self.forecast.peak <= AIR * self.target.memory
 
 
 def target_device(config: TrainConfig, *, gpu_memory_gib: float | None = None) -> TargetDevice:
     """The device that `device` names. With `gpu_memory_gib` (0: not known) one that need not be here: a
     plan's. Raises UserError where it is neither here nor planned for."""
-    planned = None if not gpu_memory_gib else int(gpu_memory_gib * _GIB)
+    planned = None if not gpu_memory_gib else int(gpu_memory_gib * GIB)
     if planned is not None and config.device == "cpu":
         raise UserError(
             f"a plan for a GPU of {gpu_memory_gib:g} GiB was asked for, but device is cpu",
@@ -98,10 +102,15 @@ def target_device(config: TrainConfig, *, gpu_memory_gib: float | None = None) -
     return TargetDevice(kind=device.type, memory=memory)
 
 
-def check_run(config: TrainConfig, target: TargetDevice) -> Preflight:
+def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = None) -> Preflight:
     """Raises UserError for whatever would end the run before or at its start, as far as it can be told
-    without the weights and without starting a server."""
+    without the weights and without starting a server. `count` is the number of its processes; None: those
+    that a launcher started."""
     device = torch.device(target.kind)
+    count = count or int(os.environ.get("WORLD_SIZE", "1"))
+    is_sharded = sharding(config, Processes(count=count)) is not None
+    if is_sharded:
+        refuse_sharding(config, device=device)
     notes: list[str] = []
     if target.kind == "cpu" and (refused := refused_on_cpu(config)) is not None:
         raise UserError(refused.message, where=refused.keys[0])
@@ -116,14 +125,15 @@ def check_run(config: TrainConfig, target: TargetDevice) -> Preflight:
             remedy="lower it, or use --backend hf",
         )
     if config.algorithm == "grpo" and backend.backend == "vllm":
-        refuse_shared_engine(config, count=int(os.environ.get("WORLD_SIZE", "1")))
+        refuse_shared_engine(config, count=count)
     if config.algorithm == "grpo" and config.rollout.max_staleness > 0:
         refuse_pipeline(config, device, Processes(), is_here=target.is_here)
     for tracker in config.tracking.backends:
         require_tracker(tracker)
     notes += load_reward(config.reward).notes()
     dtype = resolve_dtype(config.model.dtype, device)
-    architecture, shape = _shape(config)
+    described, shape = _shape(config)
+    architecture = described.source
     if not target.is_here:
         notes.append(
             f"planned for a machine with a {target.kind} device, which this one is not: which packages are "
@@ -138,7 +148,12 @@ def check_run(config: TrainConfig, target: TargetDevice) -> Preflight:
         checkpoints = config.model.checkpoints_on(target.kind, can=shape.can_checkpoint)
         config = _with(config, "model.gradient_checkpointing", checkpoints)
         expected = forecast(
-            config, shape, itemsize=dtype.itemsize, backend=backend.backend, device_bytes=target.memory
+            config,
+            shape,
+            itemsize=dtype.itemsize,
+            backend=backend.backend,
+            device_bytes=target.memory,
+            shards=shards_of(config, count) if is_sharded else 1,
         )
     checked = Preflight(
         target=target,
@@ -148,8 +163,14 @@ def check_run(config: TrainConfig, target: TargetDevice) -> Preflight:
         shape=shape,
         forecast=expected,
         notes=tuple(notes),
+        shards=shards_of(config, count) if is_sharded else 1,
     )
     return replace(checked, notes=(*notes, *_memory_notes(config, checked)))
+
+
+def shards_of(config: TrainConfig, count: int) -> int:
+    """How many of `count` processes hold the weights once between them, where they are sharded."""
+    return min(config.training.shard_size or count, count)
 
 
 def _backend(config: TrainConfig, target: TargetDevice) -> BackendChoice:
@@ -178,8 +199,8 @@ def _memory_of(device: torch.device) -> int | None:
     return min(limits)
 
 
-def _shape(config: TrainConfig) -> tuple[str, ModelShape | None]:
-    """Where the architecture is from, and its shape. Raises UserError for what cannot be trained as it is
+def _shape(config: TrainConfig) -> tuple[Architecture, ModelShape | None]:
+    """The architecture and its shape. Raises UserError for what cannot be trained as it is
     asked for."""
     name = config.model.name
     if config.algorithm == "grpo":
@@ -192,7 +213,7 @@ def _shape(config: TrainConfig) -> tuple[str, ModelShape | None]:
         )
     architecture = find_architecture(name, trust_remote_code=config.model.trust_remote_code)
     if architecture.config is None:
-        return architecture.source, None
+        return architecture, None
     if not is_built(name):
         check_weights(name, architecture.config)
     shape = shape_of(architecture.config.get_text_config(), config.lora, where=architecture.source)
@@ -208,7 +229,22 @@ def _shape(config: TrainConfig) -> tuple[str, ModelShape | None]:
             where="model.gradient_checkpointing",
             remedy="set it to false; training.micro_batch_tokens bounds the memory of activations too",
         )
-    return architecture.source, shape
+    return architecture, shape
+
+
+def estimate_run(config: TrainConfig, *, gpu_memory_gib: float | None = None) -> Estimates:
+    """The memory of the configured model and of others on one to sixteen devices: on a GPU of
+    `gpu_memory_gib`, which need not be here, else on the device that `device` names, and without an
+    accelerator on CUDA devices of the sizes that are common. Raises UserError for a model that cannot be
+    trained as it is asked for."""
+    is_planned = (
+        config.device != "cpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
+    )
+    target = target_device(config, gpu_memory_gib=gpu_memory_gib or (0.0 if is_planned else None))
+    architecture, shape = _shape(config)
+    return estimate(
+        config, architecture, shape, kind=target.kind, device_bytes=target.memory, is_here=target.is_here
+    )
 
 
 def _memory_notes(config: TrainConfig, checked: Preflight) -> Iterator[str]:
@@ -217,13 +253,13 @@ def _memory_notes(config: TrainConfig, checked: Preflight) -> Iterator[str]:
     if checked.fits is not False:
         return
     assert checked.forecast is not None and checked.target.memory is not None and checked.shape is not None
-    has, wants = checked.target.memory / _GIB, checked.forecast.peak / _GIB
+    has, wants = checked.target.memory / GIB, checked.forecast.peak / GIB
     lower = smaller_settings(config, checked)
     change = " ".join(f"--set {key}={value}" for key, value in lower.settings)
     if checked.forecast.fixed > checked.target.memory:
-        remedy = f"{change} (forecast {lower.peak / _GIB:.1f} GiB)" if lower.fits else "use a smaller model"
+        remedy = f"{change} (forecast {lower.peak / GIB:.1f} GiB)" if lower.fits else "use a smaller model"
         raise UserError(
-            f"the run holds {checked.forecast.fixed / _GIB:.1f} GiB of weights, gradients and optimiser "
+            f"the run holds {checked.forecast.fixed / GIB:.1f} GiB of weights, gradients and optimiser "
             f"state whatever its batches are, and the {checked.target.kind} device has {has:.1f} GiB",
             where="model.name",
             remedy=remedy,
@@ -231,9 +267,9 @@ def _memory_notes(config: TrainConfig, checked: Preflight) -> Iterator[str]:
     yield (
         f"memory: the forecast is {wants:.1f} GiB and the {checked.target.kind} device has {has:.1f} GiB; "
         + (
-            f"lower it to {lower.peak / _GIB:.1f} GiB with {change}"
+            f"lower it to {lower.peak / GIB:.1f} GiB with {change}"
             if lower.fits
-            else f"{change} lowers it to {lower.peak / _GIB:.1f} GiB, which is still too much: use a smaller "
+            else f"{change} lowers it to {lower.peak / GIB:.1f} GiB, which is still too much: use a smaller "
             "model or a larger device"
         )
     )
@@ -274,7 +310,7 @@ def smaller_settings(config: TrainConfig, checked: Preflight) -> Smaller:
     assert checked.forecast is not None and checked.target.memory is not None and checked.shape is not None
     memory, now = checked.target.memory, checked.forecast
     changed: dict[str, Any] = {}
-    while now.peak > _AIR * memory:
+    while now.peak > AIR * memory:
         for part in sorted(now.parts, key=lambda name: now.parts[name], reverse=True):
             step = _lowered(config, part, checked)
             if step is not None:
@@ -286,9 +322,16 @@ def smaller_settings(config: TrainConfig, checked: Preflight) -> Smaller:
         config = _with(config, key, value)
         dtype = resolve_dtype(config.model.dtype, torch.device(checked.target.kind))
         backend = _backend(config, checked.target).backend
-        now = forecast(config, checked.shape, itemsize=dtype.itemsize, backend=backend, device_bytes=memory)
+        now = forecast(
+            config,
+            checked.shape,
+            itemsize=dtype.itemsize,
+            backend=backend,
+            device_bytes=memory,
+            shards=1 if config.finetune.mode == "qlora" else checked.shards,
+        )
     settings = tuple((key, str(value).lower()) for key, value in changed.items())
-    return Smaller(settings=settings, peak=now.peak, fits=now.peak <= _AIR * memory)
+    return Smaller(settings=settings, peak=now.peak, fits=now.peak <= AIR * memory)
 
 
 def _lowered(config: TrainConfig, part: str, checked: Preflight) -> tuple[str, Any] | None:
@@ -379,7 +422,7 @@ def plan(
         architecture=checked.architecture,
         mode=config.finetune.mode,
         device=target.kind,
-        device_memory_gib=None if target.memory is None else target.memory / _GIB,
+        device_memory_gib=None if target.memory is None else target.memory / GIB,
         dtype=str(checked.dtype).removeprefix("torch."),
         mixed_precision=config.training.mixed_precision,
         backend=checked.backend.backend,
@@ -393,10 +436,10 @@ def plan(
         servers=tuple(server.name for server in configured_servers(config.tools)),
         parameters=shape.parameters if shape else None,
         trained_parameters=trained_parameters(config, shape) if shape else None,
-        memory_gib=expected.peak / _GIB if expected else None,
-        memory_gib_by_part={name: size / _GIB for name, size in expected.parts.items()} if expected else None,
+        memory_gib=expected.peak / GIB if expected else None,
+        memory_gib_by_part={name: size / GIB for name, size in expected.parts.items()} if expected else None,
         fits=checked.fits,
-        checkpoint_gib=checkpoint_bytes(config, shape, itemsize=itemsize) / _GIB if shape else None,
+        checkpoint_gib=checkpoint_bytes(config, shape, itemsize=itemsize) / GIB if shape else None,
         kept_checkpoints=config.training.keep_checkpoints or "all",
         run_dir=str(run_dir),
         notes=checked.notes,

@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train --data samples": ("hf",),
     "train --data samples --algo sft": ("hf",),
     "train --data samples --dry-run": ("hf",),
+    "train --estimate": ("hf",),
     "runs": (),
     f"eval checkpoint CHECKPOINT --data {TRAIN}": ("hf",),
     f"eval model CHECKPOINT --data {TRAIN}": ("hf",),

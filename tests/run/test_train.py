@@ -84,6 +84,30 @@ def test_the_plan_counts_what_the_model_has_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_estimate_is_of_the_configured_model_first_and_needs_no_data(
+    settings: list[str], tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    words = [word if "data.train" not in word else "data.train=nowhere.jsonl" for word in settings]
+    done = mcpagent_train(
+        *words, "--mode", "full", "--device", "auto", "--estimate", "--gpu-memory", "80", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    parameters = sum(tensor.size for tensor in load_file(tiny_checkpoint / "model.safetensors").values())
+    assert [(row["model"], row["devices"]) for row in document["configured"]] == [
+        (str(tiny_checkpoint), count) for count in (1, 2, 4, 8, 16)
+    ]
+    assert {row["parameters"] for row in document["configured"]} == {parameters}
+    assert {row["fits"] for row in document["configured"]} == {True}
+    assert document["device"] == "cuda"
+    assert {row["model"] for row in document["table"]} >= {"Qwen/Qwen3-0.6B", "Qwen/Qwen3-32B"}
+    assert list(tmp_path.iterdir()) == []
+    shown = mcpagent_train(*words, "--device", "cpu", "--estimate")
+    assert shown.exit_code == 0 and "The largest of them that fits" in shown.output
+    assert "qlora" not in shown.output, "4 bits need CUDA"
+    assert "add --dry-run or --estimate" in refused(mcpagent_train(*settings, "--gpu-memory", "80"))
+
+
 def test_every_algorithm_of_the_option_has_a_plan(settings: list[str]) -> None:
     for algo, updates in (("grpo", 2), ("ppo", 8), ("sft", 2)):
         # Two steps; the preset of ppo takes two epochs of two minibatches, on its own value head.

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from benchmarks.memory import Work, config_of, count
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig, TrainConfig
+from mcpagent.models.architecture import find_architecture
 from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
-from mcpagent.train.forecast import memory, shape_of, trained_parameters
+from mcpagent.train.forecast import Estimates, estimate, forecast, memory, shape_of, trained_parameters
 
 TOKENS = 256
 SHAPE = Qwen3Config(
@@ -60,11 +61,11 @@ def test_activations_are_what_a_forward_pass_keeps(checkpointing: bool) -> None:
         f"model.gradient_checkpointing={str(checkpointing).lower()}",
         "rollout.backend=hf",
     )
-    forecast = memory(wanted, shape_of(SHAPE, LoraConfig()), itemsize=4, samples_here=True)["activations"]
+    expected = memory(wanted, shape_of(SHAPE, LoraConfig()), itemsize=4, samples_here=True)["activations"]
     measured = held_for_backward(model)
     if checkpointing:  # the one layer that is computed again is not yet there
-        measured += forecast - TOKENS * 4 * SHAPE.num_hidden_layers * SHAPE.hidden_size
-    assert 0.75 < forecast / measured < 1.33
+        measured += expected - TOKENS * 4 * SHAPE.num_hidden_layers * SHAPE.hidden_size
+    assert 0.75 < expected / measured < 1.33
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "v_proj")])
@@ -114,5 +115,73 @@ def test_the_forecast_is_within_15_percent_of_what_a_real_shape_keeps(work: Work
         f"training.micro_batch_tokens={work.tokens}",
     )
     shape = shape_of(config_of(work.shape, 6), LoraConfig())
-    forecast = memory(settings, shape, itemsize=2, samples_here=False)["activations"]
-    assert 0.85 < forecast / counted < 1.15
+    expected = memory(settings, shape, itemsize=2, samples_here=False)["activations"]
+    assert 0.85 < expected / counted < 1.15
+
+
+def test_processes_with_shards_hold_the_weights_once_between_them() -> None:
+    shape = shape_of(SHAPE, LoraConfig())
+    settings = config("finetune.mode=full", "training.parallel=fsdp", "grpo.kl_coef=0.1")
+    one, four = (
+        forecast(settings, shape, itemsize=2, backend="vllm", device_bytes=None, shards=n) for n in (1, 4)
+    )
+    for part in ("weights", "gradients", "optimiser", "reference"):
+        assert four.parts[part] == one.parts[part] / 4 > 0
+    for part in ("activations", "logits"):
+        assert four.parts[part] == one.parts[part] > 0
+    # 64 x 64 embeddings, tied, and the last norm are gathered with two layers, and with the gradients of both
+    # and of one layer: (root + 2 layers + root + layer) x 2 bytes.
+    root = 64 * 64 + 64
+    layer = (shape.parameters - root) / 4
+    assert (one.parts["gathered"], four.parts["gathered"]) == (0, 2 * (2 * root + 3 * layer))
+    assert four.peak == sum(four.parts.values())
+    offloaded = forecast(
+        config("finetune.mode=full", "training.cpu_offload=true", "grpo.kl_coef=0.1"),
+        shape,
+        itemsize=2,
+        backend="vllm",
+        device_bytes=None,
+        shards=4,
+    )
+    assert offloaded.host == pytest.approx(four.peak - offloaded.peak) and offloaded.parts["weights"] == 0
+
+
+def estimated(*settings: str, memory_gib: float | None = None) -> Estimates:
+    made = config(*settings)
+    architecture = find_architecture(made.model.name)
+    shape = shape_of(architecture.config, made.lora)
+    size = None if memory_gib is None else int(memory_gib * 2**30)
+    return estimate(made, architecture, shape, kind="cuda", device_bytes=size, is_here=False)
+
+
+def test_an_estimate_has_every_model_mode_and_number_of_devices() -> None:
+    made = estimated("model.name=Qwen/Qwen3-8B", "finetune.mode=full", memory_gib=80)
+    assert [(row.model, row.mode, row.devices) for row in made.configured] == [
+        ("Qwen/Qwen3-8B", "full", count) for count in (1, 2, 4, 8, 16)
+    ]
+    assert len(made.table) == 6 * 3 * 5
+    assert [row for row in made.table if (row.model, row.mode) == ("Qwen/Qwen3-8B", "full")] == list(
+        made.configured
+    )
+    # 8.19e9 weights of 2 bytes; float32 gradients, two moments and masters.
+    weights = 8.19e9 / 2**30
+    for row in made.configured:
+        assert row.parallel == ("fsdp" if row.devices > 1 else "replicate")
+        assert row.memory_gib_by_part["weights"] == pytest.approx(2 * weights / row.devices, rel=0.01)
+        assert row.memory_gib_by_part["optimiser"] == pytest.approx(12 * weights / row.devices, rel=0.01)
+        assert row.fits is (row.memory_gib <= 0.95 * 80)
+    quantised = [row.memory_gib for row in made.table if (row.model, row.mode) == ("Qwen/Qwen3-8B", "qlora")]
+    assert len(set(quantised)) == 1, "4 bits are not sharded"
+
+
+def test_the_largest_that_fits_is_the_one_after_which_none_does() -> None:
+    made = estimated(memory_gib=40)
+    assert {row["device_memory_gib"] for row in made.largest} == {40}
+    for answer in made.largest:
+        rows = [r for r in made.table if (r.mode, r.devices) == (answer["mode"], answer["devices"])]
+        fitting = [row.model for row in rows if row.memory_gib <= 0.95 * 40]  # the smallest model first
+        assert answer["model"] == (fitting[-1] if fitting else None)
+    assert {row["model"] for row in made.largest} >= {None, "Qwen/Qwen3-32B"}
+    unknown = estimated()
+    assert {row.fits for row in unknown.table} == {None}
+    assert {row["device_memory_gib"] for row in unknown.largest} == {24, 48, 80}

@@ -105,6 +105,20 @@ def test_a_model_that_no_setting_makes_fit_says_so() -> None:
         )
 
 
+def test_a_model_that_no_device_holds_passes_where_processes_share_it() -> None:
+    settings = ["model.name=Qwen/Qwen3-8B", "finetune.mode=full", "device=cuda"]
+    settings += ["rollout.backend=vllm", 'vllm.servers=["http://127.0.0.1:1"]']
+    for parallel, count in (("fsdp", 1), ("replicate", 4)):
+        with pytest.raises(UserError, match="whatever its batches are"):
+            check_run(config(*settings, f"training.parallel={parallel}"), A100, count=count)
+    sharded = config(*settings, "training.parallel=fsdp")
+    assert check_run(sharded, A100, count=4).fits is True
+    # Groups of four hold what four hold, on however many devices.
+    grouped = config(*settings, "training.parallel=fsdp", "training.shard_size=4")
+    parts = [check_run(c, A100, count=n).forecast.parts for c, n in ((grouped, 8), (sharded, 4))]  # type: ignore[union-attr]
+    assert parts[0] == parts[1]
+
+
 @pytest.mark.parametrize("sleeps", [True, False])
 def test_an_engine_that_sleeps_leaves_its_share_to_the_update(sleeps: bool) -> None:
     chosen = config("rollout.backend=auto", f"vllm.sleep={str(sleeps).lower()}")
