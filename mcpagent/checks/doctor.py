@@ -404,9 +404,9 @@ def _check_default(
         path = find_dataset(None, split=split)
     except UserError as error:
         # No failure: quickstart makes its own, and every command takes --data or --set data.train.
-        return CheckResult(
-            name=name, status=CheckStatus.WARN, detail=error.message, remedy="mcpagent gen-data"
-        )
+        explores = ["--explore", "--servers", str(servers)] if servers is not None else []
+        remedy = shlex.join(["mcpagent", "gen-data", *explores])
+        return CheckResult(name=name, status=CheckStatus.WARN, detail=error.message, remedy=remedy)
     return _check_dataset(name, path, catalog=catalog, servers=servers)
 
 

@@ -105,8 +105,11 @@ def test_tasks_for_servers_that_are_not_in_use_fail(tmp_path: Path) -> None:
 
 
 def test_without_datasets_the_remedy_makes_them(tmp_path: Path) -> None:
-    check = _by_name(doctor(servers=_mcp_json(tmp_path, {"echo": _echo()})))["data train"]
-    assert (check.status, check.remedy) == (CheckStatus.WARN, "mcpagent gen-data")
+    servers = _mcp_json(tmp_path, {"echo": _echo()})
+    check = _by_name(doctor(servers=servers))["data train"]
+    explores = f"mcpagent gen-data --explore --servers {servers}"
+    assert (check.status, check.remedy) == (CheckStatus.WARN, explores)
+    assert _by_name(doctor())["data train"].remedy == "mcpagent gen-data"
 
 
 def test_a_version_out_of_range_fails_with_the_install_command_of_this_python() -> None:
