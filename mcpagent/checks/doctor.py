@@ -117,6 +117,7 @@ EXTRAS = (
     Extra(name="report", use="quickstart and report need it", missing=CheckStatus.FAIL),
     Extra(name="gym", use="env check and SkyRL need it", missing=CheckStatus.WARN),
     Extra(name="vllm", use="optional: faster rollouts on a GPU", missing=CheckStatus.SKIP),
+    Extra(name="fused", use="optional: updates on CUDA that keep less", missing=CheckStatus.SKIP),
 )
 
 

@@ -75,6 +75,8 @@ class ModelConfig(Section):
         Literal["sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"] | None,
         BeforeValidator(_attention_name),
     ] = None
+    # Norms and feed-forward layers; auto: liger-kernel on CUDA where it is installed, none: torch's own.
+    fused_kernels: Literal["auto", "liger", "none"] = "auto"
     # Less memory for activations, a third more computation; None: on an accelerator yes, on a CPU no.
     gradient_checkpointing: bool | None = None
     trust_remote_code: bool = False

@@ -262,7 +262,7 @@ def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
     target: Any = shape.target_modules
-    if target == "all-linear" and _has_stacked_experts(model):
+    if target == "all-linear" and has_stacked_experts(model):
         target = _linear_beside_experts(model)
     config = LoraConfig(
         r=shape.r,
@@ -297,7 +297,8 @@ def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
 _NAMES_OF_EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "gate"})
 
 
-def _has_stacked_experts(model: Any) -> bool:
+def has_stacked_experts(model: Any) -> bool:
+    """Whether it is a mixture whose experts are one tensor."""
     return any(parameter.ndim == 3 for parameter in causal_lm(model).parameters())
 
 

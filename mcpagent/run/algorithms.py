@@ -21,7 +21,7 @@ from mcpagent.run.lifecycle import (
     RunInputs,
     TrainOutcome,
     health_callback,
-    note_padding,
+    note_kernels,
     open_run,
     outcome_of,
     tracked,
@@ -101,7 +101,7 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
     total = config.total_steps(n_tasks=len(tasks))
     updates = total * config.grpo.epochs_per_batch * config.grpo.minibatches
     learner = build_learner(loaded, config, total_optimizer_steps=updates, processes=processes)
-    note_padding(learner, watch)
+    note_kernels(loaded, learner, watch)
     run, saved = open_run(config, place, learner.restore, total_steps=total)
     state = (
         GrpoState.from_json(saved)
@@ -305,7 +305,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
         decay_share=config.sft.decay_share,
         processes=processes,
     )
-    note_padding(learner, watch)
+    note_kernels(loaded, learner, watch)
     run, saved = open_run(config, place, learner.restore, total_steps=total)
     state = SftState.from_json(saved) if saved else SftState()
     judge = inputs.judge(run)

@@ -20,6 +20,7 @@ from mcpagent.storage.datasets import TaskFile
 from mcpagent.storage.run_folder import RunFolder, RunLog, step_of
 from mcpagent.storage.runs import RunSession
 from mcpagent.tools.setup import Tools
+from mcpagent.train.build import Loaded
 from mcpagent.train.health import Callback, HealthMonitor, HealthSettings
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
@@ -99,8 +100,10 @@ def outcome_of(run: RunFolder, steps: int, *, best_step: int | None, stop_reason
     )
 
 
-def note_padding(learner: Learner, watch: Watch) -> None:
-    """Say where the trainer cannot pack samples, and why."""
+def note_kernels(loaded: Loaded, learner: Learner, watch: Watch) -> None:
+    """Say where the trainer cannot pack samples, and why; on a GPU, whether it has fused kernels."""
+    if loaded.device.type == "cuda" and loaded.fused is not None:
+        watch.note(loaded.fused.why)
     if learner.why_not_packed is not None:
         watch.note(
             f"the trainer pads samples and computes shared prompts once an attempt: {learner.why_not_packed}"
@@ -145,6 +148,7 @@ def tracked(
 # decides about memory alone.
 _FREE_SECTIONS = {"output_dir", "name", "budget", "health", "tracking", "vllm"}
 _FREE_KEYS = {
+    "model.fused_kernels",
     "model.gradient_checkpointing",
     "rollout.num_envs",
     "training.collective_timeout_s",

@@ -26,6 +26,7 @@ from mcpagent.env.episode import prompt_messages
 from mcpagent.env.offer import discovery, first_schemas
 from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
+from mcpagent.models.kernels import FusedChoice, choose_fused, fuse
 from mcpagent.models.load import (
     LoraShape,
     attach_lora,
@@ -74,6 +75,7 @@ class Loaded:
     device: torch.device
     max_context: int
     fill: Callable[[Any, Wrapping], None] | None = None  # a model in shards, with the values of its weights
+    fused: FusedChoice | None = None  # which kernels it has; None where none were looked for
 
 
 def refuse_untrained(name: str) -> None:
@@ -105,7 +107,8 @@ def load(config: TrainConfig, *, processes: Processes | None = None) -> Loaded:
     if processes is None or sharding(config, processes) is None:
         in_4bit = config.finetune.mode == "qlora"
         model = load_model(config.model.name, device=device, in_4bit=in_4bit, **options)
-        return as_loaded(model, tokenizer, config=config)
+        fused = _fused(model, config, device)
+        return replace(as_loaded(model, tokenizer, config=config), fused=fused)
 
     def fill(model: Any, wrapping: Wrapping) -> None:
         held = causal_lm(model).state_dict(keep_vars=True).items()
@@ -114,7 +117,15 @@ def load(config: TrainConfig, *, processes: Processes | None = None) -> Loaded:
         put_stored(targets, sources, wrapping=wrapping, where=config.model.name)
 
     model = empty_model(config.model.name, **options)
-    return replace(as_loaded(model, tokenizer, config=config, is_filled=False), device=device, fill=fill)
+    fused = _fused(model, config, device, is_filled=False)
+    loaded = as_loaded(model, tokenizer, config=config, is_filled=False)
+    return replace(loaded, device=device, fill=fill, fused=fused)
+
+
+def _fused(model: Any, config: TrainConfig, device: torch.device, *, is_filled: bool = True) -> FusedChoice:
+    kind = model.config.get_text_config().model_type
+    choice = choose_fused(config.model.fused_kernels, device=device, kind=kind)
+    return fuse(model, is_filled=is_filled) if choice.is_used else choice
 
 
 def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig, is_filled: bool = True) -> Loaded:
@@ -222,6 +233,7 @@ def _frozen(loaded: Loaded, config: TrainConfig) -> Any:
             attn_implementation=config.model.attn_implementation,
             trust_remote_code=config.model.trust_remote_code,
         )
+        _fused(model, config, loaded.device, is_filled=False)
     return model.requires_grad_(False).eval()
 
 

@@ -33,9 +33,10 @@ _MODES = ("lora", "qlora", "full")
 class ModelShape:
     """Counts of parameters and elements. What a layer keeps of each token for its backward pass where nothing
     is computed again, is `layer_elements` in the dtype of the weights and `layer_copies` in float32; with all
-    weights trained, `norm_elements` more."""
+    weights trained, `norm_elements` more. Fused norms keep their inputs, `norm_elements`, and no copies."""
 
     class_name: str
+    kind: str  # `model_type` of transformers
     can_checkpoint: bool
     parameters: int
     root: int  # parameters outside of the layers: embeddings, head, last norm
@@ -47,6 +48,7 @@ class ModelShape:
     layer_elements: int
     layer_copies: int
     norm_elements: int
+    activation_elements: int  # of `layer_elements`, those that a fused feed-forward layer computes again
     cache_elements: int  # of a token, over all layers
     vocabulary: int
     max_context: int
@@ -70,6 +72,7 @@ def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> Model
     normed = 2 * config.hidden_size + (queries + keys if has_qk_norm else 0)
     return ModelShape(
         class_name=type(model).__name__,
+        kind=config.model_type,
         can_checkpoint=model.supports_gradient_checkpointing,
         parameters=sum(p.numel() for p in model.parameters()),
         root=sum(p.numel() for p in model.parameters())
@@ -83,6 +86,7 @@ def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> Model
         layer_elements=4 * feedforward + 2 * config.hidden_size + 2 * queries + 2 * keys,
         layer_copies=normed + 2 * config.num_attention_heads + 2,
         norm_elements=normed,
+        activation_elements=0 if experts else feedforward,
         cache_elements=2 * config.num_hidden_layers * heads * head_dim,
         vocabulary=config.vocab_size,
         max_context=config.max_position_embeddings,
@@ -133,11 +137,12 @@ def forecast(
     backend: Literal["hf", "vllm"],
     device_bytes: int | None,
     shards: int = 1,
+    is_fused: bool = False,
 ) -> Forecast:
     """What a process of a run holds. An engine of vLLM on the trainer's GPU has its share of the device's
     memory (`device_bytes`; left out where that is not known), during updates only where it does not sleep.
     `shards` is the number of processes that hold the weights once between them."""
-    parts = memory(config, shape, itemsize=itemsize, samples_here=backend == "hf")
+    parts = memory(config, shape, itemsize=itemsize, samples_here=backend == "hf", is_fused=is_fused)
     parts["gathered"], host = 0.0, 0.0
     if shards > 1:
         parts |= {name: parts[name] / shards for name in _SHARED}
@@ -161,9 +166,12 @@ def _gathered(config: TrainConfig, shape: ModelShape, itemsize: int) -> float:
     return (shape.root + 2 * layer + gradients) * itemsize
 
 
-def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_here: bool) -> dict[str, float]:
+def memory(
+    config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_here: bool, is_fused: bool = False
+) -> dict[str, float]:
     """Bytes by part, each at the moment of a step at which it is largest. `itemsize` is that of the weights;
-    with `samples_here` the episodes are sampled by transformers in this process."""
+    with `samples_here` the episodes are sampled by transformers in this process, with `is_fused` norms and
+    feed-forward layers are liger-kernel's."""
     mode, is_grpo = config.finetune.mode, config.algorithm == "grpo"
     is_full = mode == "full"
     frozen = 0 if is_full else shape.parameters
@@ -191,15 +199,20 @@ def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_her
         if samples_here and mode == "lora" and itemsize >= 4
         else 0.0,  # adapters on narrower weights are computed beside them
         "kv_cache": episodes * context * shape.cache_elements * itemsize if samples_here else 0.0,
-        "activations": tokens * _kept_of_a_token(config, shape, itemsize),
+        "activations": tokens * _kept_of_a_token(config, shape, itemsize, is_fused),
         "logits": min(_LOGITS_CHUNK, tokens * shape.vocabulary) * 4 * _LOGITS_COPIES,
     }
 
 
-def _kept_of_a_token(config: TrainConfig, shape: ModelShape, itemsize: int) -> int:
+def _kept_of_a_token(config: TrainConfig, shape: ModelShape, itemsize: int, is_fused: bool) -> int:
     """Bytes of a token for the backward pass; other samples under the same prompt share it."""
-    elements = shape.layer_elements + (shape.norm_elements if config.finetune.mode == "full" else 0)
-    layer = elements * itemsize + shape.layer_copies * 4
+    elements, copies = shape.layer_elements, shape.layer_copies
+    if is_fused:
+        elements += shape.norm_elements - shape.activation_elements
+        copies -= shape.norm_elements
+    elif config.finetune.mode == "full":
+        elements += shape.norm_elements
+    layer = elements * itemsize + copies * 4
     # After the last layer: its output, the float32 copy of the norm, and what predicts a token.
     head = shape.hidden * (2 * itemsize + 4)
     if config.model.gradient_checkpointing:

@@ -17,6 +17,7 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.models.architecture import Architecture, find_architecture
+from mcpagent.models.kernels import choose_fused
 from mcpagent.models.load import (
     check_weights,
     refuse_missing_attention,
@@ -154,6 +155,7 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
             backend=backend.backend,
             device_bytes=target.memory,
             shards=shards_of(config, count) if is_sharded else 1,
+            is_fused=_is_fused(config, target, shape),
         )
     checked = Preflight(
         target=target,
@@ -181,6 +183,12 @@ def _backend(config: TrainConfig, target: TargetDevice) -> BackendChoice:
         has_servers=bool(config.vllm.servers),
         is_here=target.is_here,
     )
+
+
+def _is_fused(config: TrainConfig, target: TargetDevice, shape: ModelShape) -> bool:
+    device = torch.device(target.kind)
+    setting = config.model.fused_kernels
+    return choose_fused(setting, device=device, kind=shape.kind, is_here=target.is_here).is_used
 
 
 def _is_here(kind: str) -> bool:
@@ -329,6 +337,7 @@ def smaller_settings(config: TrainConfig, checked: Preflight) -> Smaller:
             backend=backend,
             device_bytes=memory,
             shards=1 if config.finetune.mode == "qlora" else checked.shards,
+            is_fused=_is_fused(config, checked.target, checked.shape),
         )
     settings = tuple((key, str(value).lower()) for key, value in changed.items())
     return Smaller(settings=settings, peak=now.peak, fits=now.peak <= AIR * memory)

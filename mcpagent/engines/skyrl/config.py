@@ -265,12 +265,12 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
     "model.attn_implementation": _mapped(
         lambda c: {"trainer.flash_attn": c.model.attn_implementation != "sdpa"}, _refuse_attention
     ),
+    "model.fused_kernels": _ignored("SkyRL chooses its own kernels"),
     "model.gradient_checkpointing": _as("trainer.gradient_checkpointing"),
     "model.trust_remote_code": _ignored(
         "SkyRL always runs the code that a model brings: trust it, or do not train it"
     ),
-    "model.tokenizer": _refused("SkyRL takes the tokenizer of the model"),
-    "model.pad_token_id": _refused("SkyRL takes the tokenizer's"),
+    **dict.fromkeys(("model.tokenizer", "model.pad_token_id"), _refused("SkyRL takes those of the model")),
     "finetune.mode": _mapped(
         _finetune,
         lambda c: "SkyRL has no 4-bit base: use lora or full" if c.finetune.mode == "qlora" else None,
