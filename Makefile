@@ -11,6 +11,7 @@ INSTALLED := $(VENV)/.installed
 VLLM := .venv-vllm
 TRL := .venv-trl
 SKYRL := .venv-skyrl
+BFCL := .venv-bfcl
 # The first Python that is new enough; choose another one with `make PYTHON=python3.12`.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -26,7 +27,7 @@ WORKERS ?= 2
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test coverage test-system test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-gpu lint format bench docs clean
+.PHONY: help install quickstart test coverage test-system test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-bfcl test-gpu lint format bench docs clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +110,21 @@ $(SKYRL)/.installed: pyproject.toml constraints/skyrl.txt
 	$(SKYRL_PIP) -c constraints/skyrl.txt $(SKYRL_PACKAGES) -e '.[hf,servers,gym,report]'
 	@touch $@
 
+# bfcl-eval pins what would replace half of .venv, and imports every vendor's client: its data, its backends and
+# its checkers need none of that. The tests run in .venv and read it there.
+test-bfcl: $(INSTALLED)  ## Compare our verdicts with those of BFCL's own checkers, in .venv-bfcl.
+	@if ! $(MAKE) --no-print-directory $(BFCL)/.installed; then \
+		if $(PYTHON) -m pip download --quiet --no-deps --dest "$$(mktemp -d)" -r constraints/bfcl.txt >/dev/null 2>&1; then exit 1; fi; \
+		echo "skipped: the package index cannot be reached"; \
+	else \
+		$(BIN)/pytest tests/third_party -m bfcl --timeout 3600 -s -rs $(ARGS); \
+	fi
+
+$(BFCL)/.installed: constraints/bfcl.txt
+	@$(BFCL)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(BFCL)
+	$(BFCL)/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps -r constraints/bfcl.txt
+	@touch $@
+
 # The tests end within 570 seconds; nothing is loaded over a network.
 test-gpu: $(INSTALLED)  ## Measure one CUDA device and judge the figures; skipped, with the reason, without one.
 	$(BIN)/pytest tests/gpu -m gpu -s -rs --timeout 660 $(ARGS)
@@ -129,5 +145,5 @@ docs: $(INSTALLED)  ## Write docs/cli.md anew from the --help of every command.
 	$(BIN)/python docs/generate_cli.py
 
 clean:  ## Remove what the targets made, but not outputs/ and data/.
-	rm -rf $(VENV) $(VLLM) $(TRL) $(SKYRL) .coverage .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) $(TRL) $(SKYRL) $(BFCL) .coverage .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

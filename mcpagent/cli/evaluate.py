@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcpagent.cli.benchmark import benchmark
 from mcpagent.cli.options import (
     BaseUrl,
     ConfigOptions,
@@ -40,6 +41,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Evaluate, and compare evaluations.",
 )
+app.command()(benchmark)
 
 _Temperature = Annotated[
     float | None,

@@ -30,7 +30,6 @@ lacks is wrong. A null argument is the same as a missing one.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -47,14 +46,13 @@ from mcpagent.core.placeholders import (
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanCall, PlanStep
 from mcpagent.core.tools import ToolCall
-from mcpagent.core.values import as_number, is_json_array, is_json_object
+from mcpagent.core.values import as_number, is_json_array, is_json_object, numbers_equal
 
 _SHARED: Final = frozenset({"any_of", "tolerance", "regex", "contains", "unordered", "length"})
 RULE_NAMES: Final = _SHARED | {"optional", "ignore"}
 STATE_RULE_NAMES: Final = _SHARED | {"equals", "increased_by", "unchanged", "absent"}
 _REPLACING = ("regex", "contains", "length")  # they say what a value is like, not what it is
 _BEFORE = frozenset({"increased_by", "unchanged"})
-_FLOAT_NOISE = 1e-9
 
 
 class UnresolvedReference:
@@ -126,9 +124,11 @@ def values_equal(gold: Any, given: Any, *, tolerance: float = 0.0) -> bool:
         return gold.keys() == given.keys() and all(
             values_equal(gold[key], given[key], tolerance=tolerance) for key in gold
         )
+    if type(gold) is int and type(given) is int:  # a float would not tell large ones apart
+        return numbers_equal(gold, given, tolerance=tolerance)
     left, right = as_number(gold), as_number(given)
     if left is not None and right is not None:
-        return _close(left, right, tolerance)
+        return numbers_equal(left, right, tolerance=tolerance)
     return type(gold) is type(given) and gold == given
 
 
@@ -355,7 +355,7 @@ def _has_grown(before: Any, given: Any, by: Any, rule: Mapping[str, Any]) -> boo
     step, was, now = as_number(by), _size(before), _size(given)
     if step is None or was is None or now is None:
         return False
-    return _close(now - was, step, as_number(rule.get("tolerance")) or 0.0)
+    return numbers_equal(was + step, now, tolerance=as_number(rule.get("tolerance")) or 0.0)
 
 
 def _size(value: Any) -> float | None:
@@ -416,12 +416,6 @@ def _strings_equal(gold: str, given: str, tolerance: float) -> bool:
         return True
     if tolerance > 0:  # numeric strings are identifiers ("007") unless a tolerance says that they are amounts
         left, right = as_number(gold), as_number(given)
-        return left is not None and right is not None and _close(left, right, tolerance)
+        return left is not None and right is not None and numbers_equal(left, right, tolerance=tolerance)
     is_free_text = len(gold.split()) > 1
     return not is_free_text and gold.casefold() == given.casefold()
-
-
-def _close(left: float, right: float, tolerance: float) -> bool:
-    return abs(left - right) <= tolerance or math.isclose(
-        left, right, rel_tol=_FLOAT_NOISE, abs_tol=_FLOAT_NOISE
-    )

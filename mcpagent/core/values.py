@@ -37,6 +37,8 @@ _NUMBER = re.compile(
     r"(?P<exponent>[eE][-+]?[0-9]{1,3}(?![\w]))?"
 )
 _PLAIN = re.compile(r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?\s*")
+_FLOAT_NOISE = 1e-9
+_WHOLE_NOISE = 1e-15  # four times the distance of neighbouring floats, past 2 ** 53
 _MAX_INT_DIGITS = 15  # past this a float would not tell neighbours apart, and int() is slow by design
 
 
@@ -84,6 +86,22 @@ def as_number(value: object) -> float | None:
     if isinstance(value, str) and _PLAIN.fullmatch(value):
         return float(value)
     return None
+
+
+def numbers_equal(gold: float, given: float, *, tolerance: float = 0.0) -> bool:
+    """Whether two numbers differ by no more than `tolerance` and the noise of floating-point arithmetic.
+
+    Whole numbers carry none: identifiers and times in milliseconds are large, and one more is another one.
+    Noise is relative, so that small constants are told apart, but what should be 0 may come out as 1e-17.
+    """
+    if isinstance(gold, int) and isinstance(given, int):
+        return abs(gold - given) <= tolerance
+    gold, given = float(gold), float(given)
+    if abs(gold - given) <= tolerance * (1 + _FLOAT_NOISE):
+        return True
+    is_whole = gold.is_integer() and given.is_integer()
+    noise = _WHOLE_NOISE if is_whole else _FLOAT_NOISE
+    return math.isclose(gold, given, rel_tol=noise, abs_tol=0.0 if gold or is_whole else _FLOAT_NOISE)
 
 
 MAX_JSON_DEPTH = 50  # serialisers and servers fail on deep nesting; no tool asks for it

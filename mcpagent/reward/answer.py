@@ -14,7 +14,7 @@ from mcpagent.core.matching import expect_holds, others_unchanged
 from mcpagent.core.placeholders import PlaceholderError, format_value, resolve_references, result_value
 from mcpagent.core.tasks import AnswerCheck, StateCheck
 from mcpagent.core.tools import ToolResult
-from mcpagent.core.values import as_number, numbers_in, quantities_in
+from mcpagent.core.values import as_number, numbers_equal, numbers_in, quantities_in
 from mcpagent.reward.abstention import abstention_holds
 from mcpagent.reward.phrasing import Evidence, has_words, is_denied, is_dump, plain, without_markup
 
@@ -24,7 +24,6 @@ MAX_WORDS = (
 )
 FEW_WORDS = 60  # an answer may always have so many
 WORDS_PER_REFERENCE_WORD = 8
-_FLOAT_NOISE = 1e-9
 _SCALES = {
     **dict.fromkeys(("thousand", "k"), 3),
     **dict.fromkeys(("million", "m", "mn", "mio"), 6),
@@ -151,9 +150,7 @@ def _states(
     readings = [number, *([number * 10 ** _SCALES[scale[1].lower()]] if scale else ())]
     if target < 0 < number and _FALLING.search(answer):
         readings += [-reading for reading in readings]
-    is_close = any(
-        abs(reading - target) <= tolerance + _FLOAT_NOISE * max(1.0, abs(target)) for reading in readings
-    )
+    is_close = any(numbers_equal(target, reading, tolerance=tolerance) for reading in readings)
     return is_close and not is_denied(answer, start, end, said=evidence.said)
 
 
@@ -169,8 +166,6 @@ def _is_short(check: AnswerCheck, answer: str, facts: Sequence[str], evidence: E
 def says(fact: Any, text: str) -> bool:
     """Whether a fact stands in a text: a number as a number, anything else as whole words."""
     target = as_number(fact)
-    if target is not None and any(
-        abs(number - target) <= _FLOAT_NOISE * max(1.0, abs(target)) for number in numbers_in(text)
-    ):
+    if target is not None and any(numbers_equal(target, number) for number in numbers_in(text)):
         return True
     return has_words(plain(format_value(fact)), plain(text))

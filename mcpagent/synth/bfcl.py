@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +221,11 @@ class Imported:
         }
 
 
-def import_bfcl(package: Path, out: Path, *, categories: Sequence[str], overwrite: bool) -> Imported:
-    """Raises UserError where a file would be replaced without `overwrite`, or the package is not one."""
+def import_bfcl(
+    package: Path, out: Path, *, categories: Sequence[str], overwrite: bool, max_tasks: int | None = None
+) -> Imported:
+    """Write the tasks of `categories`, the first `max_tasks` of each, with servers and settings. Raises
+    UserError where a file would be replaced without `overwrite`, or the package is not one."""
     importer = Importer(BfclPackage(package.resolve()))
     paths = {category: out / f"{category}.jsonl" for category in categories}
     servers, config = out / "mcp.json", out / "bfcl.yaml"
@@ -252,7 +255,8 @@ def import_bfcl(package: Path, out: Path, *, categories: Sequence[str], overwrit
     note_named(servers)
     write_servers(remembered.at(out))  # now that there is a file to take the hash of
     for category, path in paths.items():
-        imported.tasks[category] = write_jsonl(path, _counted(importer.tasks(category), category, imported))
+        tasks = islice(importer.tasks(category), max_tasks)
+        imported.tasks[category] = write_jsonl(path, _counted(tasks, category, imported))
     return imported
 
 

@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     f"eval checkpoint CHECKPOINT --data {TRAIN}": ("hf",),
     f"eval model CHECKPOINT --data {TRAIN}": ("hf",),
     "eval compare gold.jsonl gold.jsonl": (),
+    "eval benchmark bfcl-multi-turn gold --package BFCL --category base --out board": (),
     "rollout --policy gold --data samples/validation.jsonl --out part.jsonl": (),
     "eval merge part.jsonl --data samples/validation.jsonl --out all.jsonl": (),
     f"eval regrade gold.jsonl --data {TRAIN}": (),
@@ -126,6 +127,8 @@ def test_without_extras_each_command_works_or_names_what_it_lacks(
             _assert_names_what_is_missing(said, python=python, extras=extras)
         elif line.startswith("tools login shop"):  # nobody is there to log in at
             assert code == 2 and "cannot be reached" in said, f"{line}: {said}"
+        elif line.startswith("eval benchmark"):  # the package of this test has one backend of eight
+            assert code == 2 and "lacks BFCL's GorillaFileSystem" in said, f"{line}: {said}"
         elif not line.startswith("doctor "):  # what it is asked for is what this machine lacks
             assert code == 0, f"{line}: {said}"
     code, said = results["doctor --servers none.json"]

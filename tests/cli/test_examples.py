@@ -127,6 +127,7 @@ ELSEWHERE = {
     "mcpagent data import bfcl --package bfcl --out data/bfcl --category base": INSTALL,
     "mcpagent eval checkpoint outputs/mine --config data/bfcl/bfcl.yaml --data data/bfcl/base.jsonl": INSTALL,
     "mcpagent eval checkpoint RUN --config data/bfcl/bfcl.yaml": INSTALL,
+    "mcpagent eval benchmark bfcl-multi-turn outputs/mine --package bfcl --out outputs/bfcl": INSTALL,
     "mcpagent tools login shop --servers mcp.json": "tests/tools/transports/test_oauth.py",
     "mcpagent tools logout shop --servers mcp.json": "tests/tools/transports/test_oauth.py",
     "mcpagent env check --servers mcp.json --set tools.per_server.files.workspace=data/files": (

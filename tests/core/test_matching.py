@@ -47,6 +47,30 @@ def test_values_are_equal_as_a_person_sees_them(gold: Any, given: Any, equal: bo
     assert values_equal(gold, given) is equal
 
 
+@pytest.mark.parametrize(
+    ("gold", "given", "equal"),
+    [
+        (1617176400000, 1617176400001, False),  # a time in milliseconds, off by one
+        (1_000_000_000.0, 1_000_000_001, False),
+        (1234567890123456788, 1234567890123456789, False),  # past what a float tells apart
+        (1234567890123456789, 1234567890123456789, True),
+        (10**400, 10**400, True),
+        (6.674e-11, 6.7e-11, False),  # the constant of gravitation
+        (6.674e-11, 0, False),
+        (2e-9, 3e-9, False),
+        (0, 5.55e-17, True),  # 0.1 + 0.2 - 0.3
+        (0.3, 0.1 + 0.2, True),
+        (3.3e15, 1.1e15 * 3, True),
+        (1617176400000, 1617176400000.0, True),
+    ],
+)
+def test_numbers_are_equal_up_to_the_noise_of_floats_and_no_further(
+    gold: float, given: float, equal: bool
+) -> None:
+    assert values_equal(gold, given) is equal
+    assert values_equal([gold], [given]) is equal
+
+
 def test_a_call_matches_when_tool_and_every_argument_agree() -> None:
     assert matches({"ticker": "aapl", "limit": "5"})
     assert not matches({"ticker": "AAPL"})

@@ -27,6 +27,9 @@ COUNTS = {
 }
 
 
+pytestmark = pytest.mark.bfcl
+
+
 @pytest.fixture(scope="module")
 def package(pytestconfig: pytest.Config) -> BfclPackage:
     assert pytestconfig.cache is not None

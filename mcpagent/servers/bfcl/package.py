@@ -77,7 +77,7 @@ class BfclPackage:
             {
                 "name": doc["name"],
                 "description": doc["description"],
-                "input_schema": _json_schema(doc["parameters"], tool=doc["name"]),
+                "input_schema": json_schema(doc["parameters"], tool=doc["name"]),
             }
             for doc in self._lines(f"multi_turn_func_doc/{BACKENDS[backend]}.json")
         ]
@@ -89,6 +89,10 @@ class BfclPackage:
         try:
             return getattr(importlib.import_module(f"{_MODULES}.{BACKENDS[backend]}"), backend)
         except ModuleNotFoundError as error:
+            if (error.name or "").startswith("bfcl_eval"):
+                raise UserError(
+                    f"the package lacks BFCL's {backend}", where=str(self.root), remedy=_GET_IT
+                ) from None
             raise UserError(
                 f"BFCL's {backend} needs {error.name}, which is not installed",
                 where=str(self.root),
@@ -104,7 +108,7 @@ class BfclPackage:
             raise UserError(f"cannot read it: {error}", where=str(path), remedy=_GET_IT) from error
 
 
-def _json_schema(schema: JsonObject, *, tool: str, name: str = "") -> JsonObject:
+def json_schema(schema: JsonObject, *, tool: str, name: str = "") -> JsonObject:
     """BFCL's description of a parameter with the type names of JSON Schema; `any` is not a constraint."""
     converted = dict(schema)
     kind = converted.pop("type", "any")
@@ -112,10 +116,10 @@ def _json_schema(schema: JsonObject, *, tool: str, name: str = "") -> JsonObject
         converted["type"] = _WIDENED.get((tool, name)) or _TYPES.get(kind, kind)
     if "properties" in schema:
         converted["properties"] = {
-            key: _json_schema(value, tool=tool, name=key) for key, value in schema["properties"].items()
+            key: json_schema(value, tool=tool, name=key) for key, value in schema["properties"].items()
         }
     if "items" in schema:
-        converted["items"] = _json_schema(schema["items"], tool=tool)
+        converted["items"] = json_schema(schema["items"], tool=tool)
     return converted
 
 
