@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import IO, Any, Protocol, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import rich.console
 import rich.progress
@@ -28,6 +28,9 @@ from rich.markup import escape
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.redact import SECRETS
 from mcpagent.errors import MCPAgentError, RunError
+
+if TYPE_CHECKING:
+    from mcpagent.core.records import Metric
 
 _QUIET_INTERVAL_S = 30.0
 
@@ -319,3 +322,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+METRIC_COLUMNS = ("", "value", "95 % interval", "tasks")
+
+
+def metric_row(name: str, metric: Metric, *, is_rate: bool, signed: bool = False) -> tuple[str, ...]:
+    """Cells for `METRIC_COLUMNS`: rates in percent; a dash for what there is not."""
+    scale, digits, unit = (100.0, 1, " %") if is_rate else (1.0, 3, "")
+
+    def number(value: float) -> str:
+        return f"{value * scale:{'+' if signed else ''}.{digits}f}"
+
+    value = "-" if metric.value is None else number(metric.value) + unit
+    interval = "-"
+    if metric.ci_low is not None and metric.ci_high is not None:
+        interval = f"{number(metric.ci_low)} to {number(metric.ci_high)}"
+    return name, value, interval, str(metric.n)

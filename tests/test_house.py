@@ -160,7 +160,9 @@ def test_a_short_file_that_one_other_file_imports_has_a_reason() -> None:
 
 
 # Programs of their own, whose stdout is the wire to the process that started them.
-SPEAK_A_PROTOCOL = {"tools/probes/stdio_proxy.py", "servers/sandbox/jail/main.py"}
+SPEAK_A_PROTOCOL = {
+    *("tools/probes/stdio_proxy.py", "servers/sandbox/jail/main.py", "servers/bfcl/checker.py"),
+}
 
 _PRINTS = re.compile(r"print|pprint(\.\w+)?|(typer|click)\.s?echo|sys\.(__)?std(out|err)(__)?|rich\.print")
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mcpagent.cli.options import BaseUrl, ConfigOptions, Json, Overwrite, ToolFormat, with_options
+from mcpagent.console import METRIC_COLUMNS, Console, metric_row
 
 if TYPE_CHECKING:
-    from mcpagent.console import Console
     from mcpagent.run.benchmark import BoardResult
 
 
@@ -53,7 +53,6 @@ def import_(
 
     Example: mcpagent eval checkpoint RUN --config data/bfcl/bfcl.yaml
     """
-    from mcpagent.console import Console
     from mcpagent.synth.bfcl import import_bfcl
 
     console = Console(is_json=as_json)
@@ -115,7 +114,6 @@ def benchmark(
 
     Example: mcpagent eval benchmark bfcl-multi-turn outputs/mine --package bfcl --out outputs/bfcl
     """
-    from mcpagent.console import Console
     from mcpagent.run.benchmark import find_package, play_board
     from mcpagent.storage.locks import locked_file
 
@@ -141,13 +139,11 @@ def benchmark(
 
 
 def _print_board(result: BoardResult, console: Console) -> None:
-    from mcpagent.cli.evaluate import COLUMNS, metric_row
-
     accuracies = {name: score.accuracy for name, score in result.categories.items()}
     if result.overall is not None:
         accuracies["overall"] = result.overall
     rows = [metric_row(name, accuracy, is_rate=True) for name, accuracy in accuracies.items()]
-    console.table("BFCL multi-turn", COLUMNS, rows)
+    console.table("BFCL multi-turn", METRIC_COLUMNS, rows)
     if result.overall is None:
         console.say("overall   none: the board's number is the mean of all four categories")
     reasons: Counter[str] = Counter()

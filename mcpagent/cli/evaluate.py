@@ -26,7 +26,7 @@ from mcpagent.cli.options import (
     shard_of,
     with_options,
 )
-from mcpagent.console import Console, counted
+from mcpagent.console import METRIC_COLUMNS, Console, counted, metric_row
 from mcpagent.core.records import JsonObject, Metric
 from mcpagent.evaluate.summary import RATE_METRICS, EvalSummary, success_of_all
 
@@ -148,7 +148,7 @@ def compare(
         metric_row("b - a", result.difference_all, is_rate=True, signed=True),
         metric_row("   scored only", result.difference, is_rate=True, signed=True),
     ]
-    console.table("Task success, unscored counted as failed", COLUMNS, rows)
+    console.table("Task success, unscored counted as failed", METRIC_COLUMNS, rows)
     counts = (("a", result.a_count), ("b", result.b_count))
     console.say(
         "unscored  " + ", ".join(f"{name} {n.unscored} of {n.episodes} episodes" for name, n in counts)
@@ -366,7 +366,6 @@ def _print_rollout(outcome: RolloutOutcome, console: Console) -> None:
     console.say(f"written   {outcome.path}" + (f" and {outcome.tokens}" if outcome.tokens else ""))
 
 
-COLUMNS = ("", "value", "95 % interval", "tasks")
 _BY_COMPLEXITY = (
     "task_success_all",
     "task_success",
@@ -399,7 +398,9 @@ def print_metrics(summary: EvalSummary, console: Console) -> None:
         if name not in _BY_COMPLEXITY and metric.value is not None
     ]
     console.table(
-        f"{counted(summary.n_episodes, 'episode')} of {counted(summary.n_tasks, 'task')}", COLUMNS, rows
+        f"{counted(summary.n_episodes, 'episode')} of {counted(summary.n_tasks, 'task')}",
+        METRIC_COLUMNS,
+        rows,
     )
     if summary.unscored:
         console.say(
@@ -414,20 +415,6 @@ def print_cassette(counts: JsonObject, console: Console) -> None:
     parts += [f"{counts[name]} {name}" for name in ("restored", "refused", "volatile") if counts[name]]
     parts += [f"{count} missed ({reason.replace('_', ' ')})" for reason, count in counts["misses"].items()]
     console.say(f"cassette  {counts['mode']}: {', '.join(parts)}")
-
-
-def metric_row(name: str, metric: Metric, *, is_rate: bool, signed: bool = False) -> tuple[str, ...]:
-    """Cells for `COLUMNS`: rates in percent; a dash for what there is not."""
-    scale, digits, unit = (100.0, 1, " %") if is_rate else (1.0, 3, "")
-
-    def number(value: float) -> str:
-        return f"{value * scale:{'+' if signed else ''}.{digits}f}"
-
-    value = "-" if metric.value is None else number(metric.value) + unit
-    interval = "-"
-    if metric.ci_low is not None and metric.ci_high is not None:
-        interval = f"{number(metric.ci_low)} to {number(metric.ci_high)}"
-    return name, value, interval, str(metric.n)
 
 
 def _is_rate(name: str) -> bool:

@@ -8,6 +8,7 @@ episode in its module and runs every call once more, so that each episode gets a
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -72,10 +73,7 @@ def _main(root: str) -> None:
 def _verdict(
     turns: list[list[list[JsonObject]]], row: JsonObject, answer: list[list[str]], names: set[str]
 ) -> JsonObject:
-    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import (  # pyright: ignore[reportMissingImports]
-        multi_turn_checker,
-    )
-
+    checker = importlib.import_module("bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker")
     decoded = [
         [
             [
@@ -88,7 +86,7 @@ def _verdict(
     ]
     try:
         with redirect_stdout(sys.stderr):
-            verdict = multi_turn_checker(decoded, answer, row, "", "policy")
+            verdict = checker.multi_turn_checker(decoded, answer, row, "", "policy")
     except Exception as error:  # noqa: BLE001 - boundary: a backend may raise whatever it likes
         return {"valid": False, "error": f"checker:raised {type(error).__name__}"}
     return {"valid": bool(verdict["valid"]), "error": verdict.get("error_type")}
