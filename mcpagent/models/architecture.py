@@ -30,6 +30,14 @@ PUBLISHED = {
 }
 
 
+def cache_elements(config: Any) -> int:
+    """Of the keys and values of one token, over all layers of a transformers configuration."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return 2 * text.num_hidden_layers * heads * head_dim
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A configuration of transformers and a sentence that says where it is from; `config` is None where it

@@ -16,7 +16,7 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.env.offer import discovery
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.rollout.setup import agent_settings
-from mcpagent.run.episodes import open_user
+from mcpagent.run.episodes import at_once, open_user
 from mcpagent.run.lifecycle import (
     RunInputs,
     TrainOutcome,
@@ -197,7 +197,7 @@ def _open_grpo_actor(parts: _GrpoParts, *, total: int) -> Iterator[tuple[Actor, 
             settings=ActorSettings(
                 agent=agent_settings(config, max_context=loaded.max_context, user=user),
                 group_size=config.rollout.group_size,
-                concurrency=concurrency,
+                concurrency=at_once(sampler.episodes, asked=concurrency, on_note=parts.inputs.watch.note),
                 deterministic=is_deterministic(config, loaded.device),
                 seed=config.seed,
             ),
@@ -413,7 +413,7 @@ def _open_sft_actor(
             settings=ActorSettings(
                 agent=agent_settings(config, max_context=loaded.max_context, user=user),
                 group_size=1,
-                concurrency=judge.episodes_at_once,
+                concurrency=at_once(sampler.episodes, asked=judge.episodes_at_once),
                 deterministic=is_deterministic(config, loaded.device),
                 seed=config.seed,
             ),

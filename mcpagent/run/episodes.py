@@ -213,6 +213,15 @@ class ReadyPolicy:
     renderer: ContextRenderer | None = None
     max_context: int | None = None
     spent: Callable[[], JsonObject | None] = lambda: None
+    episodes: int | None = None  # that it has room for at once; None: any number
+
+
+def at_once(room: int | None, *, asked: int, on_note: Callable[[str], None] = lambda _: None) -> int:
+    """How many episodes are played at once where `asked` are wanted and there is `room` for so many."""
+    if room is None or room >= asked:
+        return asked
+    on_note(f"{room} of {asked} episodes are played at once: so many fit into the device's free memory")
+    return room
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +297,7 @@ def open_episodes(
             tools=tools,
             ready=ready,
             settings=agent_settings(config, max_context=ready.max_context, user=user),
-            concurrency=concurrency,
+            concurrency=at_once(ready.episodes, asked=concurrency, on_note=console.note),
         )
 
 
@@ -443,6 +452,7 @@ def _open_model(
     with open_sampler(loaded, named, model=loaded.model, slots=slots) as sampler:
         yield ReadyPolicy(
             policy=sampler.policy,
+            episodes=sampler.episodes,
             identity={
                 **identity,
                 "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),

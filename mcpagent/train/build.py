@@ -270,6 +270,7 @@ def open_sampler(
     threads = torch.get_num_threads()
     with ExitStack() as stack:
         if choice.backend == "hf":
+            common |= {"is_trained": is_trained, "is_pipelined": config.rollout.max_staleness > 0}
             sampler = hf_sampler(model, slots=slots, threads=threads, **common)
         elif config.vllm.servers:
             folder = weights or Path(config.output_dir).absolute() / f".weights-{secrets.token_hex(4)}"

@@ -11,7 +11,7 @@ from torch import nn
 
 from mcpagent.config.schema import LoraConfig, TrainConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.models.architecture import PUBLISHED, Architecture, published
+from mcpagent.models.architecture import PUBLISHED, Architecture, cache_elements, published
 from mcpagent.models.load import resolve_dtype
 from mcpagent.models.weights import meta_model
 from mcpagent.policy.contract import choose_backend
@@ -87,7 +87,7 @@ def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> Model
         layer_copies=normed + 2 * config.num_attention_heads + 2,
         norm_elements=normed,
         activation_elements=0 if experts else feedforward,
-        cache_elements=2 * config.num_hidden_layers * heads * head_dim,
+        cache_elements=cache_elements(config),
         vocabulary=config.vocab_size,
         max_context=config.max_position_embeddings,
     )
@@ -113,11 +113,14 @@ def checkpoint_bytes(config: TrainConfig, shape: ModelShape, *, itemsize: int) -
 class Forecast:
     """Bytes by part, each at the moment of a step at which it is largest, and `peak`, the most that are held
     at once. `fixed` is what no setting of a batch changes; `host` are bytes that `training.cpu_offload` keeps
-    in the memory of the host."""
+    in the memory of the host. `episodes` is how many are played at once: `asked`, or what there is room
+    for."""
 
     parts: dict[str, float]
     peak: float
     host: float = 0.0
+    episodes: int = 0
+    asked: int = 0
 
     @property
     def fixed(self) -> float:
@@ -138,10 +141,12 @@ def forecast(
     device_bytes: int | None,
     shards: int = 1,
     is_fused: bool = False,
+    has_own_memory: bool = False,
 ) -> Forecast:
     """What a process of a run holds. An engine of vLLM on the trainer's GPU has its share of the device's
     memory (`device_bytes`; left out where that is not known), during updates only where it does not sleep.
-    `shards` is the number of processes that hold the weights once between them."""
+    `shards` is the number of processes that hold the weights once between them. On an accelerator, which
+    `has_own_memory`, no more episodes are sampled at once than fit (see `train.sampler`)."""
     parts = memory(config, shape, itemsize=itemsize, samples_here=backend == "hf", is_fused=is_fused)
     parts["gathered"], host = 0.0, 0.0
     if shards > 1:
@@ -152,9 +157,24 @@ def forecast(
             parts |= dict.fromkeys(_SHARED, 0.0)
     has_engine = backend == "vllm" and config.algorithm == "grpo" and not config.vllm.servers
     parts["vllm"] = config.vllm.gpu_memory_utilization * (device_bytes or 0) if has_engine else 0.0
-    sampling = sum(parts[name] for name in (*_FIXED, "kv_cache", "vllm"))
+    fixed = sum(parts[name] for name in _FIXED)
+    # Episodes that go on during an update keep their cache, and as many new ones have theirs.
+    is_pipelined = config.rollout.max_staleness > 0
+    episodes = asked = episodes_asked(config)
+    if has_own_memory and device_bytes is not None and parts["kv_cache"]:
+        room = AIR * device_bytes - fixed - (parts["activations"] + parts["logits"] if is_pipelined else 0.0)
+        each = parts["kv_cache"] / asked
+        episodes = max(1, min(asked, int(room // (2 * each if is_pipelined else each))))
+    parts["kv_cache"] *= episodes / asked * (2 if is_pipelined else 1)
+    sampling = fixed + parts["kv_cache"] + parts["vllm"]
     updating = sum(parts.values()) - (parts["vllm"] if config.vllm.sleep is not False else 0.0)
-    return Forecast(parts=parts, peak=max(sampling, updating), host=host)
+    updating -= 0.0 if is_pipelined else parts["kv_cache"]
+    return Forecast(parts=parts, peak=max(sampling, updating), host=host, episodes=episodes, asked=asked)
+
+
+def episodes_asked(config: TrainConfig) -> int:
+    """How many episodes the settings want at once."""
+    return min(config.rollout.num_envs, config.prompts_per_step * config.rollout.group_size)
 
 
 def _gathered(config: TrainConfig, shape: ModelShape, itemsize: int) -> float:
@@ -187,7 +207,6 @@ def memory(
         reference = trained
     samples_here = samples_here and is_grpo
     context = min(config.rollout.max_context_tokens or ASSUMED_CONTEXT, shape.max_context)
-    episodes = min(config.rollout.num_envs, config.prompts_per_step * config.rollout.group_size)
     tokens = config.training.micro_batch_tokens
     return {
         "weights": weights,
@@ -198,7 +217,9 @@ def memory(
         "sampling_copy": shape.parameters * itemsize
         if samples_here and mode == "lora" and itemsize >= 4
         else 0.0,  # adapters on narrower weights are computed beside them
-        "kv_cache": episodes * context * shape.cache_elements * itemsize if samples_here else 0.0,
+        "kv_cache": episodes_asked(config) * context * shape.cache_elements * itemsize
+        if samples_here
+        else 0.0,
         "activations": tokens * _kept_of_a_token(config, shape, itemsize, is_fused),
         "logits": min(_LOGITS_CHUNK, tokens * shape.vocabulary) * 4 * _LOGITS_COPIES,
     }
@@ -338,6 +359,7 @@ def _estimated(
         # Of shards no engine beside them samples: servers do, on other devices.
         device_bytes=None if is_sharded else device_bytes,
         shards=min(config.training.shard_size or devices, devices) if is_sharded else 1,
+        has_own_memory=kind != "cpu",
     )
     return Estimate(
         model=name,

@@ -156,6 +156,7 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
             device_bytes=target.memory,
             shards=shards_of(config, count) if is_sharded else 1,
             is_fused=_is_fused(config, target, shape),
+            has_own_memory=target.kind != "cpu",
         )
     checked = Preflight(
         target=target,
@@ -256,8 +257,15 @@ def estimate_run(config: TrainConfig, *, gpu_memory_gib: float | None = None) ->
 
 
 def _memory_notes(config: TrainConfig, checked: Preflight) -> Iterator[str]:
-    """What to lower where the forecast is larger than the device. Raises UserError where nothing that a batch
-    is made of can change it: the weights, their gradients and moments alone are too large."""
+    """How many episodes there is room for, and what to lower where the forecast is larger than the device.
+    Raises UserError where nothing that a batch is made of can change it: the weights, their gradients and
+    moments alone are too large."""
+    expected = checked.forecast
+    if expected is not None and expected.episodes < expected.asked and checked.fits:
+        yield (
+            f"{expected.episodes} of {expected.asked} episodes are played at once: so many have room for "
+            "their whole context (rollout.num_envs, rollout.max_context_tokens)"
+        )
     if checked.fits is not False:
         return
     assert checked.forecast is not None and checked.target.memory is not None and checked.shape is not None
@@ -338,6 +346,7 @@ def smaller_settings(config: TrainConfig, checked: Preflight) -> Smaller:
             device_bytes=memory,
             shards=1 if config.finetune.mode == "qlora" else checked.shards,
             is_fused=_is_fused(config, checked.target, checked.shape),
+            has_own_memory=checked.target.kind != "cpu",
         )
     settings = tuple((key, str(value).lower()) for key, value in changed.items())
     return Smaller(settings=settings, peak=now.peak, fits=now.peak <= AIR * memory)

@@ -13,6 +13,7 @@ import torch
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
+from mcpagent.models.architecture import cache_elements
 from mcpagent.models.load import MergedCopy, adapted_beside_linear, causal_lm
 from mcpagent.policy.canary import Arrival, ReadBack
 from mcpagent.policy.contract import Policy
@@ -21,6 +22,7 @@ from mcpagent.policy.vllm.engine import VllmPolicy
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.policy.vllm.worker import digest, weight_sums
 from mcpagent.train.batch.samples import sample_from_segments
+from mcpagent.train.forecast import AIR
 from mcpagent.train.learner.learner import Learner
 
 _SCORED_TOKENS = 4096  # of one forward pass of the canary
@@ -31,13 +33,15 @@ _KEPT_ADAPTERS = 4  # versions whose files stay: turns that began with one may s
 class RolloutEngine:
     """`push` brings the learner's weights to the policy as its next version; between `rest` and `push` a
     colocated engine gives its memory to the trainer. `read_back` compares what the engines hold with the
-    learner's weights; None where they never change."""
+    learner's weights; None where they never change. `episodes` is how many it has room for at once, None for
+    any number."""
 
     policy: Policy
     push: Callable[[], None]
     close: Callable[[], None]
     rest: Callable[[], None] = lambda: None
     read_back: ReadBack | None = None
+    episodes: int | None = None
 
 
 def hf_sampler(
@@ -48,9 +52,13 @@ def hf_sampler(
     max_context: int,
     slots: int,
     threads: int = 1,
+    is_trained: bool = False,
+    is_pipelined: bool = False,
 ) -> RolloutEngine:
     """Over `model`'s weights: a merged copy where it has adapters that can be merged without loss, else the
-    model itself, whose adapters are computed beside the weights."""
+    model itself, whose adapters are computed beside the weights. On an accelerator the episodes that it has
+    room for follow the memory that is free now; with `is_trained` gradients and moments are still to come,
+    with `is_pipelined` twice as many episodes are open at a time."""
     merged = MergedCopy(model) if _merges_without_loss(model) else None
     serving = merged.model if merged is not None else causal_lm(model)
     policy = HFPolicy(
@@ -74,7 +82,31 @@ def hf_sampler(
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         return Arrival(tensors=len(trained), differing=tuple(n for n, p in trained if id(p) not in serves))
 
-    return RolloutEngine(policy=policy, push=push, close=policy.close, read_back=read_back)
+    free = free_bytes(serving.device)
+    if free is not None and is_trained:
+        free -= 3 * 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    room = None
+    if free is not None:
+        share = AIR * free / (2 if is_pipelined else 1)
+        room = episodes_with_room(
+            serving.config, free=share, max_context=max_context, itemsize=serving.dtype.itemsize
+        )
+    return RolloutEngine(policy=policy, push=push, close=policy.close, read_back=read_back, episodes=room)
+
+
+def episodes_with_room(config: Any, *, free: float, max_context: int, itemsize: int) -> int:
+    """How many whole contexts fit into `free` bytes, at least one; `config` is the model's."""
+    return max(1, int(free // (max_context * cache_elements(config) * itemsize)))
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Of an accelerator, with what torch keeps and does not use; None for a CPU, whose slots are settings."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return None
 
 
 def _merges_without_loss(model: Any) -> bool:

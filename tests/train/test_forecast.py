@@ -175,11 +175,11 @@ def test_an_estimate_has_every_model_mode_and_number_of_devices() -> None:
 
 
 def test_the_largest_that_fits_is_the_one_after_which_none_does() -> None:
-    made = estimated(memory_gib=40)
-    assert {row["device_memory_gib"] for row in made.largest} == {40}
+    made = estimated(memory_gib=12)  # where some do not fit at all, however few episodes are played at once
+    assert {row["device_memory_gib"] for row in made.largest} == {12}
     for answer in made.largest:
         rows = [r for r in made.table if (r.mode, r.devices) == (answer["mode"], answer["devices"])]
-        fitting = [row.model for row in rows if row.memory_gib <= 0.95 * 40]  # the smallest model first
+        fitting = [row.model for row in rows if row.memory_gib <= 0.95 * 12]  # the smallest model first
         assert answer["model"] == (fitting[-1] if fitting else None)
     assert {row["model"] for row in made.largest} >= {None, "Qwen/Qwen3-32B"}
     unknown = estimated()

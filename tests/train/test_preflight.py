@@ -69,7 +69,15 @@ def test_the_embedded_model_has_the_size_that_it_is_built_with() -> None:
     ("settings", "target"),
     [
         ((), TargetDevice(kind="cpu", memory=24 * GIB)),
-        (("model.name=Qwen/Qwen3-8B", "finetune.mode=qlora", "rollout.backend=hf"), SMALL_GPU),
+        (
+            (
+                "model.name=Qwen/Qwen3-8B",
+                "finetune.mode=qlora",
+                "rollout.backend=hf",
+                "model.gradient_checkpointing=false",
+            ),
+            SMALL_GPU,
+        ),
         (("model.name=Qwen/Qwen3-4B", "finetune.mode=full"), A100),
         (("model.name=Qwen/Qwen3-4B", "vllm.gpu_memory_utilization=0.9", "vllm.sleep=false"), A100),
     ],
@@ -187,3 +195,39 @@ def test_layers_are_checkpointed_by_default_on_an_accelerator_and_the_forecast_k
     off, on = (f"model.gradient_checkpointing={value}" for value in ("false", "true"))
     assert activations("cuda") == activations("cuda", on) < 0.2 * activations("cuda", off)
     assert activations("cpu") == activations("cpu", off) > activations("cpu", on)
+
+
+def test_8b_in_4_bits_fits_24_gib_with_as_many_episodes_as_there_is_room_for() -> None:
+    """By hand: 36 layers x 8 heads x 128 x 2 (keys and values) x 2 bytes = 147,456 bytes a token, 0.5625 GiB
+    a context of 4,096: the 64 episodes of the preset are 36 GiB. Of 22.8 GiB (95%) the weights take 6.95e9 x
+    0.516 bytes in 4 bits and 2 x 151,936 x 4,096 x 2 for embeddings and head: 5.7 GiB; adapters, their
+    gradients, moments and masters 0.7."""
+    presets = [Path("configs") / f"{name}.yaml" for name in ("model", "algo_grpo", "rollout", "qlora")]
+    preset = load_train_config(presets, ["model.name=Qwen/Qwen3-8B", "device=cuda"]).config
+    checked = check_run(preset, SMALL_GPU)
+    assert checked.fits is True and checked.forecast is not None
+    episodes = checked.forecast.episodes
+    assert 25 <= episodes <= 31
+    assert checked.forecast.parts["kv_cache"] == pytest.approx(episodes * 4096 * 147_456)
+    assert any(f"{episodes} of 64 episodes are played at once" in note for note in checked.notes)
+    larger = check_run(preset, A100)
+    assert larger.forecast is not None and larger.forecast.episodes == larger.forecast.asked == 64
+    on_cpu = check_run(
+        config("rollout.max_context_tokens=32768"), TargetDevice(kind="cpu", memory=24 * GIB)
+    ).forecast
+    assert on_cpu is not None and on_cpu.episodes == on_cpu.asked  # there the settings count
+
+
+def test_an_update_does_not_hold_the_cache_of_episodes_that_are_over() -> None:
+    shape = shape_of(find_architecture("Qwen/Qwen3-4B").config, LoraConfig())
+
+    def made(*settings: str) -> dict[str, float]:
+        chosen = config("rollout.backend=hf", "training.micro_batch_tokens=16384", *settings)
+        forecasted = forecast(chosen, shape, itemsize=2, backend="hf", device_bytes=None)
+        return {**forecasted.parts, "peak": forecasted.peak, "fixed": forecasted.fixed}
+
+    alone, pipelined = made(), made("rollout.max_staleness=1")
+    update = alone["fixed"] + alone["activations"] + alone["logits"]
+    assert alone["peak"] == pytest.approx(max(update, alone["fixed"] + alone["kv_cache"]))
+    assert pipelined["kv_cache"] == 2 * alone["kv_cache"]
+    assert pipelined["peak"] == pytest.approx(update + pipelined["kv_cache"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from mcpagent.errors import UserError
 from mcpagent.models.load import LoraShape, attach_lora
 from mcpagent.policy.contract import CompletionRequest, Sampling
-from mcpagent.train.sampler import RolloutEngine, hf_sampler, vllm_sampler
+from mcpagent.policy.hf.slot_engine import SlotCache
+from mcpagent.run.episodes import at_once
+from mcpagent.train.sampler import RolloutEngine, episodes_with_room, hf_sampler, vllm_sampler
 
 LORA = LoraShape(r=4, alpha=8.0, dropout=0.0, target_modules="all-linear")
 SHAPE: dict[str, Any] = {
@@ -127,3 +130,28 @@ def test_vllm_refuses_adapters_on_stacked_experts_before_it_starts(tmp_path: Any
     with pytest.raises(UserError, match=r"experts"):
         vllm_sampler(object(), model, folder=tmp_path)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_episodes_follow_the_memory_that_is_free() -> None:
+    """The shape of an 8B: 36 layers x 8 heads x 128 x 2 x 2 bytes = 0.5625 GiB a context of 4,096 tokens."""
+    large = Qwen3Config(
+        hidden_size=4096, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128
+    )
+    room = partial(episodes_with_room, large, max_context=4096, itemsize=2)
+    assert [room(free=gib * 2**30) for gib in (0.1, 0.57, 9.0, 36.0)] == [1, 1, 16, 64]
+    sampler = serving(dense(torch.float32))
+    sampler.close()
+    assert sampler.episodes is None  # on a CPU the settings count
+    assert at_once(None, asked=64) == at_once(64, asked=64) == 64
+    notes: list[str] = []
+    assert at_once(24, asked=64, on_note=notes.append) == 24
+    assert notes == ["24 of 64 episodes are played at once: so many fit into the device's free memory"]
+
+
+def test_a_cache_grows_no_further_than_the_longest_context() -> None:
+    """A view of the buffers is as long as they are: 900 tokens and then 960 would have grown them by a
+    quarter, to 1,152."""
+    cache = SlotCache(slots=2, dtype=torch.float32, longest=1000)
+    cache.begin(first=0, positions=torch.tensor([[899]]), length=900)
+    mask = cache.begin(first=0, positions=torch.tensor([[959]]), length=960)
+    assert mask.shape[-1] == 1024  # a multiple of 32

@@ -31,9 +31,9 @@ _MAX_READ_ALONG = 1 / 4
 class SlotCache(Cache):
     """Keys and values by slot. `begin` names the rows and positions that the next forward pass writes."""
 
-    def __init__(self, *, slots: int, dtype: torch.dtype) -> None:
+    def __init__(self, *, slots: int, dtype: torch.dtype, longest: int | None = None) -> None:
         super().__init__(layers=[])
-        self.slots = slots
+        self.slots, self._longest = slots, longest  # a context is no longer: room beyond it is never used
         self._dtype = dtype
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
@@ -85,7 +85,8 @@ class SlotCache(Cache):
         if rows > height:
             self._height = min(self.slots, max(rows, int(_GROWTH * height)))
         if length > capacity:
-            self._capacity = -(-int(max(length, _GROWTH * capacity)) // _STEP) * _STEP
+            grown = _GROWTH * capacity if self._longest is None else min(_GROWTH * capacity, self._longest)
+            self._capacity = -(-int(max(length, grown)) // _STEP) * _STEP
         for buffers in (self._keys, self._values):
             for i, buffer in enumerate(buffers):
                 buffers[i] = grown = buffer.new_empty(
@@ -168,7 +169,7 @@ class SlotEngine:
         self._rows: list[Row] = []  # by slot: active first, then parked
         self._slot_of: dict[str, int] = {}
         self._active = 0
-        self._cache = SlotCache(slots=slots, dtype=dtype)
+        self._cache = SlotCache(slots=slots, dtype=dtype, longest=max_context)
         self.version = 0
         self.sampled_tokens = 0
         self.prefilled_tokens = 0

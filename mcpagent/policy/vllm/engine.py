@@ -22,6 +22,7 @@ import torch
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import FinishReason, PolicySpan
 from mcpagent.errors import UserError
+from mcpagent.models.architecture import cache_elements
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import EnginePolicy, EngineThread, Finished
 from mcpagent.policy.sampling import refuse_infinite
@@ -241,11 +242,8 @@ def memory_share(free: int, total: int, *, asked: float) -> float:
 
 def cpu_cache_bytes(config: Any, *, contexts: int, max_context: int, itemsize: int) -> int:
     """What `contexts` full contexts of a transformers `config` need, at most 4 GiB."""
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     tokens = (contexts + 1) * (max_context + _BLOCK)
-    return min(_MAX_CPU_CACHE, tokens * 2 * text.num_hidden_layers * heads * head_dim * itemsize)
+    return min(_MAX_CPU_CACHE, tokens * cache_elements(config) * itemsize)
 
 
 def _sampling_params(request: CompletionRequest, stop_ids: list[int], *, room: int, is_seeded: bool) -> Any:
