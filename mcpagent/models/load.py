@@ -6,6 +6,7 @@ import copy
 import ctypes
 import ctypes.util
 import importlib.util
+import logging
 import os
 import sys
 import warnings
@@ -30,6 +31,9 @@ from mcpagent.models.weights import (
 )
 from mcpagent.storage.checkpoints import ADAPTER_FILE, choose_checkpoint, verified
 from mcpagent.storage.packages import require
+
+# Where DeepSpeed is installed, transformers imports it to save a model, and it warns on stdout without a GPU.
+logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno > logging.WARNING)
 
 _M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 # What transformers and PEFT say of weights that do not fit, in exceptions and warnings of general kinds.

@@ -62,10 +62,11 @@ def logit_transform(config: Any) -> LogitTransform | None:
     return None if scale == 1.0 and cap is None else LogitTransform(scale=scale, cap=cap)
 
 
-def output_head(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+def output_head(model: Any, *, with_hooks: bool = True) -> Callable[[torch.Tensor], torch.Tensor]:
     """Hidden states [..., hidden] -> the logits [..., V] of a causal LM of transformers; the head's module
-    itself where nothing comes after it."""
-    head, transform = model.get_output_embeddings(), logit_transform(model.config)
+    itself where nothing comes after it. Without hooks nothing gathers or releases its weights in a call."""
+    module, transform = model.get_output_embeddings(), logit_transform(model.config)
+    head = module if with_hooks else module.forward
     return head if transform is None else lambda hidden: transform(head(hidden))
 
 

@@ -153,6 +153,7 @@ _FREE_KEYS = {
     "rollout.num_envs",
     "training.collective_timeout_s",
     "training.cpu_offload",
+    "training.deepspeed_config",
     "training.micro_batch_tokens",
     "training.parallel",
     "training.shard_size",

@@ -57,7 +57,8 @@ from mcpagent.train.batch.scoring import TokenScorer
 from mcpagent.train.learner.learner import EmaReference, Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.wrapping import Fsdp, Wrapping, put_stored, refuse_sharding, sharding
+from mcpagent.train.learner.wrapping import Fsdp, Shards, Wrapping, put_stored, refuse_sharding, sharding
+from mcpagent.train.learner.zero3 import Zero3
 from mcpagent.train.objective.advantages import CreditSettings, GradeSettings, Overlong
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.objective.value import named_parameters, new_value_head
@@ -176,14 +177,8 @@ def build_learner(
     value_head = new_value_head(model) if is_grpo and config.grpo.advantage == "gae" else None
     precision = Precision(config.training.mixed_precision, device=loaded.device)
     scorer, wrapping = TokenScorer(model, value_head=value_head, precision=precision), None
-    if processes is not None and sharding(config, processes) is not None:
-        refuse_sharding(config, device=loaded.device)
-        wrapping = Fsdp(
-            processes,
-            device=loaded.device,
-            shard_size=config.training.shard_size,
-            cpu_offload=config.training.cpu_offload,
-        )
+    if processes is not None and (parallel := sharding(config, processes)) is not None:
+        wrapping = _in_shards(config, parallel, processes=processes, device=loaded.device)
         reference = None if reference is None else TokenScorer(reference, precision=precision)
         for each in [scorer] if reference is None else [scorer, reference]:
             wrapping.wrap(each)
@@ -221,6 +216,14 @@ def build_learner(
         refuse_other_logits(model, name=config.model.name, as_root=learner.scorer)
         wrapping.settle()
     return learner
+
+
+def _in_shards(config: TrainConfig, parallel: Shards, *, processes: Processes, device: torch.device) -> Any:
+    refuse_sharding(config, parallel=parallel, device=device)
+    training, common = config.training, {"device": device, "cpu_offload": config.training.cpu_offload}
+    if parallel == "zero3":
+        return Zero3(processes, deepspeed_config=training.deepspeed_config, **common)
+    return Fsdp(processes, shard_size=training.shard_size, **common)
 
 
 def _frozen(loaded: Loaded, config: TrainConfig) -> Any:

@@ -314,7 +314,7 @@ class _Update:
         )
         for batch in learner.batches(samples, max_tokens=settings.micro_batch_tokens):
             if not batch.rows:
-                with_reference = settings.use_reference and not self.is_rescored
+                with_reference = self.asks_reference and not self.is_rescored
                 learner.idle(batch, temperature=settings.temperature, with_reference=with_reference)
                 continue
             in_batch = [rows[i] for i in batch.rows]

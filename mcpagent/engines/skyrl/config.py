@@ -388,7 +388,7 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
     "training.warmup_steps": _mapped(lambda c: _of_optimizers("num_warmup_steps", c.training.warmup_steps)),
     "training.micro_batch_tokens": _as("trainer.max_tokens_per_microbatch"),
     "training.collective_timeout_s": _ignored("the timeouts of Ray and NCCL hold"),
-    "training.parallel": _ignored("SkyRL always trains with FSDP"),
+    **dict.fromkeys(("training.parallel", "training.deepspeed_config"), _ignored("SkyRL always has FSDP")),
     "training.shard_size": _ignored("SkyRL spreads the weights over all of its workers"),
     "training.cpu_offload": _refused("skyrl.overrides sets SkyRL's own"),
     "training.mixed_precision": _refused("SkyRL computes in bfloat16", "no", "bf16"),

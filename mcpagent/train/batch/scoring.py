@@ -84,7 +84,13 @@ _MAX_LOGITS = 1 << 25  # elements of one chunk of logits: 128 MB in float32
 
 
 class TokenScorer(nn.Module):
-    """A causal LM as a function from sequences to the logprobs of their chosen tokens."""
+    """A causal LM as a function from sequences to the logprobs of their chosen tokens.
+
+    `holds_head` says that whoever shards the weights gathers those of the output head once for a pass: chunks
+    of logits then call it without hooks, since processes have different numbers of them.
+    """
+
+    holds_head = False
 
     def __init__(
         self,
@@ -136,7 +142,7 @@ class TokenScorer(nn.Module):
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         targets_N = batch.targets_N
-        head = output_head(inner)
+        head = output_head(inner, with_hooks=not self.holds_head)
         step = max(1, self._max_logits // inner.get_output_embeddings().weight.shape[0])
         if len(targets_N) <= step:
             return _score(head, hidden_N, targets_N, temperature, entropy_gradient)

@@ -39,13 +39,12 @@ def save_trainer_state(
 ) -> None:
     """Write optimiser moments, random state and counters into `folder`/trainer_state; None in the processes
     that take part without writing."""
-    names = {id(p): n for n, p in named}
     tensors: dict[str, torch.Tensor] = {}
     scalars: dict[str, Any] = {}
     for number, optimizer in enumerate(optimizers):
-        for parameter, moments in optimizer.state.items():
-            for key, value in moments.items():
-                place = f"{number}|{names[id(parameter)]}|{key}"
+        for name, parameter in named:
+            for key, value in wrapping.moments(optimizer, parameter).items():
+                place = f"{number}|{name}|{key}"
                 if isinstance(value, torch.Tensor):
                     tensors[place] = value.detach()
                 else:
@@ -87,16 +86,16 @@ def load_trainer_state(
                     where=str(folder),
                     remedy="resume with the configuration that the run was started with",
                 )
-            parameter = parameters[name]
+            parameter, optimizer = parameters[name], optimizers[int(number)]
             if place in stored and value.get_shape():
-                moments = torch.zeros_like(parameter)
-                wrapping.put(moments, lambda place=place: tensors.get_tensor(place))
-                value = moments
-            elif place in stored:
+                moment = wrapping.new_moment(optimizer, parameter, key)
+                wrapping.put(moment, lambda place=place: tensors.get_tensor(place))
+                continue
+            if place in stored:
                 # Step counters stay on the CPU, but for fused optimisers, whose kernels read them.
-                is_fused = optimizers[int(number)].defaults.get("fused")
+                is_fused = optimizer.defaults.get("fused")
                 value = tensors.get_tensor(place).to(parameter.device if is_fused else "cpu")
-            optimizers[int(number)].state.setdefault(parameter, {})[key] = value
+            wrapping.set_scalar(optimizer, parameter, key, value)
     _set_random_state(load_file(source / "rng.safetensors"), document["rng"])
     return document["state"]
 
@@ -190,7 +189,7 @@ class EmaReference:
         self._parameters = {n: p for n, p in named if p.requires_grad}
         self._wrapping = wrapping or Whole(Processes())
         self._shadows = {
-            n: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
+            n: self._wrapping.copied(p, torch.promote_types(p.dtype, torch.float32))
             for n, p in self._parameters.items()
         }
         self._every, self._decay = every, decay
@@ -200,8 +199,8 @@ class EmaReference:
         """Step `step` (1-based) is over."""
         if step % self._every == 0:
             for name, parameter in self._parameters.items():
-                shadow = self._shadows[name]
-                shadow.lerp_(parameter.to(shadow.dtype), 1.0 - self._decay)
+                shadow = self._wrapping.local(self._shadows[name])
+                shadow.lerp_(self._wrapping.local(parameter).to(shadow.dtype), 1.0 - self._decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -280,10 +279,11 @@ class Learner:
     ) -> None:
         self.model, self.tokenizer, self.processes = model, tokenizer, processes or Processes()
         self.wrapping: Wrapping = wrapping or Whole(self.processes)
-        self._schedule, self._gradient_clip = schedule, gradient_clip
-        self._optimizers, self._value_head = schedule.optimizers, value_head
+        self._schedule, self._optimizers, self._value_head = schedule, schedule.optimizers, value_head
         self._precision = precision or Precision()
-        self.scorer = scorer or TokenScorer(model, value_head=value_head, precision=self._precision)
+        scorer = scorer or TokenScorer(model, value_head=value_head, precision=self._precision)
+        limit = self._limit = gradient_clip if gradient_clip is not None else float("inf")
+        self.scorer: Any = self.wrapping.prepare(scorer, self._optimizers, limit=limit)
         is_sharded = self.wrapping.is_sharded
         self.why_not_packed = why_not_packed(model, self.scorer if is_sharded else None)
         self._ema = self._reference = None
@@ -295,7 +295,13 @@ class Learner:
             of_reference = why_not_packed(self._reference.model, self._reference if is_sharded else None)
             self.why_not_packed = self.why_not_packed or of_reference
         self.wrapping.settle()  # parameters are the shards again, which the optimisers move
-        self._masters = MasterWeights(self._named(), self._optimizers)
+        named = self._named()
+        self._masters = MasterWeights(
+            named,
+            self._optimizers,
+            kept=self.wrapping.masters({n: p for n, p in named if p.requires_grad}),
+            local=self.wrapping.local,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -390,7 +396,7 @@ class Learner:
         norm = self.wrapping.step(
             [p for _, p in self._masters.named],
             self._optimizers,
-            limit=self._gradient_clip if self._gradient_clip is not None else float("inf"),
+            limit=self._limit,
             precision=self._precision,
         )
         self._masters.give_weights()

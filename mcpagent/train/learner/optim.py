@@ -150,15 +150,24 @@ class MasterWeights:
     1e-6 away, and the rest of a gradient's micro-batches with it. Weights of 32 bits are their own."""
 
     def __init__(
-        self, named: Iterable[tuple[str, nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer]
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        kept: Mapping[str, torch.Tensor] | None = None,
+        local: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     ) -> None:
-        """Puts the copies into the groups of fresh `optimizers`, in place of the model's parameters."""
+        """Puts the copies into the groups of fresh `optimizers`, in place of the model's parameters; where
+        others have done so already, `kept` are theirs. `local` gives what this process holds of a tensor."""
         trained = {n: p for n, p in named if p.requires_grad}
+        self._local = local
         self._held = {n: p for n, p in trained.items() if p.dtype.itemsize < torch.float32.itemsize}
+        if kept is not None:
+            self._masters: dict[str, Any] = {n: kept[n] for n in self._held}
+            self.named = list(trained.items())
+            return
         self._masters = {n: nn.Parameter(p.detach().float()) for n, p in self._held.items()}
-        self.named: list[tuple[str, nn.Parameter]] = [
-            (n, self._masters.get(n, p)) for n, p in trained.items()
-        ]
+        self.named = [(n, self._masters.get(n, p)) for n, p in trained.items()]
         master_of = {id(p): self._masters[n] for n, p in self._held.items()}
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["params"] = [master_of.get(id(p), p) for p in group["params"]]
@@ -177,7 +186,7 @@ class MasterWeights:
     def give_weights(self) -> None:
         """Round the copies into the model: to be called after each step."""
         for name, parameter in self._held.items():
-            parameter.copy_(self._masters[name])
+            self._local(parameter).copy_(self._local(self._masters[name]))
 
     def save(self, folder: Path | None, *, gather: Gather = dict) -> None:
         """Into a folder of trainer state (None in a process that takes part without writing); nothing where
@@ -195,7 +204,7 @@ class MasterWeights:
             if name in saved:
                 put(master, saved[name])
             else:
-                master.copy_(self._held[name])
+                self._local(master).copy_(self._local(self._held[name]))
 
 
 def linear_schedule(

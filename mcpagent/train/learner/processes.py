@@ -186,15 +186,19 @@ class Processes:
         """The two groups of this process: of those at its place in each consecutive `size` processes, and of
         its own `size`. Their collectives end with an error after the time that holds for all; groups of a
         mesh that torch makes wait for half an hour."""
-        assert self._roll_call is not None
-        limit = timedelta(seconds=self._roll_call.timeout_s)
         rows = torch.arange(self.count).view(-1, size)
         groups: list[ProcessGroup] = []
         for ranks in (*rows.T.tolist(), *rows.tolist()):  # every process makes all groups, in one order
-            group = distributed.new_group(ranks, timeout=limit)
+            group = distributed.new_group(ranks, timeout=self.timeout)
             if isinstance(group, ProcessGroup):  # this process is one of it
                 groups.append(group)
         return groups
+
+    @property
+    def timeout(self) -> timedelta:
+        """After which collectives of these processes end with an error."""
+        roll_call = self._roll_call
+        return timedelta(seconds=COLLECTIVE_TIMEOUT_S if roll_call is None else roll_call.timeout_s)
 
     @property
     def is_first(self) -> bool:

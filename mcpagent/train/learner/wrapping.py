@@ -21,6 +21,7 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import RunError, UserError
 from mcpagent.models.load import causal_lm, map_large_blocks
 from mcpagent.policy.contract import choose_backend
+from mcpagent.storage.packages import require
 from mcpagent.train.batch.scoring import Batch
 from mcpagent.train.learner.optim import Precision
 from mcpagent.train.learner.processes import Processes
@@ -32,6 +33,13 @@ class Wrapping(Protocol):
     """What the update, the checkpoint and the sampler ask of the way in which the weights lie."""
 
     is_sharded: bool
+
+    def prepare(
+        self, scorer: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, limit: float
+    ) -> nn.Module:
+        """What to call in the place of a scorer whose weights the optimisers move, in steps of the norm
+        `limit` at most: once, before the first pass."""
+        ...
 
     def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
         """The same number of micro-batches for every process: one that has fewer gets `empty` ones."""
@@ -66,12 +74,66 @@ class Wrapping(Protocol):
         """What this process holds of a tensor, to be read and written."""
         ...
 
+    def copied(self, parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
+        """A copy that lies as the parameter does."""
+        ...
+
+    def masters(self, trained: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor] | None:
+        """The float32 weights that are kept beside those of the model; None where nobody does yet."""
+        ...
+
+    def moments(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+        """What the optimiser keeps of a parameter: tensors that lie as it does, and scalars."""
+        ...
+
+    def new_moment(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str) -> torch.Tensor:
+        """The optimiser's tensor of that name for a parameter, to be written with `put`."""
+        ...
+
+    def set_scalar(
+        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Any
+    ) -> None:
+        """What the optimiser keeps of a parameter under that name, where it is a scalar."""
+        ...
+
     def settle(self) -> None:
         """Give back what was gathered for a pass: the next one gathers what the shards hold then."""
         ...
 
 
-class Whole:
+class _ByParameter:
+    """What optimisers keep lies under the parameters that they were given."""
+
+    def prepare(
+        self, scorer: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, limit: float
+    ) -> nn.Module:
+        """The scorer itself."""
+        return scorer
+
+    def copied(self, parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
+        """Whole or, like the parameter, a shard."""
+        return parameter.detach().to(dtype, copy=True)
+
+    def masters(self, trained: Mapping[str, nn.Parameter]) -> None:
+        """None: the learner makes its own."""
+
+    def moments(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+        """Those of the parameter."""
+        return optimizer.state.get(parameter, {})
+
+    def new_moment(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str) -> torch.Tensor:
+        """A new one."""
+        made = optimizer.state[parameter][key] = torch.zeros_like(parameter)
+        return made
+
+    def set_scalar(
+        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Any
+    ) -> None:
+        """Of this parameter alone."""
+        optimizer.state[parameter][key] = value
+
+
+class Whole(_ByParameter):
     """Every process holds all weights and adds up the gradients, once an optimiser step."""
 
     is_sharded = False
@@ -117,7 +179,7 @@ class Whole:
         """Nothing was gathered."""
 
 
-class Fsdp:
+class Fsdp(_ByParameter):
     """FSDP2 (`torch.distributed.fsdp.fully_shard`): each process holds a row of every weight, of its gradient
     and moments, and gathers a layer while it is computed.
 
@@ -200,12 +262,7 @@ class Fsdp:
 
     def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
         """The batches of this process, then empty ones up to the largest number of any."""
-        here = list(batches)
-        most = torch.tensor(len(here))
-        distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
-        yield from here
-        for _ in range(int(most) - len(here)):
-            yield empty()
+        yield from padded_with_empty(batches, empty)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of one micro-batch, summed over the processes as it comes."""
@@ -262,6 +319,15 @@ class Fsdp:
             unit.reshard()
 
 
+def padded_with_empty(batches: Iterator[Batch], empty: Callable[[], Batch]) -> list[Batch]:
+    """The batches of this process, and empty ones up to the largest number of any: every process calls
+    this."""
+    here = list(batches)
+    most = torch.tensor(len(here))
+    distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
+    return here + [empty() for _ in range(int(most) - len(here))]
+
+
 def _has_values(parameter: torch.Tensor) -> bool:
     """Whether it has memory of its own for all places: see `models.load.empty_model`."""
     return not parameter.is_meta and parameter.untyped_storage().nbytes() >= parameter.nbytes
@@ -297,24 +363,23 @@ def _nothing() -> torch.Tensor:
     raise AssertionError("only the first process reads")
 
 
-def sharding(config: TrainConfig, processes: Processes) -> Literal["fsdp"] | None:
+Shards = Literal["fsdp", "zero3"]
+
+
+def sharding(config: TrainConfig, processes: Processes) -> Shards | None:
     """How several processes share the weights; None where each holds all of them. `auto` is what the
     launcher asks for."""
     parallel = config.training.parallel
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        raise UserError(
-            "the launcher asks for DeepSpeed, which mcpagent does not use",
-            where="accelerate launch",
-            remedy="use configs/accelerate/ddp.yaml, with training.parallel fsdp for weights in shards",
-        )
+    if parallel == "auto" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        parallel = "zero3"
     if parallel == "auto":
         parallel = "fsdp" if os.environ.get("ACCELERATE_USE_FSDP") == "true" else "replicate"
     return None if parallel == "replicate" or processes.count == 1 else parallel
 
 
-def refuse_sharding(config: TrainConfig, *, device: torch.device) -> None:
-    """Raises UserError for what cannot be done with weights in shards."""
-    parallel, where = config.training.parallel, "training.parallel"
+def refuse_sharding(config: TrainConfig, *, parallel: Shards, device: torch.device) -> None:
+    """Raises UserError for what cannot be done with weights in shards, or not with what is installed."""
+    where = "training.parallel"
     if config.finetune.mode == "qlora":
         raise UserError(
             "weights of 4 bits cannot be sharded",
@@ -327,6 +392,8 @@ def refuse_sharding(config: TrainConfig, *, device: torch.device) -> None:
             where="training.mixed_precision",
             remedy="use bf16, or training.parallel replicate",
         )
+    if parallel == "zero3":
+        _refuse_zero3(config)
     if config.algorithm != "grpo":
         return
     choice = choose_backend(
@@ -341,3 +408,19 @@ def refuse_sharding(config: TrainConfig, *, device: torch.device) -> None:
             where="rollout.backend",
             remedy="start vLLM servers and name them in vllm.servers, or use training.parallel replicate",
         )
+
+
+def _refuse_zero3(config: TrainConfig) -> None:
+    if config.optimization.optimizer == "muon":
+        raise UserError(
+            "Muon orthogonalises whole matrices, and ZeRO-3 shows its optimiser nothing but flat stretches",
+            where="optimization.optimizer",
+            remedy="use adamw, or training.parallel fsdp",
+        )
+    if config.training.shard_size is not None:
+        raise UserError(
+            "ZeRO-3 spreads the weights over all processes",
+            where="training.shard_size",
+            remedy="leave it out, or use training.parallel fsdp",
+        )
+    require("deepspeed", use="training.parallel zero3")

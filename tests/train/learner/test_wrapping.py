@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,20 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
+from mcpagent.config.schema import TrainConfig
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.errors import UserError
 from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
+from mcpagent.storage.packages import missing
 from mcpagent.train.batch.scoring import TokenScorer
 from mcpagent.train.build import build_learner, load
 from mcpagent.train.learner.learner import EmaReference, Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.wrapping import Fsdp, refuse_sharding, sharding
+from mcpagent.train.learner.wrapping import Fsdp, Shards, refuse_sharding, sharding
+from mcpagent.train.learner.zero3 import Zero3, read_options
 from mcpagent.train.objective.advantages import CreditSettings
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.objective.value import named_parameters, new_value_head
@@ -41,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a reference that follows": {"is_ema": True},
     "a reference that follows adapters": {"is_ema": True, "lora": True},
     "a frozen reference": {"is_frozen": True},
+    "no reference, and processes of one and of many micro-batches": {"kl": 0.0, "micro": 60, "telling": 3},
     "logits in chunks": {"max_logits": VOCABULARY * 5},
     "checkpointing": {"is_checkpointed": True},
     "a process without samples": {"telling": 1},
@@ -50,14 +56,23 @@ CASES: dict[str, dict[str, Any]] = {
 }
 TOLERANCE = {"muon": 1e-3, "half precision": 8e-3}  # bfloat16 has 8 bits: sums in another order differ
 REPEATED = ("full grpo", "a reference that follows adapters")  # with shards in groups of their own (HSDP)
-SAVED: dict[str, Any] = {"advantage": "gae", "is_ema": True}
+OFFLOADED = ("unequal micro-batches", "a reference that follows adapters")  # with shards in the host's memory
+WITHOUT_MUON = [name for name in CASES if name != "muon"]
+OF_ZERO3 = [*WITHOUT_MUON, *(f"{name}, offloaded" for name in OFFLOADED)]
+QUICK = ("unequal micro-batches", "logits in chunks")  # what is asked of ZeRO-3 in every run of the tests
+MODELS = ("plain", "odd")  # folders: what is trained as it is, and what is not
+SAVED: dict[str, dict[str, Any]] = {
+    "saved": {"advantage": "gae", "is_ema": True},
+    "saved in half precision": {"is_ema": True, "dtype": torch.bfloat16},
+}
+needs_deepspeed = pytest.mark.skipif(bool(missing("deepspeed")), reason="DeepSpeed is not installed")
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 0.0, 0.0, 0.8, -0.8, 0.3, -0.3]
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def make(
     processes: Processes,
-    wrapping: Fsdp | None,
+    wrapping: Fsdp | Zero3 | None,
     *,
     lora: bool = False,
     advantage: str = "given",
@@ -117,6 +132,7 @@ def train(
     epochs: int = 1,
     minibatches: int = 1,
     telling: int = 9,
+    kl: float = 0.1,
     **_: Any,
 ) -> list[dict[str, float]]:
     """The statistics of each step. A group tells nothing, nor do those from `telling` on."""
@@ -131,7 +147,7 @@ def train(
     number = 1 + (steps[0] - 1) * epochs * minibatches
     for step in steps:
         stats = update_policy(
-            learner, graded, settings=settings, kl_coef=0.1, first_optimizer_step=number, seed=step
+            learner, graded, settings=settings, kl_coef=kl, first_optimizer_step=number, seed=step
         )
         number += stats.optimizer_steps
         learner.end_step(step)
@@ -146,18 +162,18 @@ def weights(learner: Learner) -> dict[str, torch.Tensor]:
     return {n: t.detach().clone() for n, t in learner.wrapping.gathered(named, everywhere=True).items()}
 
 
-def outcome(processes: Processes, wrapping: Fsdp | None, case: Mapping[str, Any]) -> tuple[Any, Any]:
-    of_train = {"loss", "micro", "epochs", "minibatches", "telling"}
+def outcome(processes: Processes, wrapping: Fsdp | Zero3 | None, case: Mapping[str, Any]) -> tuple[Any, Any]:
+    of_train = {"loss", "micro", "epochs", "minibatches", "telling", "kl"}
     learner = make(processes, wrapping, **{k: v for k, v in case.items() if k not in of_train})
     return weights(learner), (train(learner, **case), weights(learner))
 
 
-def resumed(processes: Processes, wrapping: Fsdp | None, folder: Path, *, to: str) -> Any:
-    """The checkpoint, read and written again, and what the next step comes to."""
-    learner = make(processes, wrapping, **SAVED)
-    state = learner.restore(folder / "checkpoint")
-    learner.save(folder / to, state=state)
-    train(learner, steps=(3,), **SAVED)
+def resumed(processes: Processes, wrapping: Fsdp | Zero3 | None, folder: Path, name: str, *, to: str) -> Any:
+    """The checkpoint of that name, read and written again, and what the next step comes to."""
+    learner = make(processes, wrapping, **SAVED[name])
+    state = learner.restore(folder / name)
+    learner.save(folder / f"{name} {to}", state=state)
+    train(learner, steps=(3,), **SAVED[name])
     return weights(learner)
 
 
@@ -185,71 +201,108 @@ def odd_model() -> Any:
 
 def write_models(folder: Path) -> None:
     """One that is trained as it is, and one that is not."""
-    for name, model in {"plain": tiny_model(), "odd": odd_model()}.items():
+    for name, model in zip(MODELS, (tiny_model(), odd_model()), strict=True):
         model.save_pretrained(folder / name)
         train_tokenizer([], vocab_size=0, catalog_hash="").save_pretrained(folder / name)
 
 
-def loaded(processes: Processes, model: Path) -> Any:
+def loaded(processes: Processes, parallel: str, model: Path) -> Any:
     """The weights of a model in a folder, loaded into shards; what is said where it is refused."""
     odd_model()
-    settings = {"model.name": model, "finetune.mode": "full", "training.parallel": "fsdp", "threads": 1}
-    settings |= {"rollout.backend": "vllm", "vllm.servers": '["http://127.0.0.1:1"]'}
-    config = load_train_config([], [f"{k}={v}" for k, v in settings.items()], for_training=False).config
+    settings = {"model.name": str(model), "finetune.mode": "full", "training.parallel": parallel}
+    settings |= {"threads": "1", "rollout.backend": "vllm", "vllm.servers": '["http://127.0.0.1:1"]'}
+    run = config(settings)
     try:
-        parts = load(config, processes=processes)
-        return weights(build_learner(parts, config, total_optimizer_steps=3, processes=processes))
+        parts = load(run, processes=processes)
+        return weights(build_learner(parts, run, total_optimizer_steps=3, processes=processes))
     except UserError as error:
         return error.message
 
 
+def saved(processes: Processes, wrapping: Fsdp | Zero3 | None, folder: Path, name: str) -> Any:
+    """Leaves a checkpoint after two steps; what the third one comes to."""
+    learner = make(processes, wrapping, **SAVED[name])
+    train(learner, steps=(1, 2), **SAVED[name])
+    learner.save(folder / name, state={"step": 2})
+    train(learner, steps=(3,), **SAVED[name])
+    return weights(learner)
+
+
+def in_shards(processes: Processes, parallel: str, **options: Any) -> Fsdp | Zero3:
+    return (Zero3 if parallel == "zero3" else Fsdp)(processes, device=CPU, **options)
+
+
 def work(folder: Path) -> None:
-    """Of one process among several: leaves what it came to in the folder. Four of them go on where two have
-    saved."""
+    """Of one process among several: leaves what the job in the folder came to."""
     torch.set_num_threads(1)
     processes = Processes.join(CPU)
-    if processes.count == 4:
-        after = resumed(processes, Fsdp(processes, device=CPU), folder, to="by four")
-        if processes.is_first:
-            torch.save(after, folder / "four.pt")
-        torch.distributed.destroy_process_group()
-        return
-    learner = make(processes, Fsdp(processes, device=CPU), **SAVED)
-    train(learner, steps=(1, 2), **SAVED)
-    learner.save(folder / "checkpoint", state={"step": 2})
-    train(learner, steps=(3,), **SAVED)
-    after = weights(learner)
-    if processes.is_first:
-        torch.save(after, folder / "unbroken.pt")
-    results = {n: outcome(processes, Fsdp(processes, device=CPU), case) for n, case in CASES.items()}
-    for name in REPEATED:
-        wrapping = Fsdp(processes, device=CPU, shard_size=1)
-        results[f"{name}, repeated"] = outcome(processes, wrapping, CASES[name])
-    results |= {name: loaded(processes, folder / name) for name in ("plain", "odd")}
-    torch.save(results, folder / f"{processes.index}.pt")
+    job = json.loads((folder / "job.json").read_text())
+    results: dict[str, Any] = {}
+    for name in job["names"]:
+        if name in MODELS:
+            results[name] = loaded(processes, job["parallel"], folder / name)
+            continue
+        case, _, how = name.partition(", ")
+        if case in SAVED:
+            wrapping = in_shards(processes, how or job["parallel"])
+            results[name] = (
+                resumed(processes, wrapping, folder, case, to=how)
+                if how
+                else saved(processes, wrapping, folder, case)
+            )
+            continue
+        options = {"repeated": {"shard_size": 1}, "offloaded": {"cpu_offload": True}}
+        case, _, how = name.rpartition(", ") if name.endswith(tuple(options)) else (name, "", "")
+        wrapping = in_shards(processes, job["parallel"], **options.get(how, {}))
+        results[name] = outcome(processes, wrapping, CASES[case])
+    torch.save(results, folder / f"{job['into']}-{processes.index}.pt")
     torch.distributed.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes left."""
-    folder = tmp_path_factory.mktemp("two")
-    write_models(folder)
-    in_processes(folder, module=__name__)
-    return folder
+def asked(folder: Path, parallel: str, names: Sequence[str], *, count: int = 2) -> list[dict[str, Any]]:
+    """What each of `count` processes came to."""
+    job = {"parallel": parallel, "names": list(names), "into": f"of {count}"}
+    (folder / "job.json").write_text(json.dumps(job))
+    in_processes(folder, count=count, module=__name__)
+    return [torch.load(folder / f"of {count}-{rank}.pt", weights_only=False) for rank in range(count)]
+
+
+Two = Callable[[str, bool], tuple[Path, list[dict[str, Any]]]]
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path) -> list[Any]:
-    """What each of two processes came to."""
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+def two(tmp_path_factory: pytest.TempPathFactory) -> Two:
+    """What two processes came to, with the folder that they left: asked once."""
+    answers: dict[tuple[str, bool], Any] = {}
+
+    def of(parallel: str, is_quick: bool) -> tuple[Path, list[dict[str, Any]]]:
+        if (parallel, is_quick) not in answers:
+            if parallel == "fsdp":
+                names = [*CASES, *(f"{name}, repeated" for name in REPEATED), "saved", *MODELS]
+            else:
+                names = [*(QUICK if is_quick else (*OF_ZERO3, *SAVED)), *MODELS]
+            folder = tmp_path_factory.mktemp(parallel)
+            write_models(folder)
+            answers[parallel, is_quick] = folder, asked(folder, parallel, names)
+        return answers[parallel, is_quick]
+
+    return of
 
 
-@pytest.mark.parametrize("name", [*CASES, *(f"{name}, repeated" for name in REPEATED)])
-def test_two_processes_with_shards_make_the_update_of_one(name: str, two: list[Any]) -> None:
-    case = name.removesuffix(", repeated")
+@pytest.mark.parametrize(
+    ("parallel", "name", "is_quick"),
+    [
+        *(("fsdp", name, False) for name in (*CASES, *(f"{name}, repeated" for name in REPEATED))),
+        *(pytest.param("zero3", name, True, marks=needs_deepspeed) for name in QUICK),
+        *(pytest.param("zero3", name, False, marks=[needs_deepspeed, pytest.mark.slow]) for name in OF_ZERO3),
+    ],
+)
+def test_two_processes_with_shards_make_the_update_of_one(
+    parallel: str, name: str, is_quick: bool, two: Two
+) -> None:
+    case = name.removesuffix(", repeated").removesuffix(", offloaded")
     began, (steps, after) = outcome(Processes(), None, CASES[case])
-    for results in two:
+    for results in two(parallel, is_quick)[1]:
         their_beginning, (their_steps, theirs) = results[name]
         assert theirs.keys() == after.keys()
         assert all(torch.equal(their_beginning[n], p) for n, p in began.items())
@@ -262,15 +315,21 @@ def test_two_processes_with_shards_make_the_update_of_one(name: str, two: list[A
     assert moved > 3e-3, "there is something to compare"
 
 
-def test_a_model_that_is_loaded_into_shards_is_the_one_in_the_folder(folder: Path, two: list[Any]) -> None:
+BOTH = pytest.mark.parametrize("parallel", ["fsdp", pytest.param("zero3", marks=needs_deepspeed)])
+
+
+@BOTH
+def test_a_model_that_is_loaded_into_shards_is_the_one_in_the_folder(parallel: str, two: Two) -> None:
+    folder, both = two(parallel, parallel == "zero3")
     stored = load_file(folder / "plain" / "model.safetensors")
-    for results in two:
+    for results in both:
         assert results["plain"].keys() == stored.keys()
         assert all(torch.equal(results["plain"][name], tensor) for name, tensor in stored.items())
 
 
-def test_logits_that_no_setting_tells_are_refused_in_shards_too(two: list[Any]) -> None:
-    for results in two:
+@BOTH
+def test_logits_that_no_setting_tells_are_refused_in_shards_too(parallel: str, two: Two) -> None:
+    for results in two(parallel, parallel == "zero3")[1]:
         assert "changes its logits after the output head in a way of its own" in results["odd"]
 
 
@@ -280,25 +339,42 @@ def files(checkpoint: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {path.relative_to(checkpoint).as_posix(): load_file(path) for path in paths}
 
 
-def test_what_two_processes_save_is_the_same_for_one_and_for_four(folder: Path) -> None:
-    alone = resumed(Processes(), None, folder, to="by one")
-    in_processes(folder, count=4, module=__name__)
-    saved = files(folder / "checkpoint")
-    assert set(saved) == {
-        "model.safetensors",
-        "trainer_state/optimizer.safetensors",
-        "trainer_state/reference.safetensors",
-        "trainer_state/value_head.safetensors",
-    }
-    for other in ("by one", "by four"):
-        for name, tensors in files(folder / other).items():
-            assert tensors.keys() == saved[name].keys()
-            assert all(torch.equal(tensor, tensors[n]) for n, tensor in saved[name].items())
-    unbroken = torch.load(folder / "unbroken.pt", weights_only=True)
-    for after in (alone, torch.load(folder / "four.pt", weights_only=True)):
-        assert max(float((after[n] - p).abs().max()) for n, p in unbroken.items()) <= 1e-5
+FILES = {
+    "saved": {"optimizer", "reference", "value_head"},
+    "saved in half precision": {"optimizer", "reference", "master_weights"},
+}
 
 
+@pytest.mark.parametrize(
+    ("parallel", "name"),
+    [
+        ("fsdp", "saved"),
+        *(pytest.param("zero3", name, marks=[needs_deepspeed, pytest.mark.slow]) for name in SAVED),
+    ],
+)
+def test_what_two_processes_save_is_the_same_for_one_and_for_four(parallel: str, name: str, two: Two) -> None:
+    """By whatever they hold the weights."""
+    folder, (first, _) = two(parallel, False)
+    alone = resumed(Processes(), None, folder, name, to="alone")
+    others = ("fsdp",) if parallel == "fsdp" else ("zero3", "fsdp")
+    four = asked(folder, parallel, [f"{name}, {other}" for other in others], count=4)[0]
+    state = {f"trainer_state/{file}.safetensors" for file in FILES[name]}
+    before = files(folder / name)
+    assert set(before) == {"model.safetensors", *state}
+    for other in ("alone", *others):
+        again = files(folder / f"{name} {other}")
+        assert again.keys() == before.keys()
+        for file, tensors in again.items():
+            assert tensors.keys() == before[file].keys()
+            assert all(torch.equal(tensor, tensors[n]) for n, tensor in before[file].items())
+    unbroken, tolerance = first[name], TOLERANCE["half precision"] if "half" in name else 1e-5
+    for after in (alone, *four.values()):
+        assert (
+            max(float((after[n].float() - p.float()).abs().max()) for n, p in unbroken.items()) <= tolerance
+        )
+
+
+@pytest.mark.parametrize("parallel", ["fsdp", "zero3"])
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -308,14 +384,96 @@ def test_what_two_processes_save_is_the_same_for_one_and_for_four(folder: Path) 
         ({"rollout.backend": "auto"}, "hf backend"),
     ],
 )
-def test_what_cannot_be_done_in_shards_is_refused_by_name(settings: dict[str, str], said: str) -> None:
-    overrides = [f"{key}={value}" for key, value in {"training.parallel": "fsdp", **settings}.items()]
-    config = load_train_config([], overrides, for_training=False).config
+def test_what_cannot_be_done_in_shards_is_refused_by_name(
+    settings: dict[str, str], said: str, parallel: Shards
+) -> None:
     with pytest.raises(UserError, match=said):
-        refuse_sharding(config, device=CPU)
+        refuse_sharding(config(settings), parallel=parallel, device=CPU)
 
 
-def test_a_launcher_that_asks_for_deepspeed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def config(settings: Mapping[str, str]) -> TrainConfig:
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    return load_train_config([], overrides, for_training=False).config
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"optimization.optimizer": "muon"}, "Muon"), ({"training.shard_size": "1"}, "training.shard_size")],
+)
+def test_what_zero3_alone_cannot_do_is_refused_by_name(settings: dict[str, str], said: str) -> None:
+    sft = config({"algorithm": "sft", **settings})
+    refuse_sharding(sft, parallel="fsdp", device=CPU)
+    with pytest.raises(UserError, match=said):
+        refuse_sharding(sft, parallel="zero3", device=CPU)
+
+
+TWO = Processes(index=0, count=2)
+
+
+def test_weights_lie_as_the_run_says_else_as_its_launcher_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sharding(config({}), TWO) is None
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(UserError, match="DeepSpeed"):
-        sharding(load_train_config([], [], for_training=False).config, Processes(index=0, count=2))
+    assert sharding(config({}), TWO) == "zero3"
+    assert sharding(config({"training.parallel": "fsdp"}), TWO) == "fsdp"
+    assert sharding(config({"training.parallel": "replicate"}), TWO) is None
+    assert sharding(config({}), Processes()) is None
+
+
+def test_settings_of_deepspeed_come_from_its_file_else_from_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu")
+    options = read_options(None, dtype=torch.float32)
+    assert options == {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+    file = tmp_path / "zero.json"
+    file.write_text(
+        json.dumps({"gradient_clipping": "auto", "bf16": {"enabled": True}, "wall_clock_breakdown": True})
+    )
+    assert read_options(str(file), dtype=torch.bfloat16) == {
+        "bf16": {"enabled": True},
+        "wall_clock_breakdown": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"zero_optimization": {"stage": 2}}, "stage is 2"),
+        ({"fp16": {"enabled": True}}, "fp16"),
+        ({"bf16": {"enabled": True}}, "model.dtype makes the weights float32"),
+        ({"gradient_clipping": 1.0}, "optimization.gradient_clip decides"),
+        ({"optimizer": {"type": "AdamW"}}, "section optimization"),
+        ([], "JSON object"),
+    ],
+)
+def test_settings_of_deepspeed_that_contradict_the_run_are_refused(
+    settings: Any, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "zero.json"
+    file.write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=said):
+        read_options(str(file), dtype=torch.float32)
+
+
+@needs_deepspeed
+def test_the_shipped_settings_are_deepspeeds() -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    file = resource_path("configs/deepspeed/zero3.json")
+    options = read_options(str(file), dtype=torch.bfloat16)
+    parsed = DeepSpeedConfig({**options, "train_micro_batch_size_per_gpu": 1})
+    assert parsed.zero_optimization_stage == 3 and parsed.bfloat16_config.enabled
+    zero: Any = parsed.zero_config
+    assert zero.offload_param.device == zero.offload_optimizer.device == "cpu"
+    preset = load_train_config([resource_path("configs/zero3.yaml")], []).config
+    assert read_options(str(file), dtype=getattr(torch, preset.model.dtype)) == options
+
+
+@pytest.mark.parametrize("text", ["{", None])
+def test_settings_of_deepspeed_that_cannot_be_read_are_refused(text: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "zero.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_options(str(file), dtype=torch.float32)
