@@ -28,6 +28,7 @@ from mcpagent.cli.options import (
 )
 from mcpagent.console import METRIC_COLUMNS, Console, counted, metric_row
 from mcpagent.core.records import JsonObject, Metric
+from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
 from mcpagent.evaluate.summary import RATE_METRICS, EvalSummary, success_of_all
 
 if TYPE_CHECKING:
@@ -282,6 +283,8 @@ def _evaluate(
 
 def _print(outcome: EvalOutcome, console: Console) -> None:
     print_metrics(outcome.result, console)
+    if outcome.result.breakdown is not None:
+        _print_breakdown(outcome.result.breakdown, console)
     reasons = outcome.result.stop_reasons.items()
     console.say("ended by  " + ", ".join(f"{name} {n}" for name, n in reasons))
     if outcome.result.cassette is not None:
@@ -291,6 +294,24 @@ def _print(outcome: EvalOutcome, console: Console) -> None:
     if outcome.path is not None:
         console.say(f"written   {outcome.path} and {outcome.trajectories}")
         console.say(f"next      mcpagent eval compare {outcome.path} OTHER.json")
+
+
+def _print_breakdown(breakdown: Breakdown, console: Console) -> None:
+    rows = [
+        metric_row(_words(name), metric, is_rate=name not in COUNTS)
+        for name, metric in breakdown.measures.items()
+        if metric.value is not None
+    ]
+    for name, parts in breakdown.slices.items():
+        if len(parts) > 1:
+            rows.append((f"task success by {name}", "", "", ""))
+            rows += [metric_row(f"  {part}", s.task_success, is_rate=True) for part, s in parts.items()]
+    console.table("In detail", METRIC_COLUMNS, rows)
+    times = breakdown.episode_latency
+    if times.p50_s is not None and times.p95_s is not None:
+        console.say(f"episode   {times.p50_s:.2f} s (median), {times.p95_s:.2f} s (95th percentile)")
+    for kind, error in breakdown.errors.items():
+        console.say(f"failed    {error.episodes} {_words(kind)}: {ERRORS[kind]} ({error.example})")
 
 
 rollout_app = typer.Typer(add_completion=False, rich_markup_mode=None)

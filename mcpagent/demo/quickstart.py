@@ -17,6 +17,7 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.demo import explored as explored_servers
 from mcpagent.demo.job import BESIDE, QuickstartJob, Stages, open_job
 from mcpagent.errors import RunError
+from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.report.page import write_report
 from mcpagent.evaluate.summary import summarise
 from mcpagent.run.episodes import open_episodes
@@ -210,8 +211,11 @@ def _evaluate_at(
     ) as setup:
         trajectories = evaluate_on(setup, samples=samples, on_done=on_done)
         provenance = setup.provenance(samples=samples)
+        breakdown = break_down(setup.tasks, trajectories)
     write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", trajectories)
-    result = summarise(trajectories, seed=job.seed).with_provenance({**provenance, "split": "heldout"})
+    result = summarise(trajectories, seed=job.seed).with_provenance(
+        {**provenance, "split": "heldout"}, breakdown=breakdown
+    )
     write_text(path, result.model_dump_json(indent=1) + "\n")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mcpagent.core.records import JsonObject, Metric, Record
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import SCHEMA_VERSION, Trajectory
+from mcpagent.evaluate.breakdown import Breakdown
 from mcpagent.evaluate.intervals import clustered_mean
 from mcpagent.policy.contract import Policy
 from mcpagent.rollout.agent import AgentSettings, ContextRenderer
@@ -71,18 +72,27 @@ class EvalSummary(Record):
         *,
         cassette: JsonObject | None = None,
         tool_metrics: PoolMetrics | None = None,
+        breakdown: Breakdown | None = None,
     ) -> EvalResult:
         """The result as the document that `eval --json` prints and that `eval/*.json` holds."""
-        return EvalResult(**dict(self), provenance=provenance, cassette=cassette, tool_metrics=tool_metrics)
+        return EvalResult(
+            **dict(self),
+            provenance=provenance,
+            cassette=cassette,
+            tool_metrics=tool_metrics,
+            breakdown=breakdown,
+        )
 
 
 class EvalResult(EvalSummary):
     """An `EvalSummary` that says what was evaluated, on which data, and how. `cassette` is what one did,
-    where tools were recorded or replayed; `tool_metrics` what the calls of its servers came to."""
+    where tools were recorded or replayed; `tool_metrics` what the calls of its servers came to; `breakdown`
+    where it succeeds and fails, None in results of before that was measured."""
 
     provenance: JsonObject
     cassette: JsonObject | None = None
     tool_metrics: PoolMetrics | None = None
+    breakdown: Breakdown | None = None
 
 
 EpisodeMeasure = Callable[[Trajectory], float | None]

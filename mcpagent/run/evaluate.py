@@ -16,6 +16,7 @@ from mcpagent.core.records import JsonObject, describe
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.compare import Comparison, compare
 from mcpagent.evaluate.summary import (
     EvalResult,
@@ -83,6 +84,7 @@ def evaluate_model(
             console.note(f"at temperature 0 all {samples} attempts at a task are the same")
         with episode_progress(console, "Evaluation", total=len(setup.tasks) * samples) as on_done:
             trajectories = evaluate_on(setup, samples=samples, on_done=on_done)
+        breakdown = break_down(setup.tasks, trajectories)
         provenance = setup.provenance(samples=samples)
         run_checkpoint = _run_of(setup) if shard[1] == 1 else None  # a shard says nothing of the whole
         if shard[1] > 1:
@@ -91,7 +93,9 @@ def evaluate_model(
             provenance["step"] = step_of(run_checkpoint[1])
         cassette = setup.tools.take_cassette_counts()
         tool_metrics = setup.tools.pool.metrics()
-    result = summarise(trajectories).with_provenance(provenance, cassette=cassette, tool_metrics=tool_metrics)
+    result = summarise(trajectories).with_provenance(
+        provenance, cassette=cassette, tool_metrics=tool_metrics, breakdown=breakdown
+    )
     stored = None
     if out is not None:
         stored = write_trajectories(out.with_suffix(""), trajectories)
@@ -226,7 +230,7 @@ def regrade(
         sha256 = hashlib.sha256(dataset.read_bytes()).hexdigest()
         again = {"path": str(dataset), "sha256": sha256, "tasks": len(tasks)}
         facts = {**facts, "dataset": again, "reward": reward.as_json(), "regraded_from": str(path)}
-        summary = summary.with_provenance(facts)
+        summary = summary.with_provenance(facts, breakdown=break_down(tasks.values(), graded))
     if out is not None:
         write_trajectories(out.with_suffix(""), graded)
         write_text(out, summary.model_dump_json(indent=1) + "\n")

@@ -15,6 +15,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.env.parsing import DIALECT_OF, observations, parse_action
 from mcpagent.errors import UserError
+from mcpagent.evaluate.breakdown import Breakdown, break_down
 from mcpagent.evaluate.summary import EvalSummary, evaluate, success_of_all, summarise
 from mcpagent.models.conversation import UNNAMED, calling_message, thought, tool_message
 from mcpagent.models.load import resolve_dtype
@@ -184,7 +185,7 @@ class LocalActor:
         summary, episodes = self._play(tasks, samples=samples, temperature=temperature)
         if self._processes.is_first:
             write_trajectories(self._records.run.trajectories / f"eval_{name}", episodes)
-        self._store(summary, name=name, provenance=provenance)
+        self._store(summary, name=name, provenance=provenance, breakdown=break_down(tasks, episodes))
         return summary
 
     def _play(
@@ -208,10 +209,13 @@ class LocalActor:
         episodes = self._processes.gather(share)
         return summarise(episodes), episodes
 
-    def _store(self, summary: EvalSummary, *, name: str, provenance: JsonObject) -> None:
+    def _store(
+        self, summary: EvalSummary, *, name: str, provenance: JsonObject, breakdown: Breakdown | None = None
+    ) -> None:
         if self._processes.is_first:
-            document = summary.with_provenance(provenance).model_dump_json(indent=1)
-            write_text(self._records.run.evaluations / f"{name}.json", document + "\n")
+            result = summary.with_provenance(provenance, breakdown=breakdown)
+            path = self._records.run.evaluations / f"{name}.json"
+            write_text(path, result.model_dump_json(indent=1) + "\n")
 
 
 def roll_back(ledger: Path, size: int) -> None:

@@ -30,6 +30,7 @@ from mcpagent.evaluate.report.run_data import (
     read_run,
 )
 from mcpagent.evaluate.report.tables import (
+    breakdown_tables,
     compare_or_none,
     controls_table,
     facts_table,
@@ -265,6 +266,7 @@ def _results(run: RunView) -> str:
     )
     legend = "Greedy unless marked. pass@k: at least one of k attempts succeeds; pass^k: all of them do."
     more = f'<h2>Other measures</h2><p class="hint">{legend}</p>{others}' if others else ""
+    more += "".join(f"<h3>{title}</h3>{table}" for title, table in breakdown_tables(run))
     return f'<section><h2>Before and after</h2><p class="hint">{hint}</p>{success}{more}</section>'
 
 

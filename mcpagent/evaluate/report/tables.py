@@ -9,6 +9,7 @@ from html import escape
 
 from mcpagent.core.records import JsonObject, Metric
 from mcpagent.errors import UserError
+from mcpagent.evaluate.breakdown import COUNTS, ERRORS
 from mcpagent.evaluate.compare import Comparison, compare
 from mcpagent.evaluate.report.run_data import (
     ABSENT,
@@ -107,6 +108,39 @@ def measures_table(run: RunView) -> str:
         cells = "".join(_metric_cell(e.metrics.get(name) if e else None, is_rate=True) for e in sampled)
         rows.append(f"<tr><th>{escape(label)}</th>{cells}</tr>")
     return _table(("Measure", "*Before", "*After"), rows) if rows else ""
+
+
+def breakdown_tables(run: RunView) -> list[tuple[str, str]]:
+    """Titles and tables of how the last greedy evaluation called, of its slices and of what went wrong;
+    empty where no evaluation has them."""
+    evaluations = [run.evaluations.get(AFTER), run.evaluations.get(BEFORE), *run.evaluations.values()]
+    breakdown = next((e.breakdown for e in evaluations if e is not None and e.breakdown is not None), None)
+    if breakdown is None:
+        return []
+    measures = [
+        f"<tr><th>{escape(name.replace('_', ' '))}</th>{_metric_cell(metric, is_rate=name not in COUNTS)}"
+        f'<td class="num">{metric.n}</td></tr>'
+        for name, metric in breakdown.measures.items()
+        if metric.value is not None
+    ]
+    slices = [
+        f"<tr><th>{escape(name)}</th><td>{escape(part)}</td>{_metric_cell(s.task_success, is_rate=True)}"
+        f'<td class="num">{s.n_tasks}</td></tr>'
+        for name, parts in breakdown.slices.items()
+        for part, s in parts.items()
+        if len(parts) > 1
+    ]
+    errors = [
+        f"<tr><th>{escape(kind.replace('_', ' '))}</th><td>{escape(ERRORS[kind])}</td>"
+        f'<td class="num">{error.episodes:,}</td><td>{escape(error.example)}</td></tr>'
+        for kind, error in breakdown.errors.items()
+    ]
+    tables = (
+        ("How it calls", ("Measure", "*Value", "*Tasks"), measures),
+        ("Where it succeeds", ("By", "Part", "*Task success", "*Tasks"), slices),
+        ("What went wrong", ("Kind", "What it is", "*Episodes", "Example"), errors),
+    )
+    return [(title, _table(columns, rows)) for title, columns, rows in tables if rows]
 
 
 def controls_table(controls: Sequence[Control]) -> str:
