@@ -47,11 +47,11 @@ def covered(n: int, k: int, shape: str) -> float:
 
 def called_different(n: int, k: int) -> float:
     rng = np.random.default_rng([n, k])
-    found = 0
+    rejected = 0
     for trial in range(TRIALS):
         rates = rng.beta(1.0, 1.0, size=(n, 1))
         sides = [(rng.random((n, k)) < rates).astype(float) for _ in range(2)]
         left, right = ({str(i): row.tolist() for i, row in enumerate(side)} for side in sides)
         p_value = paired_difference(left, right, seed=trial).p_value
-        found += p_value is not None and p_value < 0.05
-    return found / TRIALS
+        rejected += p_value is not None and p_value < 0.05
+    return rejected / TRIALS

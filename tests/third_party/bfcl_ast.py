@@ -107,7 +107,7 @@ def expanded(values: Sequence[Any]) -> list[Any]:
 def _expanded(value: Any) -> list[Any]:
     if isinstance(value, dict):
         choices = [[(key, item) for item in _field_values(values)] for key, values in value.items()]
-        return [{k: v for k, v in chosen if v != ""} for chosen in product(*choices)]
+        return [{k: v for k, v in fields if v != ""} for fields in product(*choices)]
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         return [list(items) for items in product(*(_expanded(item) for item in value))]
     return [value]

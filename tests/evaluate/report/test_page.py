@@ -14,11 +14,14 @@ import pytest
 
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.report.page import script_json, write_report
 from mcpagent.evaluate.report.run_data import read_run
+from mcpagent.evaluate.summary import summarise
 from tests.evaluate.records import call, result, trajectory, turn
 from tests.evaluate.report.browser import chromium
 from tests.evaluate.run_folder import step_row, write_evaluation, write_run
+from tests.evaluate.test_breakdown import CASES, RIGHT, failed, task
 from tests.running import mcpagent
 
 ATTACK = '</pre></script><script>document.title="owned"</script><img src=x onerror=alert(1)>'
@@ -101,6 +104,20 @@ def test_what_the_calls_of_each_tool_came_to_is_on_the_page(page: _Page) -> None
         row = re.search(rf"polygon\.{tool}{calls}(\d+\.\d)(\d+\.\d){errors}0002", page.text)
         assert row is not None, tool
         assert all(float(shown) == pytest.approx(p50_ms, rel=0.03) for shown in row.groups())
+
+
+def test_what_went_wrong_and_where_is_on_the_page_with_an_example(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    tasks, episodes = [CASES["wrong_arguments"][0]], [CASES["wrong_arguments"][1]]
+    tasks.append(task("<b>", tool_sequence=[], abstain=True))
+    episodes.append(failed(RIGHT, name="<b>"))
+    result = summarise(episodes).with_provenance({}, breakdown=break_down(tasks, episodes))
+    (run / "eval" / "trained.json").write_text(result.model_dump_json())
+    page = _Page(write_report(run).read_text(encoding="utf-8"))
+    for text in ("What went wrong", "wrong arguments", "called the right tool with other arguments", "<b>-0"):
+        assert text in page.text, text
+    assert "Where it succeeds" in page.text and "polygon" in page.text
+    assert "How it calls" in page.text and "abstention recall" in page.text
 
 
 def test_text_of_a_trajectory_cannot_become_markup(tmp_path: Path) -> None:
