@@ -125,6 +125,10 @@ def check(
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="The isolation probe may call every tool.")
     ] = False,
+    engine: Annotated[
+        Literal["native", "skyrl"],
+        typer.Option(help="skyrl: play the episodes through skyrl_gym's own make, as SkyRL does."),
+    ] = "native",
     *,
     options: ConfigOptions,
     as_json: Json = False,
@@ -143,22 +147,29 @@ def check(
     hung and garbled (over HTTP what is between it and us is), without one of its tools being called; exits 1
     where one does not recover. A process that one leaves behind is named, and ended.
 
+    With --engine skyrl the records are written as SkyRL reads them and played through skyrl_gym's own make,
+    init, step and close, on threads; what SkyRL gets must be what the episodes are worth.
+
     Example: mcpagent env check --data data/processed/train.jsonl
 
     Example: mcpagent env check --chaos --servers mcp.json
+
+    Example: mcpagent env check --engine skyrl --data data/samples
     """
     from mcpagent.checks.environment import env_check
     from mcpagent.console import Console
 
     console = Console(is_json=as_json)
     config = options.config(console, data=data, has_data=data is not None)
+    if chaos and engine != "native":
+        raise UserError("--chaos plays no episodes", where="--engine", remedy="leave one of them out")
     if chaos:
         from mcpagent.checks.servers import check_chaos
 
         injured = check_chaos(config, console=console)
         _finish(injured, console, _print_chaos)
     else:
-        outcome = env_check(config, data=data, allow_writes=allow_writes, console=console)
+        outcome = env_check(config, data=data, allow_writes=allow_writes, engine=engine, console=console)
         _finish(outcome, console, _print_verdicts)
 
 

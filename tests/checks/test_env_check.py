@@ -42,6 +42,24 @@ def test_the_samples_pass_every_check_where_tools_are_searched_for() -> None:
     assert {check.status for check in outcome.checks} == {CheckStatus.PASS}
 
 
+def test_episodes_through_skyrl_gym_give_the_verdicts_of_native_ones(tmp_path: Path) -> None:
+    quote = {"step": 1, "server": "fmp", "tool": "fmp_get_quote", "params": {"symbol": "NO-SUCH"}}
+    price = {"type": "number", "value": "${step1.price}"}
+    tasks = [
+        *samples(count=6),
+        with_id(make_task(tool_sequence=[quote], final_answer=price), "the-gold-call-fails"),
+        with_id(make_task(final_answer={"type": "regex", "value": "^"}), "silence-will-do"),
+    ]
+    data = dataset(tmp_path / "tasks.jsonl", tasks)
+    native, gym = (env_check(config(), data=data, engine=engine) for engine in ("native", "skyrl"))
+    *same, rewards = gym.checks
+    assert rewards.name == "skyrl_gym gets the whole reward at the last step"
+    abstaining = sum(task.truth.abstain for task in tasks)
+    assert (rewards.status, rewards.detail) == (CheckStatus.PASS, f"{2 * len(tasks) + abstaining} episodes")
+    assert [(c.name, c.status) for c in same] == [(c.name, c.status) for c in native.checks]
+    assert gym.failing == native.failing == {"silence-will-do": (EMPTY,), "the-gold-call-fails": (GOLD,)}
+
+
 def test_each_broken_task_is_named_with_the_claims_that_it_breaks(tmp_path: Path) -> None:
     sound = samples(count=2)
     quote = {"step": 1, "server": "fmp", "tool": "fmp_get_quote", "params": {"symbol": "NO-SUCH"}}

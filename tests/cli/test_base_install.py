@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "serve fmp": (),
     "serve python": (),
     "env check --data samples --max-tasks 1": (),
+    "env check --engine skyrl --data samples --max-tasks 1": ("gym", "hf"),
     f"rollout --policy gold --data {TRAIN} --max-tasks 1 --out gold.jsonl": (),
     f"rollout --policy CHECKPOINT --data {TRAIN} --max-tasks 1 --out own.jsonl": ("hf",),
     "train --data samples": ("hf",),

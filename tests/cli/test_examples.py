@@ -55,6 +55,7 @@ FAST = (
     "mcpagent gen-data --servers mcp.json --templates my_templates --out data/mine",
     "mcpagent gen-data --explore --servers mcp.json --train 24 --validation 4 --heldout 6 --out data/mine",
     "mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst",
+    "mcpagent env check --engine skyrl --data data/samples",
     "mcpagent train --estimate --gpu-memory 80 --model Qwen/Qwen3-8B --mode full",
 )
 

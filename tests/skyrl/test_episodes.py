@@ -12,6 +12,9 @@ import psutil
 import pytest
 from skyrl.train.utils.trainer_utils import validate_generator_output
 
+from mcpagent.checks.environment import env_check
+from mcpagent.config.loader import load_train_config
+from mcpagent.core.records import CheckStatus
 from mcpagent.core.trajectory import StopReason
 from mcpagent.env.skyrl import start_servers
 from mcpagent.errors import RunError
@@ -203,3 +206,11 @@ def test_penalties_begin_once_enough_episodes_succeed() -> None:
     assert 0 not in {
         term.weight for t in after.played["train"] for term in t.reward_terms if term.name == "penalty"
     }
+
+
+def test_the_check_of_the_environment_plays_through_this_skyrl_gym() -> None:
+    config = load_train_config([], ["data.max_tasks=6"], for_training=False).config
+    outcome = env_check(config, engine="skyrl")
+    assert outcome.passed and outcome.n_tasks == 6
+    assert outcome.checks[-1].name == "skyrl_gym gets the whole reward at the last step"
+    assert {check.status for check in outcome.checks} <= {CheckStatus.PASS, CheckStatus.SKIP}
