@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from mcpagent.checks.gym import check_signatures, gym_episodes, require_gym
 from mcpagent.config.environment import resource_path, resource_root
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
@@ -23,10 +22,11 @@ from mcpagent.errors import UserError
 from mcpagent.policy.contract import Policy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
 from mcpagent.reward.validate import task_problems
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import Player, attempts, collect
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.episodes import catalog_note, open_tasks
 from mcpagent.storage.datasets import read_tasks
+from mcpagent.storage.packages import pip_install
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import load_templates
 from mcpagent.tools.limits import ServerLimits
@@ -65,6 +65,37 @@ def check_environment(
             policy="over-eager",
         ),
     ]
+
+
+def check_signatures() -> CheckResult:
+    """Whether `MCPToolEnv` can be called as SkyRL calls a `BaseTextEnv`; skipped without skyrl_gym."""
+    name = "MCPToolEnv has SkyRL's init and step"
+    try:
+        from skyrl_gym.envs.base_text_env import BaseTextEnv
+    except ImportError:
+        return CheckResult(
+            name=name,
+            status=CheckStatus.SKIP,
+            detail="skyrl_gym is not installed",
+            remedy=pip_install("mcpagent[gym]"),
+        )
+    from mcpagent.env.skyrl import MCPToolEnv
+
+    differing = [
+        method
+        for method in ("init", "step", "close", "get_metrics")
+        if _parameters(getattr(MCPToolEnv, method)) != _parameters(getattr(BaseTextEnv, method))
+    ]
+    if differing:
+        detail = f"{', '.join(differing)} differ from BaseTextEnv's"
+        return CheckResult(
+            name=name, status=CheckStatus.FAIL, detail=detail, remedy="pip install 'skyrl-gym>=0.4,<0.5'"
+        )
+    return CheckResult(name=name, status=CheckStatus.PASS, detail="init, step, close, get_metrics agree")
+
+
+def _parameters(method: Callable[..., object]) -> list[str]:
+    return [name for name in inspect.signature(method).parameters if name != "self"]
 
 
 def _judgeable(tasks: Sequence[Task]) -> CheckResult:
@@ -345,20 +376,17 @@ def env_check(
     *,
     data: Path | None = None,
     allow_writes: bool = False,
-    engine: Literal["native", "skyrl"] = "native",
+    open_player: Callable[[TrainConfig], AbstractContextManager[Player]] | None = None,
     console: Console | None = None,
 ) -> EnvCheckOutcome:
     """Check SkyRL's signatures, which isolation each server needs, and on every task that the gold plan
     scores 1.0, that silence fails where a call is due, and that calling fails where none is right.
 
     Without `data`: the sample tasks of the repository, or where mcpagent was installed without it, a few
-    generated ones; none where the servers are the user's own. `allow_writes`: see `probe_isolation`. With the
-    engine skyrl the episodes are played through skyrl_gym, and what it gets is compared with what they are
-    worth. Raises UserError.
+    generated ones; none where the servers are the user's own. `allow_writes`: see `probe_isolation`.
+    `open_player` gives what plays the episodes in place of mcpagent's own rollout. Raises UserError.
     """
     console = console or Console()
-    if engine == "skyrl":
-        require_gym()
     given = _tasks_of(config, data) if data is not None else None
     # Where a cassette answers, the servers are not what episodes meet.
     isolation = (
@@ -369,8 +397,10 @@ def env_check(
             checks=(check_signatures(), _NO_TASKS), failing={}, n_tasks=0, source=None, isolation=isolation
         )
     with ExitStack() as stack:
-        gym = stack.enter_context(gym_episodes(config)) if engine == "skyrl" else None
-        tools = gym.tools if gym else stack.enter_context(open_tools(config.tools, on_note=console.note))
+        player = None if open_player is None else stack.enter_context(open_player(config))
+        tools = (
+            player.tools if player else stack.enter_context(open_tools(config.tools, on_note=console.note))
+        )
         tasks, source = (given, str(data)) if given is not None else _sample_tasks(config, tools)
         note = catalog_note(tasks, tools.pool)
         if note is not None:
@@ -380,8 +410,8 @@ def env_check(
         with console.progress("Episodes", total=2 * len(tasks) + len(abstaining)) as advance:
 
             def play(policy: Policy, played: Sequence[Task]) -> list[Trajectory]:
-                if gym is not None:
-                    return gym.play(policy, played, on_done=lambda _: advance())
+                if player is not None:
+                    return player.play(policy, played, on_done=lambda _: advance())
                 return _play(policy, played, config=config, tools=tools, on_done=lambda _: advance())
 
             runs = {
@@ -394,7 +424,7 @@ def env_check(
         checks=(
             check_signatures(),
             *check_environment(tasks, **runs),
-            *([] if gym is None else [gym.check_rewards()]),
+            *(() if player is None else player.checks()),
         ),
         failing=_failing(tasks, runs),
         n_tasks=len(tasks),

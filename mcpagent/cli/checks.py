@@ -169,7 +169,15 @@ def check(
         injured = check_chaos(config, console=console)
         _finish(injured, console, _print_chaos)
     else:
-        outcome = env_check(config, data=data, allow_writes=allow_writes, engine=engine, console=console)
+        from mcpagent.engines.skyrl.gym import gym_episodes
+
+        outcome = env_check(
+            config,
+            data=data,
+            allow_writes=allow_writes,
+            open_player=gym_episodes if engine == "skyrl" else None,
+            console=console,
+        )
         _finish(outcome, console, _print_verdicts)
 
 

@@ -6,13 +6,32 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Protocol
 
+from mcpagent.core.records import CheckResult
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Completion, Trajectory, TrajectoryGroup
 from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.rollout.agent import AgentSettings, Attempt, ContextRenderer, run_attempt
 from mcpagent.tools.contract import ToolProvider
+from mcpagent.tools.setup import Tools
+
+
+class Player(Protocol):
+    """Another way to play tasks than `collect`: that of an engine. `tools` are those that it plays with."""
+
+    tools: Tools
+
+    def play(
+        self, policy: Policy, tasks: Sequence[Task], *, on_done: Callable[[Trajectory], None]
+    ) -> list[Trajectory]:
+        """One attempt at each task, in order."""
+        ...
+
+    def checks(self) -> Sequence[CheckResult]:
+        """What is to be said of all that was played."""
+        ...
 
 
 class TurnBarrier:

@@ -14,6 +14,7 @@ import pytest
 import mcpagent
 from mcpagent.checks.environment import env_check
 from mcpagent.core.records import CheckStatus
+from mcpagent.engines.skyrl.gym import gym_episodes
 from mcpagent.errors import UserError
 from tests.env.world import make_task
 from tests.run.world import TRAIN, config, dataset, samples, with_id
@@ -51,7 +52,7 @@ def test_episodes_through_skyrl_gym_give_the_verdicts_of_native_ones(tmp_path: P
         with_id(make_task(final_answer={"type": "regex", "value": "^"}), "silence-will-do"),
     ]
     data = dataset(tmp_path / "tasks.jsonl", tasks)
-    native, gym = (env_check(config(), data=data, engine=engine) for engine in ("native", "skyrl"))
+    native, gym = (env_check(config(), data=data, open_player=p) for p in (None, gym_episodes))
     *same, rewards = gym.checks
     assert rewards.name == "skyrl_gym gets the whole reward at the last step"
     abstaining = sum(task.truth.abstain for task in tasks)

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mcpagent.checks.environment import check_environment
-from mcpagent.checks.gym import check_signatures
+from mcpagent.checks.environment import check_environment, check_signatures
 from mcpagent.core.records import CheckStatus
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import RewardTerm, StopReason, Trajectory

@@ -16,6 +16,7 @@ from mcpagent.checks.environment import env_check
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.records import CheckStatus
 from mcpagent.core.trajectory import StopReason
+from mcpagent.engines.skyrl.gym import gym_episodes
 from mcpagent.env.skyrl import start_servers
 from mcpagent.errors import RunError
 from mcpagent.run.rollout import count_nonces
@@ -210,7 +211,7 @@ def test_penalties_begin_once_enough_episodes_succeed() -> None:
 
 def test_the_check_of_the_environment_plays_through_this_skyrl_gym() -> None:
     config = load_train_config([], ["data.max_tasks=6"], for_training=False).config
-    outcome = env_check(config, engine="skyrl")
+    outcome = env_check(config, open_player=gym_episodes)
     assert outcome.passed and outcome.n_tasks == 6
     assert outcome.checks[-1].name == "skyrl_gym gets the whole reward at the last step"
     assert {check.status for check in outcome.checks} <= {CheckStatus.PASS, CheckStatus.SKIP}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,50 +16,16 @@ from mcpagent.core.records import CheckResult, CheckStatus, JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.engines.skyrl.config import ENV_ID
 from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.rollout.setup import agent_settings
-from mcpagent.storage.packages import pip_install, require
+from mcpagent.storage.packages import require
 
 if TYPE_CHECKING:
     from mcpagent.tools.setup import Tools
 
 _LABEL = "check"  # as in `checks.environment`: both play the same episodes
 _REWARD_CHECK = "skyrl_gym gets the whole reward at the last step"
-_UPSTREAM = "pip install 'skyrl-gym>=0.4,<0.5'"
-
-
-def check_signatures() -> CheckResult:
-    """Whether `MCPToolEnv` can be called as SkyRL calls a `BaseTextEnv`; skipped without skyrl_gym."""
-    name = "MCPToolEnv has SkyRL's init and step"
-    try:
-        from skyrl_gym.envs.base_text_env import BaseTextEnv
-    except ImportError:
-        return CheckResult(
-            name=name,
-            status=CheckStatus.SKIP,
-            detail="skyrl_gym is not installed",
-            remedy=pip_install("mcpagent[gym]"),
-        )
-    from mcpagent.env.skyrl import MCPToolEnv
-
-    differing = [
-        method
-        for method in ("init", "step", "close", "get_metrics")
-        if _parameters(getattr(MCPToolEnv, method)) != _parameters(getattr(BaseTextEnv, method))
-    ]
-    if differing:
-        detail = f"{', '.join(differing)} differ from BaseTextEnv's"
-        return CheckResult(name=name, status=CheckStatus.FAIL, detail=detail, remedy=_UPSTREAM)
-    return CheckResult(name=name, status=CheckStatus.PASS, detail="init, step, close, get_metrics agree")
-
-
-def _parameters(method: Callable[..., object]) -> list[str]:
-    return [name for name in inspect.signature(method).parameters if name != "self"]
-
-
-def require_gym() -> None:
-    """Raises UserError where episodes cannot be played as SkyRL plays them."""
-    require("gym", "hf", use="env check --engine skyrl")
 
 
 @dataclass(frozen=True)
@@ -93,7 +58,6 @@ class GymEpisodes:
         self, policy: Policy, tasks: Sequence[Task], *, on_done: Callable[[Trajectory], None]
     ) -> list[Trajectory]:
         """One attempt at each task, in order."""
-        from mcpagent.engines.skyrl.config import ENV_ID
         from mcpagent.engines.skyrl.record import write_records
 
         path = self._folder / "records.jsonl"
@@ -145,7 +109,7 @@ class GymEpisodes:
             self.tools.io.run(policy.release(f"{task.id}#0"))
         return _Played(trajectory, total=sum(rewards), early=sum(map(abs, rewards[:-1])))
 
-    def check_rewards(self) -> CheckResult:
+    def checks(self) -> tuple[CheckResult]:
         """Whether what SkyRL was given is what the episodes are worth: an unscored one is worth nothing."""
         wrong = [
             f"{episode.trajectory.task_id}: {episode.total:g} of {episode.trajectory.reward}"
@@ -154,16 +118,15 @@ class GymEpisodes:
         ]
         if wrong:
             detail = f"{len(wrong)} of {len(self._played)} do not: {wrong[0]}"
-            return CheckResult(
-                name=_REWARD_CHECK, status=CheckStatus.FAIL, detail=detail, remedy="mcpagent doctor"
-            )
+            failed = CheckStatus.FAIL
+            return (CheckResult(name=_REWARD_CHECK, status=failed, detail=detail, remedy="mcpagent doctor"),)
         detail = f"{len(self._played)} episodes"
-        return CheckResult(name=_REWARD_CHECK, status=CheckStatus.PASS, detail=detail)
+        return (CheckResult(name=_REWARD_CHECK, status=CheckStatus.PASS, detail=detail),)
 
 
 @contextmanager
 def gym_episodes(config: TrainConfig) -> Iterator[GymEpisodes]:
     """`GymEpisodes` with a folder of its own for the records. Raises UserError where something is missing."""
-    require_gym()
+    require("gym", "hf", use="env check --engine skyrl")
     with TemporaryDirectory(prefix="mcpagent-gym-") as folder:
         yield GymEpisodes(config, Path(folder))
