@@ -161,6 +161,16 @@ def test_what_the_network_cannot_learn_is_not_asked(
     assert not shapes & {"sum", "difference", "most", "counted", "total", "each", "extreme", "conditional"}
 
 
+def test_most_tasks_need_several_calls_since_only_those_gain(
+    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
+) -> None:
+    job, _, _ = finished
+    for split in ("train", "heldout"):
+        calls = [len(t.truth.tool_sequence) for t in read_tasks(job.out / "data" / f"{split}.jsonl")]
+        assert sum(n > 1 for n in calls) > len(calls) / 2, split
+        assert 0 in calls and 1 in calls
+
+
 def test_chains_are_held_out_as_well(
     finished: tuple[QuickstartJob, dict[str, Any], list[str]],
 ) -> None:
