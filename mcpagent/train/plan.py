@@ -47,6 +47,7 @@ from mcpagent.train.forecast import (
 )
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.wrapping import refuse_sharding, sharding
+from mcpagent.train.learner.zero3 import read_options
 from mcpagent.train.trackers import require_tracker
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -109,9 +110,11 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
     that a launcher started."""
     device = torch.device(target.kind)
     count = count or int(os.environ.get("WORLD_SIZE", "1"))
-    is_sharded = sharding(config, Processes(count=count)) is not None
-    if is_sharded:
-        refuse_sharding(config, device=device)
+    parallel = sharding(config, Processes(count=count))
+    if parallel is not None:
+        refuse_sharding(config, parallel=parallel, device=device)
+    if parallel == "zero3":
+        read_options(config.training.deepspeed_config, dtype=resolve_dtype(config.model.dtype, device))
     notes: list[str] = []
     if target.kind == "cpu" and (refused := refused_on_cpu(config)) is not None:
         raise UserError(refused.message, where=refused.keys[0])
@@ -154,7 +157,7 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
             itemsize=dtype.itemsize,
             backend=backend.backend,
             device_bytes=target.memory,
-            shards=shards_of(config, count) if is_sharded else 1,
+            shards=shards_of(config, count) if parallel else 1,
             is_fused=_is_fused(config, target, shape),
             has_own_memory=target.kind != "cpu",
         )
@@ -166,7 +169,7 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
         shape=shape,
         forecast=expected,
         notes=tuple(notes),
-        shards=shards_of(config, count) if is_sharded else 1,
+        shards=shards_of(config, count) if parallel else 1,
     )
     return replace(checked, notes=(*notes, *_memory_notes(config, checked)))
 

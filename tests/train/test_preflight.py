@@ -120,11 +120,30 @@ def test_a_model_that_no_device_holds_passes_where_processes_share_it() -> None:
         with pytest.raises(UserError, match="whatever its batches are"):
             check_run(config(*settings, f"training.parallel={parallel}"), A100, count=count)
     sharded = config(*settings, "training.parallel=fsdp")
-    assert check_run(sharded, A100, count=4).fits is True
+    for each in (sharded, config(*settings, "training.parallel=zero3")):
+        assert check_run(each, A100, count=4).fits is True
     # Groups of four hold what four hold, on however many devices.
     grouped = config(*settings, "training.parallel=fsdp", "training.shard_size=4")
     parts = [check_run(c, A100, count=n).forecast.parts for c, n in ((grouped, 8), (sharded, 4))]  # type: ignore[union-attr]
     assert parts[0] == parts[1]
+
+
+def test_what_zero3_cannot_do_ends_a_run_before_its_weights_are_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "zero.json"
+    file.write_text('{"zero_optimization": {"stage": 2}}')
+    settings = [
+        "model.name=Qwen/Qwen3-0.6B",
+        "finetune.mode=full",
+        "algorithm=sft",
+        "training.parallel=zero3",
+    ]
+    for more, said in (
+        ("optimization.optimizer=muon", "Muon"),
+        (f"training.deepspeed_config={file}", "stage"),
+    ):
+        assert check_run(config(*settings, more), A100, count=1)
+        with pytest.raises(UserError, match=said):
+            check_run(config(*settings, more), A100, count=2)
 
 
 @pytest.mark.parametrize("sleeps", [True, False])

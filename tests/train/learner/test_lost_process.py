@@ -14,9 +14,11 @@ import psutil
 import pytest
 
 from mcpagent.config.environment import resource_path
+from mcpagent.storage.packages import missing
 from mcpagent.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.system
+needs_deepspeed = pytest.mark.skipif(bool(missing("deepspeed")), reason="DeepSpeed is not installed")
 
 TIMEOUT_S = 10
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -87,7 +89,7 @@ def resume(run: Path, checkpoint: Path, *, parallel: str) -> tuple[int, subproce
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("parallel", ["replicate", "fsdp"])
+@pytest.mark.parametrize("parallel", ["replicate", "fsdp", pytest.param("zero3", marks=needs_deepspeed)])
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_all_end_when_one_is_lost_and_the_run_goes_on_from_its_checkpoint(
     sent: signal.Signals, parallel: str, tmp_path: Path, tiny_checkpoint: Path
