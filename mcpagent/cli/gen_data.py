@@ -13,9 +13,11 @@ from mcpagent.cli.gen_data_llm import LLMOptions, rewriting, run_llm
 from mcpagent.cli.options import (
     CassetteModeOption,
     CassetteOption,
+    ConfigFiles,
     ConfigOptions,
     Json,
     Overwrite,
+    Settings,
     out_file,
     refuse_existing,
     with_options,
@@ -101,6 +103,8 @@ def gen_data(
     llm: Annotated[
         bool, typer.Option("--llm", help="Let a model write the tasks; everything below belongs to it.")
     ] = False,
+    config: ConfigFiles = None,
+    settings: Settings = None,
     *,
     options: LLMOptions,
     as_json: Json = False,
@@ -119,6 +123,8 @@ def gen_data(
     Example: mcpagent gen-data --servers mcp.json --read-only sqlite.list_tables,sqlite.describe_table
 
     Example: mcpagent gen-data --servers mcp.json --read-only sqlite --seed-value table=ships
+
+    Example: mcpagent gen-data --explore --servers mcp.json --config notes.yaml
 
     Example: mcpagent gen-data --from-failures outputs/mine --train 200 --out data/harder
 
@@ -160,7 +166,12 @@ def gen_data(
         if failures is not None:
             counts = {"train": train}
         config_options = ConfigOptions(
-            servers=servers, read_only=read_only, cassette=cassette, cassette_mode=cassette_mode
+            servers=servers,
+            read_only=read_only,
+            cassette=cassette,
+            cassette_mode=cassette_mode,
+            files=config,
+            settings=settings,
         )
         tools = config_options.config(console, has_data=False).tools
         if failures is not None and servers is None:

@@ -27,6 +27,7 @@ from mcpagent.storage.atomic import write_text
 from mcpagent.storage.datasets import write_jsonl
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.explore.candidates import Slot, argument_shape
+from mcpagent.synth.explore.changes import Effects
 from mcpagent.synth.explore.learning import Learned, LearningProgress, learn
 from mcpagent.synth.explore.walks import explore_dataset
 from mcpagent.synth.failures import FailedTasks, Variation
@@ -34,8 +35,6 @@ from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.pools import SPLITS
 from mcpagent.synth.templates.rules import GeneratedData, Progress, generate_dataset
 from mcpagent.synth.templates.template import TemplateSet, load_templates
-from mcpagent.tools.contract import ToolProvider
-from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.servers_config import ServerConfig, StdioServer
 from mcpagent.tools.setup import Tools, configured_servers, open_tools, strict_cassette
 
@@ -135,7 +134,7 @@ def _generate(
         if explore or not fitting.templates:
             is_alone = strict_cassette(tools) is not None
             places = {} if is_alone else server_places(configured_servers(tools, on_note=lambda _: None))
-            data, learned = _explore(opened.pool, opened.io, console, places, seed_values, **drawing)
+            data, learned = _explore(opened, console, places, seed_values, **drawing)
             more: JsonObject = {"explored": learned}
             if rewriting is not None:
                 data, more["rewrite"] = rewriting.apply(data, opened.pool, opened.io, console)
@@ -156,8 +155,7 @@ def _cassette_of(opened: Tools) -> JsonObject:
 
 
 def _explore(
-    pool: ToolProvider,
-    io: IOThread,
+    opened: Tools,
     console: Console,
     places: Mapping[str, Sequence[str]],
     given: Mapping[str, Sequence[Any]],
@@ -169,6 +167,7 @@ def _explore(
 ) -> tuple[GeneratedData, JsonObject]:
     """The tasks, and what was learned on the way to them."""
     console.note("no templates: the tasks come from what the read-only tools are seen to do")
+    pool, io = opened.pool, opened.io
     specs = list(pool.tools.values())
     seed_values = values_by_slot(given, specs)
     cache = CallCache(pool)
@@ -181,22 +180,30 @@ def _explore(
             calls = state.calls
 
         graph = io.run(learn(cache, seed=seed, seed_values=seed_values, places=places, on_progress=on_call))
+        effects = Effects(cache, graph, opened.own_state, seed=seed)
+        io.run(effects.run(lambda tool: advance(0, note=tool)))
     edges = sum(map(len, graph.tool_edges().values()))
+    silences = graph.told_silences([*effects.tried], effects.silences)
     learned: JsonObject = {
         "calls": graph.calls,
         "failed": graph.failed,
         "facts": {spec.dotted: n for spec in specs if (n := sum(fact.spec is spec for fact in graph.facts))},
         "edges": edges,
-        "silent": [
-            {"reason": s.reason, "tools": list(s.tools), "sentence": s.sentence} for s in graph.silences
-        ],
+        "silent": [{"reason": s.reason, "tools": list(s.tools), "sentence": s.sentence} for s in silences],
+        "additions": {
+            addition.spec.dotted: [read.spec.dotted for read in addition.reads]
+            for addition in effects.additions
+        },
     }
     console.note(
         f"learned: {counted(len(graph.facts), 'fact')} of {counted(len(learned['facts']), 'tool')}, "
         f"{counted(edges, 'edge')} from a tool to another's parameter, by {counted(graph.calls, 'call')} "
         f"of which {graph.failed} failed"
     )
-    for silence in graph.silences:
+    for addition in effects.additions:
+        shown = " and ".join(dict.fromkeys(read.spec.dotted for read in addition.reads))
+        console.note(f"{addition.spec.dotted} adds something that {shown} shows")
+    for silence in silences:
         console.note(silence.sentence)
     with _task_progress(console, counts) as on_progress:
         data = io.run(
@@ -206,7 +213,7 @@ def _explore(
                 seed=seed,
                 distractors=distractors,
                 on_progress=on_progress,
-                learned=Learned(cache, graph),
+                learned=Learned(cache, graph, effects.additions),
                 variation=variation,
             )
         )

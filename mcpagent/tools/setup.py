@@ -26,7 +26,9 @@ from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.questions import load_rules
 from mcpagent.tools.servers_config import (
     HttpServer,
+    InProcessServer,
     Isolation,
+    MemoryServer,
     ServerConfig,
     StdioServer,
     builtin_servers,
@@ -141,11 +143,13 @@ def _marks(servers: Path) -> list[Path]:
 @dataclass(frozen=True)
 class Tools:
     """What episodes call, and the thread that it lives on. `pool` are the started servers, or the `cassette`
-    around or instead of them where there is one."""
+    around or instead of them where there is one. `own_state` are the servers of which each session finds the
+    state as it was configured: by a copy, a reset or a process of its own."""
 
     io: IOThread
     pool: PinnedTools
     cassette: Cassette | None = None
+    own_state: frozenset[str] = frozenset()
 
     def take_cassette_counts(self) -> JsonObject | None:
         """What the cassette did since this was last asked; None where there is none."""
@@ -190,7 +194,8 @@ def open_tools(
     """Start the servers; stop them at the end, whatever happens. A strict cassette starts none."""
     if (strict := strict_cassette(config)) is not None:
         with strict, IOThread() as io:
-            yield Tools(io, strict, strict)
+            builtin = configured_servers(config) if config.servers is None else ()
+            yield Tools(io, strict, strict, servers_with_own_state(config, builtin))
         return
     servers = configured_servers(config, on_note=on_note)
     pool = tool_pool(config, servers, ledger=ledger, log_dir=log_dir, on_note=on_note)
@@ -198,9 +203,24 @@ def open_tools(
         io.run(pool.__aenter__())
         try:
             with recording(config, pool, servers, on_note=on_note) as cassette:
-                yield Tools(io, cassette or pool, cassette)
+                yield Tools(io, cassette or pool, cassette, servers_with_own_state(config, servers))
         finally:
             io.run(pool.close())
+
+
+def servers_with_own_state(config: ToolsConfig, servers: Sequence[ServerConfig]) -> frozenset[str]:
+    """The servers that are configured so that no session finds what another one did. A session of its own
+    over HTTP does not say that, nor does an instance that works on a service."""
+    names = {name for name, section in config.per_server.items() if section.workspace or section.reset}
+    if servers:
+        pool = tool_pool(config, servers)
+        for server in servers:
+            works_alone = isinstance(server, StdioServer | InProcessServer) or (
+                isinstance(server, MemoryServer) and server.upstream is not UpstreamKind.LIVE
+            )
+            if works_alone and pool.isolation(server.name) == "episode":
+                names.add(server.name)
+    return frozenset(names)
 
 
 def tool_pool(

@@ -197,6 +197,9 @@ ELSEWHERE = {
     "OPENAI_API_KEY=... mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm": KEY,
     "mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm": KEY,
     "mcpagent gen-data --explore --servers mcp.json --rewrite --max-cost 5 --out data/mine": KEY,
+    "mcpagent gen-data --explore --servers mcp.json --config notes.yaml": (
+        "tests/synth/explore/test_changes.py"
+    ),
     "mcpagent eval model openai:gpt-5-mini --data data/samples/heldout.jsonl --out api.json": KEY,
     "mcpagent eval model openai:gpt-5-mini --data data/samples/heldout.jsonl --set api.price_in=0.25"
     " --set api.price_out=2": KEY,

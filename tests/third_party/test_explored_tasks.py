@@ -10,6 +10,8 @@ import pytest
 
 from mcpagent.core.tasks import Task
 from mcpagent.storage.datasets import read_tasks
+from mcpagent.synth.explore.naming import scalars
+from mcpagent.tools.workspace import tree_digest
 from tests.running import mcpagent
 from tests.third_party.servers import Desk
 
@@ -104,3 +106,29 @@ def test_a_server_of_others_gives_a_hundred_proven_tasks_in_one_command(
     tasks: list[Task] = list(read_tasks(tmp_path / "d" / "train.jsonl"))
     verdicts = [task.extra_info["verdicts"]["gold_reward"] for task in tasks if not task.truth.abstain]
     assert verdicts and set(verdicts) == {1.0}
+
+
+@pytest.mark.parametrize(("name", "place"), [("memory", "memory.jsonl"), ("filesystem", "files")])
+def test_what_is_added_is_read_back_on_a_copy_and_becomes_a_state_check(
+    name: str, place: str, desk: Desk, tmp_path: Path
+) -> None:
+    _furnish(desk)
+    file, workspace = desk.configure(name), desk.folder / place
+    before = tree_digest(workspace)
+    counts = ("--train", "60", "--validation", "0", "--heldout", "10", "--out", tmp_path / "d", "--json")
+    setting = ("--set", f"tools.per_server.{name}.workspace={workspace}")
+    done = mcpagent("gen-data", "--explore", "--servers", file, *setting, *counts, timeout_s=900)
+    assert done.returncode == 0, done.stderr
+    assert tree_digest(workspace) == before
+    assert json.loads(done.stdout)["explored"]["additions"]
+    tasks: list[Task] = list(read_tasks(tmp_path / "d" / "train.jsonl"))
+    added = [task for task in tasks if task.extra_info["class"] == "state_change"]
+    assert added
+    for task in added:
+        (step,) = task.truth.tool_sequence
+        (checks,) = task.truth.state.values()
+        told = json.dumps([check.model_dump() for check in checks], ensure_ascii=False).replace("\\", "")
+        texts = [value for value in scalars(step.params) if isinstance(value, str)]
+        assert all(Path(text).name in told for text in texts), (texts, told)
+        assert all(text in task.prompt[-1].content for text in texts)
+        assert task.extra_info["verdicts"]["gold_reward"] == 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -142,6 +142,11 @@ class ToolGraph:
                 self.silences[place] = replace(other, tools=tools, detail=other.detail or silence.detail)
                 return
         self.silences.append(silence)
+
+    def told_silences(self, tried: Collection[str], more: Sequence[Silence]) -> list[Silence]:
+        """Why tools gave nothing, those apart that were `tried` since then, of which `more` says it."""
+        left = [replace(s, tools=tuple(t for t in s.tools if t not in tried)) for s in self.silences]
+        return [*(silence for silence in left if silence.tools), *more]
 
     def edges_into(self, fact: Fact) -> list[Edge]:
         """Every way to learn an argument of `fact` from another fact that did not have it to begin with, and

@@ -28,6 +28,7 @@ from mcpagent.synth.explore.candidates import (
     listed_values,
     value_form,
 )
+from mcpagent.synth.explore.changes import Addition
 from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by
 from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
@@ -51,10 +52,11 @@ SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
 
 @dataclass(frozen=True)
 class Learned:
-    """What the tools were seen to do, and the answers that showed it."""
+    """What the tools were seen to do, the answers that showed it, and what can be added and read back."""
 
     cache: CallCache
     graph: ToolGraph
+    additions: Sequence[Addition] = ()
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from functools import cached_property
 from random import Random
 
 from mcpagent.core.seeds import derive_seed
+from mcpagent.synth.explore.changes import Addition, draw_addition
 from mcpagent.synth.explore.graph import Edge, Fact, Leaf, ToolGraph
 from mcpagent.synth.explore.invented import Inventor
 from mcpagent.synth.explore.naming import (
     at_step,
     between,
     column_of,
+    distinct,
     expression_of,
     field_words,
     frames,
@@ -68,6 +70,7 @@ class Shapes:
     graph: ToolGraph
     facts: Sequence[Fact]
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
+    additions: Sequence[Addition] = ()
     _by_spec: dict[str, list[Fact]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,7 +100,8 @@ class Shapes:
 
     def draw(self, rng: Random) -> Walk | None:
         """A random question about one of the facts; None where this one has nothing to ask."""
-        shape = rng.choices(list(self.weights), weights=list(self.weights.values()))[0]
+        weights = {name: w for name, w in self.weights.items() if name != "added" or self.additions}
+        shape = rng.choices(list(weights), weights=list(weights.values()))[0]
         # A tool with few facts is asked about as often as one with many, half of the time.
         pool = self.facts if rng.random() < 0.5 else self._by_spec[rng.choice(sorted(self._by_spec))]
         fact = rng.choice(pool)
@@ -198,7 +202,7 @@ class Shapes:
         has_number = is_number(leaf.value)
         style = rng.choice(("both", "difference", "most", "sum") if has_number else ("both",))
         count = rng.randint(2, _FEW) if style == "most" else 2
-        picked = _distinct(rng, twins, count - 1, str(leaf.value))
+        picked = distinct(rng, twins, count - 1, str(leaf.value))
         facts, leaves = [fact, *(other for other, _ in picked)], [leaf, *(same for _, same in picked)]
         names = [subject_of(each) for each in facts]
         plain = asks_for(leaf, fact, rng, subject="@")
@@ -422,6 +426,10 @@ class Shapes:
             "missing_function", "forbidden", (Step(fact),), (), saying, lack="right", change=said_value(value)
         )
 
+    def added(self, rng: Random, fact: Fact) -> Walk | None:
+        """The wish that something be there."""
+        return draw_addition(self.additions, self.facts, self._inventor.taken, rng)
+
     # Parts
 
     def _of_leaf(self, kind: str, shape: str, fact: Fact, leaf: Leaf, saying: Saying) -> Walk:
@@ -480,21 +488,9 @@ def _ask(rng: Random, fact: Fact) -> Leaf | None:
     return rng.choices(askable, weights=weights)[0]
 
 
-def _distinct(
-    rng: Random, twins: Sequence[tuple[Fact, Leaf]], count: int, value: str
-) -> list[tuple[Fact, Leaf]]:
-    picked: list[tuple[Fact, Leaf]] = []
-    seen = {value}
-    for other, same in rng.sample(list(twins), len(twins)):
-        if len(picked) < count and str(same.value) not in seen:
-            seen.add(str(same.value))
-            picked.append((other, same))
-    return picked
-
-
 # How often each is drawn, by the name of its method.
 WEIGHTS: Mapping[str, float] = {
     "single": 3, "chain": 4, "both": 2, "counted": 1, "extreme": 0.7, "converted": 0.7,
     "conditional": 0.5, "each": 0.7, "missing_entity": 1, "missing_function": 0.7,
-    "unknown_entity": 0.7, "unrelated": 0.3, "forbidden": 0.3,
+    "unknown_entity": 0.7, "unrelated": 0.3, "forbidden": 0.3, "added": 0.8,
 }  # fmt: skip

@@ -18,6 +18,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.errors import UserError
 from mcpagent.synth.explore.answers import answer_fields
+from mcpagent.synth.explore.changes import Addition, state_of
 from mcpagent.synth.explore.graph import Fact, ToolGraph
 from mcpagent.synth.explore.learning import Learned, learn
 from mcpagent.synth.explore.naming import is_worth_asking
@@ -72,7 +73,7 @@ async def explore_dataset(
     if learned is None:
         cache = CallCache(pool)
         learned = Learned(cache, await learn(cache, seed=seed))
-    cache, graph = learned.cache, learned.graph
+    graph = learned.graph
     if not graph.facts:
         why = "; ".join(f"{', '.join(silence.tools)}: {silence.text}" for silence in graph.silences)
         raise UserError(
@@ -84,13 +85,13 @@ async def explore_dataset(
     divided = [split for split in SPLITS if counts.get(split)] if variation is None else variation.splits
     least = dict.fromkeys(divided, 1)
     asked = asked or Asked()
-    made = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress, variation, asked)
+    made = await _filled(learned, counts, seed, shares, least, offer, on_progress, variation, asked)
     for _ in range(_MORE_CHANCES):
         empty = [split for split, tasks in made.tasks.items() if not tasks and counts.get(split)]
         if not empty:
             break
         least |= {split: least[split] + 1 for split in empty}
-        again = await _filled(graph, counts, seed, shares, least, offer, cache, on_progress, variation, asked)
+        again = await _filled(learned, counts, seed, shares, least, offer, on_progress, variation, asked)
         made = max(made, again, key=lambda data: sum(map(bool, data.tasks.values())))
     if not any(made.tasks.values()):
         raise UserError(
@@ -101,18 +102,18 @@ async def explore_dataset(
 
 
 async def _filled(
-    graph: ToolGraph,
+    learned: Learned,
     counts: Mapping[str, int],
     seed: int,
     shares: SplitShares,
     least: Mapping[str, int],
     offer: ToolSelection,
-    cache: CallCache,
     on_progress: Progress | None,
     variation: Variation | None,
     asked: Asked,
 ) -> GeneratedData:
     """The tasks of each split, where each has at least `least` facts to ask about, if there are so many."""
+    graph, cache = learned.graph, learned.cache
     askable = (asked.subject(fact) for fact in graph.facts if any(map(is_worth_asking, fact.leaves)))
     assigned = shares.assign(askable, seed=seed, least=least)
 
@@ -127,6 +128,7 @@ async def _filled(
         used[split] = {"facts": len(facts)}
         source = _WalkSource(
             graph=graph,
+            additions=learned.additions,
             facts=facts,
             offer=offer,
             split=split,
@@ -161,6 +163,7 @@ class Asked:
 @dataclass(kw_only=True)
 class _WalkSource:
     graph: ToolGraph
+    additions: Sequence[Addition]
     facts: Sequence[Fact]
     offer: ToolSelection
     split: str
@@ -177,7 +180,7 @@ class _WalkSource:
     @cached_property
     def shapes(self) -> Shapes:
         """The walks that the facts of the split allow."""
-        return Shapes(self.graph, self.facts, self.asked.weights)
+        return Shapes(self.graph, self.facts, self.asked.weights, self.additions)
 
     def next(self) -> Walk | None:
         walk = self._drawn() if self.variation is None else self._varied(self.variation)
@@ -195,7 +198,7 @@ class _WalkSource:
         return walk
 
     def _subjects(self, walk: Walk) -> Collection[str]:
-        """What has to be of this split: an invented name is about nothing that a fact decides."""
+        """What has to be of this split: no fact decides where an invented name belongs."""
         is_free = walk.invented and self.variation is None
         return [*self.asked.named(walk), *([json.dumps(["invented", walk.invented])] if is_free else [])]
 
@@ -221,7 +224,13 @@ class _WalkSource:
         said = candidate.said(Random(derive_seed(self.seed, "said", candidate.key)))
         if fault := self._wording_fault(candidate, said):
             return fault
-        draft = _draft(candidate, said, offer=self.offer, split=self.split, seed=self.seed)
+        state: Mapping[str, list[JsonObject]] | str = {}
+        if candidate.reads:
+            async with self.turn:
+                state = await state_of(candidate, cache)
+            if isinstance(state, str):
+                return Rejection(RejectCode.STATE_UNREADABLE, state)
+        draft = _draft(candidate, said, state, offer=self.offer, split=self.split, seed=self.seed)
         if self.variation is not None and not self.variation.admits(draft):
             return Rejection(RejectCode.DUPLICATE, f"{draft.id} is in the dataset")
         outcome = await self._exists(candidate, cache) or await ground_in_turn(draft, cache, self.turn)
@@ -275,6 +284,7 @@ class _WalkSource:
 
 
 _CANNOT_TELL = "I cannot tell: none of the tools that I have can do that."
+_ADDED = "I have added that."
 _CANNOT_CHANGE = "I cannot change that: the tools that I have can only read."
 
 
@@ -285,7 +295,15 @@ def _values(task: Task) -> list[Any]:
     return list(check.value) if isinstance(check.value, list | tuple) else [check.value]
 
 
-def _draft(walk: Walk, said: Said, *, offer: ToolSelection, split: str, seed: int) -> Task:
+def _draft(
+    walk: Walk,
+    said: Said,
+    state: Mapping[str, list[JsonObject]],
+    *,
+    offer: ToolSelection,
+    split: str,
+    seed: int,
+) -> Task:
     plan = [] if walk.lack in _NO_PLAN else _plan(walk, user_turn=len(said.later))
     gold = {fact.spec.dotted for fact in walk.facts}
     withheld = {tool.dotted for tool in offer.catalog.values() if not tool.annotations.read_only}
@@ -299,7 +317,7 @@ def _draft(walk: Walk, said: Said, *, offer: ToolSelection, split: str, seed: in
         "task_id": f"explored-{walk.shape.replace('_', '-')}-{digest}",
         "complexity": "simple" if len(plan) <= 1 else "moderate" if len(plan) == 2 else "complex",
         "max_turns": len(plan) + len(said.later) + _SPARE_TURNS,
-        **(_abstention(walk) if not plan else _checks(walk, plan)),
+        **(_abstention(walk) if not plan else _end_state(plan, state) if state else _checks(walk, plan)),
     }
     if said.later:
         truth |= {"user_turns": [without_marks(text) for text in said.later], "quiet_turns": [0]}
@@ -317,7 +335,7 @@ def _draft(walk: Walk, said: Said, *, offer: ToolSelection, split: str, seed: in
             "shape": walk.shape,
             "register": said.register,
             "about": walk.about,
-            **({"invented": walk.invented} if walk.invented else {}),
+            **({"invented": walk.invented} if walk.lack == "existence" else {}),
             "split": split,
             "seed": seed,
             "catalog_hash": offer.catalog_hash,
@@ -361,6 +379,11 @@ def _plan(walk: Walk, *, user_turn: int) -> list[JsonObject]:
             ]
         plan.append(made)
     return plan
+
+
+def _end_state(plan: list[JsonObject], state: Mapping[str, list[JsonObject]]) -> JsonObject:
+    """What is there at the end counts, whichever call put it there."""
+    return {"tool_sequence": plan, "success": {}, "state": state, "reference_answer": _ADDED}
 
 
 def _checks(walk: Walk, plan: list[JsonObject]) -> JsonObject:

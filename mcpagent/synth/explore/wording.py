@@ -395,7 +395,8 @@ class Walk:
     """A question. `kind` is the class of its task and `shape` what is asked in it; `answer` are references to
     the results of the steps. `lack` says what a question has too little of: the `missing` entity, the
     existence of the one that it names (`invented`), a field that nobody tells, a function that is withheld,
-    the right to change."""
+    the right to change. `reads` are calls whose answers tell what a walk has added, which is what it is for
+    where there are some."""
 
     kind: str
     shape: str
@@ -410,6 +411,7 @@ class Walk:
     missing: tuple[str, ...] = ()  # words for what is to be asked for
     change: str = ""  # the value that is wished for
     invented: str = ""
+    reads: tuple[Fact, ...] = ()
     names: str = ""  # what the user says when asked which one is meant
 
     @property
@@ -441,6 +443,10 @@ class Walk:
 
     def said(self, rng: Random) -> Said:
         """The walk in words; the same for the same state of `rng`."""
+        if self.reads:
+            register = rng.choice(sorted(frames()["addition"]))
+            frame = rng.choice(frames()["addition"][register])
+            return Said(register, frame.format(**self.saying.parts()))
         if self.lack == "right":
             return Said("order", say_change(self.saying, self.change, rng))
         said = say(self.saying, rng, in_one=bool(self.names) or self.lack != "")

@@ -150,7 +150,7 @@ async def run_plan(session: SynthSession, task: Task, *, without: Collection[int
                 made.append(await _carry_out(session, step, results))
         for server, check in state_checks(truth):
             if check.user_turn == user_turn:
-                state.append(await ask(session, server, check.call, RejectCode.STATE_UNREADABLE))
+                state.append(await _end_state(session, server, check.call, is_whole=not without))
     return GoldRun(results=results, calls=tuple(made), state=tuple(state), before=tuple(before))
 
 
@@ -176,12 +176,25 @@ async def _carry_out(
     return step, ToolCall(id=result.call_id, server=step.server, tool=step.tool, arguments=arguments), result
 
 
+async def _end_state(session: SynthSession, server: str, call: StateCall, *, is_whole: bool) -> ToolResult:
+    """What a state check reads. After a part of a plan that may be an error: what the rest would have put
+    there is not there, and such a check does not hold."""
+    result = await session.call(server=server, tool=call.tool, arguments=call.arguments)
+    if is_whole or result.failure is not FailureKind.TOOL_ERROR:
+        _check_read(result, server, call, RejectCode.STATE_UNREADABLE)
+    return result
+
+
 async def ask(session: SynthSession, server: str, call: StateCall, code: RejectCode) -> ToolResult:
     """Make a call about the state of a server. Raises RejectedTask with `code` where it fails."""
     result = await session.call(server=server, tool=call.tool, arguments=call.arguments)
+    _check_read(result, server, call, code)
+    return result
+
+
+def _check_read(result: ToolResult, server: str, call: StateCall, code: RejectCode) -> None:
     if result.is_error or result.failure is not None:
         raise RejectedTask(code, f"{server}.{call.tool}({call.arguments}): {result.content[:200]}")
-    return result
 
 
 def as_text(result: ToolResult) -> str:

@@ -1,0 +1,94 @@
+"""A notebook over stdio, in memory or in a file, without an SDK: python -S notebook.py LOG [FILE].
+
+It says nothing of what its tools may do, but for those that only read. What changes something is logged.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+LOG = Path(sys.argv[1])
+FILE = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+FIRST = ["Amber", "Bronze", "Copper", "Damson", "Ebony", "Flint", "Garnet", "Hazel", "Indigo", "Jasper"]
+LAST = ["Anchor", "Basket", "Candle", "Drawer", "Engine", "Feather", "Garden", "Hammer", "Island", "Jacket"]
+NOTES: dict[str, dict[str, Any]] = {
+    f"{one} {other}": {"text": f"{one} goes with {other.lower()} {n + 3} times", "stars": 11 + n}
+    for n, (one, other) in enumerate(zip(FIRST, LAST, strict=True))
+}
+
+
+def _notes() -> dict[str, dict[str, Any]]:
+    if FILE is None:
+        return NOTES
+    if not FILE.exists():
+        FILE.write_text(json.dumps(NOTES))
+    return json.loads(FILE.read_text())
+
+
+def _keep(changed: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    if FILE is None:
+        NOTES.clear()
+        NOTES.update(changed)
+    else:
+        FILE.write_text(json.dumps(changed))
+    return {"ok": True}
+
+
+def _call(tool: str, given: dict[str, Any]) -> Any:
+    if tool not in ("list_notes", "read_note"):
+        with LOG.open("a") as lines:
+            lines.write(f"{tool} {json.dumps(given)}\n")
+    match tool:
+        case "list_notes":
+            return {"notes": [{"title": t, "stars": note["stars"]} for t, note in _notes().items()]}
+        case "read_note":
+            return _notes().get(given["title"])
+        case "add_note" if given["title"] not in _notes():
+            note = {"text": given["text"], "stars": given["stars"]}
+            return _keep({**_notes(), given["title"]: note})
+        case "delete_note":
+            return _keep({title: note for title, note in _notes().items() if title != given["title"]})
+        case "add_secret" | "send_letter":
+            return {"ok": True}
+    return None
+
+
+def _tool(name: str, about: str, *, reads: bool = False, **parameters: str) -> dict[str, Any]:
+    properties = {key: {"type": kind} for key, kind in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    hints = {"annotations": {"readOnlyHint": True}} if reads else {}
+    return {"name": name, "description": about, "inputSchema": schema, **hints}
+
+
+TOOLS = [
+    _tool("list_notes", "All notes of the notebook", reads=True),
+    _tool("read_note", "What is written in it", reads=True, title="string"),
+    _tool("add_note", "Put one in", title="string", text="string", stars="integer"),
+    _tool("add_secret", "Keep a word that nothing reads", word="string"),
+    _tool("send_letter", "Mail a letter", text="string"),
+    _tool("delete_note", "Tear one out", title="string"),
+]
+
+
+def _result(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    if method == "initialize":
+        info = {"name": "notebook", "version": "1"}
+        return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+    if method == "tools/list":
+        return {"tools": TOOLS}
+    if method == "tools/call":
+        answer = _call(params["name"], params.get("arguments") or {})
+        text = "the notebook has no such thing" if answer is None else json.dumps(answer)
+        return {"content": [{"type": "text", "text": text}], "isError": answer is None}
+    return {}
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "id" in message:
+            result = _result(message["method"], message.get("params") or {})
+            print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)

@@ -1,0 +1,179 @@
+"""Tasks that add something: what is tried, where, and what the end state has to be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from mcpagent.config.schema import ToolsConfig
+from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolAnnotations, ToolSpec
+from mcpagent.synth.explore.changes import Effects, adds
+from mcpagent.synth.explore.learning import Learned, learn
+from mcpagent.synth.explore.walks import Asked, explore_dataset
+from mcpagent.synth.tasks.prove import examine
+from mcpagent.synth.tasks.run import CallCache
+from mcpagent.synth.tasks.stages import Rejection
+from mcpagent.tools.limits import CallLimits, ServerLimits
+from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import StdioServer
+from mcpagent.tools.setup import configured_servers, servers_with_own_state
+
+pytestmark = pytest.mark.system
+NOTEBOOK = Path(__file__).with_name("notebook.py")
+
+
+def notebook(log: Path, *arguments: str, workspace: Path | None = None) -> ToolPool:
+    """A notebook of which each session has its own process."""
+    server = StdioServer(
+        name="notebook", command=sys.executable, args=("-S", str(NOTEBOOK), str(log), *arguments)
+    )
+    limits = CallLimits(timeout_s=60, per_server={"notebook": ServerLimits(workspace=workspace)})
+    return ToolPool([server], limits=limits, isolation={"notebook": "episode"})
+
+
+async def tried(pool: ToolPool, servers: Collection[str]) -> tuple[Learned, Effects]:
+    cache = CallCache(pool)
+    graph = await learn(cache, seed=2)
+    effects = Effects(cache, graph, servers, seed=2)
+    await effects.run()
+    return Learned(cache, graph, effects.additions), effects
+
+
+@pytest.fixture(scope="module")
+def explored(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Task], Effects, list[str]]:
+    """Tasks of a notebook in memory, what was tried, and what reached it."""
+    log = tmp_path_factory.mktemp("notebook") / "log"
+
+    async def run() -> tuple[list[Task], Effects]:
+        async with notebook(log) as pool:
+            learned, effects = await tried(pool, ["notebook"])
+            asked = Asked(weights={"single": 1.0, "added": 0.4})
+            data = await explore_dataset(pool, counts={"train": 16}, seed=2, learned=learned, asked=asked)
+            return list(data.tasks["train"]), effects
+
+    tasks, effects = asyncio.run(run())
+    return tasks, effects, log.read_text().splitlines()
+
+
+def test_what_is_added_is_found_by_reading_and_becomes_the_end_state(
+    explored: tuple[list[Task], Effects, list[str]],
+) -> None:
+    added = [task for task in explored[0] if task.extra_info["class"] == "state_change"]
+    assert len(added) >= 2
+    for task in added:
+        (step,) = task.truth.tool_sequence
+        title, text, stars = (step.params[name] for name in ("title", "text", "stars"))
+        listed, read = task.truth.state["notebook"]
+        assert listed.call.tool == "list_notes" and listed.nothing_else_changed
+        assert listed.expect == {"notes": {"contains": {"title": title, "stars": stars}, "increased_by": 1}}
+        assert (read.call.tool, read.call.arguments) == ("read_note", {"title": title})
+        assert read.expect["text"] == text
+        said = task.prompt[-1].content
+        assert title in said and text in said and str(stars) in said
+        assert task.extra_info["verdicts"]["gold_reward"] == 1.0
+
+
+def test_only_what_adds_something_here_is_ever_called(
+    explored: tuple[list[Task], Effects, list[str]],
+) -> None:
+    _, effects, log = explored
+    assert {line.split()[0] for line in log} == {"add_note", "add_secret"}
+    assert [addition.spec.name for addition in effects.additions] == ["add_note"]
+    (silence,) = effects.silences
+    assert silence.tools == ("notebook.add_secret",)
+    assert "no tool that only reads tells all of what was added" in silence.sentence
+
+
+def test_a_task_whose_value_is_another_one_is_not_proven(
+    explored: tuple[list[Task], Effects, list[str]], tmp_path: Path
+) -> None:
+    task = next(task for task in explored[0] if task.extra_info["class"] == "state_change")
+
+    async def run(name: str, value: object) -> str | None:
+        record = task.model_dump(exclude_unset=True)
+        record["reward_spec"]["ground_truth"]["tool_sequence"][0]["params"][name] = value
+        async with notebook(tmp_path / "log") as pool:
+            outcome = await examine(Task.model_validate(record), CallCache(pool))
+        return outcome.code.value if isinstance(outcome, Rejection) else None
+
+    params = task.truth.tool_sequence[0].params
+    assert asyncio.run(run("text", params["text"])) is None
+    assert asyncio.run(run("text", "something else")) == "not_repeatable"
+    assert asyncio.run(run("stars", params["stars"] + 1)) == "not_repeatable"
+
+
+def test_a_server_that_keeps_what_is_added_is_left_alone_and_a_copy_of_its_data_is_not(
+    tmp_path: Path,
+) -> None:
+    file, log = tmp_path / "notes.json", tmp_path / "log"
+
+    async def run(*, is_copied: bool) -> Effects:
+        async with notebook(log, str(file), workspace=file if is_copied else None) as pool:
+            return (await tried(pool, ["notebook"]))[1]
+
+    kept = asyncio.run(run(is_copied=False))
+    assert kept.kept == {"notebook"} and not kept.additions
+    assert "needs a workspace or a reset" in kept.silences[0].sentence
+    assert sum(line.startswith("add_note ") for line in log.read_text().splitlines()) == 1, (
+        "one try, and no more"
+    )
+    before = file.read_bytes()
+    copied = asyncio.run(run(is_copied=True))
+    assert [addition.spec.name for addition in copied.additions] == ["add_note"]
+    assert file.read_bytes() == before
+
+
+def test_nothing_is_tried_where_no_isolation_is_configured(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text(
+        json.dumps(
+            {
+                "mcpServers": {
+                    "plain": {"command": "true"},
+                    "copied": {"command": "true"},
+                    "reset": {"url": "http://127.0.0.1:9/mcp"},
+                    "alone": {"command": "true"},
+                    "far": {"url": "http://127.0.0.1:9/mcp"},
+                }
+            }
+        )
+    )
+    config = ToolsConfig.model_validate(
+        {
+            "servers": str(path),
+            "isolation": {"alone": "episode", "far": "episode"},
+            "per_server": {
+                "copied": {"workspace": str(tmp_path)},
+                "reset": {"reset": {"calls": [{"tool": "clear"}]}},
+            },
+        }
+    )
+    assert servers_with_own_state(config, configured_servers(config)) == {"copied", "reset", "alone"}
+
+
+@pytest.mark.parametrize(
+    ("name", "hints", "expected"),
+    [
+        ("add_note", {}, True),
+        ("createEntities", {"destructive": False}, True),
+        ("post_message", {"destructive": False, "open_world": False}, True),
+        ("post_message", {"destructive": False}, False),
+        ("send_email", {}, False),
+        ("create_and_send_invoice", {}, False),
+        ("delete_note", {"destructive": False, "open_world": False}, False),
+        ("insert_or_replace", {}, False),
+        ("list_notes", {"read_only": True}, False),
+        ("frobnicate", {}, False),
+    ],
+)
+def test_what_adds_something_is_told_by_its_hints_and_its_name(
+    name: str, hints: dict[str, bool], expected: bool
+) -> None:
+    spec = ToolSpec(server="s", name=name, input_schema={}, annotations=ToolAnnotations(**hints))
+    assert adds(spec) is expected
