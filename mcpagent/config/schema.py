@@ -70,7 +70,7 @@ class ModelConfig(Section):
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype_name)] = (
         "auto"  # auto: float32 on CPU, bfloat16 on an accelerator
     )
-    # None: what transformers picks, which is sdpa where the model has it. sdpa alone packs shared prompts.
+    # None: what transformers picks, sdpa where the model has it. eager and flex_attention do not pack.
     attn_implementation: Annotated[
         Literal["sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"] | None,
         BeforeValidator(_attention_name),

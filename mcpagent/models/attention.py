@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+_MAX_SCORES = 1 << 28  # of attention without a flash kernel at once: 1 GiB in float32
 
 
 @dataclass(frozen=True)
@@ -245,27 +248,66 @@ def _attend_masked(
     *,
     scaling: float | None,
     dropout: float,
+    max_scores: int = _MAX_SCORES,
 ) -> torch.Tensor:
     """The same for devices and dtypes without a flash kernel, and with dropout: a set at a time, on copies of
-    its ancestors' keys and with a mask."""
+    its ancestors' keys and with a mask. A set with more than `max_scores` scores is computed in parts, each
+    of them again in the backward pass: torch's plain kernel keeps all scores, and the copies are kept too."""
     padding = tree.padding(query.device)
-    queries, keys, values = (_by_set(states, tree, padding) for states in (query, key, value))
+    states = [_by_set(of_all, tree, padding) for of_all in (query, key, value)]
     outputs: list[torch.Tensor] = []
     for at, siblings in enumerate(tree.sets):
+        count, width = len(siblings.lengths), siblings.width
         before = sum(end - start for start, end in siblings.path)
-        out = scaled_dot_product_attention(
-            queries[at],
-            _with_path(keys, at, tree),
-            _with_path(values, at, tree),
-            attn_mask=tree.mask(siblings.width, before, query) if before else None,
-            is_causal=not before,
-            scale=scaling,
-            dropout_p=dropout,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        attend = partial(_attend_part, *states, at, tree, before=before, scaling=scaling, dropout=dropout)
+        queries_at_once = max(1, max_scores // (query.shape[1] * (before + width)))
+        rows, places = max(1, queries_at_once // width), min(queries_at_once, width)
+        if rows >= count and places == width:
+            out = attend(slice(0, count), slice(0, width))
+        else:
+            parts = [
+                torch.cat(
+                    [
+                        checkpoint(attend, slice(a, a + rows), slice(b, b + places), use_reentrant=False)
+                        for b in range(0, width, places)
+                    ],
+                    dim=2,
+                )
+                for a in range(0, count, rows)
+            ]
+            out = torch.cat(parts)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-    rows = torch.cat(outputs)
-    return (rows if padding is None else _Unpad.apply(rows, padding))[None]
+    joined = torch.cat(outputs)
+    return (joined if padding is None else _Unpad.apply(joined, padding))[None]
+
+
+def _attend_part(
+    queries: Sequence[torch.Tensor],
+    keys: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    at: int,
+    tree: PrefixTree,
+    rows: slice,
+    places: slice,
+    *,
+    before: int,
+    scaling: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Some siblings of the set at place `at`, and of them the queries at some places:
+    [rows, heads, places, head_dim]."""
+    query, width = queries[at][rows, :, places], tree.sets[at].width
+    is_causal = not before and query.shape[2] == width
+    return scaled_dot_product_attention(
+        query,
+        _with_path(keys, at, tree, rows),
+        _with_path(values, at, tree, rows),
+        attn_mask=None if is_causal else tree.mask(width, before, query)[places],
+        is_causal=is_causal,
+        scale=scaling,
+        dropout_p=dropout,
+        enable_gqa=query.shape[1] != keys[at].shape[1],
+    )
 
 
 def _by_set(
@@ -285,10 +327,10 @@ def _by_set(
     ]
 
 
-def _with_path(states: Sequence[torch.Tensor], at: int, tree: PrefixTree) -> torch.Tensor:
-    """The set at place `at` of `states`, behind its ancestors:
-    [siblings, heads, before + width, head_dim]."""
-    tail = states[at]
+def _with_path(states: Sequence[torch.Tensor], at: int, tree: PrefixTree, rows: slice) -> torch.Tensor:
+    """Some siblings of the set at place `at` of `states`, behind their ancestors:
+    [rows, heads, before + width, head_dim]."""
+    tail = states[at][rows]
     ancestors = [states[where][row, :, :length] for where, row, length in map(tree.place, tree.sets[at].path)]
     if not ancestors:
         return tail
@@ -340,12 +382,14 @@ def _padding(sets: Sequence[Siblings], device: torch.device) -> _Padding | None:
 
 
 NAME = "mcpagent"
+_REPLACED = ("sdpa", "flash_attention_2", "flash_attention_3")
 
 
 def use_own_attention(model: Any) -> None:
-    """Replace `sdpa` by an attention that also knows packed trees and the single queries of sampling.
-    Anything else is computed by sdpa as before. Models with another implementation stay as they are."""
-    if model.config.get_text_config()._attn_implementation == "sdpa":
+    """Replace `sdpa`, and the package flash-attn, by an attention that also knows packed trees and the single
+    queries of sampling: trees run on torch's own flash kernel, and what else the model asks for is computed
+    by sdpa. Models with another implementation stay as they are."""
+    if model.config.get_text_config()._attn_implementation in _REPLACED:
         AttentionInterface.register(NAME, _attend)
         AttentionMaskInterface.register(NAME, sdpa_mask)
         model.set_attn_implementation(NAME)

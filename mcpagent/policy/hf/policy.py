@@ -119,9 +119,9 @@ def why_no_slots(model: Any) -> str | None:
         return f"{config.model_type} has {layers}"
     if model._is_stateful:
         return f"{config.model_type} has recurrent layers"
-    if config._attn_implementation not in ("sdpa", "eager", NAME):
-        return f"attn_implementation {config._attn_implementation} takes no mask of its own"
     use_own_attention(model)
+    if config._attn_implementation not in ("eager", NAME):
+        return f"attn_implementation {config._attn_implementation} takes no mask of its own"
     return None
 
 
