@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +28,7 @@ from mcpagent.cli.options import (
 )
 from mcpagent.console import METRIC_COLUMNS, Console, counted, metric_row
 from mcpagent.core.records import JsonObject, Metric
+from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
 from mcpagent.evaluate.summary import RATE_METRICS, EvalSummary, success_of_all
 
@@ -60,6 +61,15 @@ _Out = Annotated[
 ]
 
 
+_Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with an interrupted evaluation of the same --out.")
+]
+_RetryInfra = Annotated[
+    bool,
+    typer.Option("--retry-infra", help="Play again what of --out could not be scored, as servers failed."),
+]
+
+
 @app.command()
 @with_options
 def checkpoint(
@@ -78,6 +88,8 @@ def checkpoint(
     shard: Shard = None,
     out: _Out = None,
     overwrite: Overwrite = False,
+    resume: _Resume = False,
+    retry_infra: _RetryInfra = False,
     as_json: Json = False,
 ) -> None:
     """Evaluate a checkpoint in Hugging Face or PEFT format.
@@ -91,9 +103,10 @@ def checkpoint(
 
     find_checkpoint(path)  # a hub id is refused here: it names a model
     options = replace(options, temperature=temperature)
-    _refuse_replacing(out, overwrite=overwrite)
+    goes_on = _Continuation(resume=resume, retry_infra=retry_infra)
+    goes_on.check(out, overwrite=overwrite)
     of = shard_of(shard)
-    _evaluate(str(path), options, data=data, samples=samples, shard=of, out=out, as_json=as_json)
+    _evaluate(str(path), options, goes_on, data=data, samples=samples, shard=of, out=out, as_json=as_json)
 
 
 @app.command()
@@ -112,6 +125,8 @@ def model(
     shard: Shard = None,
     out: _Out = None,
     overwrite: Overwrite = False,
+    resume: _Resume = False,
+    retry_infra: _RetryInfra = False,
     as_json: Json = False,
 ) -> None:
     """Evaluate a model that no run of mcpagent made: the base model before training, or one behind an API.
@@ -119,9 +134,10 @@ def model(
     Example: mcpagent eval model Qwen/Qwen3-0.6B --data data/processed/heldout.jsonl --out base.json
     """
     options = replace(options, tool_format=tool_format, base_url=base_url, temperature=temperature)
-    _refuse_replacing(out, overwrite=overwrite)
+    goes_on = _Continuation(resume=resume, retry_infra=retry_infra)
+    goes_on.check(out, overwrite=overwrite)
     of = shard_of(shard)
-    _evaluate(name_or_path, options, data=data, samples=samples, shard=of, out=out, as_json=as_json)
+    _evaluate(name_or_path, options, goes_on, data=data, samples=samples, shard=of, out=out, as_json=as_json)
 
 
 @app.command()
@@ -252,9 +268,31 @@ def _refuse_replacing(out: Path | None, *, overwrite: bool) -> None:
         refuse_existing(out, records, token_file(records), overwrite=overwrite)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Continuation:
+    """Which evaluation of the same `--out` is gone on with, if any."""
+
+    resume: bool
+    retry_infra: bool
+
+    def check(self, out: Path | None, *, overwrite: bool) -> None:
+        """Refuse to replace a result, or what an interrupted evaluation left, unless that was asked for."""
+        if out is None or self.resume or self.retry_infra:
+            return
+        partial = out.with_suffix(".partial.jsonl")
+        if partial.exists() and not overwrite:
+            raise UserError(
+                "an interrupted evaluation is there",
+                where=str(partial),
+                remedy="go on with it with --resume, or begin anew with --overwrite",
+            )
+        _refuse_replacing(out, overwrite=overwrite)
+
+
 def _evaluate(
     name: str,
     options: ConfigOptions,
+    goes_on: _Continuation,
     *,
     data: Path | None,
     samples: int,
@@ -270,7 +308,15 @@ def _evaluate(
     config = options.config(console, policy=name, data=data)
     with locked_file(out) if out is not None else nullcontext():
         outcome = evaluate_model(
-            config, model=name, data=data, samples=samples, out=out, shard=shard, console=console
+            config,
+            model=name,
+            data=data,
+            samples=samples,
+            out=out,
+            shard=shard,
+            resume=goes_on.resume,
+            retry_infra=goes_on.retry_infra,
+            console=console,
         )
     if as_json:
         console.print_json(outcome.result)

@@ -252,11 +252,15 @@ async def evaluate(
     concurrency: int = 256,
     deterministic: bool = True,
     on_done: Callable[[Trajectory], None] | None = None,
+    played: Mapping[str, Trajectory] | None = None,
 ) -> list[Trajectory]:
     """Play `samples` attempts at each task with the fixed form of the reward, and with evaluation seeds,
-    which training never uses. `deterministic` is what `rollout.deterministic` comes to, as in training."""
-    return await collect(
-        list(attempts(tasks, per_task=samples, seed=seed, label="evaluation")),
+    which training never uses. `deterministic` is what `rollout.deterministic` comes to, as in training. Those
+    of `played`, by id, are taken as they are."""
+    played = played or {}
+    planned = list(attempts(tasks, per_task=samples, seed=seed, label="evaluation"))
+    fresh = await collect(
+        [attempt for attempt in planned if attempt.episode_id not in played],
         policy=policy,
         tools=tools,
         settings=settings,
@@ -265,3 +269,5 @@ async def evaluate(
         deterministic=deterministic,
         on_done=on_done,
     )
+    by_id = {**played, **{trajectory.id: trajectory for trajectory in fresh}}
+    return [by_id[attempt.episode_id] for attempt in planned]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from pydantic import ValidationError
 
@@ -29,7 +30,7 @@ from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.run.rollout import check_writable, episode_progress
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.checkpoints import run_of
-from mcpagent.storage.datasets import read_tasks
+from mcpagent.storage.datasets import read_tasks, record_reader, record_writer, write_jsonl
 from mcpagent.storage.json_stream import reading
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories, write_trajectories
@@ -67,23 +68,37 @@ def evaluate_model(
     samples: int = 1,
     out: Path | None = None,
     shard: tuple[int, int] = (1, 1),
+    resume: bool = False,
+    retry_infra: bool = False,
     console: Console | None = None,
 ) -> EvalOutcome:
     """`samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or `openai:NAME`),
     sampled as the `rollout` section of `config` says, `deterministic` included.
     With `out`, a .json file, the result is written there and the trajectories beside it; that of a checkpoint
-    of a run is kept in the run too, for its report and model card. Raises UserError; then nothing is
-    written."""
+    of a run is kept in the run too, for its report and model card. Episodes are written as they end: with
+    `resume` those that an interrupted evaluation wrote are not played again, and with `retry_infra` only
+    those of it, or of a finished one, that could not be scored. Raises UserError; then nothing is written."""
     console = console or Console()
     if out is not None:
         check_evaluation_path(out)
+    elif resume or retry_infra:
+        option = "--resume" if resume else "--retry-infra"
+        raise UserError("goes on with what --out names", where=option, remedy="add --out FILE.json")
     with open_episodes(
         config, policy=model, samples=samples, console=console, data=data, shard=shard
     ) as setup:
         if samples > 1 and setup.settings.sampling.temperature == 0.0:
             console.note(f"at temperature 0 all {samples} attempts at a task are the same")
+        stream = None
+        if out is not None:
+            conditions = {**setup.provenance(samples=samples), "shard": f"{shard[0]}/{shard[1]}"}
+            stream = EpisodeStream(out, conditions)
+            stream.open(resume=resume, retry_infra=retry_infra)
+        played = {} if stream is None else stream.played
         with episode_progress(console, "Evaluation", total=len(setup.tasks) * samples) as on_done:
-            trajectories = evaluate_on(setup, samples=samples, on_done=on_done)
+            for trajectory in played.values():
+                on_done(trajectory)
+            trajectories = _streamed(setup, stream, samples=samples, on_done=on_done, console=console)
         breakdown = break_down(setup.tasks, trajectories)
         provenance = setup.provenance(samples=samples)
         run_checkpoint = _run_of(setup) if shard[1] == 1 else None  # a shard says nothing of the whole
@@ -100,10 +115,124 @@ def evaluate_model(
     if out is not None:
         stored = write_trajectories(out.with_suffix(""), trajectories)
         write_text(out, result.model_dump_json(indent=1) + "\n")
+        EpisodeStream.path_of(out).unlink(missing_ok=True)
     in_run = None if run_checkpoint is None else _keep_in_run(*run_checkpoint, result, trajectories, console)
     errors = [error for trajectory in trajectories for error in trajectory.errors]
     failure = (errors or ["no reward could be computed"])[0] if result.unscored == result.n_episodes else None
     return EvalOutcome(result=result, path=out, trajectories=stored, in_run=in_run, failure=failure)
+
+
+def _streamed(
+    setup: EpisodeSetup,
+    stream: EpisodeStream | None,
+    *,
+    samples: int,
+    on_done: Callable[[Trajectory], None],
+    console: Console,
+) -> list[Trajectory]:
+    if stream is None:
+        return evaluate_on(setup, samples=samples, on_done=on_done)
+
+    def kept(trajectory: Trajectory) -> None:
+        stream.add(trajectory)
+        on_done(trajectory)
+
+    try:
+        return evaluate_on(setup, samples=samples, on_done=kept, played=stream.played)
+    except KeyboardInterrupt:
+        console.note(f"{stream.path} keeps the episodes that ended: the same command with --resume goes on")
+        raise
+    finally:
+        stream.close()
+
+
+class EpisodeStream:
+    """The episodes of an evaluation as they end, in `X.partial.jsonl` beside the result `X.json`, which
+    takes its place. The first line is what the evaluation is made with."""
+
+    def __init__(self, out: Path, conditions: JsonObject) -> None:
+        self._out, self._conditions = out, json.loads(json.dumps(conditions))
+        self.path = self.path_of(out)
+        self.played: dict[str, Trajectory] = {}
+        self._file: IO[bytes] | None = None
+        self._is_empty = True
+
+    @staticmethod
+    def path_of(out: Path) -> Path:
+        """The file beside the result `out`."""
+        return out.with_suffix(".partial.jsonl")
+
+    def open(self, *, resume: bool, retry_infra: bool) -> None:
+        """Take over what was played before, where that is asked for, and begin to write. Raises UserError
+        where there is nothing, or it was made under other conditions."""
+        if resume or retry_infra:
+            conditions, episodes = self._stored()
+            changed = _differing(self._conditions, conditions)
+            if changed:
+                raise UserError(
+                    f"was begun otherwise: {', '.join(changed)}",
+                    where=str(self._out),
+                    remedy="give the same options as then, or begin anew with --overwrite",
+                )
+            self.played = {t.id: t for t in episodes if not retry_infra or t.is_success is not None}
+        rows = [self._conditions, *map(_with_its_tokens, self.played.values())]
+        write_jsonl(self.path, rows)
+        self._file, self._is_empty = self.path.open("ab"), not self.played
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Write an episode that has ended."""
+        if self._file is not None:
+            record_writer(self._file, flush=True).write(_with_its_tokens(trajectory))
+            self._is_empty = False
+
+    def close(self) -> None:
+        """Write no more; without an episode there is nothing to go on from."""
+        if self._file is not None:
+            self._file.close()
+        if self._is_empty:
+            self.path.unlink(missing_ok=True)
+
+    def _stored(self) -> tuple[JsonObject, list[Trajectory]]:
+        if self.path.is_file():
+            with self.path.open("rb") as stream, reading(self.path):
+                conditions, *rows = record_reader(stream).iter(type=dict)
+                return conditions, [_from_row(row) for row in rows]
+        if self._out.is_file():
+            result = read_evaluation(self._out)
+            facts = result.provenance if isinstance(result, EvalResult) else {}
+            return {"shard": "1/1", **facts}, list(read_trajectories(_trajectories_of(self._out)))
+        nothing = "there is no evaluation to go on with"
+        raise UserError(nothing, where=str(self._out), remedy="begin one, without --resume and --retry-infra")
+
+
+def _with_its_tokens(trajectory: Trajectory) -> JsonObject:
+    tokens = [
+        [turn.added_token_ids, turn.completion.token_ids, turn.completion.logprobs]
+        for turn in trajectory.turns
+    ]
+    return {"episode": trajectory.model_dump(mode="json"), "tokens": tokens}
+
+
+def _from_row(row: JsonObject) -> Trajectory:
+    trajectory = Trajectory.model_validate(row["episode"])
+    turns = [
+        turn.model_copy(
+            update={
+                "added_token_ids": tuple(added),
+                "completion": turn.completion.model_copy(
+                    update={"token_ids": tuple(sampled), "logprobs": tuple(logprobs)}
+                ),
+            }
+        )
+        for turn, (added, sampled, logprobs) in zip(trajectory.turns, row["tokens"], strict=True)
+    ]
+    return trajectory.model_copy(update={"turns": tuple(turns)})
+
+
+def _differing(now: JsonObject, then: JsonObject) -> list[str]:
+    """What the episodes of one evaluation must share, where it is not the same."""
+    shared = {**_CONDITIONS, "seed": "the seed", "policy": "the model", "shard": "the shard"}
+    return [name for key, name in shared.items() if _at(now, key) != _at(then, key)]
 
 
 def _run_of(setup: EpisodeSetup) -> tuple[RunFolder, Path] | None:
@@ -151,8 +280,10 @@ def evaluate_on(
     samples: int,
     on_done: Callable[[Trajectory], None],
     tasks: Sequence[Task] | None = None,
+    played: Mapping[str, Trajectory] | None = None,
 ) -> list[Trajectory]:
-    """`samples` attempts at each task of the setup, or at `tasks`, with the seeds of an evaluation."""
+    """`samples` attempts at each task of the setup, or at `tasks`, with the seeds of an evaluation; those of
+    `played`, by id, are not played again."""
     return setup.tools.io.run(
         evaluate(
             setup.tasks if tasks is None else tasks,
@@ -165,6 +296,7 @@ def evaluate_on(
             concurrency=setup.concurrency,
             deterministic=setup.ready.is_deterministic,
             on_done=on_done,
+            played=played,
         )
     )
 
