@@ -27,6 +27,7 @@ from mcpagent.cli.main import COMMANDS
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.llm.budget import load_prices
+from mcpagent.reward.judge import JudgePrompts
 from mcpagent.synth.explore.naming import frames
 from mcpagent.synth.llm.prompts import load_prompts
 from mcpagent.synth.templates.template import load_templates
@@ -285,6 +286,8 @@ def test_every_template_loads() -> None:
             jinja2.Environment().parse(path.read_text(encoding="utf-8"))
         elif path == ROOT / "templates" / "prompts" / "prices.yaml":
             assert load_prices(path)
+        elif path == ROOT / "templates" / "prompts" / "judge.yaml":
+            assert JudgePrompts.load(path) == JudgePrompts.load()
         elif path.parent == ROOT / "templates" / "prompts":
             load_prompts(path)
         elif path == ROOT / "templates" / "wording" / "intent.yaml":

@@ -1,4 +1,4 @@
-"""`mcpagent eval` and `mcpagent rollout`: evaluate, compare two evaluations, collect trajectories."""
+"""`mcpagent eval`: evaluate, compare two evaluations, measure a judge."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from mcpagent.evaluate.summary import RATE_METRICS, EvalSummary, success_of_all
 
 if TYPE_CHECKING:
     from mcpagent.run.evaluate import EvalOutcome, RegradeOutcome
-    from mcpagent.run.rollout import RolloutOutcome
+    from mcpagent.run.judge import JudgeCheckOutcome
 
 app = typer.Typer(
     cls=Group,
@@ -221,6 +221,76 @@ def _print_regraded(outcome: RegradeOutcome, console: Console) -> None:
         console.say(f"written   {outcome.path}")
 
 
+@app.command("judge-check")
+@with_options
+def judge_check(
+    data: Data = None,
+    episodes: Annotated[
+        Path | None,
+        typer.Option(help="Stored episodes of these tasks, instead of gold plans played now."),
+    ] = None,
+    *,
+    options: ConfigOptions,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            callback=out_file("judge-check.json"),
+            help="A .json file for the record that training asks for (judge.check), or a folder.",
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Measure a judge against the rule on your own tasks: agreement, kappa, and what changes its mind.
+
+    The judge is asked about the gold episode of each task and one with something wrong in it; again with the
+    question worded and ordered otherwise, with a longer answer, and with an order to the judge in a tool's
+    answer. Exit code 1 where kappa is below judge.min_kappa.
+
+    Example: mcpagent eval judge-check --data train.jsonl --set judge.model=gpt-5-mini --out judge-check.json
+    """
+    from mcpagent.run.evaluate import check_evaluation_path
+    from mcpagent.run.judge import measure_judge
+
+    console = Console(is_json=as_json)
+    if out is not None:
+        check_evaluation_path(out)
+        refuse_existing(out, overwrite=overwrite)
+    config = options.config(console, data=data)
+    outcome = measure_judge(config, data=data, episodes=episodes, out=out, console=console)
+    console.print_result(outcome, _print_judge_check)
+    if not outcome.is_good_enough:
+        raise typer.Exit(1)
+
+
+def _print_judge_check(outcome: JudgeCheckOutcome, console: Console) -> None:
+    check = outcome.check
+    bias = check.length_bias.difference
+    rows = [
+        metric_row("agreement with the rule", check.agreement, is_rate=True),
+        *(metric_row(f"  {kind}", metric, is_rate=True) for kind, metric in check.by_kind.items()),
+        metric_row("Cohen's kappa", check.kappa, is_rate=False),
+        metric_row("error of single votes", check.vote_error, is_rate=True),
+        metric_row("wrong approved", check.false_approvals, is_rate=True),
+        metric_row("right refused", check.false_refusals, is_rate=True),
+        *(metric_row(f"changed by {name}", metric, is_rate=True) for name, metric in check.flips.items()),
+        metric_row("approved more when longer", bias, is_rate=True, signed=True),
+    ]
+    model, count = check.judge["model"], counted(check.n_episodes, "episode")
+    console.table(f"{model}: {count} of {counted(check.n_tasks, 'task')}", METRIC_COLUMNS, rows)
+    if check.unscored:
+        faults = ", ".join(f"{name} ({n})" for name, n in check.faults.items())
+        console.say(f"unscored  {check.unscored}: {faults}")
+    cost = check.spend["cost_usd"]
+    spent = "" if cost is None else f", ${cost:.4f}"
+    console.say(f"asked     {counted(check.spend['requests'], 'request')}{spent}")
+    verdict = "training takes this judge" if outcome.is_good_enough else "training refuses this judge"
+    console.say(f"kappa     judge.min_kappa is {outcome.min_kappa:g}: {verdict}")
+    if outcome.path is not None:
+        console.say(f"written   {outcome.path}")
+        console.say(f"next      mcpagent train --set judge.check={outcome.path}")
+
+
 @app.command()
 def merge(
     parts: Annotated[
@@ -358,79 +428,6 @@ def _print_breakdown(breakdown: Breakdown, console: Console) -> None:
         console.say(f"episode   {times.p50_s:.2f} s (median), {times.p95_s:.2f} s (95th percentile)")
     for kind, error in breakdown.errors.items():
         console.say(f"failed    {error.episodes} {_words(kind)}: {ERRORS[kind]} ({error.example})")
-
-
-rollout_app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-@rollout_app.command()
-@with_options
-def rollout(
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="gold, empty, over-eager, a checkpoint or run folder, a hub id, or openai:NAME.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            callback=out_file("trajectories.jsonl.zst"),
-            help="File for the trajectories: .jsonl.zst, .jsonl.gz or .jsonl; or a folder. Token ids and "
-            "logprobs go beside it as .safetensors.",
-            show_default=False,
-        ),
-    ],
-    base_url: BaseUrl = None,
-    data: Data = None,
-    samples: Samples = 1,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0 is greedy. Default: rollout.temperature, which is 1.")
-    ] = None,
-    tool_format: ToolFormat = None,
-    *,
-    options: ConfigOptions,
-    shard: Shard = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-) -> None:
-    """Collect trajectories with any policy, for analysis: every call is a real one over MCP.
-
-    Where MCPAGENT_CALL_LEDGER names a file, the built-in servers write a line to it for each of these calls.
-
-    Example: mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst
-    """
-    from mcpagent.run.rollout import rollout as collect
-    from mcpagent.storage.trajectories import token_file
-
-    console = Console(is_json=as_json)
-    refuse_existing(out, token_file(out), overwrite=overwrite)
-    options = replace(options, tool_format=tool_format, base_url=base_url, temperature=temperature)
-    outcome = collect(
-        options.config(console, policy=policy, data=data),
-        policy=policy,
-        out=out,
-        data=data,
-        samples=samples,
-        shard=shard_of(shard),
-        console=console,
-    )
-    console.print_result(outcome, _print_rollout)
-
-
-def _print_rollout(outcome: RolloutOutcome, console: Console) -> None:
-    summary = outcome.summary
-    print_metrics(summary, console)
-    console.say("ended by  " + ", ".join(f"{name} {n}" for name, n in summary.stop_reasons.items()))
-    count = outcome.nonces
-    console.say(
-        f"calls     {count.results.total()} answered by servers, "
-        f"{count.stamped.total()} of them with the stamp of a built-in one"
-    )
-    if outcome.cassette is not None:
-        print_cassette(outcome.cassette, console)
-    console.say(f"written   {outcome.path}" + (f" and {outcome.tokens}" if outcome.tokens else ""))
 
 
 _BY_COMPLEXITY = (

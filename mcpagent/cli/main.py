@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "mcpagent.cli.checks:env_app",
         "Check the environment: gold, empty and over-eager policies on every task.",
     ),
-    "rollout": ("mcpagent.cli.evaluate:rollout_app", "Collect trajectories with any policy."),
+    "rollout": ("mcpagent.cli.runs:rollout_app", "Collect trajectories with any policy."),
     "train": ("mcpagent.cli.train:app", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
     "runs": ("mcpagent.cli.runs:runs_app", "List the training runs: state, steps, success."),
     "eval": ("mcpagent.cli.evaluate:app", "Evaluate a checkpoint or a model on a dataset."),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import GrpoConfig, RewardConfig, TrainConfig, VllmConfig
+from mcpagent.config.sections import JudgeConfig
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _common(config: TrainConfig) -> Iterator[ConfigFinding]:
 def _reward(reward: RewardConfig) -> Iterator[ConfigFinding]:
     names = reward.term_names
     if reward.weightless:
-        weighted = ("success", "partial", "penalty", *names)
+        weighted = ("success", "partial", "penalty", "judge", *names)
         yield ConfigFinding(
             (f"reward.weights.{reward.weightless[0]}", "reward.terms"),
             f"reward.weights names {', '.join(reward.weightless)}, but the terms that have a weight are "
@@ -298,6 +299,9 @@ def idle(config: TrainConfig) -> dict[str, str]:
         reasons["training.curriculum"] = "algorithm is sft, whose demonstrations have no solve rate"
     if config.training.curriculum == "uniform":
         reasons["training.useful_share"] = "training.curriculum is uniform, not calibrated"
+    if config.judge.model is None:
+        for name in JudgeConfig.model_fields.keys() - {"model"}:
+            reasons[f"judge.{name}"] = "judge.model is not set, so that no judge is asked"
     if config.rollout.user == "scripted":
         for name in ("user_model", "user_cache"):
             reasons[f"rollout.{name}"] = "rollout.user is scripted"

@@ -16,6 +16,7 @@ from mcpagent.config.sections import (
     BudgetConfig,
     Count,
     HealthConfig,
+    JudgeConfig,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
@@ -345,15 +346,16 @@ class DataConfig(Section):
     message_limit_chars: PositiveInt = 1_000_000  # longer messages of a record are cut in the middle
 
 
-_RULE_WEIGHTS = ("success", "partial", "penalty")
+_METHOD_WEIGHTS = ("success", "partial", "penalty", "judge")
 RewardFunction = Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")]
 
 
 class RewardConfig(Section):
     """The reward in training and evaluation; when penalties begin, and controls, are of training alone."""
 
-    # By term: success (0.6), partial (0.4), penalty (-1), where other weights are wanted, and functions of
-    # `terms`, which are measured without weight where they have none here.
+    # By term: success (0.6), partial (0.4), penalty (-1) and, of the method rule+judge, judge (0.2), where
+    # other weights are wanted, and functions of `terms`, which are measured without weight where they have
+    # none here.
     weights: dict[str, float] = {}
     # Functions of a task and an ended episode that give 0 to 1, as package.module:function (reward.terms).
     terms: Annotated[tuple[RewardFunction, ...], Field(strict=False)] = ()
@@ -371,7 +373,7 @@ class RewardConfig(Section):
     @property
     def weightless(self) -> list[str]:
         """Names in `weights` that no term has."""
-        return [name for name in self.weights if name not in (*_RULE_WEIGHTS, *self.term_names)]
+        return [name for name in self.weights if name not in (*_METHOD_WEIGHTS, *self.term_names)]
 
     @property
     def term_names(self) -> list[str]:
@@ -440,6 +442,7 @@ class TrainConfig(Section):
     tools: ToolsConfig = ToolsConfig()
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()
+    judge: JudgeConfig = JudgeConfig()
     sft: SftConfig = SftConfig()
     skyrl: SkyrlConfig = SkyrlConfig()
 

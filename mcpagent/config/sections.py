@@ -36,6 +36,31 @@ class ApiConfig(Section):
     price_out: NonNegativeFloat | None = None
 
 
+class JudgeConfig(Section):
+    """A model that judges episodes of tasks whose `reward_spec.method` is `judge` or `rule+judge`, behind a
+    Chat Completions API; its key is OPENAI_API_KEY, and `api` says how fast it is asked."""
+
+    model: str | None = None  # None: no judge
+    base_url: str | None = None  # of an OpenAI-compatible server; None: OpenAI's own
+    votes: PositiveInt = 3  # at temperature 0; more than half of them must agree
+    # A verdict that is the same under a rubric which demands the opposite is unscored: one more request an
+    # episode.
+    controls: bool = True
+    timeout_s: PositiveFloat = 120.0  # of one episode, all votes; past it the term is unscored
+    attempts: PositiveInt = 3  # at one request
+    max_output_tokens: PositiveInt = 1024  # of one vote
+    prompts: str | None = None  # a file such as templates/prompts/judge.yaml; None: that
+    journal: str | None = None  # folder of all that was asked and answered; None: output_dir/judge
+    # Caps on all that a journal holds, earlier runs included; of several processes each has its own journal.
+    max_cost: PositiveFloat | None = None  # dollars; None: no cap
+    max_requests: PositiveInt | None = None
+    price_in: NonNegativeFloat | None = None  # dollars per million tokens; None: as known of the model
+    price_out: NonNegativeFloat | None = None
+    # Training needs a record of eval judge-check on its tasks, with a kappa of at least this.
+    min_kappa: Annotated[float, Field(ge=-1, le=1)] = 0.6
+    check: str | None = None  # that record
+
+
 class BudgetConfig(Section):
     """Hard caps on a whole run, its resumed parts counted together; None: no cap. The first that is reached
     ends the run with a checkpoint; `--resume` with a higher one goes on."""

@@ -54,6 +54,7 @@ def _load(place: str) -> Any:
 _ADVANTAGES = "mcpagent.train.objective.advantages"
 _LOSSES = "mcpagent.train.objective.loss"
 _DIALECTS = "mcpagent.env.dialects"
+_JUDGE = "mcpagent.reward.judge"
 
 ADVANTAGES = Family(
     "advantage",  # grpo.advantage: instances of `Estimator`
@@ -106,7 +107,11 @@ DIALECTS = Family(
 TOOL_FORMATS = ("auto", *DIALECTS)  # auto: as the model's chat template writes calls
 REWARD_METHODS = Family(
     "reward method",  # reward_spec.method of a record: graders of an ended episode
-    {"rule": ("deterministic, from calls, answer and end state", "mcpagent.reward.rule:grade_by_rule")},
+    {
+        "rule": ("deterministic, from calls, answer and end state", "mcpagent.reward.rule:grade_by_rule"),
+        "judge": ("a model's verdict; where a rule can check, of its successes", f"{_JUDGE}:grade_by_judge"),
+        "rule+judge": ("the rule, and a model on its successes", f"{_JUDGE}:grade_by_rule_and_judge"),
+    },
 )
 BACKENDS = Family(
     "rollout backend",  # rollout.backend: policies

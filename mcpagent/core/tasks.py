@@ -119,6 +119,7 @@ class GroundTruth(OpenRecord):
     abstain: bool = False
     quiet_turns: tuple[int, ...] | None = None  # in which no call is right; None: see `reward.rule`
     reference_answer: str | None = None  # what a right final message says; may hold references
+    judge_rubric: str | None = None  # what a judge goes by; None: a rubric for any task
 
 
 # The names that `reward_spec.method` may have; `mcpagent.reward.record` has the grader of each.
@@ -131,7 +132,8 @@ def _known_method(value: str) -> str:
 
 
 class RewardSpec(OpenRecord):
-    """`method` names the scoring; `rule` is the deterministic reward of `mcpagent.reward`."""
+    """`method` names the scoring: `rule` is the deterministic reward of `mcpagent.reward`, `judge` asks a
+    model, `rule+judge` asks it about what the rule finds right."""
 
     method: Annotated[str, AfterValidator(_known_method)] = "rule"
     ground_truth: GroundTruth

@@ -70,6 +70,28 @@ class RewardTerm(Record):
     weight: float = 0.0
 
 
+class JudgeVote(Record):
+    """One answer of a judge and what it was read as; where that is None, `fault` says why."""
+
+    answer: str | None = None
+    verdict: bool | None = None
+    fault: str | None = None
+
+
+class Judgement(Record):
+    """What a model said of an episode. `identity` is that of the judge, `question_sha256` of what it was
+    asked; `control` is its answer under a rubric that demands the opposite verdict. `verdict` None: the votes
+    do not agree, do not hold against the control, or there is an `error`."""
+
+    model: str
+    identity: str
+    question_sha256: str
+    votes: tuple[JudgeVote, ...] = ()
+    control: JudgeVote | None = None
+    verdict: bool | None = None
+    error: str | None = None
+
+
 class SimulatedUser(Record):
     """How a model that plays the user came to a message: why earlier ones were `rejected`, and whether the
     script was said in the end."""
@@ -113,6 +135,7 @@ class Trajectory(Record):
     reward_terms: tuple[RewardTerm, ...] = ()
     state_results: tuple[ToolResult, ...] = ()  # the environment's own calls: set-up, state before and after
     read_only: tuple[str, ...] | None = None  # tools of the plan that only read, as their servers say
+    judgement: Judgement | None = None  # None: no judge was asked
     errors: tuple[str, ...] = ()
 
     @property

@@ -13,6 +13,7 @@ from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import (
     Completion,
     FinishReason,
+    Judgement,
     RewardTerm,
     SimulatedUser,
     StopReason,
@@ -24,6 +25,7 @@ from mcpagent.env.offer import Discovery, OfferedTools, SearchableTools, offer
 from mcpagent.env.parsing import observations, parse_action
 from mcpagent.env.user import UserSimulator, UserTurn
 from mcpagent.errors import EpisodeError
+from mcpagent.reward.judge import Judge
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
 from mcpagent.reward.rule import turn_terms
 from mcpagent.reward.terms import DEFAULT_REWARD, Reward
@@ -109,9 +111,11 @@ class Episode:
         user: UserSimulator | None = None,
         seed: int = 0,
         reward: Reward = DEFAULT_REWARD,
+        judge: Judge | None = None,
     ) -> None:
         """`discovery`: tools are searched for; None offers all of the task's at once. `user` says the later
-        user messages in its own words, by `seed`; None says them as the task has them."""
+        user messages in its own words, by `seed`; None says them as the task has them. `judge` is asked where
+        the task names one; None leaves its terms unscored."""
         self.task = task
         self.episode_id = episode_id
         self.errors: list[str] = []
@@ -120,7 +124,8 @@ class Episode:
         self.turn_terms: tuple[tuple[RewardTerm, ...], ...] = ()  # one entry a turn, once graded
         self._limits = limits or EpisodeLimits()
         self._catalog, self._session = tools.tools, tools.session()
-        self._tool_format, self._reward = tool_format, reward
+        self._tool_format, self._reward, self._judge = tool_format, reward, judge
+        self.judgement: Judgement | None = None
         self._discovery = discovery
         self._user, self._seed, self._said = user, seed, [m.content for m in task.prompt if m.role == "user"]
         self._searchable: SearchableTools | None = None
@@ -161,6 +166,7 @@ class Episode:
             state_results=tuple(self._state),
             state_before=tuple(self._before),
             read_only=frozenset(self.read_only),
+            judgement=self.judgement,
         )
 
     async def start(self) -> EpisodeStart:
@@ -240,6 +246,8 @@ class Episode:
         if self._terms is None:
             if self.stop_reason is not StopReason.FAILED:
                 await self._read_state(state_checks(self.task.truth)[len(self._state) :])
+            if self._judge is not None:
+                self.judgement = await self._judge.judge(self.task, self.record)
             graded = self._reward.grade(self.task, self.record)
             self._terms, self.turn_terms = graded.terms, turn_terms(self.task, self.record)
             self.errors += graded.errors
@@ -268,6 +276,7 @@ class Episode:
             reward_terms=terms,
             state_results=self.state_results,
             read_only=self.read_only,
+            judgement=self.judgement,
             errors=tuple(self.errors),
         )
 

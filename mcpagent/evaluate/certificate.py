@@ -5,6 +5,7 @@
     tasks/             the training and the held-out tasks
     episodes/          every episode of both sides, of the controls, and of the attacks on the reward
     cassette/          what the tools answered
+    judge.yaml         what the judge is asked, where the tasks name one
     run/               configuration, manifest, metrics, and what the run was trained on
     weights/           the two models, where they are small enough
 
@@ -28,15 +29,17 @@ from mcpagent.core.records import JsonObject, Record, describe
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.env.offer import Discovery
 from mcpagent.errors import UserError
 from mcpagent.evaluate.compare import compare
 from mcpagent.evaluate.intervals import rate_interval
 from mcpagent.evaluate.summary import EvalSummary, success_of_all, summarise
+from mcpagent.reward.judge import JudgePrompts, JudgeRules
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.trajectories import read_trajectories
 
-CERTIFICATE, PAGE = "certificate.json", "page.html"
+CERTIFICATE, PAGE, JUDGE_PROMPTS = "certificate.json", "page.html", "judge.yaml"
 BASELINE, TRAINED, ATTACKS = "baseline", "trained", "attacks"
 CONTROL = "control-"  # begins the name of a side that is a control
 EQUAL_COST = 0.95  # share of the run's cost that a control spends at least, to be one at equal cost
@@ -50,7 +53,8 @@ CANNOT_SHOW = (
     "What happened on another machine. Who makes up weights, episodes and tool results that fit each other "
     "has played these episodes with these weights; how the weights came about, the records of the run only "
     "say.",
-    "That the tasks matter, or that a tool told the truth.",
+    "That the tasks matter, or that a tool or a judge told the truth. Of a judge it shows what it was asked "
+    "and answered, and that the verdicts follow from it.",
     "Without the weights in this folder: that these weights played these episodes.",
 )
 
@@ -80,6 +84,11 @@ class Conditions(Record):
     max_context_tokens: int | None = None
     search: bool = False
     pinned: tuple[str, ...] = ()
+
+    @property
+    def discovery(self) -> Discovery | None:
+        """How tools were searched for; None where all were offered."""
+        return Discovery(pinned=self.pinned, result_chars=self.result_limit_chars) if self.search else None
 
 
 class Certificate(Record):
@@ -301,6 +310,21 @@ def sha256_of(path: Path) -> str:
     """Of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def certified_judge(opened: Opened) -> JudgeRules | None:
+    """The judge that the certificate names, with the prompts in its folder; None where it names none. Raises
+    UserError where both do not fit."""
+    named = opened.certificate.grader.get("judge")
+    if named is None:
+        return None
+    rules = JudgeRules(
+        prompts=JudgePrompts.load(opened.folder / JUDGE_PROMPTS),
+        **{name: named.get(name) for name in ("model", "base_url", "votes", "max_output_tokens", "controls")},
+    )
+    if rules.as_json() != named:
+        raise UserError("its prompts or settings are not those that it is named with", where=JUDGE_PROMPTS)
+    return rules
 
 
 def reward_code_sha256() -> str:

@@ -17,17 +17,18 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.trajectory import FinishReason, StopReason, Trajectory
 from mcpagent.env.episode import Episode, EpisodeLimits, prompt_messages
-from mcpagent.env.offer import Discovery
 from mcpagent.errors import EpisodeError, RunError, UserError
 from mcpagent.evaluate.attacks import GOLD, attack_scripts, spoken
 from mcpagent.evaluate.certificate import (
     ATTACKS,
     BASELINE,
+    JUDGE_PROMPTS,
     PAGE,
     TRAINED,
     Certificate,
     Evidence,
     Opened,
+    certified_judge,
     committed_seed,
     figures,
     file_hashes,
@@ -36,6 +37,8 @@ from mcpagent.evaluate.certificate import (
 )
 from mcpagent.evaluate.certificate_page import certificate_page
 from mcpagent.policy.canary import TOLERANCE
+from mcpagent.reward.judge import JudgeRules, RecordedJudge, is_open_to_judge, judgement_problem
+from mcpagent.reward.record import EpisodeRecord
 from mcpagent.rollout.agent import ContextRenderer
 from mcpagent.rollout.collector import attempts
 from mcpagent.storage.checkpoints import weights_sha256
@@ -69,7 +72,7 @@ FRAUDS = {
     "not replayed": "the model, played again, does something else",
     "template changed": "the two sides were shown other chat templates or tool formats",
     "tools changed": "the tools are not those of the run, or differ between the sides",
-    "judge swapped": "a task is graded by another method than the certificate says",
+    "judge swapped": "an episode is graded by another method or judge than the certificate says",
     "reward changed": "the run was trained on another reward than the certificate says",
     "attacks dropped": "an attack on the reward was not made, or made otherwise",
     "weight sync unproven": "the run's records lack steps or proofs, or a proof failed",
@@ -103,13 +106,18 @@ def check_certificate(
         *_grading(opened),
         *_records(opened),
     ]
+    judge = None
+    try:
+        judge = certified_judge(opened)
+    except UserError as error:
+        frauds.append(Fraud("judge swapped", error.message, JUDGE_PROMPTS))
     try:
         tape = _cassette(opened)
     except UserError as error:
         return [*frauds, Fraud("results edited", f"the tape cannot be used: {error.message}", "cassette")]
     with IOThread() as io, tape as tools:
         frauds += _tools(opened, tools.catalog_hash)
-        played, differing = io.run(_play_again(opened, tools, renderer=renderer, decode=decode))
+        played, differing = io.run(_play_again(opened, tools, judge, renderer, decode))
     return [*frauds, *differing, *_figures(opened, played)]
 
 
@@ -264,6 +272,9 @@ def _grading(opened: Opened) -> Iterator[Fraud]:
     of_run = opened.manifest.get("reward")
     if of_run is not None and of_run != certificate.reward:
         yield Fraud("reward changed", "the run's manifest names other weights or terms")
+    judges = [each["judge"] for each in (certificate.grader, of_run or {}) if each.get("judge")]
+    if len({judge["identity"] for judge in judges}) > 1:
+        yield Fraud("judge swapped", "the run's manifest names another judge")
 
 
 def _records(opened: Opened) -> Iterator[Fraud]:
@@ -285,7 +296,7 @@ def _records(opened: Opened) -> Iterator[Fraud]:
 async def _play_again(
     opened: Opened,
     tools: ToolProvider,
-    *,
+    judge: JudgeRules | None,
     renderer: ContextRenderer | None,
     decode: Callable[[Sequence[int]], str] | None,
 ) -> tuple[dict[str, list[Trajectory]], list[Fraud]]:
@@ -306,7 +317,7 @@ async def _play_again(
             if task is None:
                 frauds.append(Fraud("attempts picked", f"{t.id} is of no held-out task", side))
                 continue
-            replay = _Replay(opened.certificate, task, t, side)
+            replay = _Replay(opened.certificate, task, t, side, judge)
             if side != ATTACKS:
                 replay.renderer, replay.decode = renderer, decode
             again[side].append(await replay.run(tools, limits))
@@ -318,10 +329,13 @@ async def _play_again(
 class _Replay:
     """One stored episode, carried out again from its texts."""
 
-    def __init__(self, certificate: Certificate, task: Task, stored: Trajectory, side: str) -> None:
+    def __init__(
+        self, certificate: Certificate, task: Task, stored: Trajectory, side: str, judge: JudgeRules | None
+    ) -> None:
         self.frauds: list[Fraud] = []
         self.renderer: ContextRenderer | None = None
         self.decode: Callable[[Sequence[int]], str] | None = None
+        self._judge = judge
         self._certificate, self._task, self._stored, self._side = certificate, task, stored, side
 
     def _differs(self, name: str, detail: str) -> None:
@@ -336,9 +350,8 @@ class _Replay:
             limits=limits,
             episode_id=stored.id,
             tool_format="auto" if self._side == ATTACKS else self._certificate.sides[self._side].tool_format,
-            discovery=Discovery(pinned=conditions.pinned, result_chars=conditions.result_limit_chars)
-            if conditions.search
-            else None,
+            discovery=conditions.discovery,
+            judge=RecordedJudge(stored.judgement),
         )
         if list(stored.prompt) != prompt_messages(self._task, limits.message_limit_chars) and stored.turns:
             self._differs("prompt edited", "the prompt is not the task's")
@@ -350,12 +363,10 @@ class _Replay:
                 await episode.finish(StopReason.FAILED, error=str(error))
             was_whole = episode.done
             if not episode.done:
-                await episode.finish(
-                    stored.stop_reason
-                    if stored.stop_reason is StopReason.CONTEXT_OVERFLOW
-                    else StopReason.FAILED
-                )
+                is_full = stored.stop_reason is StopReason.CONTEXT_OVERFLOW
+                await episode.finish(StopReason.CONTEXT_OVERFLOW if is_full else StopReason.FAILED)
             terms = await episode.grade()
+            self._judgement(episode.record)
         finally:
             await episode.close()
         again = stored.model_copy(
@@ -389,6 +400,18 @@ class _Replay:
             if self.renderer is not None:
                 last = (*turn.added_token_ids, *turn.completion.token_ids)[-1:]
                 added = self.renderer.suffix_ids(out.observations, ended_by=last[0] if last else None)
+
+    def _judgement(self, record: EpisodeRecord) -> None:
+        """What the judge said stands there, is of this judge and this episode, and comes to that verdict."""
+        said = self._stored.judgement
+        judge = self._judge if is_open_to_judge(self._task, record) else None
+        if judge is None or said is None:
+            is_same = judge is None and said is None
+            problem = None if is_same else f"a verdict of the judge {'is there' if said else 'lacks'}"
+        else:
+            problem = judgement_problem(self._task, record, said, judge)
+        if problem is not None:
+            self._differs("judge swapped", problem)
 
     def _compare(self, again: Trajectory, *, was_whole: bool) -> None:
         stored = self._stored

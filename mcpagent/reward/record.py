@@ -10,7 +10,7 @@ from mcpagent.core.matching import needs_before
 from mcpagent.core.registry import REWARD_METHODS
 from mcpagent.core.tasks import GroundTruth, StateCheck, Task
 from mcpagent.core.tools import FailureKind, ParseFailure, ToolCall, ToolResult
-from mcpagent.core.trajectory import RewardTerm, StopReason, Trajectory
+from mcpagent.core.trajectory import Judgement, RewardTerm, StopReason, Trajectory
 from mcpagent.errors import UserError
 
 _NOT_MADE = frozenset(
@@ -90,7 +90,8 @@ class EpisodeRecord:
     """An ended episode. `state_results` has one result for each of `state_checks(truth)`, in order; empty
     where the state was not read. `state_before` has those of `checks_with_before(truth)` before the episode.
     `read_only` are the tools of the plan (`server.tool`) of which their servers say that they only read; None
-    where that was not kept: as in MCP, a tool of which nothing is known may change something."""
+    where that was not kept: as in MCP, a tool of which nothing is known may change something. `judgement` is
+    what a judge said, where one was asked."""
 
     turns: tuple[RecordedTurn, ...]
     final_answer: str | None
@@ -98,6 +99,7 @@ class EpisodeRecord:
     state_results: tuple[ToolResult, ...] = ()
     state_before: tuple[ToolResult, ...] = ()
     read_only: frozenset[str] | None = None
+    judgement: Judgement | None = None
 
     @property
     def calls(self) -> tuple[RecordedCall, ...]:
@@ -180,6 +182,7 @@ def record_of(task: Task, trajectory: Trajectory) -> EpisodeRecord:
         state_results=readings[before_count:],
         state_before=readings[:before_count],
         read_only=None if trajectory.read_only is None else frozenset(trajectory.read_only),
+        judgement=trajectory.judgement,
     )
 
 

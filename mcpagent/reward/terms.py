@@ -22,10 +22,12 @@ from types import MappingProxyType
 
 from mcpagent.config.named_parts import load_named
 from mcpagent.config.schema import RewardConfig
+from mcpagent.config.sections import JudgeConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import RewardTerm, Trajectory
 from mcpagent.errors import UserError
+from mcpagent.reward.judge import JUDGE_TERM, JUDGE_WEIGHT, JudgePrompts, JudgeRules
 from mcpagent.reward.record import EpisodeRecord, grade, record_of
 from mcpagent.reward.rule import MAX_PENALTY, TERM_NAMES, WEIGHTS, with_penalty
 
@@ -83,21 +85,18 @@ class RewardBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """`weights` are those that were chosen, by term; the method of a task has the others."""
+    """`weights` are those that were chosen, by term; the method of a task has the others. `judge` is what is
+    asked for the term of that name."""
 
     weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     functions: tuple[TermFunction, ...] = ()
+    judge: JudgeRules | None = None
 
     def grade(self, task: Task, record: EpisodeRecord) -> Graded:
         """The terms of an ended episode: those of the method that its task names, then one's own."""
         terms = grade(task, record)
         if self.weights:
-            terms = tuple(
-                term.model_copy(update={"weight": self.weights[term.name]})
-                if term.name in self.weights
-                else term
-                for term in terms
-            )
+            terms = tuple(map(self._weighted, terms))
         errors: list[str] = []
         for each in self.functions:
             value = None if record.is_unscorable else each.value(task, record)
@@ -107,26 +106,34 @@ class Reward:
             terms += (RewardTerm(name=each.name, value=value, weight=self.weights.get(each.name, 0.0)),)
         return Graded(terms, tuple(errors))
 
+    def _weighted(self, term: RewardTerm) -> RewardTerm:
+        # A judge's term that its method leaves out counts by no weight: it was not asked, or gave no verdict.
+        is_left_out = term.name == JUDGE_TERM and term.weight == 0.0
+        if term.name not in self.weights or is_left_out:
+            return term
+        return term.model_copy(update={"weight": self.weights[term.name]})
+
     @property
     def effective_weights(self) -> dict[str, float]:
-        """By term, of the method `rule` and of one's own."""
+        """By term, of the methods with a rule and of one's own."""
         unweighted = {each.name: 0.0 for each in self.functions}
-        return {**WEIGHTS, **unweighted, **self.weights}
+        judged = {} if self.judge is None else {JUDGE_TERM: JUDGE_WEIGHT}
+        return {**WEIGHTS, **judged, **unweighted, **self.weights}
 
     @property
     def bounds(self) -> RewardBounds:
-        """For tasks of the method `rule`: success is 0 or 1, the penalty at most MAX_PENALTY, and any other
-        term 0 to 1, whatever success is."""
+        """For tasks of the methods with a rule: success is 0 or 1, the penalty at most MAX_PENALTY, and any
+        other term 0 to 1, whatever success is; but the judge's is 0 without success."""
         weights = self.effective_weights
         ranges = {name: MAX_PENALTY if name == "penalty" else 1.0 for name in weights if name != "success"}
         least = sum(min(0.0, weights[name]) * most for name, most in ranges.items())
-        greatest = sum(max(0.0, weights[name]) * most for name, most in ranges.items())
+        greatest = sum(max(0.0, weights[name]) * most for name, most in ranges.items() if name != JUDGE_TERM)
         return RewardBounds(weights["success"] + least, greatest)
 
     @property
     def is_default(self) -> bool:
         """Whether it is the one that the documentation states."""
-        return not self.functions and self.effective_weights == WEIGHTS
+        return not self.functions and self.judge is None and self.effective_weights == WEIGHTS
 
     def as_json(self) -> JsonObject:
         """What a manifest and the provenance of a result say of the reward."""
@@ -137,6 +144,7 @@ class Reward:
                 each.name: {"function": each.place, "source_sha256": each.source_sha256}
                 for each in self.functions
             },
+            **({} if self.judge is None else {"judge": self.judge.as_json()}),
             "lowest_success": round(bounds.lowest_success, 12),
             "highest_failure": round(bounds.highest_failure, 12),
             "every_success_above_every_failure": bounds.separates,
@@ -162,12 +170,28 @@ class Reward:
 DEFAULT_REWARD = Reward()
 
 
-def load_reward(config: RewardConfig) -> Reward:
-    """The reward of a configuration, its functions imported and looked at. Raises UserError."""
-    if not config.weights and not config.terms:
+def load_reward(config: RewardConfig, judge: JudgeConfig | None = None) -> Reward:
+    """The reward of a configuration, its functions imported and looked at, and the `judge` that it names.
+    Raises UserError."""
+    rules = None if judge is None else judge_rules(judge)
+    if not config.weights and not config.terms and rules is None:
         return DEFAULT_REWARD
     functions = tuple(_load(place) for place in config.terms)
-    return Reward(weights=dict(config.weights), functions=functions)
+    return Reward(weights=dict(config.weights), functions=functions, judge=rules)
+
+
+def judge_rules(judge: JudgeConfig) -> JudgeRules | None:
+    """What the judge of a configuration is asked; None where it names none. Raises UserError."""
+    if judge.model is None:
+        return None
+    return JudgeRules(
+        model=judge.model,
+        base_url=judge.base_url,
+        votes=judge.votes,
+        max_output_tokens=judge.max_output_tokens,
+        controls=judge.controls,
+        prompts=JudgePrompts.load(None if judge.prompts is None else Path(judge.prompts)),
+    )
 
 
 def regraded(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
@@ -183,7 +207,7 @@ def regraded(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
 def _load(place: str) -> TermFunction:
     function = load_named(place, where=_WHERE)
     name = place.partition(":")[2]
-    if name in TERM_NAMES:
+    if name in (*TERM_NAMES, JUDGE_TERM):
         raise _refused(place, f"is called {name}, as a term of the rule is", "rename the function")
     if problem := _signature_problem(function):
         raise _refused(place, problem, _FORM)

@@ -12,6 +12,7 @@ from mcpagent.core.values import as_number
 from mcpagent.reward.abstention import ABSTENTIONS
 from mcpagent.reward.answer import answer_holds, as_facts
 from mcpagent.reward.assignment import depends_on
+from mcpagent.reward.judge import JUDGED_METHODS
 from mcpagent.reward.phrasing import Evidence
 
 _INVENTED_PASSES = (
@@ -34,7 +35,7 @@ def task_problems(task: Task) -> list[str]:
     check = truth.final_answer
     answer_problems = [] if check is None else list(_answer_problems(check, truth))
     return [
-        *_purpose_problems(truth),
+        *_purpose_problems(task),
         *_plan_problems(truth),
         *(answer_problems or _own_answer_problems(task)),
         *_state_problems(truth),
@@ -42,11 +43,15 @@ def task_problems(task: Task) -> list[str]:
     ]
 
 
-def _purpose_problems(truth: GroundTruth) -> Iterator[str]:
+def _purpose_problems(task: Task) -> Iterator[str]:
+    truth = task.truth
     judged_by = (truth.tool_sequence, truth.final_answer, truth.state, truth.success.must_call_tool)
     if truth.abstain:
         if truth.tool_sequence or truth.success.must_call:
             yield "abstain says that no call is right, but tool_sequence or must_call_tool asks for one"
+    elif task.reward_spec.method in JUDGED_METHODS:
+        if not any(judged_by) and not (truth.judge_rubric or "").strip():
+            yield "a judge alone decides, and judge_rubric does not say what about"
     elif not any(judged_by):
         yield (
             "nothing says what success is: give it a tool_sequence, a final_answer, a state, "

@@ -15,6 +15,7 @@ from mcpagent.env.offer import Discovery
 from mcpagent.env.user import UserSimulator
 from mcpagent.errors import EpisodeError
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
+from mcpagent.reward.judge import Judge
 from mcpagent.reward.terms import DEFAULT_REWARD, Reward
 from mcpagent.tools.contract import ToolProvider
 
@@ -64,6 +65,7 @@ class AgentSettings:
     discovery: Discovery | None = None
     user: UserSimulator | None = None  # None: later user messages are those of the task
     reward: Reward = DEFAULT_REWARD
+    judge: Judge | None = None  # None: what tasks leave to a judge is unscored
 
 
 async def run_attempt(
@@ -89,6 +91,7 @@ async def run_attempt(
         user=settings.user,
         seed=derive_seed(attempt.seed, "user"),
         reward=settings.reward,
+        judge=settings.judge,
     )
     turns: list[Turn] = []
     prompt: list[JsonObject] = []

@@ -7,12 +7,17 @@ from mcpagent.env.episode import EpisodeLimits
 from mcpagent.env.offer import discovery
 from mcpagent.env.user import UserSimulator
 from mcpagent.policy.contract import Sampling
+from mcpagent.reward.judge import Judge
 from mcpagent.reward.terms import load_reward
 from mcpagent.rollout.agent import AgentSettings
 
 
 def agent_settings(
-    config: TrainConfig, *, max_context: int | None, user: UserSimulator | None = None
+    config: TrainConfig,
+    *,
+    max_context: int | None,
+    user: UserSimulator | None = None,
+    judge: Judge | None = None,
 ) -> AgentSettings:
     """How episodes are sampled, from the `rollout` section."""
     rollout = config.rollout
@@ -29,5 +34,6 @@ def agent_settings(
         max_context_tokens=max_context,
         discovery=discovery(config.tools),
         user=user,
-        reward=load_reward(config.reward),
+        reward=load_reward(config.reward, config.judge),
+        judge=judge,
     )

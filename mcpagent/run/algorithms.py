@@ -16,7 +16,8 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.env.offer import discovery
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.rollout.setup import agent_settings
-from mcpagent.run.episodes import at_once, open_user
+from mcpagent.run.api import open_judge, open_user
+from mcpagent.run.episodes import at_once
 from mcpagent.run.lifecycle import (
     RunInputs,
     TrainOutcome,
@@ -188,6 +189,7 @@ def _open_grpo_actor(parts: _GrpoParts, *, total: int) -> Iterator[tuple[Actor, 
             on_note=parts.inputs.watch.note,
         ) as sampler,
         open_user(config, io=tools.io, on_note=parts.inputs.watch.note) as user,
+        open_judge(config, io=tools.io, on_note=parts.inputs.watch.note) as opened,
     ):
         actor = LocalActor(
             sampler,
@@ -195,7 +197,9 @@ def _open_grpo_actor(parts: _GrpoParts, *, total: int) -> Iterator[tuple[Actor, 
             renderer=loaded.renderer,
             tools=tools,
             settings=ActorSettings(
-                agent=agent_settings(config, max_context=loaded.max_context, user=user),
+                agent=agent_settings(
+                    config, max_context=loaded.max_context, user=user, judge=opened and opened.judge
+                ),
                 group_size=config.rollout.group_size,
                 concurrency=at_once(sampler.episodes, asked=concurrency, on_note=parts.inputs.watch.note),
                 deterministic=is_deterministic(config, loaded.device),
@@ -403,6 +407,7 @@ def _open_sft_actor(
     with (
         open_sampler(loaded, here, model=learner.model, slots=slots) as sampler,
         open_user(config, io=tools.io, on_note=inputs.watch.note) as user,
+        open_judge(config, io=tools.io, on_note=inputs.watch.note) as opened,
     ):
         canary = build_canary(loaded, here, learner=learner, tasks=inputs.tasks, catalog=tools.pool.tools)
         yield LocalActor(
@@ -411,7 +416,9 @@ def _open_sft_actor(
             renderer=loaded.renderer,
             tools=tools,
             settings=ActorSettings(
-                agent=agent_settings(config, max_context=loaded.max_context, user=user),
+                agent=agent_settings(
+                    config, max_context=loaded.max_context, user=user, judge=opened and opened.judge
+                ),
                 group_size=1,
                 concurrency=at_once(sampler.episodes, asked=judge.episodes_at_once),
                 deterministic=is_deterministic(config, loaded.device),

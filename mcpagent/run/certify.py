@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
@@ -25,6 +26,7 @@ from mcpagent.evaluate.certificate import (
     ATTACKS,
     BASELINE,
     CONTROL,
+    JUDGE_PROMPTS,
     TRAINED,
     Certificate,
     Conditions,
@@ -39,6 +41,8 @@ from mcpagent.evaluate.certificate import (
 from mcpagent.evaluate.certificate_page import certificate_page
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy
+from mcpagent.reward.judge import JUDGED_METHODS, PROMPTS_FILE, JudgeRules
+from mcpagent.reward.terms import judge_rules
 from mcpagent.rollout.agent import Attempt, run_attempt
 from mcpagent.run.episodes import EpisodeSetup, measured_file, open_episodes
 from mcpagent.run.evaluate import evaluate_on
@@ -200,6 +204,7 @@ def _certify(
         )
     if left_out:
         console.note(f"{len(left_out)} of {len(heldout)} held-out tasks are left out: training has them")
+    judge = _judge(subject, config, folder, heldout)
     conditions = _conditions(config, samples)
     hashes = {side: model_identity(path) for side, path in subject.models.items()}
     plain = {
@@ -256,7 +261,7 @@ def _certify(
         excluded=left_out,
         catalog_hash=catalog_hash,
         reward=subject.run.manifest.get("reward", {}),
-        grader=_grader(heldout),
+        grader=_grader(heldout, judge),
         code=provenance(),
         figures=figures(
             Evidence(episodes=episodes, attacks=attacks, records=records, heldout=heldout, overlaps=left_out)
@@ -268,9 +273,28 @@ def _certify(
     )
 
 
-def _grader(tasks: Sequence[Task]) -> JsonObject:
+def _judge(subject: _Subject, config: TrainConfig, folder: Path, tasks: Sequence[Task]) -> JudgeRules | None:
+    """The judge that these tasks ask, its prompts copied into the folder; None where they ask none. Raises
+    UserError where the run was trained with another."""
+    rules = judge_rules(config.judge)
+    if rules is None or not any(task.reward_spec.method in JUDGED_METHODS for task in tasks):
+        return None
+    of_run = subject.run.manifest.get("reward", {}).get("judge")
+    if of_run is not None and of_run["identity"] != rules.identity:
+        raise UserError(
+            f"the run was trained with another judge ({of_run['model']}) than {rules.model} as it is set now",
+            where="judge",
+            remedy="leave the section judge as the run has it",
+        )
+    source = resource_path(PROMPTS_FILE) if config.judge.prompts is None else Path(config.judge.prompts)
+    shutil.copyfile(source, folder / JUDGE_PROMPTS)
+    return rules
+
+
+def _grader(tasks: Sequence[Task], judge: JudgeRules | None) -> JsonObject:
     methods = sorted({task.reward_spec.method for task in tasks})
     return {
+        **({} if judge is None else {"judge": judge.as_json()}),
         "methods": methods,
         "places": {name: REWARD_METHODS[name].place for name in methods},
         "code_sha256": reward_code_sha256(),

@@ -11,27 +11,21 @@ from pathlib import Path
 from typing import Literal
 
 from mcpagent.config.dataset_servers import read_dataset_servers
-from mcpagent.config.environment import environment
 from mcpagent.config.loader import LoadedConfig, load_train_config
 from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import ToolsConfig, TrainConfig
-from mcpagent.config.sections import ApiConfig
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.env.user import ModelUser, UserCache, UserSimulator
 from mcpagent.errors import UserError
-from mcpagent.llm.budget import ApiBudget, given_price
-from mcpagent.llm.client import RetryingClient
-from mcpagent.llm.endpoint import Endpoint, EndpointSettings
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.models.weights import weight_files
 from mcpagent.policy.contract import Policy, require_vllm
-from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
 from mcpagent.reward.terms import load_reward
 from mcpagent.rollout.agent import AgentSettings, ContextRenderer
 from mcpagent.rollout.setup import agent_settings
+from mcpagent.run.api import PREFIX, OpenedJudge, judge_note, open_api_policy, open_judge, open_user
 from mcpagent.storage.checkpoints import find_model, model_identity
 from mcpagent.storage.datasets import TaskFile, find_dataset
 from mcpagent.storage.packages import provenance, require
@@ -39,97 +33,6 @@ from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.servers_config import server_names
 from mcpagent.tools.setup import Tools, check_named, note_named, open_tools
-
-PREFIX = "openai:"
-_KEY = "OPENAI_API_KEY"
-_PLACEHOLDER_KEY = "unused"  # the SDK insists on one; servers of one's own seldom do
-
-
-@dataclass(frozen=True)
-class ApiPolicy:
-    """`budget` is what was used so far."""
-
-    policy: OpenAIPolicy
-    budget: ApiBudget
-    base_url: str
-
-
-@contextmanager
-def open_api_policy(
-    name: str, *, config: TrainConfig, io: IOThread, on_note: Callable[[str], None]
-) -> Iterator[ApiPolicy]:
-    """The policy of `openai:NAME`. Raises UserError where the key is missing, or where sampling is asked for
-    that the API does not have."""
-    model, api = name.removeprefix(PREFIX), config.api
-    if not model:
-        raise UserError("openai: names no model", remedy="for example openai:gpt-5-mini")
-    if config.rollout.top_k:
-        raise UserError(
-            f"rollout.top_k is {config.rollout.top_k}, but Chat Completions has no such setting",
-            where="rollout.top_k",
-            remedy="use 0, and rollout.top_p where the tail is to be cut",
-        )
-    price = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
-    budget = ApiBudget(price=price)
-    with _open_client(model, api, budget=budget, io=io, on_note=on_note) as client:
-        yield ApiPolicy(
-            OpenAIPolicy(client, price=price), budget, api.base_url or "https://api.openai.com/v1"
-        )
-
-
-@contextmanager
-def _open_client(
-    model: str, api: ApiConfig, *, budget: ApiBudget, io: IOThread, on_note: Callable[[str], None]
-) -> Iterator[RetryingClient]:
-    endpoint = Endpoint(
-        EndpointSettings(
-            model=model,
-            backend="chat",
-            base_url=api.base_url,
-            api_key=_key(api),
-            timeout_s=api.timeout_s,
-        ),
-        on_note=on_note,
-    )
-    try:
-        yield RetryingClient(
-            endpoint,
-            budget=budget,
-            max_in_flight=api.max_in_flight,
-            per_minute=api.calls_per_minute,
-            attempts=api.attempts,
-        )
-    finally:
-        io.run(endpoint.close())
-
-
-@contextmanager
-def open_user(
-    config: TrainConfig, *, io: IOThread, on_note: Callable[[str], None]
-) -> Iterator[UserSimulator | None]:
-    """The model that plays the user (`rollout.user`); None where the tasks' own messages are said. Raises
-    UserError where its key is missing."""
-    rollout, api = config.rollout, config.api
-    if rollout.user == "scripted" or rollout.user_model is None:
-        yield None
-        return
-    price = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
-    budget = ApiBudget(price=price)
-    with _open_client(rollout.user_model, api, budget=budget, io=io, on_note=on_note) as client:
-        cache = UserCache(None if rollout.user_cache is None else Path(rollout.user_cache))
-        yield ModelUser(client, model=rollout.user_model, cache=cache)
-
-
-def _key(api: ApiConfig) -> str:
-    key = environment().get(_KEY, "")
-    if not key and api.base_url is None:
-        raise UserError(
-            f"OpenAI's API needs a key, and {_KEY} is not set",
-            where=_KEY,
-            remedy=f"export {_KEY}=..., or put it into .env; --base-url names a server of your own",
-        )
-    return key or _PLACEHOLDER_KEY
-
 
 # Which servers there are; the other settings of `tools` fit any.
 _NAMING = frozenset({"tools.servers", "tools.builtin"})
@@ -234,6 +137,7 @@ class EpisodeSetup:
     ready: ReadyPolicy
     settings: AgentSettings
     concurrency: int
+    judge: OpenedJudge | None = None
 
     def provenance(self, *, samples: int) -> JsonObject:
         """What a result of this setup was made with."""
@@ -242,6 +146,7 @@ class EpisodeSetup:
             **provenance(),
             "policy": self.ready.identity,
             **({} if spent is None else {"api": spent}),
+            **({} if self.judge is None else {"judge": self.judge.as_json()}),
             "dataset": {
                 "path": str(self.tasks.path),
                 "sha256": self.tasks.sha256,
@@ -276,10 +181,13 @@ def open_episodes(
     """Open the tasks of `data` (default: the validation set of `config`), start the servers, load the policy
     that `policy` names (see `open_policy`). Raises UserError before anything is played."""
     _refuse_policy(policy)
-    for note in load_reward(config.reward).notes():
+    for note in load_reward(config.reward, config.judge).notes():
         console.note(note)
     with memory_reported(config), ExitStack() as stack:
         tasks = stack.enter_context(open_tasks(config, data, shard=shard))
+        note = judge_note(config, tasks)
+        if note is not None:
+            console.note(note)
         tools = stack.enter_context(open_tools(config.tools, ledger=ledger, on_note=console.note))
         note = catalog_note(tasks, tools.pool)
         if note is not None:
@@ -291,13 +199,17 @@ def open_episodes(
             )
         )
         user = stack.enter_context(open_user(config, io=tools.io, on_note=console.note))
+        judge = stack.enter_context(open_judge(config, io=tools.io, on_note=console.note))
         yield EpisodeSetup(
             config=config,
             tasks=tasks,
             tools=tools,
             ready=ready,
-            settings=agent_settings(config, max_context=ready.max_context, user=user),
+            settings=agent_settings(
+                config, max_context=ready.max_context, user=user, judge=judge and judge.judge
+            ),
             concurrency=at_once(ready.episodes, asked=concurrency, on_note=console.note),
+            judge=judge,
         )
 
 
@@ -308,6 +220,11 @@ def open_tasks(config: TrainConfig, data: Path | None = None, *, shard: tuple[in
         tasks.close()
         where = f"--shard {shard[0]}/{shard[1]}"
         raise UserError("has no task: there are fewer than shards", where=where, remedy="use fewer shards")
+    try:
+        judge_note(config, tasks)  # refuses tasks that nothing could score
+    except UserError:
+        tasks.close()
+        raise
     return tasks
 
 

@@ -120,7 +120,7 @@ def health_callback(config: TrainConfig, run: RunFolder, watch: Watch) -> Health
             warn=health.warn.model_dump(exclude_none=True),
             stop=health.stop.model_dump(exclude_none=True),
             patience=health.patience,
-            reward_weights=load_reward(config.reward).effective_weights,
+            reward_weights=load_reward(config.reward, config.judge).effective_weights,
         ),
         note=watch.note,
     )
@@ -148,6 +148,8 @@ def tracked(
 # decides about memory alone.
 _FREE_SECTIONS = {"output_dir", "name", "budget", "health", "tracking", "vllm"}
 _FREE_KEYS = {
+    *("judge.timeout_s", "judge.attempts", "judge.journal", "judge.max_cost", "judge.max_requests"),
+    *("judge.price_in", "judge.price_out", "judge.check", "judge.min_kappa"),
     "model.fused_kernels",
     "model.gradient_checkpointing",
     "rollout.num_envs",
@@ -242,6 +244,13 @@ def _check_same_reward(run: RunFolder, now: JsonObject | None) -> None:
     began = run.manifest.get("reward")
     if began is None or now is None:  # a run of before rewards were recorded
         return
+    judges = [each.get("judge", {}).get("identity") for each in (began, now)]
+    if judges[0] != judges[1]:
+        raise UserError(
+            "the judge is not asked as it was when the run began: its prompts are others",
+            where=f"{run.path / 'manifest.json'}: reward.judge",
+            remedy="bring the file of its prompts back, or start a new run under another name",
+        )
     changed = [name for name, term in now["terms"].items() if began["terms"].get(name) != term]
     if changed:
         raise UserError(

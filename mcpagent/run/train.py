@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from mcpagent.core.threads import limit_threads
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.reward.terms import load_reward
 from mcpagent.run.algorithms import run_grpo, run_sft
+from mcpagent.run.api import judge_note, require_judge_check
 from mcpagent.run.episodes import catalog_note, evaluated_file, open_tasks, pinned_model
 from mcpagent.run.lifecycle import RunInputs, RunPlace, TrainOutcome, Watch, logged
 from mcpagent.run.self_evaluation import MeasuredTasks, open_measured
@@ -95,7 +96,8 @@ def train(
             "catalog_hash": tools.pool.catalog_hash,
             "renamed_tools": dict(tools.pool.renamed),
             "server_versions": dict(tools.pool.versions),
-            "reward": load_reward(config.reward).as_json(),
+            "reward": load_reward(config.reward, config.judge).as_json(),
+            **({} if ready.judge_check is None else {"judge_check": ready.judge_check}),
             **_registered(config, measured),
         }
         if config.algorithm == "sft" and config.sft.curriculum is not None:
@@ -162,6 +164,7 @@ class Prepared:
     validation: Sequence[Task]
     validation_path: Path | None
     checked: Preflight
+    judge_check: JsonObject | None
 
 
 @contextmanager
@@ -176,11 +179,14 @@ def prepared(
         tasks = stack.enter_context(open_tasks(config, find_dataset(config.data.train, split="train")))
         path = evaluated_file(config)
         validation = () if path is None else stack.enter_context(open_tasks(config, path))
+        checked = check_run(config, target, count=count)
+        note = judge_note(config, tasks)
         yield Prepared(
             tasks=tasks,
             validation=validation,
             validation_path=path,
-            checked=check_run(config, target, count=count),
+            checked=checked if note is None else replace(checked, notes=(*checked.notes, note)),
+            judge_check=require_judge_check(config, tasks) if config.algorithm == "grpo" else None,
         )
 
 

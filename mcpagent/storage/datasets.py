@@ -252,6 +252,15 @@ class TaskFile(Sequence[Task]):
         raw = os.pread(self._file.fileno(), end - start, start)
         return parse_task(decode_line(raw.strip(), path=self.path, line=line), where=f"{self.path}:{line}")
 
+    def mentions(self, text: bytes) -> bool:
+        """Whether `text` occurs anywhere in the file, in any record or field."""
+        size, overlap, position = 1 << 20, len(text) - 1, 0
+        while chunk := os.pread(self._file.fileno(), size + overlap, position):
+            if text in chunk:
+                return True
+            position += size
+        return False
+
     def close(self) -> None:
         """Close both files; those without a name are gone then."""
         self._file.close()

@@ -134,7 +134,7 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
         refuse_pipeline(config, device, Processes(), is_here=target.is_here)
     for tracker in config.tracking.backends:
         require_tracker(tracker)
-    notes += load_reward(config.reward).notes()
+    notes += load_reward(config.reward, config.judge).notes()
     dtype = resolve_dtype(config.model.dtype, device)
     described, shape = _shape(config)
     architecture = described.source

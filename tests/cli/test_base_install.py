@@ -63,6 +63,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "rollout --policy gold --data samples/validation.jsonl --out part.jsonl": (),
     "eval merge part.jsonl --data samples/validation.jsonl --out all.jsonl": (),
     f"eval regrade gold.jsonl --data {TRAIN}": (),
+    f"eval judge-check --data {TRAIN}": (),
     "certify CHECKPOINT": ("hf",),
     "export CHECKPOINT --out model": ("hf",),
     "report CHECKPOINT": ("report",),

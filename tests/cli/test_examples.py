@@ -122,6 +122,7 @@ ELSEWHERE = {
     "mcpagent eval merge a.jsonl b.jsonl --data data/samples/train.jsonl --out all.jsonl": (
         "tests/run/test_shards.py"
     ),
+    "mcpagent eval judge-check --data train.jsonl --set judge.model=gpt-5-mini --out judge-check.json": KEY,
     "pip install mcpagent": INSTALL,
     'pip install "mcpagent[local]"': INSTALL,
     "pip download --no-deps bfcl-eval==2026.3.23 -d wheel && python -m zipfile -e wheel/*.whl bfcl": INSTALL,

@@ -38,6 +38,7 @@ MISTAKES = {
     "eval compare nope.json nope.json": "there is no such file",
     "eval benchmark bfcl-multi-turn gold --package {w} --out {w}/new": "no bfcl_eval package",
     "eval benchmark bfcl-multi-turn gold --out {w}/new": "install --no-deps bfcl-eval==",
+    "eval judge-check --data {s}": "no judge is named",
     "rollout --policy gold --data {w}/empty.jsonl --out r": "the dataset holds no task",
     "rollout --policy gold --data {s} --out {w}/full/kept.jsonl": "would be replaced",
     "export nope --out {w}/new": "no such checkpoint",

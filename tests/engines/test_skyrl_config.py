@@ -142,6 +142,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "training.patience": ("training.patience=2",),
     "training.dynamic_sampling": ("training.dynamic_sampling=2",),
     "training.curriculum": ("training.curriculum=calibrated",),
+    "judge": ("judge.model=m",),
     "budget": ("budget.tool_calls=100",),
     "rollout.backend": ("rollout.backend=hf",),
     "rollout.deterministic": ("rollout.deterministic=true",),

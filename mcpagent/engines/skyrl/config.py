@@ -414,9 +414,8 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
     "rollout.tool_format": _kept("the generator renders prompts and the environment reads calls by it"),
     "rollout.canary_every": _ignored("SkyRL syncs weights itself, and nothing proves that they arrived"),
     "rollout.user": _refused("the environment says the tasks' own messages", "scripted"),
-    **dict.fromkeys(
-        ("rollout.user_model", "rollout.user_cache"), _ignored("it belongs to rollout.user model: refused")
-    ),
+    "rollout.user_model": _ignored("it belongs to rollout.user model: refused"),
+    "rollout.user_cache": _ignored("it belongs to rollout.user model: refused"),
     "rollout.max_staleness": _refused("SkyRL's trainer that overlaps both is another entry point"),
     "api": _ignored("no model behind an API plays in a run on SkyRL"),
     "tools": _kept("the environment gets the section as a whole"),
@@ -431,6 +430,7 @@ _RULES: dict[str, Rule | Callable[[str], Rule]] = {
         for key in ("reward.weights", "reward.terms")
     },
     "reward.control": _refused("control experiments are made with engine native", "none"),
+    "judge": _refused("the environment asks no judge"),
     "sft": _ignored("it belongs to algorithm sft, which is refused"),
     "skyrl.num_nodes": _mapped(_placement),
     "skyrl.gpus_per_node": _mapped(_placement),

@@ -27,10 +27,10 @@ from mcpagent.llm.budget import ApiBudget, BudgetSpent
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings, read_chat, read_responses
+from mcpagent.llm.journal import Journal, JournaledClient
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
 from mcpagent.synth.explore.naming import frames, said_value, scalars
 from mcpagent.synth.explore.naturalness import spells_plan
-from mcpagent.synth.llm.journal import Journal, JournaledClient
 from mcpagent.synth.tasks.inspect import answer_in_prompt
 from mcpagent.synth.tasks.run import CallCache, score
 from mcpagent.synth.templates.rules import GeneratedData

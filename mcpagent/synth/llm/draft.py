@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, Literal, NoReturn, TypeVar
@@ -79,28 +78,6 @@ class DraftFault:
     def from_json(cls, value: JsonObject) -> DraftFault:
         """What `as_json` gave."""
         return cls(DraftStage(value["stage"]), value["code"], value["detail"])
-
-
-@dataclass(frozen=True)
-class Failures:
-    """Requests without an answer, by reason (`llm.FailureReason`), with what was said first for each."""
-
-    counts: Counter[str] = field(default_factory=Counter[str])
-    examples: dict[str, str] = field(default_factory=dict[str, str])
-
-    def count(self, reason: str, text: str) -> None:
-        """Count one request without an answer; the first text of each reason is kept."""
-        self.counts[reason] += 1
-        self.examples.setdefault(reason, text)
-
-    def as_json(self) -> JsonObject:
-        """The counts by reason, as `gen-data --llm --json` shows them."""
-        reasons = sorted(self.counts)
-        return {
-            "total": self.counts.total(),
-            "reasons": {reason: self.counts[reason] for reason in reasons},
-            "examples": {reason: self.examples[reason] for reason in reasons},
-        }
 
 
 _Form = TypeVar("_Form", bound=Record)

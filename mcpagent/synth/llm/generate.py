@@ -21,10 +21,10 @@ from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import FailureReason
 from mcpagent.llm.endpoint import Endpoint, read_chat, read_responses
+from mcpagent.llm.journal import Journal, JournaledClient
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.generate import DatasetOutput
 from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage, FormatCheck
-from mcpagent.synth.llm.journal import Journal, JournaledClient
 from mcpagent.synth.llm.prompts import CurriculumPrompt, PromptBuilder, observe, unresolved_aliases
 from mcpagent.synth.llm.sample import (
     AskSettings,

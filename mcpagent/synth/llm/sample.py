@@ -14,6 +14,7 @@ from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
 from mcpagent.llm.endpoint import EndpointSettings
+from mcpagent.llm.journal import Journal
 from mcpagent.storage.datasets import task_record
 from mcpagent.synth.llm.draft import (
     Draft,
@@ -26,7 +27,6 @@ from mcpagent.synth.llm.draft import (
     form_of,
     read_reply,
 )
-from mcpagent.synth.llm.journal import Journal
 from mcpagent.synth.llm.prompts import Commission, Prompts, fill_in
 from mcpagent.synth.tasks.prove import Rejection, ground
 from mcpagent.synth.tasks.run import CallCache

@@ -11,7 +11,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +25,34 @@ from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
 from mcpagent.storage.datasets import complete_lines, record_writer
-from mcpagent.synth.llm.draft import Failures
 
 _FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Requests without an answer, by reason (`llm.FailureReason`), with what was said first for each."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    examples: dict[str, str] = field(default_factory=dict[str, str])
+
+    def count(self, reason: str, text: str) -> None:
+        """Count one request without an answer; the first text of each reason is kept."""
+        self.counts[reason] += 1
+        self.examples.setdefault(reason, text)
+
+    def as_json(self) -> JsonObject:
+        """The counts by reason, as `gen-data --llm --json` shows them."""
+        reasons = sorted(self.counts)
+        return {
+            "total": self.counts.total(),
+            "reasons": {reason: self.counts[reason] for reason in reasons},
+            "examples": {reason: self.examples[reason] for reason in reasons},
+        }
+
+
+class JournalInUse(UserError):
+    """Another process writes to the journal."""
 
 
 class Journal:
@@ -135,7 +162,7 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
+            raise JournalInUse(
                 "another process is writing this journal",
                 where=str(self._path),
                 remedy="wait for it, or give this run its own --journal",
