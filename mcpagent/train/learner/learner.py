@@ -46,7 +46,7 @@ def save_trainer_state(
             for key, value in wrapping.moments(optimizer, parameter).items():
                 place = f"{number}|{name}|{key}"
                 if isinstance(value, torch.Tensor):
-                    tensors[place] = value.detach()
+                    tensors[place] = value  # itself: a wrapping knows where it belongs
                 else:
                     scalars[place] = value
     whole = wrapping.gathered(tensors)
@@ -55,7 +55,8 @@ def save_trainer_state(
     target = folder / STATE_FOLDER
     target.mkdir()
     save_file(
-        {n: value.cpu().clone().contiguous() for n, value in whole.items()}, target / "optimizer.safetensors"
+        {n: value.detach().cpu().clone().contiguous() for n, value in whole.items()},
+        target / "optimizer.safetensors",
     )
     streams, places = _random_state()
     save_file(streams, target / "rng.safetensors")

@@ -191,9 +191,9 @@ class MasterWeights:
     def save(self, folder: Path | None, *, gather: Gather = dict) -> None:
         """Into a folder of trainer state (None in a process that takes part without writing); nothing where
         the model holds all weights in 32 bits."""
-        whole = gather({n: m.detach() for n, m in self._masters.items()})
+        whole = gather(self._masters)  # themselves: who gathers knows where each belongs
         if whole and folder is not None:
-            save_file({n: m.cpu() for n, m in whole.items()}, folder / _MASTERS_FILE)
+            save_file({n: m.detach().cpu() for n, m in whole.items()}, folder / _MASTERS_FILE)
 
     @torch.no_grad()
     def load(self, folder: Path, *, put: Put = put_whole) -> None:
