@@ -253,7 +253,7 @@ class Renaming:
         if not self._results or rng.random() > _LOOKED_UP:
             return _copy_sample(renderer, self._random_text(rng))
         of_tool = rng.choice(self._results)
-        contents = [self._said_anew(rng.choice(of_tool), rng) for _ in range(rng.choice((1, 1, 2)))]
+        contents = [self._said_anew(rng.choice(of_tool), rng) for _ in range(rng.choice((1, 2)))]
         tables = [_fields(content) for content in contents]
         names = [name for name in tables[0] if all(name in table for table in tables)]
         if not names:
