@@ -119,7 +119,7 @@ class GroundTruth(OpenRecord):
     abstain: bool = False
     quiet_turns: tuple[int, ...] | None = None  # in which no call is right; None: see `reward.rule`
     reference_answer: str | None = None  # what a right final message says; may hold references
-    judge_rubric: str | None = None  # what a judge goes by; None: a rubric for any task
+    judge_rubric: str | JsonObject | None = None  # what a judge goes by, also as criteria; None: any task's
 
 
 # The names that `reward_spec.method` may have; `mcpagent.reward.record` has the grader of each.

@@ -220,7 +220,7 @@ def question(
     parts = {"request": [*users, *task.truth.user_turns], "calls": calls, "final_answer": said}
     ordered = dict(reversed(parts.items())) if variant.is_reversed else parts
     data = without_marks(without_hidden(json.dumps(ordered, ensure_ascii=False, indent=1))[0])
-    rubric = task.truth.judge_rubric or texts.rubric
+    rubric = rubric_text(task) or texts.rubric
     if opposite_of is not None:
         word = _derived("word", data)  # no text holds its own hash, so that it is certain to be missing
         rubric = _fill(texts.impossible if opposite_of else texts.certain, word=word)
@@ -245,6 +245,14 @@ def question(
 
 def _derived(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode("utf-8", "replace")).hexdigest()[:24]
+
+
+def rubric_text(task: Task) -> str:
+    """The task's own rubric: its text, or its criteria as JSON. Empty where it has none."""
+    rubric = task.truth.judge_rubric
+    if isinstance(rubric, dict):
+        return json.dumps(rubric, ensure_ascii=False, indent=1) if rubric else ""
+    return (rubric or "").strip()
 
 
 def _fill(text: str, **values: str) -> str:

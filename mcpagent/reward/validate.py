@@ -12,7 +12,7 @@ from mcpagent.core.values import as_number
 from mcpagent.reward.abstention import ABSTENTIONS
 from mcpagent.reward.answer import answer_holds, as_facts
 from mcpagent.reward.assignment import depends_on
-from mcpagent.reward.judge import JUDGED_METHODS
+from mcpagent.reward.judge import JUDGED_METHODS, rubric_text
 from mcpagent.reward.phrasing import Evidence
 
 _INVENTED_PASSES = (
@@ -50,7 +50,7 @@ def _purpose_problems(task: Task) -> Iterator[str]:
         if truth.tool_sequence or truth.success.must_call:
             yield "abstain says that no call is right, but tool_sequence or must_call_tool asks for one"
     elif task.reward_spec.method in JUDGED_METHODS:
-        if not any(judged_by) and not (truth.judge_rubric or "").strip():
+        if not any(judged_by) and not rubric_text(task):
             yield "a judge alone decides, and judge_rubric does not say what about"
     elif not any(judged_by):
         yield (

@@ -161,8 +161,8 @@ def require_judge_check(config: TrainConfig, tasks: TaskFile) -> JsonObject | No
     if rules is None or not judged:
         return None
     path, least = config.judge.check, config.judge.min_kappa
-    named = f"--data {tasks.path} --set judge.model={rules.model}"
-    again = f"mcpagent eval judge-check {named} --out judge-check.json"
+    data, judge = tasks.path, f"judge.model={rules.model}"
+    again = f"mcpagent eval judge-check --data {data} --set {judge} --out judge-check.json"
     if path is None:
         raise UserError(
             f"nothing says how good {rules.model} judges these tasks",

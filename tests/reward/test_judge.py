@@ -375,3 +375,12 @@ def test_a_task_for_a_judge_alone_needs_a_rubric() -> None:
     assert "judge_rubric" in task_problems(task("judge"))[0]
     assert task_problems(task("judge", **OPEN)) == []
     assert "nothing says what success is" in task_problems(task("rule", **OPEN))[0]
+
+
+def test_a_rubric_of_weighted_criteria_is_read_as_it_was_written() -> None:
+    rubric = {"weights": {"coverage": 0.4, "politeness": 0.6}}
+    of = task("judge", judge_rubric=rubric)
+    assert task_problems(of) == []
+    assert task_problems(task("judge", judge_rubric={})) != []
+    asked = question(of, right(), RULES).system[0]
+    assert all(f'"{name}": {weight}' in asked for name, weight in rubric["weights"].items())
