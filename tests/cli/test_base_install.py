@@ -70,6 +70,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "view CHECKPOINT": ("report",),
     "smoke": ("hf",),
 }
+REFUSED = {  # for another reason than a package that is missing
+    "tools login shop": "cannot be reached",
+    "eval benchmark bfcl": "lacks BFCL's GorillaFileSystem",  # the package here has one backend of eight
+    "eval judge-check --data": "no judge is named",
+}
 # One process for all, because most of what a command costs is what it imports. What a command says goes to a
 # file by its descriptor, which servers take as their stdout.
 _PROGRAM = """
@@ -127,10 +132,8 @@ def test_without_extras_each_command_works_or_names_what_it_lacks(
         if extras:
             assert code == 2, f"{line}: {said}"
             _assert_names_what_is_missing(said, python=python, extras=extras)
-        elif line.startswith("tools login shop"):  # nobody is there to log in at
-            assert code == 2 and "cannot be reached" in said, f"{line}: {said}"
-        elif line.startswith("eval benchmark bfcl"):  # the package of this test has one backend of eight
-            assert code == 2 and "lacks BFCL's GorillaFileSystem" in said, f"{line}: {said}"
+        elif refusal := next((text for start, text in REFUSED.items() if line.startswith(start)), None):
+            assert code == 2 and refusal in said, f"{line}: {said}"
         elif not line.startswith("doctor "):  # what it is asked for is what this machine lacks
             assert code == 0, f"{line}: {said}"
     code, said = results["doctor --servers none.json"]
