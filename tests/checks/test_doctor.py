@@ -44,6 +44,7 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     return mcpagent("doctor", *arguments, env=environment)
 
 
+@pytest.mark.system
 def test_a_working_installation_passes_and_no_key_is_ever_shown() -> None:
     done = _run("--data", str(SAMPLES.parent), "--json", FMP_API_KEY="sekret-value")
     assert done.returncode == 0, done.stderr

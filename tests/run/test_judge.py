@@ -29,6 +29,8 @@ from tests.llm.service import API_KEY, Answer, Received, Script, Service, error,
 from tests.run.certified import edit_episodes, edit_json, make_certificate, make_run, reseal
 from tests.run.world import config, dataset, samples
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(autouse=True)
 def _key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

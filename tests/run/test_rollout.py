@@ -40,6 +40,7 @@ def without_times(trajectory: Trajectory) -> Trajectory:
     return trajectory.model_copy(update={"turns": tuple(turns), "state_results": ()})
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("transport", ["memory", "stdio"])
 def test_the_servers_counted_the_calls_that_the_trajectories_hold(
     transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ def test_the_data_set_is_the_pinned_one() -> None:
     assert fingerprint(build()) == FINGERPRINT
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("hash_seed", ["0", "12345"])
 def test_the_data_set_does_not_depend_on_the_process(hash_seed: str) -> None:
     code = (
@@ -88,6 +89,7 @@ def gather(server: str, calls: dict[str, tuple[str, dict[str, Any]]]) -> dict[st
     return with_client(build_server(server), work)
 
 
+@pytest.mark.system
 def test_the_servers_agree_about_every_company() -> None:
     tickers = [c.ticker for c in build().companies]
     days = {"start_date": "2025-01-01", "end_date": "2025-12-31"}

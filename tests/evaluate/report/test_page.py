@@ -216,6 +216,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     assert write_report(run).read_bytes() == first
 
 
+@pytest.mark.system
 def test_the_command_prints_the_path_and_with_json_the_verdicts(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", tasks=24)
     plain = mcpagent("report", str(run))

@@ -103,6 +103,7 @@ def test_another_seed_gives_other_tasks(data: GeneratedData, other: GeneratedDat
     assert first != {t.id for t in other.tasks["train"]}
 
 
+@pytest.mark.system
 def test_the_same_seed_gives_the_same_bytes_in_processes_with_different_hash_seeds() -> None:
     digests = {digest_in_a_new_process(hash_seed) for hash_seed in ("1", "77")}
     assert len(digests) == 1
