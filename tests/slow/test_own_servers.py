@@ -17,13 +17,13 @@ from tests.house import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-RAILWAY = ROOT / "tests" / "demo" / "servers" / "railway.py"
+SERVERS = ROOT / "tests" / "demo" / "servers"
 
 
-def _quickstart(folder: Path, *options: str) -> dict[str, Any]:
-    """The document of the quickstart on the railway."""
-    server = {"command": sys.executable, "args": [str(RAILWAY)]}
-    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"railway": server}}))
+def _quickstart(folder: Path, name: str, *options: str) -> dict[str, Any]:
+    """The document of the quickstart on one of `SERVERS`."""
+    server = {"command": sys.executable, "args": [str(SERVERS / f"{name}.py")]}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {name: server}}))
     command = [sys.executable, "-m", "mcpagent.cli.main", "quickstart", "--servers", "mcp.json", "--json"]
     done = subprocess.run(
         [*command, *options],
@@ -35,9 +35,11 @@ def _quickstart(folder: Path, *options: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_it_gets_better_on_a_server_of_ones_own_and_not_by_random_rewards(seed: int, tmp_path: Path) -> None:
-    document = _quickstart(tmp_path, "--seed", str(seed), "--controls")
+@pytest.mark.parametrize(("server", "seed"), [("railway", 1), ("railway", 2), ("railway", 3), ("museum", 1)])
+def test_it_gets_better_on_a_server_of_ones_own_and_not_by_random_rewards(
+    server: str, seed: int, tmp_path: Path
+) -> None:
+    document = _quickstart(tmp_path, server, "--seed", str(seed), "--controls")
     success = "task_success_sampled_all"  # at temperature 1; episodes without a score count as failed
     before, after = (document[side]["metrics"][success] for side in ("warm_start", "trained"))
     heldout = list(read_tasks(tmp_path / document["run_dir"] / "data" / "heldout.jsonl"))
