@@ -284,16 +284,11 @@ class Fsdp(_ByParameter):
     @torch.no_grad()
     def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
         """One tensor after the other; what need not stay is let go at once."""
-        keeps = everywhere or self._processes.is_first
-        whole: dict[int, torch.Tensor] = {}
-        result: dict[str, Any] = {}
-        for name, tensor in tensors.items():
-            if id(tensor) not in whole:
-                full: Any = tensor.to(self._device)
-                full = full.full_tensor() if isinstance(full, DTensor) else full
-                whole[id(tensor)] = full.detach().cpu() if keeps else full.new_empty(0)
-            result[name] = whole[id(tensor)]
-        return result if keeps else {}
+        return gathered_by(self._whole, tensors, keeps=everywhere or self._processes.is_first)
+
+    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        here = tensor.to(self._device)
+        return here.full_tensor() if isinstance(here, DTensor) else here
 
     @torch.no_grad()
     def put(self, tensor: torch.Tensor, source: Source) -> None:
@@ -317,6 +312,21 @@ class Fsdp(_ByParameter):
         """The root keeps what it gathered for a pass without gradient, for a backward that does not come."""
         for unit in self._units:
             unit.reshard()
+
+
+def gathered_by(
+    whole_of: Callable[[torch.Tensor], torch.Tensor], tensors: Mapping[str, torch.Tensor], *, keeps: bool
+) -> dict[str, Any]:
+    """What `whole_of`, which every process calls for each tensor once, gives by name; nothing where it is not
+    kept."""
+    whole: dict[int, torch.Tensor] = {}
+    result: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        if id(tensor) not in whole:
+            full = whole_of(tensor)
+            whole[id(tensor)] = full.detach().cpu() if keeps else full.new_empty(0)
+        result[name] = whole[id(tensor)]
+    return result if keeps else {}
 
 
 def padded_with_empty(batches: Iterator[Batch], empty: Callable[[], Batch]) -> list[Batch]:

@@ -23,7 +23,7 @@ from mcpagent.models.load import causal_lm, map_large_blocks
 from mcpagent.train.batch.scoring import Batch
 from mcpagent.train.learner.optim import Precision
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.wrapping import Source, padded_with_empty
+from mcpagent.train.learner.wrapping import Source, gathered_by, padded_with_empty
 
 _OWNER = "zero3_owner"  # of a stretch of a moment or of a float32 weight: the parameter that it belongs to
 # What the run decides and no file may contradict: DeepSpeed's key, the setting of the run.
@@ -160,15 +160,7 @@ class Zero3:
     @torch.no_grad()
     def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
         """One tensor after the other; what need not stay is let go at once."""
-        keeps = everywhere or self._processes.is_first
-        whole: dict[int, torch.Tensor] = {}
-        result: dict[str, Any] = {}
-        for name, tensor in tensors.items():
-            if id(tensor) not in whole:
-                full = self._whole(tensor)
-                whole[id(tensor)] = full.detach().cpu() if keeps else full.new_empty(0)
-            result[name] = whole[id(tensor)]
-        return result if keeps else {}
+        return gathered_by(self._whole, tensors, keeps=everywhere or self._processes.is_first)
 
     def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
         owner = _owner(tensor)
