@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from mcpagent.config.sections import (
+    AnsweringConfig,
     ApiConfig,
     BudgetConfig,
     Count,
@@ -314,6 +315,7 @@ class ToolsConfig(Section):
     allow_list: StringTuple | None = None  # server.tool or server names; None: everything
     # Answers to what servers ask in the middle of a call, a YAML or JSON file; None: it is refused.
     answers: str | None = None
+    answering: AnsweringConfig = AnsweringConfig()  # a model for what no rule of `answers` fits
     resources: bool = False  # resources and prompts of servers are listed and read by tools
     read_only: StringTuple = ()  # server.tool or server: only reads, though it does not say so
     # all: every tool of a task is offered at once; search: a tool finds them, for sets of hundreds of tools.

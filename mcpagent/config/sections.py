@@ -61,6 +61,27 @@ class JudgeConfig(Section):
     check: str | None = None  # that record
 
 
+class AnsweringConfig(Section):
+    """A model that answers what servers ask in the middle of a call and no rule of `tools.answers` does,
+    behind a Chat Completions API; its key is OPENAI_API_KEY."""
+
+    model: str | None = None  # None: no model
+    base_url: str | None = None  # of an OpenAI-compatible server; None: OpenAI's own
+    # All that it knows of the user when it fills in a form: what may be agreed to, and what may be said.
+    instructions: str = ""
+    servers: StringTuple = ("*",)  # names or patterns of the servers that it answers
+    max_output_tokens: PositiveInt = 512  # of one answer; a server that wants a text may ask for fewer
+    timeout_s: PositiveFloat = 20.0  # of one answer, within the deadline of the call; past it is refused
+    attempts: PositiveInt = 3  # at one request
+    max_in_flight: PositiveInt = 8  # requests at once
+    journal: str | None = None  # folder of what was asked and answered; None: kept as long as the servers run
+    # Caps on all that a journal holds, earlier runs included.
+    max_cost: PositiveFloat | None = None  # dollars; None: no cap
+    max_requests: PositiveInt | None = None
+    price_in: NonNegativeFloat | None = None  # dollars per million tokens; None: as known of the model
+    price_out: NonNegativeFloat | None = None
+
+
 class BudgetConfig(Section):
     """Hard caps on a whole run, its resumed parts counted together; None: no cap. The first that is reached
     ends the run with a checkpoint; `--resume` with a higher one goes on."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
 
 from aiolimiter import AsyncLimiter
 
+from mcpagent.config.environment import environment
+from mcpagent.config.sections import ApiConfig
 from mcpagent.core.values import backoff_s
+from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget, at_most
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
+from mcpagent.llm.endpoint import Endpoint, EndpointSettings
 
 _PASSING = {
     FailureReason.RATE_LIMITED,
@@ -19,6 +24,8 @@ _PASSING = {
     FailureReason.CONNECTION,
     FailureReason.BAD_BODY,
 }
+_KEY = "OPENAI_API_KEY"
+_PLACEHOLDER_KEY = "unused"  # the SDK insists on one; servers of one's own seldom do
 _BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 30.0
 
@@ -123,3 +130,49 @@ class RetryingClient:
         loop = asyncio.get_running_loop()
         while (left_s := self._held_until - loop.time()) > 0:
             await asyncio.sleep(left_s)
+
+
+@contextmanager
+def open_client(
+    model: str,
+    api: ApiConfig,
+    *,
+    budget: ApiBudget,
+    run: Callable[[Coroutine[Any, Any, None]], None],
+    on_note: Callable[[str], None],
+    observer: AttemptObserver | None = None,
+) -> Iterator[RetryingClient]:
+    """A client of a Chat Completions API. `run` runs a coroutine on the loop on which it is asked. Raises
+    UserError where the key is missing."""
+    endpoint = Endpoint(
+        EndpointSettings(
+            model=model,
+            backend="chat",
+            base_url=api.base_url,
+            api_key=_key(api),
+            timeout_s=api.timeout_s,
+        ),
+        on_note=on_note,
+    )
+    try:
+        yield RetryingClient(
+            endpoint,
+            budget=budget,
+            observer=observer,
+            max_in_flight=api.max_in_flight,
+            per_minute=api.calls_per_minute,
+            attempts=api.attempts,
+        )
+    finally:
+        run(endpoint.close())
+
+
+def _key(api: ApiConfig) -> str:
+    key = environment().get(_KEY, "")
+    if not key and api.base_url is None:
+        raise UserError(
+            f"OpenAI's API needs a key, and {_KEY} is not set",
+            where=_KEY,
+            remedy=f"export {_KEY}=..., or put it into .env; --base-url names a server of your own",
+        )
+    return key or _PLACEHOLDER_KEY

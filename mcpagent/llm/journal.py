@@ -11,8 +11,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -27,6 +29,7 @@ from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest
 from mcpagent.storage.datasets import complete_lines, record_writer
 
 _FORMAT = 1
+_MOST_JOURNALS = 256  # of one name: one for each process that asks at the same time
 
 
 @dataclass(frozen=True)
@@ -225,12 +228,43 @@ class Journal:
             )
 
 
-class JournaledClient:
-    """A `ChatClient` that asks `inner` only what the journal does not answer."""
+@contextmanager
+def open_journal(
+    folder: Path, *, name: str, run: JsonObject, read: Callable[[JsonObject], ChatReply], option: str
+) -> Iterator[tuple[Journal, Path]]:
+    """The first journal of this name in `folder` that no other process writes to. What was given up is asked
+    again. Raises UserError; `option` is the setting that names another folder."""
+    stem = re.sub(r"[^A-Za-z0-9.-]+", "-", name)
+    for number in range(_MOST_JOURNALS):
+        path = folder / (f"{stem}.jsonl" if number == 0 else f"{stem}-{number + 1}.jsonl")
+        try:
+            journal = Journal(path, run=run, read=read, retry_failed=True)
+        except JournalInUse:
+            continue
+        except OSError as error:
+            raise UserError(
+                f"the journal cannot be written: {error.strerror}",
+                where=str(path),
+                remedy=f"name a folder for it: --set {option}=DIR",
+            ) from None
+        with journal:
+            yield journal, path
+        return
+    raise UserError(
+        f"{_MOST_JOURNALS} processes write journals here already",
+        where=str(folder),
+        remedy="wait for one of them",
+    )
 
-    def __init__(self, inner: ChatClient, journal: Journal) -> None:
+
+class JournaledClient:
+    """A `ChatClient` that asks `inner` only what the journal does not answer. With `keeps_failures`, what got
+    no answer is not asked again while the journal is open."""
+
+    def __init__(self, inner: ChatClient, journal: Journal, *, keeps_failures: bool = True) -> None:
         self._inner = inner
         self._journal = journal
+        self._keeps_failures = keeps_failures
 
     async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
         """The answer of the journal where it has one, else that of the model. Raises ChatFailed."""
@@ -241,5 +275,6 @@ class JournaledClient:
         try:
             return await self._inner.ask(request, key=key)
         except ChatFailed as failure:
-            self._journal.gave_up(key, failure)
+            if self._keeps_failures:
+                self._journal.gave_up(key, failure)
             raise

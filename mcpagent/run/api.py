@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcpagent.config.environment import environment
 from mcpagent.config.schema import TrainConfig
-from mcpagent.config.sections import ApiConfig
 from mcpagent.console import counted
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
@@ -19,18 +16,16 @@ from mcpagent.env.user import ModelUser, UserCache, UserSimulator
 from mcpagent.errors import UserError
 from mcpagent.evaluate.judge_check import read_judge_check
 from mcpagent.llm.budget import ApiBudget, given_price, price_of
-from mcpagent.llm.client import AttemptObserver, RetryingClient
-from mcpagent.llm.endpoint import Endpoint, EndpointSettings, read_chat
-from mcpagent.llm.journal import Journal, JournaledClient, JournalInUse
+from mcpagent.llm.client import open_client
+from mcpagent.llm.endpoint import read_chat
+from mcpagent.llm.journal import JournaledClient, open_journal
 from mcpagent.policy.openai import OpenAIPolicy
-from mcpagent.reward.judge import JUDGED_METHODS, JudgeRules, ModelJudge, has_checkable_truth
+from mcpagent.reward.judge import JUDGED_METHODS, ModelJudge, has_checkable_truth
 from mcpagent.reward.terms import judge_rules
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.tools.io_thread import IOThread
 
 PREFIX = "openai:"
-_KEY = "OPENAI_API_KEY"
-_PLACEHOLDER_KEY = "unused"  # the SDK insists on one; servers of one's own seldom do
 
 
 @dataclass(frozen=True)
@@ -59,43 +54,10 @@ def open_api_policy(
         )
     price = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
     budget = ApiBudget(price=price)
-    with _open_client(model, api, budget=budget, io=io, on_note=on_note) as client:
+    with open_client(model, api, budget=budget, run=io.run, on_note=on_note) as client:
         yield ApiPolicy(
             OpenAIPolicy(client, price=price), budget, api.base_url or "https://api.openai.com/v1"
         )
-
-
-@contextmanager
-def _open_client(
-    model: str,
-    api: ApiConfig,
-    *,
-    budget: ApiBudget,
-    io: IOThread,
-    on_note: Callable[[str], None],
-    observer: AttemptObserver | None = None,
-) -> Iterator[RetryingClient]:
-    endpoint = Endpoint(
-        EndpointSettings(
-            model=model,
-            backend="chat",
-            base_url=api.base_url,
-            api_key=_key(api),
-            timeout_s=api.timeout_s,
-        ),
-        on_note=on_note,
-    )
-    try:
-        yield RetryingClient(
-            endpoint,
-            budget=budget,
-            observer=observer,
-            max_in_flight=api.max_in_flight,
-            per_minute=api.calls_per_minute,
-            attempts=api.attempts,
-        )
-    finally:
-        io.run(endpoint.close())
 
 
 @contextmanager
@@ -110,20 +72,9 @@ def open_user(
         return
     price = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
     budget = ApiBudget(price=price)
-    with _open_client(rollout.user_model, api, budget=budget, io=io, on_note=on_note) as client:
+    with open_client(rollout.user_model, api, budget=budget, run=io.run, on_note=on_note) as client:
         cache = UserCache(None if rollout.user_cache is None else Path(rollout.user_cache))
         yield ModelUser(client, model=rollout.user_model, cache=cache)
-
-
-def _key(api: ApiConfig) -> str:
-    key = environment().get(_KEY, "")
-    if not key and api.base_url is None:
-        raise UserError(
-            f"OpenAI's API needs a key, and {_KEY} is not set",
-            where=_KEY,
-            remedy=f"export {_KEY}=..., or put it into .env; --base-url names a server of your own",
-        )
-    return key or _PLACEHOLDER_KEY
 
 
 def judged_tasks(tasks: TaskFile) -> list[Task]:
@@ -203,9 +154,6 @@ def require_judge_check(config: TrainConfig, tasks: TaskFile) -> JsonObject | No
     }
 
 
-_MOST_JOURNALS = 256  # of one judge: one for each process that asks it at the same time
-
-
 @dataclass(frozen=True)
 class OpenedJudge:
     """`budget` is what was used so far, by earlier runs of its journal too."""
@@ -248,33 +196,15 @@ def open_judge(
     )
     folder = Path(config.output_dir) / "judge" if judge.journal is None else Path(judge.journal)
     with (
-        _open_journal(folder, rules) as (journal, path),
-        _open_client(rules.model, api, budget=budget, io=io, on_note=on_note, observer=journal) as client,
+        open_journal(
+            folder,
+            name=f"{rules.model}-{rules.identity[:12]}",
+            run={"judge": rules.identity},
+            read=read_chat,
+            option="judge.journal",
+        ) as (journal, path),
+        open_client(rules.model, api, budget=budget, run=io.run, on_note=on_note, observer=journal) as client,
     ):
         journal.charge(budget)
         asked = JournaledClient(client, journal)
         yield OpenedJudge(ModelJudge(asked, rules, timeout_s=judge.timeout_s, on_note=on_note), budget, path)
-
-
-@contextmanager
-def _open_journal(folder: Path, rules: JudgeRules) -> Iterator[tuple[Journal, Path]]:
-    """The first journal of this judge that no other process writes to. What was given up is asked again."""
-    stem = f"{re.sub(r'[^A-Za-z0-9.-]+', '-', rules.model)}-{rules.identity[:12]}"
-    for number in range(_MOST_JOURNALS):
-        path = folder / (f"{stem}.jsonl" if number == 0 else f"{stem}-{number + 1}.jsonl")
-        try:
-            journal = Journal(path, run={"judge": rules.identity}, read=read_chat, retry_failed=True)
-        except JournalInUse:
-            continue
-        except OSError as error:
-            raise UserError(
-                f"the judge's journal cannot be written: {error.strerror}",
-                where=str(path),
-                remedy="name a folder for it: --set judge.journal=DIR",
-            ) from None
-        with journal:
-            yield journal, path
-        return
-    raise UserError(
-        f"{_MOST_JOURNALS} processes ask this judge already", where=str(folder), remedy="wait for one of them"
-    )

@@ -15,7 +15,7 @@ from aiolimiter import AsyncLimiter
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.values import backoff_s
-from mcpagent.tools.questions import AnswerRule
+from mcpagent.tools.questions import Answerer, AnswerRule
 
 START_TIMEOUT_S = 60.0  # a cold `npx -y` or `uvx` takes up to 13 s on an idle machine
 
@@ -25,7 +25,7 @@ class CallLimits:
     """How the servers of a pool are called. `timeout_s` is the hard deadline of one call (a server's own
     wins), `retry` how often a call that is safe to repeat is, `max_in_flight` the cap of concurrent calls on
     one server, `per_server` overrides by server name. `answers` are to what servers ask in the middle of a
-    call (elicitation, sampling); None refuses it."""
+    call (elicitation, sampling), and `answerer` is asked where none of them fits; None refuses it."""
 
     timeout_s: float = 30.0
     retry: int = 3
@@ -33,6 +33,7 @@ class CallLimits:
     max_in_flight: int = 64
     per_server: Mapping[str, ServerLimits] = field(default_factory=dict)
     answers: Sequence[AnswerRule] | None = None
+    answerer: Answerer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -395,6 +395,7 @@ class ToolPool:
             workspace=self._workspace(config, limits),
             reads_resources=self._settings.resources,
             answers=self._limits.answers,
+            answerer=self._limits.answerer,
         )
 
     def _workspace(self, config: ServerConfig, limits: ServerLimits) -> Workspace | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import yaml
 from mcp import MCPError
@@ -25,6 +25,7 @@ from mcp.types import (
     CreateMessageRequestParams,
     CreateMessageResult,
     ElicitRequest,
+    ElicitRequestFormParams,
     ElicitRequestParams,
     ElicitResult,
     ErrorData,
@@ -83,13 +84,53 @@ def load_rules(path: Path) -> tuple[AnswerRule, ...]:
     return rules
 
 
+@dataclass(frozen=True, kw_only=True)
+class FormAnswer:
+    """A form filled in with `content`, or declined; `fault` is what went wrong."""
+
+    content: JsonObject | None = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextAnswer:
+    """The text of a model and why it ended, or by `fault` why there is none."""
+
+    text: str | None = None
+    stop_reason: str = "endTurn"
+    fault: str | None = None
+
+
+class Answerer(Protocol):
+    """A model in place of the client's user and of the client's model. What goes wrong is in the answer, not
+    raised."""
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+        ...
+
+    def serves(self, server: str) -> bool:
+        """Whether it answers this server."""
+        ...
+
+    async def fill(self, params: ElicitRequestFormParams) -> FormAnswer:
+        """Fill in a form, or decline."""
+        ...
+
+    async def write(self, params: CreateMessageRequestParams) -> TextAnswer:
+        """Write a text."""
+        ...
+
+
 @dataclass
 class Questions:
-    """Answers what one connection's server asks, by the first rule that fits, and refuses the rest. `asked`
-    is what was asked since it was last taken, and how it was answered."""
+    """Answers what one connection's server asks, by the first rule that fits, then by the answerer, and
+    refuses the rest. `asked` is what was asked since it was last taken, and how it was answered."""
 
     server: str
     rules: Sequence[AnswerRule]
+    answerer: Answerer | None = None
     asked: list[JsonObject] = field(default_factory=list)
 
     async def elicit(
@@ -97,30 +138,44 @@ class Questions:
     ) -> ElicitResult | ErrorData:
         """A form is filled in; what wants a browser is declined."""
         rule = self._rule("elicitation", params.message) if params.mode == "form" else None
-        if rule is None:
-            result = ElicitResult(action="decline")
-        elif rule.action == "accept":
-            result = ElicitResult(action="accept", content=dict(rule.content))
+        by: JsonObject = {}
+        if rule is not None:
+            content = dict(rule.content) if rule.action == "accept" else None
+            result = ElicitResult(action=rule.action, content=content)
+        elif self.answerer is not None and isinstance(params, ElicitRequestFormParams):
+            filled = await self.answerer.fill(params)
+            result = ElicitResult(
+                action="decline" if filled.content is None else "accept", content=filled.content
+            )
+            by = _by(self.answerer, filled.fault)
         else:
-            result = ElicitResult(action=rule.action)
+            result = ElicitResult(action="decline")
         answer = {"action": result.action, **({"content": result.content} if result.content else {})}
-        self.asked.append({"asks": "elicitation", "message": params.message, "answer": answer})
+        self.asked.append({"asks": "elicitation", "message": params.message, "answer": answer, **by})
         return result
 
     async def sample(
         self, context: ClientRequestContext, params: CreateMessageRequestParams
     ) -> CreateMessageResult | ErrorData:
-        """The text of a rule in place of a model's."""
+        """The text of a rule, or of a model."""
         said = [message.content for message in params.messages]
         message = "\n".join(block.text for block in said if isinstance(block, TextContent))
         rule = self._rule("sampling", message)
-        self.asked.append(
-            {"asks": "sampling", "message": message, "answer": None if rule is None else rule.text}
-        )
-        if rule is None or rule.text is None:
+        by: JsonObject = {}
+        if rule is not None:
+            written, model = TextAnswer(text=rule.text), "scripted"
+        elif self.answerer is not None:
+            written, model = await self.answerer.write(params), self.answerer.model
+            by = _by(self.answerer, written.fault)
+        else:
+            written, model = TextAnswer(), ""
+        self.asked.append({"asks": "sampling", "message": message, "answer": written.text, **by})
+        if written.text is None:
             return ErrorData(code=INVALID_REQUEST, message="sampling is refused here")
-        text = TextContent(text=rule.text)
-        return CreateMessageResult(role="assistant", content=text, model="scripted", stop_reason="endTurn")
+        text = TextContent(text=written.text)
+        return CreateMessageResult(
+            role="assistant", content=text, model=model, stop_reason=written.stop_reason
+        )
 
     def take(self) -> list[JsonObject]:
         """What was asked since the last time."""
@@ -129,6 +184,10 @@ class Questions:
 
     def _rule(self, asks: str, message: str) -> AnswerRule | None:
         return next((rule for rule in self.rules if rule.fits(self.server, asks, message)), None)
+
+
+def _by(answerer: Answerer, fault: str | None) -> JsonObject:
+    return {"by": answerer.model, **({} if fault is None else {"fault": fault})}
 
 
 class _TaskParams(RequestParams):

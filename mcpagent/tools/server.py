@@ -33,7 +33,7 @@ from mcpagent.tools.contract import PURPOSE_META_KEY, OnChange, Purpose
 from mcpagent.tools.faults import CallFailed, OpenFailed
 from mcpagent.tools.limits import CircuitBreaker, Gate, Reset, ServerLimits
 from mcpagent.tools.metrics import CallCounts, ServerMetrics
-from mcpagent.tools.questions import AnswerRule, Questions
+from mcpagent.tools.questions import Answerer, AnswerRule, Questions
 from mcpagent.tools.servers_config import Isolation
 from mcpagent.tools.supervisor import ServerSupervisor
 from mcpagent.tools.transports.open import Launcher, MemoryLauncher, StdioLauncher
@@ -68,8 +68,9 @@ class StartedServer:
         workspace: Workspace | None = None,
         reads_resources: bool = False,
         answers: Sequence[AnswerRule] | None = None,
+        answerer: Answerer | None = None,
     ) -> None:
-        self._answers = answers  # None: what the server asks is refused
+        self._answers, self._answerer = answers, answerer  # None and None: what the server asks is refused
         self.name = name
         self.readers: frozenset[str] = frozenset()  # its tools that are ours: they read resources and prompts
         self._reads_resources = reads_resources
@@ -136,7 +137,9 @@ class StartedServer:
         # A server object in this process is the same one each time: nothing to compare, and a list of many
         # tools would cost more than an episode's calls.
         is_known = bool(self._pinned) and isinstance(self._launcher, MemoryLauncher)
-        questions = None if self._answers is None else Questions(self.name, self._answers)
+        answerer = self._answerer if self._answerer is not None and self._answerer.serves(self.name) else None
+        is_refused = self._answers is None and answerer is None
+        questions = None if is_refused else Questions(self.name, self._answers or (), answerer)
         launcher, workspace = self._launcher, None
         if isinstance(launcher, StdioLauncher) and self._workspace is not None:
             workspace = self._workspace.copy()

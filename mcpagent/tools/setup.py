@@ -16,6 +16,7 @@ from mcpagent.errors import UserError
 from mcpagent.servers.names import UpstreamKind
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.storage.atomic import write_text
+from mcpagent.tools.answering import identity, open_answerer
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassettes.tape import canonical, content_digest
 from mcpagent.tools.catalog import CatalogSettings, ToolListLimits
@@ -23,7 +24,7 @@ from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.limits import CallLimits, Reset, ServerLimits
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.questions import load_rules
+from mcpagent.tools.questions import Answerer, load_rules
 from mcpagent.tools.servers_config import (
     HttpServer,
     InProcessServer,
@@ -102,7 +103,8 @@ def _version(server: ServerConfig, config: ToolsConfig, *, reported: str) -> str
         case _:
             reached = ""
     answers = "" if config.answers is None else content_digest(Path(config.answers).read_bytes())
-    return f"{reported} {reached} {answers}".strip()
+    model = "" if config.answering.model is None else identity(config.answering)
+    return " ".join(filter(None, (reported, reached, answers, model)))
 
 
 def note_named(servers: Path) -> None:
@@ -198,8 +200,8 @@ def open_tools(
             yield Tools(io, strict, strict, servers_with_own_state(config, builtin))
         return
     servers = configured_servers(config, on_note=on_note)
-    pool = tool_pool(config, servers, ledger=ledger, log_dir=log_dir, on_note=on_note)
-    with IOThread() as io:
+    with IOThread() as io, open_answerer(config.answering, run=io.run, on_note=on_note) as answerer:
+        pool = tool_pool(config, servers, answerer=answerer, ledger=ledger, log_dir=log_dir, on_note=on_note)
         io.run(pool.__aenter__())
         try:
             with recording(config, pool, servers, on_note=on_note) as cassette:
@@ -227,12 +229,13 @@ def tool_pool(
     config: ToolsConfig,
     servers: Sequence[ServerConfig],
     *,
+    answerer: Answerer | None = None,
     ledger: Path | None = None,
     log_dir: Path | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> ToolPool:
-    """A pool of `servers`, not started yet, with the settings of `config`. Raises UserError where they
-    contradict each other or name no server."""
+    """A pool of `servers`, not started yet, with the settings of `config`; `answerer` answers what they ask
+    and no rule does. Raises UserError where settings contradict each other or name no server."""
     return ToolPool(
         servers,
         limits=CallLimits(
@@ -241,6 +244,7 @@ def tool_pool(
             result_limit_chars=config.result_limit_chars,
             per_server={name: server_limits(section) for name, section in config.per_server.items()},
             answers=None if config.answers is None else load_rules(Path(config.answers)),
+            answerer=answerer,
         ),
         catalog=CatalogSettings(
             list_limits=ToolListLimits(

@@ -216,6 +216,9 @@ def _absolute(tools: ToolsConfig) -> ToolsConfig:
         else section
         for name, section in tools.per_server.items()
     }
+    if tools.answering.journal is not None:
+        journal = str(Path(tools.answering.journal).resolve())
+        update["answering"] = tools.answering.model_copy(update={"journal": journal})
     return tools.model_copy(update=update)
 
 
