@@ -201,6 +201,15 @@ def test_a_model_that_is_down_slow_or_spent_declines_and_says_why(file: Path) ->
     assert "tools.answering.max_requests" in entry(spent[1])["fault"]
 
 
+def test_a_model_that_is_back_is_asked_again(file: Path) -> None:
+    def script(received: Received) -> Answer:
+        return error(503, "later") if received.number == 1 else says(received, accepts(GOOD))
+
+    with service(script) as running:
+        results = asked(file, running.url, [elicits("Which one?"), elicits("Which one?")])
+    assert [got(result)["action"] for result in results] == ["decline", "accept"]
+
+
 def test_a_server_that_asks_for_secrets_gets_none_and_none_is_sent_to_the_model(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
