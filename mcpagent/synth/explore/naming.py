@@ -15,7 +15,7 @@ import yaml
 
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.answers import Leaf, one_of
+from mcpagent.synth.explore.answers import Leaf, is_paging, one_of
 from mcpagent.synth.explore.graph import Fact
 
 SQL = re.compile(r"\s*SELECT\s.*\sFROM\s+[\"'`\[]?(\w+)", re.IGNORECASE)
@@ -86,9 +86,47 @@ def field_words(leaf: Leaf, fact: Fact) -> str:
     tail = [name for name in place.tail if name.lower() not in lexicon("generic")]
     if not tail:
         return topic(fact.spec)
-    if len(tail) == 1:
-        return human(tail[-1])
-    return spaced(tail[-2]) if tail[-1].lower() in ("name", "value") else human(f"{tail[-2]}_{tail[-1]}")
+    if len(tail) > 1 and tail[-1].lower() in ("name", "value"):
+        return spaced(tail[-2])
+    if event := event_of(leaf):
+        return f"{_noun_of_event(event)} {'date' if isinstance(leaf.value, str) else 'year'}"
+    return counted(human("_".join(tail[-2:])), leaf.value)
+
+
+def event_of(leaf: Leaf) -> str:
+    """The participle of a field that says when something happened to a thing: `built` for `built: 1987`.
+    Empty where the field is not called so, or its value is neither a year nor a date."""
+    word = spaced(place_of(leaf).field or leaf.name).removeprefix("year ").removesuffix(" year")
+    word = word.removesuffix(" at").removesuffix(" on").removesuffix(" in").removesuffix(" date")
+    if not (re.fullmatch(r"[a-z]{3,}ed", word) and word not in lexicon("not_events")) and (
+        word not in lexicon("events")
+    ):
+        return ""
+    value = leaf.value
+    is_year = isinstance(value, int) and not isinstance(value, bool) and 1000 <= value <= 2100
+    is_date = isinstance(value, str) and DATE.fullmatch(value) is not None
+    return word if is_year or is_date else ""
+
+
+def _noun_of_event(event: str) -> str:
+    """`construction` for `built`, `renovation` for `renovated`, `opening` for `opened`."""
+    if event in frames()["nouns"]:
+        return frames()["nouns"][event]
+    if event.endswith("ated"):
+        return f"{event[:-2]}ion"
+    if event.endswith(("ized", "ised")):
+        return f"{event[:-2]}ation"
+    if event.endswith("ied"):
+        return f"{event[:-3]}ying"
+    return f"{event.removesuffix('ed')}ing"
+
+
+def counted(words: str, value: Any) -> str:
+    """`number of platforms` for the `platforms` of a station where they are a number."""
+    last = words.rpartition(" ")[2]
+    is_several = last.endswith("s") and not last.endswith(("ss", "us", "is"))
+    is_measure = last in lexicon("singular") or {"of", "in"} & {*words.split()}
+    return f"number of {words}" if is_number(value) and is_several and not is_measure else words
 
 
 def human(name: str) -> str:
@@ -198,6 +236,8 @@ def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
     extra: list[str] = []
     phrases = instead or {}
     for name, value in fact.arguments.items():
+        if is_paging(name):
+            continue  # nobody asks for a part of a list
         text = phrases.get(name) or said_value(value)
         words = set(spaced(name).split())
         if isinstance(value, bool):
@@ -313,9 +353,11 @@ def column_of(fact: Fact, leaf: Leaf) -> list[str | int | float]:
 
 
 def unit_of(leaf: Leaf) -> str:
-    """The unit that the name of a field ends with; empty where there is none that is converted."""
-    last = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", place_of(leaf).field).lower().rpartition("_")[2]
-    return last if last in frames()["conversions"] else ""
+    """The unit that the name of a field ends with; empty where there is none that is converted, or nothing
+    else in the name."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", place_of(leaf).field).lower()
+    what, _, last = name.rpartition("_")
+    return last if what and last in frames()["conversions"] else ""
 
 
 def same_place(leaf: Leaf | None, fact: Fact | None) -> Leaf | None:

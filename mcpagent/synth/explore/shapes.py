@@ -20,6 +20,7 @@ from mcpagent.synth.explore.naming import (
     between,
     column_of,
     distinct,
+    event_of,
     expression_of,
     field_words,
     frames,
@@ -48,11 +49,13 @@ from mcpagent.synth.explore.wording import (
     compared,
     group_of,
     in_unit,
+    is_beyond,
     is_labelled,
     is_named_by_call,
     leads_to,
     plainly,
     sister_of,
+    totals_of,
     unrelated_fields,
     written,
 )
@@ -155,11 +158,12 @@ class Shapes:
             bound = between(values, rng)
             if bound is None:
                 return None
-            function, than = rng.choice((("count_over", "over"), ("count_under", "under")))
-            text = f"how many of the {group} have a {said} {than} {written(bound)}"
-            saying = Saying(text, text, text, f"number of {group} with {said} {than} {written(bound)}")
-            return self._of_list("filtered", fact, f"{function}({column}, {bound!r})", saying)
-        name, function = rng.choice((("highest", "max"), ("lowest", "min"), ("total", "sum")))
+            than = rng.choice(("over", "under"))
+            what = is_beyond(leaf, said, is_more=than == "over", bound=bound)
+            text, bare = f"how many of the {group} {what}", f"number of {group} that {what}"
+            saying = Saying(text, text, text, bare)
+            return self._of_list("filtered", fact, f"count_{than}({column}, {bound!r})", saying)
+        name, function = rng.choice(totals_of(leaf))
         return self._of_list(
             name, fact, f"{function}({column})", plainly(f"the {name} {said} of all {group}")
         )
@@ -174,10 +178,10 @@ class Shapes:
         rows, leaf = rng.choice(tables)
         key = key_of(leaf, fact)
         assert key is not None
-        which, function = rng.choice((("highest", "argmax"), ("lowest", "argmin")))
+        which, function = rng.choice(totals_of(leaf)[:2])
         group, said = group_of(fact, place_of(leaf)), field_words(leaf, fact)
         table = at_step(rows, 1)
-        place = f'{function}(pluck({table}, "{place_of(leaf).field}"))'
+        place = f'arg{function}(pluck({table}, "{place_of(leaf).field}"))'
         answer = f'${{at({place}, pluck({table}, "{place_of(key).field}"))}}'
         text = f"which of the {group} has the {which} {said}"
         saying = Saying(text, text, text, f"{which} {said} of the {group}, which one")
@@ -200,7 +204,8 @@ class Shapes:
         if not twins:
             return None
         has_number = is_number(leaf.value)
-        style = rng.choice(("both", "difference", "most", "sum") if has_number else ("both",))
+        styles = ("both", "difference", "most", *(() if event_of(leaf) else ("sum",)))
+        style = rng.choice(styles if has_number else ("both",))
         count = rng.randint(2, _FEW) if style == "most" else 2
         picked = distinct(rng, twins, count - 1, str(leaf.value))
         facts, leaves = [fact, *(other for other, _ in picked)], [leaf, *(same for _, same in picked)]
@@ -343,7 +348,7 @@ class Shapes:
             assert each is not None
             steps.append(Step(each, ((str(other.value), f"${{{at_step(other.expression, 1)}}}"),)))
         values = ", ".join(at_step(leaf.expression, n) for n in range(2, len(steps) + 1))
-        name, function = rng.choice((("highest", "max"), ("lowest", "min"), ("total", "sum")))
+        name, function = rng.choice(totals_of(leaf))
         group = group_of(edge.source, place)
         saying = plainly(f"the {name} {field_words(leaf, fact)} of all {group}")
         is_ambiguous = any(self._is_ambiguous(each, same_place(leaf, each)) for each in facts if each)
@@ -476,9 +481,8 @@ class Shapes:
 
 def _ask(rng: Random, fact: Fact) -> Leaf | None:
     """A leaf to ask for: the third word of a text less often than what has a name of its own."""
-    askable = [leaf for leaf in fact.leaves if is_worth_asking(leaf)]
     echoed = subject_set(fact)
-    askable = [leaf for leaf in askable if str(leaf.value) not in echoed]
+    askable = [leaf for leaf in fact.leaves if is_worth_asking(leaf) and str(leaf.value) not in echoed]
     if not askable:
         return None
     whole = {leaf.expression for leaf in fact.leaves}

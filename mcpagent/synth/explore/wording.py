@@ -19,9 +19,10 @@ from mcpagent.synth.explore.answers import Leaf, one_of
 from mcpagent.synth.explore.graph import Edge, Fact
 from mcpagent.synth.explore.naming import (
     CODE,
-    DATE,
     Place,
     at_of,
+    counted,
+    event_of,
     field_words,
     frames,
     human,
@@ -41,6 +42,7 @@ from mcpagent.synth.explore.naming import (
 )
 
 _NEAR = 6  # items of a list that a person counts to
+_SUPERLATIVE = {"higher": "highest", "lower": "lowest", "later": "latest", "earlier": "earliest"}
 _FIRST = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 
@@ -119,8 +121,9 @@ def asks_for(leaf: Leaf, fact: Fact, rng: Random, *, subject: str | None = None)
     field = field_words(leaf, fact)
     if place.wrap is not None:
         return _of_text(leaf, fact, place, about)
+    event = event_of(leaf)
     if place.rows is None:
-        return _of_field(field, leaf.value, about or f"the {topic(fact.spec)}", rng)
+        return _of_field(field, leaf.value, about or f"the {topic(fact.spec)}", rng, event=event)
     item = item_of(leaf, fact, place, about)
     if item is None:
         return None
@@ -128,7 +131,8 @@ def asks_for(leaf: Leaf, fact: Fact, rng: Random, *, subject: str | None = None)
         return _of_speech(place.field.lower(), item)
     if not place.tail:
         return Saying(f"what is {item}", item, f"what {item} is", item.removeprefix("the "))
-    return _of_field(human(place.tail[-1]) if field == topic(fact.spec) else field, leaf.value, item, rng)
+    words = human(place.tail[-1]) if field == topic(fact.spec) else field
+    return _of_field(words, leaf.value, item, rng, event=event)
 
 
 def item_of(leaf: Leaf, fact: Fact, place: Place, about: str) -> str | None:
@@ -175,7 +179,8 @@ def _of_text(leaf: Leaf, fact: Fact, place: Place, about: str) -> Saying | None:
     assert place.wrap is not None
     function, index = place.wrap
     if is_labelled(leaf):
-        return _of_field(human(leaf.label), leaf.value, about or f"the {topic(fact.spec)}", Random(0))
+        field = counted(human(leaf.label), leaf.value)
+        return _of_field(field, leaf.value, about or f"the {topic(fact.spec)}", Random(0))
     if place.rows is not None:
         return None
     if entry := listed(leaf, fact, about):
@@ -208,6 +213,10 @@ def listed(leaf: Leaf, fact: Fact, about: str) -> str | None:
     return f"the {_FIRST[number]} {one_of(kind)}{at_of(fact, about)}" if number < _NEAR else None
 
 
+def _definite(said: str) -> str:
+    return f"the {said}" if said.startswith("number of ") else said
+
+
 def _of_speech(field: str, subject: str) -> Saying:
     """The text of a message or the like."""
     field = "text" if field in lexicon("generic") else field
@@ -217,23 +226,28 @@ def _of_speech(field: str, subject: str) -> Saying:
     )  # fmt: skip
 
 
-def _of_field(field: str, value: Any, subject: str, rng: Random) -> Saying:
-    """The field of a subject, asked for as its name and type suggest."""
+def _of_field(field: str, value: Any, subject: str, rng: Random, *, event: str = "") -> Saying:
+    """The field of a subject, asked for as its name and type suggest; `event` is the participle of a field
+    that says when something happened."""
     is_name = len(subject.split()) <= 2 and subject[-1:].isalnum() and not subject.startswith(("the ", "/"))
     possessive = f"{subject}'{'' if subject.endswith('s') else 's'} {field}"
-    goal = possessive if is_name and rng.random() < 0.4 else f"the {field} of {subject}"
-    bare = rng.choice([f"{field} of {_bare(subject)}", f"{_bare(subject)} {field}"])
-    question, indirect = _asked(field, value, subject, goal, rng)
-    its, indirect_its = _asked(field, value, "it", f"its {field}", rng)
+    is_count = field.startswith("number of ")
+    goal = possessive if is_name and not is_count and rng.random() < 0.4 else f"the {field} of {subject}"
+    after = f"{_bare(subject)} {field.removeprefix('number of ')}"
+    bare = rng.choice([f"{field} of {_bare(subject)}", after if len(subject.split()) <= 3 else goal])
+    question, indirect = _asked(field, value, subject, goal, event, rng)
+    its, indirect_its = _asked(field, value, "it", f"its {field}", event, rng)
     return Saying(question, goal, indirect, bare, subject, its, indirect_its)
 
 
-def _asked(field: str, value: Any, subject: str, goal: str, rng: Random) -> tuple[str, str]:
+def _asked(field: str, value: Any, subject: str, goal: str, event: str, rng: Random) -> tuple[str, str]:
     """The question and the clause, by what the field's name and the value's type suggest."""
     last = field.split()[-1]
     first = field.removeprefix("number of ")
     is_number = isinstance(value, int | float)
     plain = rng.choice(["what is", "what's"])
+    if event and event not in lexicon("intransitive") and rng.random() < 0.8:
+        return f"when was {subject} {event}", f"when {subject} was {event}"
     if is_number and first != field and rng.random() < 0.7:
         return f"how many {first} does {subject} have", f"how many {first} {subject} has"
     if is_number and field in frames()["how"] and rng.random() < 0.6:
@@ -245,8 +259,6 @@ def _asked(field: str, value: Any, subject: str, goal: str, rng: Random) -> tupl
         return f"who is {goal}", f"who {goal} is"
     if isinstance(value, str) and field in lexicon("places") and rng.random() < 0.6:
         return f"which {field} is {subject} in", f"which {field} {subject} is in"
-    if isinstance(value, str) and DATE.fullmatch(value) and re.fullmatch(r"\w+ed|built|sold|born", field):
-        return f"when was {subject} {field}", f"when {subject} was {field}"
     return f"{plain} {goal}", f"what {goal} is"
 
 
@@ -302,6 +314,24 @@ def in_unit(saying: Saying, leaf: Leaf, unit: str) -> Saying:
     )
 
 
+def is_beyond(leaf: Leaf, said: str, *, is_more: bool, bound: float) -> str:
+    """What is true of a thing whose field is more, or less, than the bound: `have more than 5 platforms`,
+    `were built after 1900`."""
+    if event := event_of(leaf):
+        verb = "have" if event in lexicon("intransitive") else "were"
+        return f"{verb} {event} {'after' if is_more else 'before'} {bound:.0f}"
+    if (things := said.removeprefix("number of ")) != said:
+        return f"have {'more' if is_more else 'fewer'} than {written(bound)} {things}"
+    return f"have a {said} {'over' if is_more else 'under'} {written(bound)}"
+
+
+def totals_of(leaf: Leaf) -> Sequence[tuple[str, str]]:
+    """What is asked of a whole column of such values, and the function that tells it."""
+    if event_of(leaf):
+        return ("latest", "max"), ("earliest", "min")
+    return ("highest", "max"), ("lowest", "min"), ("total", "sum")
+
+
 def plainly(goal: str) -> Saying:
     """What a noun is."""
     return Saying(f"what is {goal}", goal, f"what {goal} is", goal.removeprefix("the "))
@@ -326,13 +356,15 @@ def compared(
     either = " or ".join([", ".join(names[:-1]), names[-1]])
     said = field_words(leaf, fact)
     if style == "difference":
-        goal = f"the difference in {said} between {joined}"
+        goal = f"the difference in {_definite(said)} between {joined}"
         return plainly(goal), (f"${{abs({values[0]} - {values[1]})}}",)
     if style == "sum":
         return plainly(f"the {said} of {joined} together"), (f"${{{values[0]} + {values[1]}}}",)
     if style == "most":
         which, function = rng.choice((("higher", "max"), ("lower", "min")))
-        which = which if len(names) == 2 else {"higher": "highest", "lower": "lowest"}[which]
+        if event_of(leaf):
+            which = {"higher": "later", "lower": "earlier"}[which]
+        which = which if len(names) == 2 else _SUPERLATIVE[which]
         text = f"which has the {which} {said}, {either}, and how much it is"
         question = f"which has the {which} {said}, {either}, and what is it"
         bare = f"{which} {said}: {either}"

@@ -11,7 +11,16 @@ from mcpagent.synth.explore.answers import Leaf
 from mcpagent.synth.explore.graph import Edge, Fact
 from mcpagent.synth.explore.naming import field_words, frames, human, subject_of, topic
 from mcpagent.synth.explore.naturalness import overlap, spells_plan
-from mcpagent.synth.explore.wording import Saying, asks_for, leads_to, say, say_named
+from mcpagent.synth.explore.wording import (
+    Saying,
+    asks_for,
+    compared,
+    is_beyond,
+    leads_to,
+    say,
+    say_named,
+    totals_of,
+)
 
 
 def tool(name: str, description: str = "", /, **properties: str) -> ToolSpec:
@@ -45,7 +54,21 @@ def aurora(*leaves: Leaf) -> Fact:
             {"who is the captain of Aurora", "who is Aurora's captain"},
         ),
         (Leaf("@.crew_count", "crew count", 31), {"how many crews does Aurora have"}),
-        (Leaf("@.built", "built", "1987-05-02"), {"when was Aurora built"}),
+        (
+            Leaf("@.built", "built", "1987-05-02"),
+            {"when was Aurora built", "what is Aurora's construction date"},
+        ),
+        (
+            Leaf("@.renovated", "renovated", 2001),
+            {"when was Aurora renovated", "what is the renovation year of Aurora"},
+        ),
+        (Leaf("@.opened_at", "opened at", "2001-02-03T10:00:00Z"), {"when was Aurora opened"}),
+        (Leaf("@.died", "died", 1777), {"what is the death year of Aurora"}),
+        (
+            Leaf("@.platforms", "platforms", 7),
+            {"how many platforms does Aurora have", "what is the number of platforms of Aurora"},
+        ),
+        (Leaf("@.tons", "tons", 5209.5), {"how many tons does Aurora have"}),
         (Leaf("@.country", "country", "Norway"), {"which country is Aurora in", "what is Aurora's country"}),
     ],
 )
@@ -54,6 +77,57 @@ def test_the_question_follows_from_the_field_and_the_type_of_its_value(
 ) -> None:
     sayings = [asks_for(leaf, aurora(leaf), Random(seed)) for seed in range(200)]
     assert questions <= {saying.question for saying in sayings if saying}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("status", 3, "status"),
+        ("address", 12, "address"),
+        ("sales", 12.5, "sales"),
+        ("platforms", "north and south", "platforms"),
+        ("delay_minutes", 12, "number of delay minutes"),
+        ("weight_kg", 12, "weight in kg"),
+        ("built", 12, "built"),
+        ("limited", 1999, "limited"),
+        ("published", "2024-01-02", "publication date"),
+        ("digitized", 1999, "digitization year"),
+        ("year_founded", 1850, "founding year"),
+        ("certified", 1999, "certifying year"),
+    ],
+)
+def test_what_a_field_is_called_follows_from_what_it_holds(name: str, value: str | float, words: str) -> None:
+    leaf = Leaf(f"@.{name}", name.replace("_", " "), value)
+    assert field_words(leaf, aurora(leaf)) == words
+
+
+def _compared(style: str, leaf: Leaf) -> set[str]:
+    plain = Saying("", "the @ of @", "", "")
+    names, values = ["Aurora", "Rosa"], ["a", "b"]
+    return {
+        compared(style, plain, leaf, aurora(leaf), names, values, Random(seed))[0].question
+        for seed in range(20)
+    }
+
+
+def test_years_are_later_and_are_not_added_up_and_what_is_counted_is_more() -> None:
+    built, tracks = Leaf("@.built", "built", 1987), Leaf("@.tracks", "tracks", 5)
+    assert _compared("most", built) == {
+        f"which has the {which} construction year, Aurora or Rosa, and what is it"
+        for which in ("later", "earlier")
+    }
+    assert _compared("difference", tracks) == {
+        "what is the difference in the number of tracks between Aurora and Rosa"
+    }
+    assert is_beyond(built, "construction year", is_more=True, bound=1900.0) == "were built after 1900"
+    assert is_beyond(tracks, "number of tracks", is_more=False, bound=5.0) == "have fewer than 5 tracks"
+    assert {name for name, _ in totals_of(built)} == {"latest", "earliest"}
+    assert "total" in {name for name, _ in totals_of(tracks)}
+
+
+def test_which_part_of_a_list_was_asked_for_is_not_said() -> None:
+    ships = tool("list_ships", "", cursor="Where to go on", flag="Flag")
+    assert subject_of(Fact(ships, {"cursor": 50, "flag": "NO"}, ())) == "NO"
 
 
 def test_a_value_in_a_list_is_asked_for_by_the_name_of_its_item_and_else_by_its_place() -> None:
