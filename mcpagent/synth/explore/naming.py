@@ -160,7 +160,7 @@ def topic(spec: ToolSpec) -> str:
             and word not in ("all", "the", "my")
         ):
             words.append(word)
-    return " ".join(words) or spaced(spec.name)
+    return " ".join(words) or "result"
 
 
 def plural(noun: str) -> str:
@@ -378,6 +378,12 @@ def whole_of(leaf: Leaf) -> str:
 def is_number(value: object) -> bool:
     """Whether a value is a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_quantity(leaf: Leaf) -> bool:
+    """Whether a leaf is a number that is more or less than another, which one that names a thing is not."""
+    last = spaced(place_of(leaf).field).rpartition(" ")[2]
+    return is_number(leaf.value) and last not in lexicon("identifiers")
 
 
 def scalars(value: Any) -> Iterator[Any]:

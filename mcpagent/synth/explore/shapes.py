@@ -25,6 +25,7 @@ from mcpagent.synth.explore.naming import (
     field_words,
     frames,
     is_number,
+    is_quantity,
     is_worth_asking,
     key_of,
     lexicon,
@@ -123,7 +124,7 @@ class Shapes:
     def converted(self, rng: Random, fact: Fact) -> Walk | None:
         """A field in another unit."""
         leaves = [
-            leaf for leaf in fact.leaves if is_number(leaf.value) and unit_of(leaf) and is_worth_asking(leaf)
+            leaf for leaf in fact.leaves if is_quantity(leaf) and unit_of(leaf) and is_worth_asking(leaf)
         ]
         if not leaves:
             return None
@@ -147,7 +148,7 @@ class Shapes:
         group = group_of(fact, place_of(leaf))
         column = f'pluck({at_step(rows, 1)}, "{place_of(leaf).field}")'
         said = field_words(leaf, fact)
-        if not is_number(leaf.value) or rng.random() < 0.3:
+        if not is_quantity(leaf) or rng.random() < 0.3:
             text = f"how many {group} there are"
             saying = Saying(
                 f"how many {group} are there", f"the number of {group}", text, f"number of {group}"
@@ -170,9 +171,7 @@ class Shapes:
 
     def extreme(self, rng: Random, fact: Fact) -> Walk | None:
         """Which item of a list has the most or the least of something."""
-        tables = [
-            (rows, leaf) for rows, leaf in tables_of(fact) if is_number(leaf.value) and key_of(leaf, fact)
-        ]
+        tables = [(rows, leaf) for rows, leaf in tables_of(fact) if is_quantity(leaf) and key_of(leaf, fact)]
         if not tables:
             return None
         rows, leaf = rng.choice(tables)
@@ -203,7 +202,7 @@ class Shapes:
         ]
         if not twins:
             return None
-        has_number = is_number(leaf.value)
+        has_number = is_quantity(leaf)
         styles = ("both", "difference", "most", *(() if event_of(leaf) else ("sum",)))
         style = rng.choice(styles if has_number else ("both",))
         count = rng.randint(2, _FEW) if style == "most" else 2
@@ -229,7 +228,7 @@ class Shapes:
     def conditional(self, rng: Random, fact: Fact) -> Walk | None:
         """One thing is enough if it has more than so much; else another one is needed too."""
         leaf = _ask(rng, fact)
-        if leaf is None or not is_number(leaf.value) or not is_named_by_call(leaf, fact):
+        if leaf is None or not is_quantity(leaf) or not is_named_by_call(leaf, fact):
             return None
         others = [
             o for o in self._by_spec[fact.spec.dotted] if o is not fact and same_place(leaf, o) is not None
@@ -324,7 +323,7 @@ class Shapes:
     def each(self, rng: Random, fact: Fact) -> Walk | None:
         """The most, the least or the sum of a field over the things of a short list, each with its call."""
         leaf = _ask(rng, fact)
-        if leaf is None or not is_number(leaf.value) or place_of(leaf).wrap:
+        if leaf is None or not is_quantity(leaf) or place_of(leaf).wrap:
             return None
         edges = [e for e in self.graph.edges_into(fact) if place_of(e.leaf).rows and not e.prefix]
         if not edges:
@@ -422,7 +421,7 @@ class Shapes:
             rng.choice(twins).value
             if twins
             else rounded(float(leaf.value) * 1.3)
-            if is_number(leaf.value)
+            if is_quantity(leaf)
             else ""
         )
         if value == "":

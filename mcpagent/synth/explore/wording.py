@@ -232,9 +232,12 @@ def _of_field(field: str, value: Any, subject: str, rng: Random, *, event: str =
     is_name = len(subject.split()) <= 2 and subject[-1:].isalnum() and not subject.startswith(("the ", "/"))
     possessive = f"{subject}'{'' if subject.endswith('s') else 's'} {field}"
     is_count = field.startswith("number of ")
-    goal = possessive if is_name and not is_count and rng.random() < 0.4 else f"the {field} of {subject}"
+    what, _, unit = field.partition(" in ")
+    whole = f"the {what} of {subject} in {unit}" if unit else f"the {field} of {subject}"
+    goal = possessive if is_name and not is_count and rng.random() < 0.4 else whole
     after = f"{_bare(subject)} {field.removeprefix('number of ')}"
-    bare = rng.choice([f"{field} of {_bare(subject)}", after if len(subject.split()) <= 3 else goal])
+    shortest = whole.removeprefix("the ").replace(subject, _bare(subject))
+    bare = rng.choice([shortest, after if len(subject.split()) <= 3 else shortest])
     question, indirect = _asked(field, value, subject, goal, event, rng)
     its, indirect_its = _asked(field, value, "it", f"its {field}", event, rng)
     return Saying(question, goal, indirect, bare, subject, its, indirect_its)

@@ -9,7 +9,14 @@ import pytest
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.answers import Leaf
 from mcpagent.synth.explore.graph import Edge, Fact
-from mcpagent.synth.explore.naming import field_words, frames, human, subject_of, topic
+from mcpagent.synth.explore.naming import (
+    field_words,
+    frames,
+    human,
+    is_quantity,
+    subject_of,
+    topic,
+)
 from mcpagent.synth.explore.naturalness import overlap, spells_plan
 from mcpagent.synth.explore.wording import (
     Saying,
@@ -123,6 +130,23 @@ def test_years_are_later_and_are_not_added_up_and_what_is_counted_is_more() -> N
     assert is_beyond(tracks, "number of tracks", is_more=False, bound=5.0) == "have fewer than 5 tracks"
     assert {name for name, _ in totals_of(built)} == {"latest", "earliest"}
     assert "total" in {name for name, _ in totals_of(tracks)}
+
+
+def test_a_number_that_names_a_thing_is_not_added_up() -> None:
+    for name in ("id", "table_id", "orderNo", "number", "room_number", "zip_code", "cid"):
+        assert not is_quantity(Leaf(f"@.rows[0].{name}", "", 12))
+    for name in ("price", "number_of_rooms", "tracks"):
+        assert is_quantity(Leaf(f"@.rows[0].{name}", "", 12))
+
+
+def test_a_unit_stands_at_the_end() -> None:
+    leaf = Leaf("@.length_m", "length m", 210.5)
+    sayings = [asks_for(leaf, aurora(leaf), Random(seed)) for seed in range(40)]
+    assert {saying.goal for saying in sayings if saying} == {
+        "the length of Aurora in m",
+        "Aurora's length in m",
+    }
+    assert {saying.bare for saying in sayings if saying} == {"length of Aurora in m", "Aurora length in m"}
 
 
 def test_which_part_of_a_list_was_asked_for_is_not_said() -> None:
