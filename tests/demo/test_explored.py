@@ -150,15 +150,18 @@ def test_what_the_network_cannot_learn_is_not_asked(
     finished: tuple[QuickstartJob, dict[str, Any], list[str]],
 ) -> None:
     job, _, _ = finished
-    shapes: set[str] = set()
-    for split in ("train", "heldout"):
+    shapes, classes = set[str](), set[str]()
+    for split in ("train", "validation", "heldout"):
         for each in read_tasks(job.out / "data" / f"{split}.jsonl"):
+            classes.add(each.extra_info["class"])
             shapes.add(each.extra_info["shape"])
             plan = json.dumps([step.params for step in each.truth.tool_sequence])
             assert len(each.truth.tool_sequence) <= 3
             assert not re.search(r"\[\d+\]|count|max|min|word\(", plan), "nobody has to count"
     assert {"single", "both", "chain", "told"} <= shapes
     assert not shapes & {"sum", "difference", "most", "counted", "total", "each", "extreme", "conditional"}
+    # Nor what it is not shown: looking up what does not exist, and changing what does.
+    assert not classes & {"unknown_entity", "state_change"} and classes >= {"single", "sequential"}
 
 
 def test_most_tasks_need_several_calls_since_only_those_gain(
