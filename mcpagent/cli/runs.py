@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,39 +88,62 @@ def _started(run: RunInfo) -> str:
 report_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
+class ReportFormat(StrEnum):
+    """What a report is written as."""
+
+    HTML = "html"
+    MARKDOWN = "md"
+    PNG = "png"
+    JSON = "json"
+
+
 @report_app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder, such as outputs/quickstart.", show_default=False)],
     out: Annotated[
         Path | None,
         typer.Option(
-            callback=out_file("report.html"),
-            help="A file for the page, or a folder. Default: report.html in the run, written anew each time.",
+            help="A file for the report, or a folder. Default: report.html (.md, .png, .json) in the run, "
+            "written anew each time.",
         ),
     ] = None,
+    format_: Annotated[
+        ReportFormat,
+        typer.Option(
+            "--format",
+            help="html: a self-contained page. md: a summary for a pull request. json: every figure of the "
+            "page. png: the page as a picture, drawn by an installed Chromium or Chrome.",
+        ),
+    ] = ReportFormat.HTML,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Write the self-contained HTML report of a run and print its path.
+    """Write the report of a run and print its path.
 
     Example: mcpagent report outputs/quickstart
+
+    Example: mcpagent report outputs/quickstart --format md
     """
     from mcpagent.console import Console
     from mcpagent.storage.packages import require
 
+    out = out_file(f"report.{format_}")(out)
     if out is not None:
         refuse_existing(out, overwrite=overwrite)
-    require("report", use="the report")
-    from mcpagent.evaluate.report.page import write_page
+    if format_ in (ReportFormat.HTML, ReportFormat.PNG):
+        require("report", use="the report")
+    from mcpagent.evaluate.report.formats import find_browser, write_report_as
     from mcpagent.evaluate.report.run_data import read_run
     from mcpagent.evaluate.report.verdicts import judge
 
+    if format_ is ReportFormat.PNG:
+        find_browser()
     console = Console(is_json=as_json)
     view = read_run(run)
-    path = write_page(view, out)
+    path = write_report_as(format_.value, view, out or run / f"report.{format_}")
     if as_json:
         verdicts = [dataclasses.asdict(v) for v in judge(view)]
-        console.print_json({"report": str(path), "verdicts": verdicts})
+        console.print_json({"report": str(path), "format": format_.value, "verdicts": verdicts})
     else:
         console.say(str(path))
 

@@ -6,7 +6,6 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -14,7 +13,13 @@ from string import Template
 
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import JsonObject
-from mcpagent.core.trajectory import Trajectory
+from mcpagent.evaluate.report.document import (
+    ReportDocument,
+    compare_or_none,
+    cost_text,
+    document_of,
+    title_of,
+)
 from mcpagent.evaluate.report.episode_html import episode_html, pair_html, token_pieces
 from mcpagent.evaluate.report.episodes import gold_plans
 from mcpagent.evaluate.report.figures import Chart, charts
@@ -23,7 +28,7 @@ from mcpagent.evaluate.report.run_data import (
     BEFORE,
     SAMPLED,
     RunView,
-    TaskPair,
+    choose,
     percent,
     points,
     points_interval,
@@ -31,74 +36,42 @@ from mcpagent.evaluate.report.run_data import (
 )
 from mcpagent.evaluate.report.tables import (
     breakdown_tables,
-    compare_or_none,
     controls_table,
     facts_table,
     measures_table,
     success_table,
+    terms_table,
     tools_table,
 )
-from mcpagent.evaluate.report.verdicts import Verdict, judge
-from mcpagent.evaluate.summary import COMPLEXITIES, success_of_all
+from mcpagent.evaluate.summary import success_of_all
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.packages import require
 
 EMBEDDED_EPISODES = 5000  # in the page; `mcpagent view` lists more
 _CHUNK = 50  # episodes that are unpacked together when one of them is opened
-# (succeeded before, succeeded after, how many are shown): learned, still failing, got worse, always right.
-FATES = ((False, True, 3), (False, False, 2), (True, False, 2), (True, True, 1))
-
-
-def choose(pairs: Sequence[TaskPair]) -> list[TaskPair]:
-    """A handful of tasks, failures and regressions included, the hardest first within each outcome.
-
-    Without tasks that have both sides: up to three successes and three failures of the side that is there.
-    """
-    ranked = sorted(pairs, key=lambda p: (-_difficulty(p), p.task_id))
-    both = [p for p in ranked if p.before is not None and p.after is not None]
-    shown: list[TaskPair] = []
-    if both:
-        for before, after, count in FATES:
-            fate = [p for p in both if (_succeeded(p.before), _succeeded(p.after)) == (before, after)]
-            shown += fate[:count]
-    else:
-        for success in (True, False):
-            shown += [p for p in ranked if _succeeded(p.after or p.before) is success][:3]
-    return shown
-
-
-def _difficulty(pair: TaskPair) -> int:
-    trajectory = pair.after or pair.before
-    return (
-        COMPLEXITIES.index(trajectory.complexity)
-        if trajectory and trajectory.complexity in COMPLEXITIES
-        else -1
-    )
-
-
-def _succeeded(trajectory: Trajectory | None) -> bool | None:
-    return None if trajectory is None else trajectory.is_success
 
 
 _BADGES = {"pass": ("pass", "✓ pass"), "fail": ("fail", "✗ fail"), "not measured": ("open", "– not measured")}
 
 
-def page_html(run: RunView) -> str:
-    """The report as one HTML document. Raises UserError where plotly is not installed."""
+def page_html(run: RunView, *, has_episodes: bool = True) -> str:
+    """The report as one HTML document, with the list of all episodes or without. Raises UserError where
+    plotly is not installed."""
     summary, figures = summary_html(run)
-    rows, details, left_out = _episodes(run)
+    rows, details, left_out = _episodes(run) if has_episodes else ({}, {}, 0)
     body = f"{summary}\n{browser_html(left_out=left_out) if rows else ''}\n{_provenance(run)}"
-    return _document(_title(run), body, figures=figures, rows=rows, details=details)
+    return _document(title_of(run), body, figures=figures, rows=rows, details=details)
 
 
 def summary_html(run: RunView) -> tuple[str, JsonObject]:
     """The sections above the list of episodes, and the figures of their charts by id."""
-    drawn = charts(run)
+    drawn, document = charts(run), document_of(run)
     sections = [
-        _header(run),
-        _verdicts(judge(run)),
-        _results(run),
+        _header(run, document),
+        _verdicts(document),
+        _results(document),
         _curves(drawn),
+        _terms(document),
         _controls(run),
         _tools(run),
         _trajectories(run),
@@ -190,21 +163,17 @@ def _episodes(run: RunView) -> tuple[JsonObject, JsonObject, int]:
     return dict(listed), details, left_out
 
 
-def _title(run: RunView) -> str:
-    return str(run.manifest.get("title") or run.path.resolve().name)
+def _header(run: RunView, document: ReportDocument) -> str:
+    paragraphs = document.about.split("\n\n") if document.about else ()
+    lead = "".join(f'<p class="lead">{escape(paragraph)}</p>' for paragraph in paragraphs)
+    return f"<header><h1>{escape(document.title)}</h1>{lead}</header>{_headline(run, document)}"
 
 
-def _header(run: RunView) -> str:
-    about = run.manifest.get("about")
-    lead = "".join(f'<p class="lead">{escape(p)}</p>' for p in str(about).split("\n\n")) if about else ""
-    return f"<header><h1>{escape(_title(run))}</h1>{lead}</header>{_headline(run)}"
-
-
-def _headline(run: RunView) -> str:
+def _headline(run: RunView, document: ReportDocument) -> str:
     tiles = [
         _tile(f"{run.split.capitalize()} task success, greedy", run, ""),
         _tile(f"{run.split.capitalize()} task success, sampled", run, SAMPLED),
-        _training_tile(run),
+        _stat("Training steps", f"{len(run.steps):,}", cost_text(document.cost)),
     ]
     return f'<div class="headline card">{"".join(t for t in tiles if t)}</div>'
 
@@ -227,13 +196,6 @@ def _tile(label: str, run: RunView, suffix: str) -> str:
     return _stat(label, value, detail)
 
 
-def _training_tile(run: RunView) -> str:
-    cpu_s = sum(run.values("cpu_s")) or sum(run.values("rollout_cpu_s")) + sum(run.values("update_cpu_s"))
-    episodes = sum(run.values("episodes"))
-    facts = [f"{episodes:,.0f} episodes" if episodes else "", f"{cpu_s:,.0f} CPU seconds" if cpu_s else ""]
-    return _stat("Training steps", f"{len(run.steps):,}", ", ".join(f for f in facts if f))
-
-
 def _stat(label: str, value: str, detail: str) -> str:
     return (
         f'<div><div class="label">{label}</div><div class="value">{value}</div>'
@@ -241,12 +203,12 @@ def _stat(label: str, value: str, detail: str) -> str:
     )
 
 
-def _verdicts(verdicts: list[Verdict]) -> str:
+def _verdicts(document: ReportDocument) -> str:
     rows = "".join(
         f'<tr><td><span class="badge {_BADGES[v.outcome][0]}">{_BADGES[v.outcome][1]}</span></td>'
         f"<th>{escape(v.name)}</th>"
         f'<td>{escape(v.evidence)}<span class="rule">{escape(v.rule)}</span></td></tr>'
-        for v in verdicts
+        for v in document.verdicts
     )
     return (
         '<section><h2>Verdicts</h2><p class="hint">One row for each success criterion: what was found, and '
@@ -255,8 +217,8 @@ def _verdicts(verdicts: list[Verdict]) -> str:
     )
 
 
-def _results(run: RunView) -> str:
-    success, others = success_table(run), measures_table(run)
+def _results(document: ReportDocument) -> str:
+    success, others = success_table(document.success), measures_table(document.measures)
     if not success:
         return ""
     hint = (
@@ -266,7 +228,7 @@ def _results(run: RunView) -> str:
     )
     legend = "Greedy unless marked. pass@k: at least one of k attempts succeeds; pass^k: all of them do."
     more = f'<h2>Other measures</h2><p class="hint">{legend}</p>{others}' if others else ""
-    more += "".join(f"<h3>{title}</h3>{table}" for title, table in breakdown_tables(run))
+    more += "".join(f"<h2>{title}</h2>{table}" for title, table in breakdown_tables(document.breakdown))
     return f'<section><h2>Before and after</h2><p class="hint">{hint}</p>{success}{more}</section>'
 
 
@@ -283,6 +245,17 @@ def _curves(drawn: list[Chart]) -> str:
         '<noscript><p class="hint">Only the curves need JavaScript.</p></noscript>'
         f'<div class="charts">{figures}</div></section>'
     )
+
+
+def _terms(document: ReportDocument) -> str:
+    table = terms_table(document.reward_terms)
+    if not table:
+        return ""
+    hint = (
+        "Means over the episodes of training steps. Terms without a weight are measured, and earn nothing. A "
+        "term that goes against success has a negative correlation."
+    )
+    return f'<section><h2>Reward terms</h2><p class="hint">{hint}</p>{table}</section>'
 
 
 def _controls(run: RunView) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mcpagent.core.records import JsonObject, Metric, OpenRecord
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.report.episodes import EpisodeFiles, NonceCount
-from mcpagent.evaluate.summary import BEST, UNTRAINED, EvalResult
+from mcpagent.evaluate.summary import BEST, COMPLEXITIES, UNTRAINED, EvalResult
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.metrics import PoolMetrics
 
@@ -260,6 +261,41 @@ def _pairs(episodes: EpisodeFiles, sources: dict[str, str]) -> tuple[list[TaskPa
         after, episodes_from = episodes.files[last].first_attempts, last
     task_ids = sorted(before.keys() | after.keys())
     return [TaskPair(task_id=t, before=before.get(t), after=after.get(t)) for t in task_ids], episodes_from
+
+
+# (succeeded before, succeeded after, how many are shown): learned, still failing, got worse, always right.
+FATES = ((False, True, 3), (False, False, 2), (True, False, 2), (True, True, 1))
+
+
+def choose(pairs: Sequence[TaskPair]) -> list[TaskPair]:
+    """A handful of tasks, failures and regressions included, the hardest first within each outcome.
+
+    Without tasks that have both sides: up to three successes and three failures of the side that is there.
+    """
+    ranked = sorted(pairs, key=lambda p: (-_difficulty(p), p.task_id))
+    both = [p for p in ranked if p.before is not None and p.after is not None]
+    shown: list[TaskPair] = []
+    if both:
+        for before, after, count in FATES:
+            fate = [p for p in both if (_succeeded(p.before), _succeeded(p.after)) == (before, after)]
+            shown += fate[:count]
+    else:
+        for success in (True, False):
+            shown += [p for p in ranked if _succeeded(p.after or p.before) is success][:3]
+    return shown
+
+
+def _difficulty(pair: TaskPair) -> int:
+    trajectory = pair.after or pair.before
+    return (
+        COMPLEXITIES.index(trajectory.complexity)
+        if trajectory and trajectory.complexity in COMPLEXITIES
+        else -1
+    )
+
+
+def _succeeded(trajectory: Trajectory | None) -> bool | None:
+    return None if trajectory is None else trajectory.is_success
 
 
 ABSENT = "–"

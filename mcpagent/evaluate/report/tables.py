@@ -8,16 +8,12 @@ from collections.abc import Sequence
 from html import escape
 
 from mcpagent.core.records import JsonObject, Metric
-from mcpagent.errors import UserError
-from mcpagent.evaluate.breakdown import COUNTS, ERRORS
-from mcpagent.evaluate.compare import Comparison, compare
+from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
+from mcpagent.evaluate.report.document import SETTINGS, MeasureRow, SuccessRow, TermRow
+from mcpagent.evaluate.report.figures import TREND_STEPS
 from mcpagent.evaluate.report.run_data import (
     ABSENT,
-    AFTER,
-    BEFORE,
-    SAMPLED,
     Control,
-    RunView,
     number,
     number_interval,
     percent,
@@ -25,106 +21,40 @@ from mcpagent.evaluate.report.run_data import (
     points,
     points_interval,
 )
-from mcpagent.evaluate.summary import RATE_METRICS, EvalResult, success_of_all
 from mcpagent.tools.metrics import PoolMetrics, ToolMetrics
 
 STRIP_PX = 140  # the drawn length of 0..1
-SETTINGS = (("Greedy", ""), ("Sampled", SAMPLED))
-SHOWN_METRICS: dict[str, str] = {
-    "tool_sequence_accuracy": "Exact tool sequence",
-    "answer_accuracy": "Right answer",
-    "coverage": "Gold calls covered",
-    "mean_reward": "Mean reward",
-    "invalid_call_rate": "Invalid calls",
-    "parse_failure_rate": "Calls that do not parse",
-    "tool_error_rate": "Tool errors",
-    "mean_tool_calls": "Tool calls per episode",
-    "mean_searches": "Searches for tools per episode",
-    "mean_turns": "Turns per episode",
-}
 
 
-def compare_or_none(
-    before: EvalResult | None, after: EvalResult | None, *, complexity: str | None = None
-) -> Comparison | None:
-    """`compare`, or None where the two share no scored task."""
-    if before is None or after is None:
-        return None
-    try:
-        return compare(before, after, complexity=complexity)
-    except UserError:
-        return None
-
-
-def success_table(run: RunView) -> str:
-    """Task success before and after, greedy and sampled, whole and by complexity; '' without evaluations."""
-    rows: list[str] = []
-    for label, suffix in SETTINGS:
-        before, after = run.evaluations.get(BEFORE + suffix), run.evaluations.get(AFTER + suffix)
-        if before is None and after is None:
-            continue
-        both, comparison = (before, after), compare_or_none(before, after)
-        title = f"{label}{_temperature(after or before)}"
-        sides = tuple(e and success_of_all(e) for e in both)
-        rows.append(
-            _success_row(title, sides, comparison and comparison.difference_all, comparison, css="group")
-        )
-        sides = tuple(e and e.metrics.get("task_success") for e in both)
-        rows.append(
-            _success_row("scored only", sides, comparison and comparison.difference, comparison, css="part")
-        )
-        levels = dict.fromkeys(level for e in both if e for level in e.by_complexity)
-        for level in levels if len(levels) > 1 else ():
-            comparison = compare_or_none(before, after, complexity=level)
-            sides = tuple(e and success_of_all(e, complexity=level) for e in both)
-            rows.append(
-                _success_row(level, sides, comparison and comparison.difference_all, comparison, css="part")
-            )
-    paired = {name + suffix for name in (BEFORE, AFTER) for _, suffix in SETTINGS}
-    for name, evaluation in run.evaluations.items():
-        if name not in paired:
-            rows.append(_success_row(name, (None, success_of_all(evaluation)), None, None, css="group"))
-            scored = evaluation.metrics.get("task_success")
-            rows.append(_success_row("scored only", (None, scored), None, None, css="part"))
-    if not rows:
-        return ""
+def success_table(rows: Sequence[SuccessRow]) -> str:
+    """Task success before and after, whole and by complexity; '' without rows."""
     columns = ("Task success", "0–100%", "*Before", "*After", "*Change", "*p", "*Tasks")
-    return _table(columns, rows, css="success")
+    return table_html(columns, [_success_row(row) for row in rows], css="success") if rows else ""
 
 
-def measures_table(run: RunView) -> str:
-    """The other numbers of the greedy evaluations; '' without any."""
-    before, after = run.evaluations.get(BEFORE), run.evaluations.get(AFTER)
-    passes = [(f"{n} (sampled)", n) for n in _pass_names(run.evaluations.get(AFTER + SAMPLED))]
-    rows: list[str] = []
-    for name, label in SHOWN_METRICS.items():
-        is_rate = name in RATE_METRICS
-        sides = [e.metrics.get(name) if e else None for e in (before, after)]
-        if any(m is not None and m.value is not None for m in sides):
-            cells = "".join(_metric_cell(m, is_rate=is_rate) for m in sides)
-            rows.append(f"<tr><th>{escape(label)}</th>{cells}</tr>")
-    sampled = [run.evaluations.get(n + SAMPLED) for n in (BEFORE, AFTER)]
-    for label, name in passes:
-        cells = "".join(_metric_cell(e.metrics.get(name) if e else None, is_rate=True) for e in sampled)
-        rows.append(f"<tr><th>{escape(label)}</th>{cells}</tr>")
-    return _table(("Measure", "*Before", "*After"), rows) if rows else ""
+def measures_table(rows: Sequence[MeasureRow]) -> str:
+    """The other numbers of the evaluations; '' without any."""
+    cells = [
+        f"<tr><th>{escape(row.label)}</th>{metric_cell(row.before, is_rate=row.is_rate)}"
+        f"{metric_cell(row.after, is_rate=row.is_rate)}</tr>"
+        for row in rows
+    ]
+    return table_html(("Measure", "*Before", "*After"), cells) if cells else ""
 
 
-def breakdown_tables(run: RunView) -> list[tuple[str, str]]:
-    """Titles and tables of how the last greedy evaluation called, of its slices and of what went wrong;
-    empty where no evaluation has them."""
-    evaluations = [run.evaluations.get(AFTER), run.evaluations.get(BEFORE), *run.evaluations.values()]
-    breakdown = next((e.breakdown for e in evaluations if e is not None and e.breakdown is not None), None)
+def breakdown_tables(breakdown: Breakdown | None) -> list[tuple[str, str]]:
+    """Titles and tables of how an evaluation called, of its slices and of what went wrong; empty without a
+    breakdown."""
     if breakdown is None:
         return []
     measures = [
-        f"<tr><th>{escape(name.replace('_', ' '))}</th>{_metric_cell(metric, is_rate=name not in COUNTS)}"
+        f"<tr><th>{escape(name.replace('_', ' '))}</th>{metric_cell(metric, is_rate=name not in COUNTS)}"
         f'<td class="num">{metric.n}</td></tr>'
         for name, metric in breakdown.measures.items()
         if metric.value is not None
     ]
     slices = [
-        f"<tr><th>{escape(name)}</th><td>{escape(part)}</td>{_metric_cell(s.task_success, is_rate=True)}"
+        f"<tr><th>{escape(name)}</th><td>{escape(part)}</td>{metric_cell(s.task_success, is_rate=True)}"
         f'<td class="num">{s.n_tasks}</td></tr>'
         for name, parts in breakdown.slices.items()
         for part, s in parts.items()
@@ -132,7 +62,7 @@ def breakdown_tables(run: RunView) -> list[tuple[str, str]]:
     ]
     errors = [
         f"<tr><th>{escape(kind.replace('_', ' '))}</th><td>{escape(ERRORS[kind])}</td>"
-        f'<td class="num">{error.episodes:,}</td><td>{escape(error.example)}</td></tr>'
+        f'<td class="num">{error.episodes:,}</td><td class="name">{escape(error.example)}</td></tr>'
         for kind, error in breakdown.errors.items()
     ]
     tables = (
@@ -140,7 +70,21 @@ def breakdown_tables(run: RunView) -> list[tuple[str, str]]:
         ("Where it succeeds", ("By", "Part", "*Task success", "*Tasks"), slices),
         ("What went wrong", ("Kind", "What it is", "*Episodes", "Example"), errors),
     )
-    return [(title, _table(columns, rows)) for title, columns, rows in tables if rows]
+    return [(title, table_html(columns, rows)) for title, columns, rows in tables if rows]
+
+
+def terms_table(rows: Sequence[TermRow]) -> str:
+    """The reward terms while training; '' without any."""
+    cells = [
+        f"<tr><th>{escape(term.name)}</th>"
+        f'<td class="num">{f"{term.weight:g}".replace("-", "−") if term.weight else ABSENT}</td>'
+        f'<td class="num">{number(term.first)}</td><td class="num">{number(term.last)}</td>'
+        f'<td class="num">{number(term.correlation_with_success, digits=2)}</td></tr>'
+        for term in rows
+    ]
+    first, last = f"*First {TREND_STEPS} steps", f"*Last {TREND_STEPS} steps"
+    columns = ("Term", "*Weight", first, last, "*Correlation with success")
+    return table_html(columns, cells) if cells else ""
 
 
 def controls_table(controls: Sequence[Control]) -> str:
@@ -148,11 +92,11 @@ def controls_table(controls: Sequence[Control]) -> str:
     rows = [
         f"<tr><th>{escape(c.name)}</th><td>{escape(c.what)}</td>"
         f'<td class="num">{number(c.cpu_s, digits=0)}</td>'
-        f"{_metric_cell(c.greedy, is_rate=True)}{_metric_cell(c.sampled, is_rate=True)}</tr>"
+        f"{metric_cell(c.greedy, is_rate=True)}{metric_cell(c.sampled, is_rate=True)}</tr>"
         for c in controls
     ]
     columns = ("Control", "What it does", "*CPU s", "*Greedy", "*Sampled")
-    return _table(columns, rows) if rows else ""
+    return table_html(columns, rows) if rows else ""
 
 
 def tools_table(metrics: PoolMetrics) -> str:
@@ -171,7 +115,7 @@ def tools_table(metrics: PoolMetrics) -> str:
         for tool in server.tools
     ]
     columns = ("Tool", "*Calls", "*p50 ms", "*p95 ms", "Errors", "*Cut", "*Repeats", "*Secrets", "*Restarts")
-    return _table(columns, rows) if rows else ""
+    return table_html(columns, rows) if rows else ""
 
 
 def facts_table(facts: JsonObject) -> str:
@@ -216,28 +160,27 @@ def _mark(metric: Metric, y: int, css: str) -> str:
     return f'<g class="{css}">{bar}{dot}</g>'
 
 
-def _success_row(
-    title: str,
-    sides: Sequence[Metric | None],
-    difference: Metric | None,
-    comparison: Comparison | None,
-    *,
-    css: str,
-) -> str:
-    """`comparison` gives its p value where the counts of unscored episodes allow one."""
-    before, after = sides
-    shown = after or before
-    change, p_value = ABSENT, ABSENT
-    if difference is not None:
-        change = f'{points(difference.value)} <span class="ci">{points_interval(difference)}</span>'
-    if comparison is not None and comparison.why_no_verdict is None and comparison.p_value is not None:
-        p_value = p_text(comparison.p_value)
+def _success_row(row: SuccessRow) -> str:
+    shown = row.after or row.before
+    is_whole = row.part == "all"
+    temperature = f", temperature {row.temperature:g}" if row.temperature else ""
+    title = f"{_sentence(row.evaluation)}{temperature}" if is_whole else row.part
+    change = ABSENT
+    if row.difference is not None:
+        change = f'{points(row.difference.value)} <span class="ci">{points_interval(row.difference)}</span>'
     return (
-        f'<tr class="{css}"><th>{escape(title)}</th><td class="strip">{dumbbell_svg(before, after)}</td>'
-        f"{_metric_cell(before, is_rate=True)}{_metric_cell(after, is_rate=True)}"
-        f'<td class="num">{change}</td><td class="num">{p_value}</td>'
+        f'<tr class="{"group" if is_whole else "part"}"><th>{escape(title)}</th>'
+        f'<td class="strip">{dumbbell_svg(row.before, row.after)}</td>'
+        f"{metric_cell(row.before, is_rate=True)}{metric_cell(row.after, is_rate=True)}"
+        f'<td class="num">{change}</td>'
+        f'<td class="num">{ABSENT if row.p_value is None else p_text(row.p_value)}</td>'
         f'<td class="num">{shown.n if shown else ABSENT}</td></tr>'
     )
+
+
+def _sentence(name: str) -> str:
+    """`greedy` as `Greedy`; the names of files stay as they are."""
+    return name.capitalize() if name in dict(SETTINGS) else name
 
 
 def p_text(p_value: float) -> str:
@@ -245,7 +188,8 @@ def p_text(p_value: float) -> str:
     return "&lt; 0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
-def _metric_cell(metric: Metric | None, *, is_rate: bool) -> str:
+def metric_cell(metric: Metric | None, *, is_rate: bool) -> str:
+    """A value with its interval."""
     if metric is None or metric.value is None:
         return f'<td class="num">{ABSENT}</td>'
     value = percent(metric.value) if is_rate else number(metric.value, digits=2)
@@ -253,18 +197,7 @@ def _metric_cell(metric: Metric | None, *, is_rate: bool) -> str:
     return f'<td class="num">{value} <span class="ci">{interval}</span></td>'
 
 
-def _temperature(evaluation: EvalResult | None) -> str:
-    value = evaluation.provenance.get("temperature") if evaluation else None
-    return f", temperature {value:g}" if isinstance(value, int | float) and value > 0 else ""
-
-
-def _pass_names(evaluation: EvalResult | None) -> list[str]:
-    names = [n for n in evaluation.metrics if n.startswith(("pass@", "pass^"))] if evaluation else []
-    most = max((int(n[5:]) for n in names), default=0)
-    return [n for n in (f"pass@{most}", f"pass^{most}") if n in names]
-
-
-def _table(columns: Sequence[str], rows: Sequence[str], *, css: str = "") -> str:
+def table_html(columns: Sequence[str], rows: Sequence[str], *, css: str = "") -> str:
     """A star marks a column of numbers. On a narrow screen a row is a card with named cells."""
     names = [column.removeprefix("*") for column in columns]
     head = "".join(
