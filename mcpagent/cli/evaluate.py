@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcpagent.cli.benchmark import benchmark
+from mcpagent.cli.compare import calibration_rows, compare, note_gold
 from mcpagent.cli.options import (
     BaseUrl,
     ConfigOptions,
@@ -20,6 +21,7 @@ from mcpagent.cli.options import (
     Overwrite,
     Samples,
     Shard,
+    Temperature,
     ToolFormat,
     out_file,
     refuse_existing,
@@ -30,7 +32,7 @@ from mcpagent.console import METRIC_COLUMNS, Console, counted, metric_row
 from mcpagent.core.records import JsonObject, Metric
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
-from mcpagent.evaluate.summary import RATE_METRICS, EvalSummary, success_of_all
+from mcpagent.evaluate.summary import RATE_METRICS, EvalResult, EvalSummary, success_of_all
 
 if TYPE_CHECKING:
     from mcpagent.run.evaluate import EvalOutcome, RegradeOutcome
@@ -43,14 +45,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Evaluate, and compare evaluations.",
 )
+app.command()(compare)
 app.command()(benchmark)
 
-_Temperature = Annotated[
-    float | None,
-    typer.Option(
-        "--temperature", min=0.0, help="Default: 0 (greedy) with one sample a task, 1 with several."
-    ),
-]
 _Out = Annotated[
     Path | None,
     typer.Option(
@@ -70,6 +67,12 @@ _RetryInfra = Annotated[
 ]
 
 
+_Calibration = Annotated[
+    bool,
+    typer.Option(help="Also play the reference calls and silence, which asks no model: rows gold and empty."),
+]
+
+
 @app.command()
 @with_options
 def checkpoint(
@@ -82,7 +85,7 @@ def checkpoint(
     ],
     data: Data = None,
     samples: Samples = 1,
-    temperature: _Temperature = None,
+    temperature: Temperature = None,
     *,
     options: ConfigOptions,
     shard: Shard = None,
@@ -90,6 +93,11 @@ def checkpoint(
     overwrite: Overwrite = False,
     resume: _Resume = False,
     retry_infra: _RetryInfra = False,
+    calibration: _Calibration = True,
+    base: Annotated[
+        bool,
+        typer.Option("--base", help="Also play the untrained model where the run has not measured it."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Evaluate a checkpoint in Hugging Face or PEFT format.
@@ -105,8 +113,11 @@ def checkpoint(
     options = replace(options, temperature=temperature)
     goes_on = _Continuation(resume=resume, retry_infra=retry_infra)
     goes_on.check(out, overwrite=overwrite)
+    beside = _Rows(calibration, base)
     of = shard_of(shard)
-    _evaluate(str(path), options, goes_on, data=data, samples=samples, shard=of, out=out, as_json=as_json)
+    _evaluate(
+        str(path), options, goes_on, beside, data=data, samples=samples, shard=of, out=out, as_json=as_json
+    )
 
 
 @app.command()
@@ -118,7 +129,7 @@ def model(
     base_url: BaseUrl = None,
     data: Data = None,
     samples: Samples = 1,
-    temperature: _Temperature = None,
+    temperature: Temperature = None,
     tool_format: ToolFormat = None,
     *,
     options: ConfigOptions,
@@ -127,6 +138,7 @@ def model(
     overwrite: Overwrite = False,
     resume: _Resume = False,
     retry_infra: _RetryInfra = False,
+    calibration: _Calibration = True,
     as_json: Json = False,
 ) -> None:
     """Evaluate a model that no run of mcpagent made: the base model before training, or one behind an API.
@@ -136,48 +148,10 @@ def model(
     options = replace(options, tool_format=tool_format, base_url=base_url, temperature=temperature)
     goes_on = _Continuation(resume=resume, retry_infra=retry_infra)
     goes_on.check(out, overwrite=overwrite)
+    beside = _Rows(calibration)
     of = shard_of(shard)
-    _evaluate(name_or_path, options, goes_on, data=data, samples=samples, shard=of, out=out, as_json=as_json)
-
-
-@app.command()
-def compare(
-    a: Annotated[Path, typer.Argument(help="A result of eval --out, or trajectories.", show_default=False)],
-    b: Annotated[Path, typer.Argument(help="What it is compared with.", show_default=False)],
-    as_json: Json = False,
-) -> None:
-    """Compare two evaluations task by task: whether B is better than A, or it is chance.
-
-    Example: mcpagent eval compare before.json after.json
-    """
-    from mcpagent.run.evaluate import compare_files
-
-    console = Console(is_json=as_json)
-    result = compare_files(a, b, console=console)
-    if as_json:
-        console.print_json(result)
-        return
-    rows = [
-        metric_row(f"a  {a}", result.a_all, is_rate=True),
-        metric_row("   scored only", result.a, is_rate=True),
-        metric_row(f"b  {b}", result.b_all, is_rate=True),
-        metric_row("   scored only", result.b, is_rate=True),
-        metric_row("b - a", result.difference_all, is_rate=True, signed=True),
-        metric_row("   scored only", result.difference, is_rate=True, signed=True),
-    ]
-    console.table("Task success, unscored counted as failed", METRIC_COLUMNS, rows)
-    counts = (("a", result.a_count), ("b", result.b_count))
-    console.say(
-        "unscored  " + ", ".join(f"{name} {n.unscored} of {n.episodes} episodes" for name, n in counts)
-    )
-    if result.why_no_verdict is not None:
-        console.say(f"no verdict: {result.why_no_verdict}; evaluate again where the servers hold")
-    else:
-        p_value = "" if result.p_value is None else f" (p = {result.p_value:.3g})"
-        console.say(f"{result.verdict}{p_value}")
-    console.say(
-        f"b wins {counted(result.wins, 'task')}, loses {result.losses}, ties {result.ties}; "
-        f"{counted(result.unpaired, 'task')} in one of the two only"
+    _evaluate(
+        name_or_path, options, goes_on, beside, data=data, samples=samples, shard=of, out=out, as_json=as_json
     )
 
 
@@ -359,10 +333,19 @@ class _Continuation:
         _refuse_replacing(out, overwrite=overwrite)
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Which calibration rows stand beside an evaluation."""
+
+    calibration: bool
+    base: bool = False
+
+
 def _evaluate(
     name: str,
     options: ConfigOptions,
     goes_on: _Continuation,
+    beside: _Rows,
     *,
     data: Path | None,
     samples: int,
@@ -386,6 +369,8 @@ def _evaluate(
             shard=shard,
             resume=goes_on.resume,
             retry_infra=goes_on.retry_infra,
+            calibrate=beside.calibration,
+            base=beside.base,
             console=console,
         )
     if as_json:
@@ -399,6 +384,7 @@ def _evaluate(
 
 def _print(outcome: EvalOutcome, console: Console) -> None:
     print_metrics(outcome.result, console)
+    note_gold(outcome.result, console)
     if outcome.result.breakdown is not None:
         _print_breakdown(outcome.result.breakdown, console)
     reasons = outcome.result.stop_reasons.items()
@@ -456,6 +442,8 @@ def print_metrics(summary: EvalSummary, console: Console) -> None:
                 for complexity, part in summary.by_complexity.items()
             }
             rows += [metric_row(f"  {c}", part, is_rate=_is_rate(name)) for c, part in parts.items()]
+        if name == "task_success_all" and isinstance(summary, EvalResult):
+            rows += calibration_rows(summary)
     rows += [
         metric_row(_words(name), metric, is_rate=_is_rate(name))
         for name, metric in summary.metrics.items()

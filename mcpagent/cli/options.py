@@ -122,7 +122,8 @@ Settings = Annotated[
 ]
 
 
-def _file_of(value: Path | None) -> Path | None:
+def task_file(value: Path | None) -> Path | None:
+    """The callback of an option for tasks: of a folder its held-out ones. Raises UserError."""
     if value is None:
         return None
     from mcpagent.storage.datasets import dataset_file
@@ -134,7 +135,7 @@ Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        callback=_file_of,
+        callback=task_file,
         help="Tasks: .jsonl or .json, also .gz and .zst; or a dataset's folder: its held-out tasks.",
     ),
 ]
@@ -191,6 +192,12 @@ Shard = Annotated[
     str | None,
     typer.Option("--shard", metavar="I/N", help="Every N-th task from the I-th on; eval merge joins them."),
 ]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature", min=0.0, help="Default: 0 (greedy) with one sample a task, 1 with several."
+    ),
+]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same episodes.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -244,7 +251,7 @@ class ConfigOptions:
         from mcpagent.run.episodes import load_for_dataset
 
         files, defaults = self.files or (), list[str]()
-        run_config = None if files or policy is None else _config_of_run(policy)
+        run_config = None if files or policy is None else config_of_run(policy)
         if run_config is not None:
             console.note(f"settings: {run_config}")
             # What the run was trained with and on says nothing about what it is to be judged with and on.
@@ -286,7 +293,8 @@ def cassette_settings(path: Path | None, mode: str | None) -> dict[str, str | No
     }
 
 
-def _config_of_run(policy: str) -> Path | None:
+def config_of_run(policy: str) -> Path | None:
+    """The settings of the run that a policy is a checkpoint of; None for any other. Raises UserError."""
     from mcpagent.run.episodes import SCRIPTED
     from mcpagent.storage.checkpoints import find_model, run_of
 

@@ -100,7 +100,7 @@ def break_down(tasks: Iterable[Task], trajectories: Sequence[Trajectory]) -> Bre
     scored = [p for p in played if p.trajectory.is_success is not None]
     return Breakdown(
         measures={name: _mean(scored, of, rate=name not in COUNTS) for name, of in MEASURES.items()},
-        slices={name: _slices(played, divide) for name, divide in _DIVISIONS.items()},
+        slices={name: _slices(played, divide) for name, divide in DIVISIONS.items()},
         errors=_errors(played),
         episode_latency=_times([sum(turn.wall_s for turn in p.trajectory.turns) for p in scored]),
     )
@@ -240,7 +240,7 @@ def _distractors(task: Task) -> str:
     return f"{start} or more" if after is None else f"{start} to {after - 1}"
 
 
-_DIVISIONS: dict[str, Callable[[Task], str]] = {
+DIVISIONS: dict[str, Callable[[Task], str]] = {
     "class": _class,
     "server": _servers,
     "steps": _step_count,

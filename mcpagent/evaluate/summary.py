@@ -73,6 +73,7 @@ class EvalSummary(Record):
         cassette: JsonObject | None = None,
         tool_metrics: PoolMetrics | None = None,
         breakdown: Breakdown | None = None,
+        calibration: Mapping[str, CalibrationRow] | None = None,
     ) -> EvalResult:
         """The result as the document that `eval --json` prints and that `eval/*.json` holds."""
         return EvalResult(
@@ -81,18 +82,35 @@ class EvalSummary(Record):
             cassette=cassette,
             tool_metrics=tool_metrics,
             breakdown=breakdown,
+            calibration=dict(calibration or {}),
         )
+
+
+class CalibrationRow(Record):
+    """What another policy comes to on the tasks of an evaluation, over its scored episodes. `failed` names
+    the tasks that it played and failed, `error` is the first of an unscored episode; `source` is `played`, or
+    the stored result that the numbers are from."""
+
+    task_success: Metric
+    mean_reward: Metric
+    n_episodes: int
+    unscored: int
+    failed: tuple[str, ...] = ()
+    error: str | None = None
+    source: str
 
 
 class EvalResult(EvalSummary):
     """An `EvalSummary` that says what was evaluated, on which data, and how. `cassette` is what one did,
     where tools were recorded or replayed; `tool_metrics` what the calls of its servers came to; `breakdown`
-    where it succeeds and fails, None in results of before that was measured."""
+    where it succeeds and fails, None in results of before that was measured; `calibration` the rows `gold`,
+    `empty` and `base` beside it, where they were asked for."""
 
     provenance: JsonObject
     cassette: JsonObject | None = None
     tool_metrics: PoolMetrics | None = None
     breakdown: Breakdown | None = None
+    calibration: dict[str, CalibrationRow] = {}
 
 
 EpisodeMeasure = Callable[[Trajectory], float | None]

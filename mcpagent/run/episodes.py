@@ -180,7 +180,7 @@ def open_episodes(
 ) -> Iterator[EpisodeSetup]:
     """Open the tasks of `data` (default: the validation set of `config`), start the servers, load the policy
     that `policy` names (see `open_policy`). Raises UserError before anything is played."""
-    _refuse_policy(policy)
+    refuse_policy(policy)
     for note in load_reward(config.reward, config.judge).notes():
         console.note(note)
     with memory_reported(config), ExitStack() as stack:
@@ -294,7 +294,7 @@ def catalog_note(tasks: Sequence[Task], pool: PinnedTools) -> str | None:
     return note
 
 
-def _refuse_policy(name: str) -> None:
+def refuse_policy(name: str) -> None:
     """What can be said of a policy before servers start. Raises UserError."""
     if name not in SCRIPTED and not name.startswith(PREFIX) and (checkpoint := find_model(name)) is not None:
         weight_files(checkpoint.path)

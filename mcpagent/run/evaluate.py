@@ -18,14 +18,16 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
-from mcpagent.evaluate.compare import Comparison, compare
+from mcpagent.evaluate.compare import POINTS, Comparison, compare
 from mcpagent.evaluate.summary import (
+    CalibrationRow,
     EvalResult,
     EvalSummary,
     evaluate,
     summarise,
 )
 from mcpagent.reward.terms import load_reward, regraded
+from mcpagent.run.calibration import BASE, base_model, row_of, scripted_rows, stored_base
 from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.run.rollout import check_writable, episode_progress
 from mcpagent.storage.atomic import write_text
@@ -70,12 +72,17 @@ def evaluate_model(
     shard: tuple[int, int] = (1, 1),
     resume: bool = False,
     retry_infra: bool = False,
+    calibrate: bool = False,
+    base: bool = False,
+    keep: bool = True,
     console: Console | None = None,
 ) -> EvalOutcome:
     """`samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or `openai:NAME`),
     sampled as the `rollout` section of `config` says, `deterministic` included.
     With `out`, a .json file, the result is written there and the trajectories beside it; that of a checkpoint
-    of a run is kept in the run too, for its report and model card. Episodes are written as they end: with
+    of a run is kept in the run too, for its report and model card, unless `keep` is off. `calibrate` adds the
+    rows `gold`, `empty` and, where the run has measured it, `base`; with `base` the untrained model is played
+    where it has not. Episodes are written as they end: with
     `resume` those that an interrupted evaluation wrote are not played again, and with `retry_infra` only
     those of it, or of a finished one, that could not be scored. Raises UserError; then nothing is written."""
     console = console or Console()
@@ -89,6 +96,7 @@ def evaluate_model(
     ) as setup:
         if samples > 1 and setup.settings.sampling.temperature == 0.0:
             console.note(f"at temperature 0 all {samples} attempts at a task are the same")
+        untrained = base_model(setup) if base else None
         stream = None
         if out is not None:
             conditions = {**setup.provenance(samples=samples), "shard": f"{shard[0]}/{shard[1]}"}
@@ -101,15 +109,28 @@ def evaluate_model(
             trajectories = _streamed(setup, stream, samples=samples, on_done=on_done, console=console)
         breakdown = break_down(setup.tasks, trajectories)
         provenance = setup.provenance(samples=samples)
-        run_checkpoint = _run_of(setup) if shard[1] == 1 else None  # a shard says nothing of the whole
+        # A shard says nothing of the whole.
+        run_checkpoint = _run_of(setup) if keep and shard[1] == 1 else None
         if shard[1] > 1:
             provenance["shard"] = f"{shard[0]}/{shard[1]}"
         if run_checkpoint is not None:
             provenance["step"] = step_of(run_checkpoint[1])
         cassette = setup.tools.take_cassette_counts()
         tool_metrics = setup.tools.pool.metrics()
+        rows = scripted_rows(setup, console=console) if calibrate else {}
+        measured = stored_base(setup, provenance) if calibrate else None
+    if isinstance(measured, CalibrationRow):
+        rows[BASE] = measured
+    elif untrained is not None:
+        console.note(f"evaluating the model that it was trained from, {untrained}")
+        theirs = evaluate_model(
+            config, model=untrained, data=data, samples=samples, shard=shard, keep=False, console=console
+        )
+        rows[BASE] = row_of(theirs.result, source=untrained)
+    elif measured is not None:
+        console.note(f"no row for the untrained model: {measured}; --base plays it")
     result = summarise(trajectories).with_provenance(
-        provenance, cassette=cassette, tool_metrics=tool_metrics, breakdown=breakdown
+        provenance, cassette=cassette, tool_metrics=tool_metrics, breakdown=breakdown, calibration=rows
     )
     stored = None
     if out is not None:
@@ -383,7 +404,7 @@ def _trajectories_of(result: Path) -> Path:
     )
 
 
-def compare_files(a: Path, b: Path, *, console: Console | None = None) -> Comparison:
+def compare_files(a: Path, b: Path, *, points: float = POINTS, console: Console | None = None) -> Comparison:
     """`b` against `a`, task by task: each is a result of `evaluate_model` or a file of trajectories. Notes
     what else differs between them. Raises UserError."""
     console = console or Console()
@@ -394,7 +415,7 @@ def compare_files(a: Path, b: Path, *, console: Console | None = None) -> Compar
             console.note(
                 f"{a} and {b} differ in {', '.join(others)} too, so the difference is not the model's alone"
             )
-    return compare(left, right)
+    return compare(left, right, points=points)
 
 
 def read_evaluation(path: Path) -> EvalSummary:

@@ -83,6 +83,7 @@ SLOW = (
     "mcpagent eval checkpoint outputs/warm --data data/mine --out before.json",
     "mcpagent eval checkpoint outputs/mine --data data/mine --out after.json",
     "mcpagent eval compare before.json after.json",
+    "mcpagent eval compare outputs/warm RUN --on data/mine --out both",
     "mcpagent eval regrade after.json --out again.json",
     "mcpagent certify outputs/mine --out certificate",
     "mcpagent certify --check certificate --replay 8",

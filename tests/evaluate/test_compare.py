@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
+from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.evaluate.compare import compare
 from mcpagent.evaluate.summary import EvalSummary, summarise
+from tests.env.world import make_task
 from tests.evaluate.records import trajectory
+from tests.run.world import with_id
 
 
 def test_a_checkpoint_that_solves_more_of_the_same_tasks_is_better() -> None:
@@ -22,7 +28,8 @@ def test_two_wins_and_one_loss_show_no_difference() -> None:
     before = summarise([trajectory(f"t{i}", success=float(i == 0)) for i in range(20)])
     after = summarise([trajectory(f"t{i}", success=float(i in (1, 2))) for i in range(20)])
     found = compare(before, after)
-    assert found.p_value == 1.0  # of 8 sign patterns of three moves every one sums to at least 1
+    assert found.exact_p == 1.0  # of 8 sign patterns of three moves every one sums to at least 1
+    assert found.p_value == (2 + 6 / 2) / 8  # two of them to 3; of those that sum to 1, the half
     assert found.verdict == "no difference shown"
 
 
@@ -89,3 +96,77 @@ def test_the_counts_are_those_of_the_complexity_that_is_compared() -> None:
     two = summarise([*(trajectory(f"s{i}", success=1.0) for i in range(20)), *lost])
     assert compare(one, two).verdict == "no verdict"
     assert compare(one, two, complexity="simple").verdict == "b is better"
+
+
+def test_slices_say_where_two_differ_with_p_values_corrected_for_their_number() -> None:
+    def of(name: str, kind: str) -> Task:
+        return with_id(make_task(), name).model_copy(update={"extra_info": {"class": kind}})
+
+    tasks = [of(f"easy{i}", "easy") for i in range(10)] + [of(f"hard{i}", "hard") for i in range(10)]
+    tasks += [of(f"rare{i}", "rare") for i in range(4)]
+    names = [task.id for task in tasks]
+    before = summarise([trajectory(name, success=float(name.startswith("easy"))) for name in names])
+    after = summarise([trajectory(name, success=1.0) for name in names])
+    slices = compare(before, after, tasks=tasks).slices
+    assert set(slices) == {"class"}, "all tasks have the same servers, steps and distractors"
+    easy, hard, rare = (slices["class"][kind] for kind in ("easy", "hard", "rare"))
+    assert (hard.difference.value, hard.a.value, hard.b.value, hard.n_tasks) == (1.0, 0.0, 1.0, 10)
+    # Ten moves one way: one pattern of 2^10 each way, counted by half; then times the two that are tested.
+    assert (hard.p_value, hard.adjusted_p, hard.differs) == (1 / 2**10, 2 / 2**10, True)
+    assert (easy.difference.value, easy.adjusted_p, easy.differs) == (0.0, 1.0, False)
+    assert (rare.difference.value, rare.p_value, rare.adjusted_p, rare.differs) == (1.0, None, None, False)
+    assert hard.difference.ci_low is not None and 0 < hard.difference.ci_low < 1
+
+
+def test_a_difference_in_one_of_many_equal_slices_is_not_called_one() -> None:
+    tasks = [
+        with_id(make_task(), f"k{kind}-{i}").model_copy(update={"extra_info": {"class": f"k{kind}"}})
+        for kind in range(12)
+        for i in range(6)
+    ]
+    # Six of six in one slice of twelve: 1/64 alone, 12/64 among twelve.
+    a = summarise([trajectory(task.id, success=float(not task.id.startswith("k0-"))) for task in tasks])
+    b = summarise([trajectory(task.id, success=1.0) for task in tasks])
+    first = compare(a, b, tasks=tasks).slices["class"]["k0"]
+    assert (first.p_value, first.adjusted_p, first.differs) == (1 / 64, 12 / 64, False)
+
+
+def test_as_many_tasks_as_are_said_to_be_needed_find_the_difference_in_4_of_5_comparisons() -> None:
+    # b wins 12 % and loses 4 % of the tasks: 8 points. Played anew with the number that is said.
+    rng = np.random.default_rng(5)
+
+    def sides(n: int) -> tuple[EvalSummary, EvalSummary]:
+        kinds = rng.choice(4, size=n, p=[0.12, 0.04, 0.5, 0.34])
+        a, b = (
+            summarise([trajectory(f"t{i}", success=float(k in right)) for i, k in enumerate(kinds)])
+            for right in ((1, 2), (0, 2))
+        )
+        return a, b
+
+    a, b = _fixed(60, 20, 250, 170)
+    comparison = compare(a, b, points=0.04)
+    assert comparison.needed is not None and comparison.difference.value == pytest.approx(0.08)
+    # Their spread is sqrt(0.16 - 0.08^2) = 0.3919; ((1.96 + 0.8416) * 0.3919 / 0.08)^2 = 188.4.
+    assert comparison.needed.for_seen in (189, 190)
+    assert comparison.needed.for_points == pytest.approx(4 * comparison.needed.for_seen, abs=4)
+    assert comparison.needed.smallest == pytest.approx(2.8016 * 0.3919 / 500**0.5, rel=0.01)
+    hits = sum(compare(*sides(comparison.needed.for_seen)).verdict == "b is better" for _ in range(60))
+    assert 0.65 <= hits / 60 <= 0.95
+
+
+def _fixed(wins: int, losses: int, both: int, neither: int) -> tuple[EvalSummary, EvalSummary]:
+    a = [0.0] * wins + [1.0] * losses + [1.0] * both + [0.0] * neither
+    b = [1.0] * wins + [0.0] * losses + [1.0] * both + [0.0] * neither
+    left, right = (
+        summarise([trajectory(f"t{i}", success=value) for i, value in enumerate(side)]) for side in (a, b)
+    )
+    return left, right
+
+
+def test_equal_results_need_no_number_of_tasks_and_one_task_tells_of_none() -> None:
+    same = _fixed(0, 0, 20, 20)
+    needed = compare(*same).needed
+    assert needed is not None and needed.for_seen is None
+    # No exception in 40 tasks: Wilson's bound 3.8415 / 43.8415 is the most that may differ.
+    assert needed.for_points == math.ceil((2.8015852 / 0.05) ** 2 * 3.8414588 / 43.8414588)
+    assert compare(*_fixed(1, 0, 0, 0)).needed is None

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mcpagent.core.records import Metric
-from mcpagent.evaluate.intervals import clustered_mean, paired_difference, rate_interval, unpaired_difference
+from mcpagent.evaluate.intervals import (
+    clustered_mean,
+    holm,
+    paired_difference,
+    rate_interval,
+    unpaired_difference,
+)
 
 
 def _interval(metric: Metric) -> tuple[float, float]:
@@ -117,7 +123,7 @@ def test_five_wins_in_five_tasks_have_a_p_value_of_two_in_thirty_two() -> None:
     a = {f"t{i}": [0.0] for i in range(5)}
     b = {f"t{i}": [1.0] for i in range(5)}
     result = paired_difference(a, b, seed=0)
-    assert result.p_value == pytest.approx(2 / 32)
+    assert (result.p_value, result.mid_p) == (pytest.approx(2 / 32), pytest.approx(1 / 32))
     assert (result.wins, result.losses, result.ties, result.unpaired) == (5, 0, 0, 0)
     # All five moved by 1: the lower bound allows what 0 exceptions in 5 allow, z^2 / (5 + z^2) = 0.434482.
     assert _interval(result.difference) == pytest.approx((1 - 0.434482, 1.0), abs=1e-6)
@@ -128,8 +134,23 @@ def test_sign_flip_p_agrees_with_the_binomial_for_many_equal_moves() -> None:
     exact = 2 * sum(math.comb(30, k) for k in range(21, 31)) / 2**30
     a = {f"t{i}": [float(i >= 21)] for i in range(30)}
     b = {f"t{i}": [float(i < 21)] for i in range(30)}
-    p_value = paired_difference(a, b, seed=3).p_value
-    assert p_value == pytest.approx(exact, abs=0.01)  # 10 000 draws: standard error 0.002
+    result = paired_difference(a, b, seed=3)
+    assert result.p_value == pytest.approx(exact, abs=0.01)  # 10 000 draws: standard error 0.002
+    # The mid-p leaves out half of what is exactly as far: P(Bin(30, 1/2) = 21), from either side.
+    assert result.mid_p == pytest.approx(exact - math.comb(30, 21) / 2**30, abs=0.01)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_adjusted_p_values_reject_what_the_step_down_procedure_rejects(p_values: list[float]) -> None:
+    # The procedure as it is defined: from the smallest on, reject while p <= 0.05 / (those that are left).
+    rejected: set[int] = set()
+    for left, index in zip(
+        range(len(p_values), 0, -1), sorted(range(len(p_values)), key=lambda i: p_values[i]), strict=True
+    ):
+        if p_values[index] * left > 0.05:
+            break
+        rejected.add(index)
+    assert {i for i, p in enumerate(holm(p_values)) if p <= 0.05} == rejected
 
 
 def test_equal_sides_show_no_difference() -> None:

@@ -159,8 +159,9 @@ def test_gold_is_better_than_silence_on_every_task(tmp_path: Path) -> None:
     result = compare_files(silence, gold)
     assert (result.wins, result.losses, result.ties, result.unpaired) == (12, 0, 0, 0)
     assert result.difference.value == 1.0
-    # Two-sided sign flip over 12 equal differences: the two extremes of 2^12 patterns.
-    assert result.p_value == pytest.approx(2 / 2**12)
+    # Two-sided sign flip over 12 equal differences: the two extremes of 2^12 patterns, each as far as what
+    # was seen, so that the mid-p counts half of both.
+    assert (result.exact_p, result.p_value) == (pytest.approx(2 / 2**12), pytest.approx(1 / 2**12))
     assert result.verdict == "b is better"
     assert compare_files(gold, silence).verdict == "a is better"
 
