@@ -31,6 +31,7 @@ from mcpagent.policy.vllm.worker import EXTENSION
 _BLOCK = 32  # tokens; vLLM's 128 on CPU is longer than many prompts, which then never share anything
 _MAX_CPU_CACHE = 4 << 30  # bytes
 _CPU_STEP = 8192  # tokens of one step
+_HERE = "the vLLM engine"
 _MARGIN, _LEAST = 0.02, 0.05  # of a device's memory: left free, and too little to begin with
 _ADAPTERS = 2  # of neighbouring versions in one batch: turns go on with the one that they began with
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has kernels for
@@ -157,6 +158,10 @@ class VllmEngine:
             return self._llm.collective_rpc("mcpagent_weights")
         number = None if self._adapter is None else self._adapter.lora_int_id
         return self._llm.collective_rpc("mcpagent_adapter", args=(number,))
+
+    def memory(self) -> list[JsonObject]:
+        """What each worker holds (`policy.vllm.worker.WeightLoading.mcpagent_memory`)."""
+        return self._llm.collective_rpc("mcpagent_memory")
 
     def sleep(self) -> None:
         """Weights to host memory, cache dropped. Nothing may be running."""
@@ -391,7 +396,11 @@ class VllmPolicy(EnginePolicy[VllmEngine]):
 
     def served(self) -> dict[str, list[JsonObject]]:
         """Checksums of what samples, by engine and worker (see `policy.vllm.worker`)."""
-        return {"the vLLM engine": self._thread.call(lambda: self._thread.engine.served())}
+        return {_HERE: self._thread.call(lambda: self._thread.engine.served())}
+
+    def memory(self) -> dict[str, list[JsonObject]]:
+        """What the engine holds, by engine and worker (see `policy.vllm.worker`)."""
+        return {_HERE: self._thread.call(lambda: self._thread.engine.memory())}
 
     def sleep(self) -> None:
         """Give the device's memory to the trainer until `wake`. Nothing may be running."""

@@ -141,7 +141,13 @@ class VllmServers:
 
     def served(self) -> dict[str, list[JsonObject]]:
         """Checksums of what samples, by server and worker (see `policy.vllm.worker`)."""
-        method = "mcpagent_weights" if self._adapter is None else "mcpagent_adapter"
+        return self._read("mcpagent_weights" if self._adapter is None else "mcpagent_adapter")
+
+    def memory(self) -> dict[str, list[JsonObject]]:
+        """What the servers hold that tell, by server and worker (see `policy.vllm.worker`)."""
+        return self._read("mcpagent_memory")
+
+    def _read(self, method: str) -> dict[str, list[JsonObject]]:
         alive = [server for server in self._servers if server.is_alive]
 
         async def ask() -> list[Any]:
