@@ -198,6 +198,37 @@ def split(
 
 
 @app.command()
+def merge(
+    parts: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PARTS", help="The files that gen-data --shard I/N wrote, all N.", show_default=False
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the splits.", show_default=False)],
+    overwrite: Overwrite = False,
+    as_json: _Json = False,
+) -> None:
+    """Join the shards of a dataset into the files of one run; a lost or doubled task is refused.
+
+    Example: mcpagent data merge data/parts/shard-*-of-8.jsonl --out data/processed
+    """
+    from mcpagent.console import Console
+    from mcpagent.storage.locks import locked_folder
+    from mcpagent.synth.shards import merge_parts
+
+    console = Console(is_json=as_json)
+    with locked_folder(out):
+        document = merge_parts(parts, out, overwrite=overwrite, console=console)
+    if as_json:
+        console.print_json(document)
+        return
+    rows = [(split, document["by_split"][split], path) for split, path in document["paths"].items()]
+    console.table("Tasks", ("Split", "Tasks", "File"), rows)
+    console.say(f"joined from {document['shards']} shards")
+
+
+@app.command()
 def dedupe(
     file: _File,
     out: Annotated[

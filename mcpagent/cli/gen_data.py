@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcpagent.cli.gen_data_llm import LLMOptions, rewriting, run_llm
+from mcpagent.cli.gen_data_llm import LLMOptions, rewriting, run_llm, shard_line
 from mcpagent.cli.options import (
     CassetteModeOption,
     CassetteOption,
@@ -20,6 +20,7 @@ from mcpagent.cli.options import (
     Settings,
     out_file,
     refuse_existing,
+    shard_of,
     with_options,
 )
 from mcpagent.errors import UserError
@@ -90,6 +91,14 @@ def gen_data(
             "one call less, one more. They are for training: train.jsonl alone.",
         ),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Only the I-th of N shares of the candidates, as a file in --out; data merge makes the "
+            "dataset of one run from all N.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("data/processed"),
     overwrite: Overwrite = False,
     rewrite: Annotated[
@@ -130,12 +139,15 @@ def gen_data(
 
     Example: mcpagent gen-data --explore --servers mcp.json --rewrite --max-cost 5 --out data/mine
 
+    Example: mcpagent gen-data --train 800 --heldout 240 --shard 1/8 --out data/parts
+
     Example: mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm
     """
     from mcpagent.config.dataset_servers import DatasetServers
     from mcpagent.console import Console, counted
     from mcpagent.servers.names import BUILTIN_NAMES
-    from mcpagent.storage.locks import locked_folder
+    from mcpagent.storage.datasets import part_path
+    from mcpagent.storage.locks import locked_file, locked_folder
     from mcpagent.synth.failures import read_failures
     from mcpagent.synth.generate import (
         DatasetOutput,
@@ -160,8 +172,17 @@ def gen_data(
         )
     if rewrite and (llm or not explore):
         raise UserError("--rewrite is for the questions of --explore", remedy="add --explore, without --llm")
-    with locked_folder(out):
-        check_output(out, overwrite=overwrite)
+    of = None if shard is None else shard_of(shard)
+    if of is not None and rewrite:
+        raise UserError(
+            "--rewrite is not for --shard: a shard makes some tasks that the merge leaves out",
+            remedy="leave one of them out",
+        )
+    with locked_folder(out) if of is None else locked_file(part_path(out, of)):
+        if of is None:
+            check_output(out, overwrite=overwrite)
+        else:
+            refuse_existing(part_path(out, of), overwrite=overwrite)
         counts = {"train": train, "validation": validation, "heldout": heldout}
         if failures is not None:
             counts = {"train": train}
@@ -182,7 +203,7 @@ def gen_data(
         check_dataset_servers(remembered, overwrite=overwrite)
         output = DatasetOutput(folder=out, counts=counts, servers=remembered, overwrite=overwrite)
         if llm:
-            run_llm(options, tools, output, seed=seed, distractors=distractors, console=console)
+            run_llm(options, tools, output, seed=seed, distractors=distractors, console=console, shard=of)
             return
         document = make_dataset(
             templates,
@@ -195,9 +216,12 @@ def gen_data(
             seed_values=values,
             failures=failures,
             rewriting=rewriting(options, out, seed=seed, console=console) if rewrite else None,
+            shard=of,
         )
         if as_json:
             console.print_json(document)
+        elif of is not None:
+            console.say(shard_line(document))
         else:
             _print(document, console)
 

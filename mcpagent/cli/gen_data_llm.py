@@ -168,28 +168,42 @@ def run_llm(
     seed: int,
     distractors: int | None,
     console: Console,
+    shard: tuple[int, int] | None = None,
 ) -> None:
-    """Generate, write the splits, and print what became of every sample. Raises UserError and RunError."""
+    """Generate, write the splits (or the file of a shard), and print what became of every sample. Raises
+    UserError and RunError."""
     from mcpagent.synth.llm.generate import JournalFile, make_dataset_with_model, no_task, requests_lost
 
     settings, asking = _settings(options, tools, seed=seed, distractors=distractors)
+    name = "llm-journal.jsonl" if shard is None else f"llm-journal-{shard[0]}-of-{shard[1]}.jsonl"
     document = make_dataset_with_model(
         tools,
         output,
         settings=settings,
         asking=asking,
         budget=_budget(options, asking.endpoint.model, console),
-        journal=JournalFile(options.journal or output.folder / "llm-journal.jsonl", options.retry_failed),
+        journal=JournalFile(options.journal or output.folder / name, options.retry_failed),
         console=console,
+        shard=shard,
     )
-    if console.is_json and document["records"]:
+    if console.is_json and (document["records"] or shard):
         console.print_json(document)
     else:
         _print(document, console)
-    if not document["records"]:
+    if not document["records"] and shard is None:
         raise no_task(document)
     if (lost := requests_lost(document)) is not None:
         console.note(lost)
+
+
+def shard_line(document: Mapping[str, Any]) -> str:
+    """What a shard made, and what comes next."""
+    number, of = document["shard"]
+    folder = Path(document["path"]).parent
+    return (
+        f"shard {number} of {of}: {document['records']} tasks of {document['candidates']} candidates in "
+        f"{document['path']}\nnext: mcpagent data merge {folder}/shard-*-of-{of}.jsonl --out FOLDER"
+    )
 
 
 def _settings(
@@ -325,6 +339,8 @@ def _print(document: Mapping[str, Any], console: Console) -> None:
     from mcpagent.synth.llm.generate import failed_requests, option_names
 
     splits = [(split, document["by_split"][split], path) for split, path in document["paths"].items()]
+    if "shard" in document:
+        console.say(shard_line(document))
     if splits:
         console.table("Tasks", ("Split", "Tasks", "File"), splits)
     rows = [

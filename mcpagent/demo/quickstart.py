@@ -28,8 +28,8 @@ from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.runs import run_session
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
-from mcpagent.synth.generate import short_note, write_splits
-from mcpagent.synth.templates.rules import generate_dataset
+from mcpagent.synth.generate import write_splits
+from mcpagent.synth.templates.rules import generate_dataset, short_note
 from mcpagent.synth.templates.template import load_templates
 from mcpagent.tools.setup import open_tools
 

@@ -149,6 +149,51 @@ def write_jsonl(path: Path | str, records: Iterable[BaseModel | Mapping[str, Any
     return count
 
 
+_PART_SCHEMA = 1
+
+
+def part_path(folder: Path, shard: tuple[int, int]) -> Path:
+    """Where a shard (I, N) of a dataset is kept: all of them may share a folder."""
+    return folder / f"shard-{shard[0]}-of-{shard[1]}.jsonl"
+
+
+def write_part(
+    path: Path,
+    shard: tuple[int, int],
+    rows: Sequence[JsonObject],
+    *,
+    head: Mapping[str, Any],
+    run: Mapping[str, Any],
+) -> JsonObject:
+    """Write the file of a shard: a first line with what has to be the same in every shard (`run`) and what it
+    says of itself (`head`), then its rows. The account of it."""
+    first = {"schema_version": _PART_SCHEMA, "shard": list(shard), "rows": len(rows), **head, "run": run}
+    write_jsonl(path, [first, *rows])
+    made = sum("task" in row for row in rows)
+    return {"shard": list(shard), "candidates": len(rows), "records": made, "path": str(path)}
+
+
+def read_part(path: Path) -> tuple[JsonObject, list[JsonObject]]:
+    """The first line of the file of a shard, and its rows. Raises UserError where it is another file, or
+    rows are missing."""
+    records = (record for _, record in read_records(path))
+    first = next(records, {})
+    if first.get("schema_version") != _PART_SCHEMA or not {"run", "shard", "rows"} <= first.keys():
+        raise UserError(
+            "is not a shard of a dataset",
+            where=str(path),
+            remedy="name the files shard-I-of-N.jsonl that gen-data --shard I/N wrote",
+        )
+    rows = list(records)
+    if len(rows) != first["rows"]:
+        raise UserError(
+            f"{len(rows)} of its {first['rows']} rows are there",
+            where=str(path),
+            remedy="copy it again, or make it again with the same gen-data --shard",
+        )
+    return first, rows
+
+
 def record_writer(stream: IO[bytes], *, flush: bool = False) -> jsonlines.Writer:
     """What writes records to a stream, a line each, as `encode_record` gives them."""
     # pyright does not know that attrs drops the underscore of a private field from its parameter.

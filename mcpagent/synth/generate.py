@@ -24,7 +24,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import write_text
-from mcpagent.storage.datasets import write_jsonl
+from mcpagent.storage.datasets import part_path, write_jsonl, write_part
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.explore.candidates import Slot, argument_shape
 from mcpagent.synth.explore.changes import Effects
@@ -33,17 +33,21 @@ from mcpagent.synth.explore.walks import explore_dataset
 from mcpagent.synth.failures import FailedTasks, Variation
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.pools import SPLITS
-from mcpagent.synth.templates.rules import GeneratedData, Progress, generate_dataset
+from mcpagent.synth.templates.rules import (
+    DatasetShard,
+    GeneratedData,
+    Progress,
+    generate_dataset,
+    short_note,
+    why_short,
+)
 from mcpagent.synth.templates.template import TemplateSet, load_templates
-from mcpagent.tools.servers_config import ServerConfig, StdioServer
+from mcpagent.tools.servers_config import server_places
 from mcpagent.tools.setup import Tools, configured_servers, open_tools, strict_cassette
 
 if TYPE_CHECKING:
     from mcpagent.synth.explore.rewrite import RewriteRun
 
-_PROGRAMS = (".py", ".js", ".mjs", ".cjs", ".ts", ".jar")  # what a server is, rather than what it is about
-# Variables that say how a server is run, or let it in, rather than what it is about.
-_NOT_ABOUT = re.compile(r"^(PATH|HOME|UV|NPM|PIP|NODE|PYTHON|SSL|TMP)|CACHE|CERT|KEY|TOKEN|SECRET|PASS", re.I)
 _SHIPPED = {"core": "templates/tasks", "full": "templates/full"}
 
 
@@ -74,11 +78,13 @@ def make_dataset(
     seed_values: Mapping[str, Sequence[Any]] | None = None,
     failures: FailedTasks | None = None,
     rewriting: RewriteRun | None = None,
+    shard: tuple[int, int] | None = None,
 ) -> JsonObject:
     """Generate the tasks and write the splits; the document of `gen-data --json`. `templates` is `core`,
     `full` or a folder. Without a template for the servers, and with `explore`, the tasks come from what
     read-only tools are seen to do, asked first about `seed_values` (`values_by_slot`). With `failures` they
-    are near those that a policy failed, made the way that those were. Raises UserError."""
+    are near those that a policy failed, made the way that those were. With a `shard` (I, N) no split is
+    written, but what the I-th of N shards made, for `data merge`. Raises UserError."""
     started = time.perf_counter()
     template_set = load_templates(
         resource_path(_SHIPPED[templates]) if templates in _SHIPPED else Path(templates)
@@ -88,10 +94,14 @@ def make_dataset(
         shipped = (resource_path(folder) for folder in _SHIPPED.values())
         made_by = failures.templates_among([template_set, *map(load_templates, shipped)])
         template_set, explore = made_by or template_set, explore or made_by is None
+    part = None if shard is None else DatasetShard(number=shard[0], of=shard[1], seed=seed)
+    if part is not None and failures is not None:
+        part.described = failures.variation.described
     data, more = _generate(
         template_set,
         tools,
         console,
+        shard=part,
         counts=output.counts,
         seed=seed,
         distractors=distractors,
@@ -100,6 +110,21 @@ def make_dataset(
         variation=None if failures is None else failures.variation,
         rewriting=rewriting,
     )
+    if part is not None and shard is not None:
+        run = {
+            "made_by": "explore" if "explored" in more else "rules",
+            "seed": seed,
+            "counts": dict(output.counts),
+            "distractors": distractors,
+            "catalog_hash": data.catalog_hash,
+            "templates_sha256": None if "explored" in more else template_set.sha256,
+            "from_failures": None if failures is None else failures.as_json(),
+            "divided": part.divided,
+        }
+        head = {"drawn": part.drawn, "entities": data.entities, "executed_calls": data.executed_calls}
+        write_servers(output.servers)
+        document = write_part(part_path(output.folder, shard), shard, part.rows, head=head, run=run)
+        return document | {"seconds": round(time.perf_counter() - started, 3), **more}
     if failures is not None:
         described = failures.variation.described
         data = replace(data, tasks={split: tuple(map(described, of)) for split, of in data.tasks.items()})
@@ -109,7 +134,7 @@ def make_dataset(
     document |= more
     if short := data.short_of(output.counts):
         document["short"] = {split: {"made": made, "asked": asked} for split, (made, asked) in short.items()}
-        console.note(short_note(short, _why_short(data)))
+        console.note(short_note(short, why_short(data)))
     return document
 
 
@@ -125,10 +150,11 @@ def _generate(
     seed_values: Mapping[str, Sequence[Any]],
     variation: Variation | None,
     rewriting: RewriteRun | None,
+    shard: DatasetShard | None,
 ) -> tuple[GeneratedData, JsonObject]:
     """The tasks, and what else the document says: what was explored, what the cassette did."""
     drawing: dict[str, Any] = {"counts": counts, "seed": seed, "distractors": distractors}
-    drawing["variation"] = variation
+    drawing |= {"variation": variation, "shard": shard}
     with open_tools(tools, on_note=console.note) as opened:
         fitting = templates.for_servers({tool.server for tool in opened.pool.tools.values()})
         if explore or not fitting.templates:
@@ -144,7 +170,7 @@ def _generate(
                 "--seed-value is for exploring, but there are templates for these servers",
                 remedy="add --explore, or leave it out",
             )
-        with _task_progress(console, counts) as on_progress:
+        with _task_progress(console, counts, shard) as on_progress:
             making = generate_dataset(opened.pool, fitting, on_progress=on_progress, **drawing)
             return opened.io.run(making), _cassette_of(opened)
 
@@ -164,6 +190,7 @@ def _explore(
     seed: int,
     distractors: int | None,
     variation: Variation | None,
+    shard: DatasetShard | None,
 ) -> tuple[GeneratedData, JsonObject]:
     """The tasks, and what was learned on the way to them."""
     console.note("no templates: the tasks come from what the read-only tools are seen to do")
@@ -205,7 +232,7 @@ def _explore(
         console.note(f"{addition.spec.dotted} adds something that {shown} shows")
     for silence in silences:
         console.note(silence.sentence)
-    with _task_progress(console, counts) as on_progress:
+    with _task_progress(console, counts, shard) as on_progress:
         data = io.run(
             explore_dataset(
                 pool,
@@ -215,8 +242,11 @@ def _explore(
                 on_progress=on_progress,
                 learned=Learned(cache, graph, effects.additions),
                 variation=variation,
+                shard=shard,
             )
         )
+    if shard is not None:
+        return data, learned
     unused = set(learned["facts"]) - {
         tool for tasks in data.tasks.values() for task in tasks for tool in _tools_of(task)
     }
@@ -233,45 +263,18 @@ def _tools_of(task: Task) -> Iterator[str]:
 
 
 @contextmanager
-def _task_progress(console: Console, counts: Mapping[str, int]) -> Iterator[Progress]:
+def _task_progress(
+    console: Console, counts: Mapping[str, int], shard: DatasetShard | None
+) -> Iterator[Progress]:
     done: dict[str, int] = {}
-    with console.progress("Tasks", total=sum(counts.values())) as advance:
+    total = sum(counts.values()) if shard is None else sum(map(shard.enough, counts.values()))
+    with console.progress("Tasks", total=total) as advance:
 
         def on_progress(split: str, kept: int, _: int) -> None:
             advance(kept - done.get(split, 0), note=split)
             done[split] = kept
 
         yield on_progress
-
-
-def server_places(servers: Sequence[ServerConfig]) -> dict[str, list[str]]:
-    """By server, the files and folders that it was started with: what its tools may be asked about."""
-    places: dict[str, list[str]] = {}
-    for server in servers:
-        if isinstance(server, StdioServer):
-            texts = [
-                part
-                for text in (*server.args, *(v for k, v in server.env.items() if not _NOT_ABOUT.search(k)))
-                for part in (text, text.partition("=")[2])
-            ]
-            places[server.name] = [
-                text
-                for text in dict.fromkeys(texts)
-                if "/" in text and not text.endswith(_PROGRAMS) and Path(text).exists()
-            ]
-    return places
-
-
-def _why_short(data: GeneratedData) -> str:
-    sizes = data.entities.values()
-    if all("facts" in of_split for of_split in sizes):  # explored
-        things = sum(of_split["facts"] for of_split in sizes)
-        return f"the read-only tools gave {things} things to ask about, each of which belongs to one split"
-    tried = {
-        split: ", ".join(f"{n} {pool}" for pool, n in data.entities[split].items()) for split in data.tasks
-    }
-    told = "; ".join(f"{split}: {of_split}" for split, of_split in tried.items())
-    return f"the templates give no other task with the entities of a split ({told}); add some to pools.yaml"
 
 
 def _document(
@@ -370,15 +373,6 @@ def write_splits(
             else:
                 split_path(folder, split).unlink(missing_ok=True)
     return {split: split_path(folder, split) for split in tasks}
-
-
-def short_note(short: Mapping[str, tuple[int, int]], why: str) -> str:
-    """One sentence: which splits have fewer tasks than were asked for (made, asked), and why."""
-    parts = [
-        f"{split} has {made} of {asked} tasks" + ("" if made else " and no file")
-        for split, (made, asked) in short.items()
-    ]
-    return f"{', '.join(parts)}: {why}"
 
 
 def split_path(folder: Path, split: str) -> Path:

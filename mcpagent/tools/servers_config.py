@@ -459,3 +459,26 @@ def _is_web_address(url: str) -> bool:
         return parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:  # a port that is not a number, a broken IPv6 address
         return False
+
+
+_PROGRAMS = (".py", ".js", ".mjs", ".cjs", ".ts", ".jar")  # what a server is, rather than what it is about
+# Variables that say how a server is run, or let it in, rather than what it is about.
+_NOT_ABOUT = re.compile(r"^(PATH|HOME|UV|NPM|PIP|NODE|PYTHON|SSL|TMP)|CACHE|CERT|KEY|TOKEN|SECRET|PASS", re.I)
+
+
+def server_places(servers: Sequence[ServerConfig]) -> dict[str, list[str]]:
+    """By server, the files and folders that it was started with: what its tools may be asked about."""
+    places: dict[str, list[str]] = {}
+    for server in servers:
+        if isinstance(server, StdioServer):
+            texts = [
+                part
+                for text in (*server.args, *(v for k, v in server.env.items() if not _NOT_ABOUT.search(k)))
+                for part in (text, text.partition("=")[2])
+            ]
+            places[server.name] = [
+                text
+                for text in dict.fromkeys(texts)
+                if "/" in text and not text.endswith(_PROGRAMS) and Path(text).exists()
+            ]
+    return places

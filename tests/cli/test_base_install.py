@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "quickstart": ("hf", "report"),
     "doctor --servers none.json": (),
     "gen-data --train 2 --validation 1 --heldout 1 --out made": (),
+    "gen-data --train 2 --validation 1 --heldout 1 --shard 1/1 --out parts": (),
+    "data merge parts/shard-1-of-1.jsonl --out merged": (),
     "convert spec.json --out converted.jsonl": (),
     f"data validate {TRAIN}": (),
     f"data stats {TRAIN}": (),

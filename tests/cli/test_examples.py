@@ -123,6 +123,8 @@ ELSEWHERE = {
     "mcpagent eval merge a.jsonl b.jsonl --data data/samples/train.jsonl --out all.jsonl": (
         "tests/run/test_shards.py"
     ),
+    "mcpagent gen-data --train 800 --heldout 240 --shard 1/8 --out data/parts": "tests/synth/test_shards.py",
+    "mcpagent data merge data/parts/shard-*-of-8.jsonl --out data/processed": "tests/synth/test_shards.py",
     "mcpagent eval judge-check --data train.jsonl --set judge.model=gpt-5-mini --out judge-check.json": KEY,
     "pip install mcpagent": INSTALL,
     'pip install "mcpagent[local]"': INSTALL,

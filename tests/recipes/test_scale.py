@@ -29,13 +29,16 @@ def commands(path: Path) -> Iterator[list[str]]:
         text = yaml.safe_load(text)["spec"]["entrypoint"]
     for line in text.splitlines():
         line = re.sub(r'"?\$\{?\w+(?:\[@\])?\}?"?', "1", line.partition(" #")[0])
-        found = re.search(r"(?:mcpagent\.cli\.main|/mcpagent\"?|\bmcpagent) ((?:train|eval) .*)", line)
+        found = re.search(
+            r"(?:mcpagent\.cli\.main|/mcpagent\"?|\bmcpagent) ((?:train|eval|gen-data) .*)", line
+        )
         if found and not line.startswith("#"):
             yield shlex.split(found[1].replace('"', ""))
 
 
 def test_there_is_a_recipe_for_each_way() -> None:
-    assert [path.name for path in SCRIPTS] == ["eval-array.sbatch", "skyrl-ray.sbatch", "train-nodes.sbatch"]
+    names = ["data-array", "eval-array", "skyrl-ray", "train-nodes"]
+    assert [path.name for path in SCRIPTS] == [f"{name}.sbatch" for name in names]
     page = (ROOT / "docs" / "scale.md").read_text()
     assert all(f"recipes/scale/{path.name}" in page for path in (*SCRIPTS, KUBERAY))
 

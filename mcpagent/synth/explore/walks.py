@@ -32,6 +32,7 @@ from mcpagent.synth.tasks.run import CallCache, says_no
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 from mcpagent.synth.templates.rules import (
+    DatasetShard,
     GeneratedData,
     Progress,
     Tally,
@@ -39,6 +40,7 @@ from mcpagent.synth.templates.rules import (
     check_counts,
     fill_split,
     ground_in_turn,
+    text_hash,
 )
 from mcpagent.tools.contract import ToolProvider
 
@@ -61,13 +63,15 @@ async def explore_dataset(
     learned: Learned | None = None,
     variation: Variation | None = None,
     asked: Asked | None = None,
+    shard: DatasetShard | None = None,
 ) -> GeneratedData:
     """Up to `counts[split]` distinct tasks for each split: as many as the servers have matter for, and one at
     least in each, where there is one. The tools are looked at first, unless it is given what was `learned`.
 
     What is asked about in one split is not in another. `asked` says which questions, of every shape if it is
     None. With a `variation` they are tasks near those that were
-    failed. Raises UserError where no tool may be called, or none gives anything to ask about.
+    failed. A `shard` tries its share of the candidates and keeps their outcomes. Raises UserError where no
+    tool may be called, or none gives anything to ask about.
     """
     check_counts(counts)
     if learned is None:
@@ -85,13 +89,17 @@ async def explore_dataset(
     divided = [split for split in SPLITS if counts.get(split)] if variation is None else variation.splits
     least = dict.fromkeys(divided, 1)
     asked = asked or Asked()
-    made = await _filled(learned, counts, seed, shares, least, offer, on_progress, variation, asked)
+    made = await _filled(learned, counts, seed, shares, least, offer, on_progress, variation, asked, shard)
+    if shard is not None:
+        return made
     for _ in range(_MORE_CHANCES):
         empty = [split for split, tasks in made.tasks.items() if not tasks and counts.get(split)]
         if not empty:
             break
         least |= {split: least[split] + 1 for split in empty}
-        again = await _filled(learned, counts, seed, shares, least, offer, on_progress, variation, asked)
+        again = await _filled(
+            learned, counts, seed, shares, least, offer, on_progress, variation, asked, None
+        )
         made = max(made, again, key=lambda data: sum(map(bool, data.tasks.values())))
     if not any(made.tasks.values()):
         raise UserError(
@@ -111,6 +119,7 @@ async def _filled(
     on_progress: Progress | None,
     variation: Variation | None,
     asked: Asked,
+    shard: DatasetShard | None,
 ) -> GeneratedData:
     """The tasks of each split, where each has at least `least` facts to ask about, if there are so many."""
     graph, cache = learned.graph, learned.cache
@@ -133,13 +142,19 @@ async def _filled(
             offer=offer,
             split=split,
             seed=seed,
+            cache=cache,
             seen=tally.seen,
             turn=turn,
             asked=asked,
             split_of=split_of,
             variation=variation,
         )
-        tasks[split] = await fill_split(source, counts.get(split, 0), cache, tally, on_progress)
+        tasks[split] = await fill_split(source, counts.get(split, 0), tally, on_progress, shard)
+    if shard is not None:
+        told = (
+            [split_of(asked.subject(f)), _about(f), [leaf.value for leaf in f.leaves]] for f in graph.facts
+        )
+        shard.divided = text_hash(list(told))
     return GeneratedData.of(
         tasks, tally, entities=used, catalog_hash=offer.catalog_hash, executed_calls=cache.executed
     )
@@ -168,7 +183,8 @@ class _WalkSource:
     offer: ToolSelection
     split: str
     seed: int
-    seen: set[str]
+    cache: CallCache
+    seen: set[str]  # what was said in any split
     turn: asyncio.Lock
     asked: Asked
     split_of: Callable[[str], str]
@@ -176,6 +192,7 @@ class _WalkSource:
     index: int = field(default=0)
     solvable: int = field(default=0)
     lacking: int = field(default=0)
+    drawn: set[str] = field(default_factory=set)
 
     @cached_property
     def shapes(self) -> Shapes:
@@ -184,7 +201,7 @@ class _WalkSource:
 
     def next(self) -> Walk | None:
         walk = self._drawn() if self.variation is None else self._varied(self.variation)
-        if walk is None or walk.key in self.seen or not self.asked.admits(walk):
+        if walk is None or walk.key in self.drawn or not self.asked.admits(walk):
             return None
         if any(self.split_of(subject) != self.split for subject in self._subjects(walk)):
             return None
@@ -194,7 +211,7 @@ class _WalkSource:
             return None
         self.lacking += bool(walk.lack)
         self.solvable += not walk.lack
-        self.seen.add(walk.key)
+        self.drawn.add(walk.key)
         return walk
 
     def _subjects(self, walk: Walk) -> Collection[str]:
@@ -220,29 +237,37 @@ class _WalkSource:
                 return walk
         return None
 
-    async def make(self, candidate: Walk, cache: CallCache) -> Task | Rejection:
-        said = candidate.said(Random(derive_seed(self.seed, "said", candidate.key)))
+    def said(self, candidate: Walk, outcome: Task | Rejection) -> str | None:
+        if isinstance(outcome, Rejection) and outcome.code in (RejectCode.SPELLS_PLAN, RejectCode.AMBIGUOUS):
+            return None
+        return _said_text(self._said(candidate))
+
+    def _said(self, walk: Walk) -> Said:
+        return walk.said(Random(derive_seed(self.seed, "said", walk.key)))
+
+    async def make(self, candidate: Walk) -> Task | Rejection:
+        said = self._said(candidate)
         if fault := self._wording_fault(candidate, said):
             return fault
         state: Mapping[str, list[JsonObject]] | str = {}
         if candidate.reads:
             async with self.turn:
-                state = await state_of(candidate, cache)
+                state = await state_of(candidate, self.cache)
             if isinstance(state, str):
                 return Rejection(RejectCode.STATE_UNREADABLE, state)
         draft = _draft(candidate, said, state, offer=self.offer, split=self.split, seed=self.seed)
         if self.variation is not None and not self.variation.admits(draft):
             return Rejection(RejectCode.DUPLICATE, f"{draft.id} is in the dataset")
-        outcome = await self._exists(candidate, cache) or await ground_in_turn(draft, cache, self.turn)
+        outcome = await self._exists(candidate) or await ground_in_turn(draft, self.cache, self.turn)
         if isinstance(outcome, Task) and candidate.lack == "function":
             return self._without(outcome, candidate)
         return outcome
 
-    async def _exists(self, walk: Walk, cache: CallCache) -> Rejection | None:
+    async def _exists(self, walk: Walk) -> Rejection | None:
         """What another tool tells of a thing that was invented; None where none does."""
         if walk.lack != "existence":
             return None
-        async with cache.session() as session:
+        async with self.cache.session() as session:
             for other in walk.steps[-1].others:
                 spec = other.spec
                 result = await session.call(server=spec.server, tool=spec.name, arguments=other.arguments)
@@ -254,7 +279,7 @@ class _WalkSource:
 
     def _wording_fault(self, walk: Walk, said: Said) -> Rejection | None:
         """Why nobody would say it, or why it does not say what is meant."""
-        text = " ".join([said.prompt, *said.later])
+        text = _said_text(said)
         specs = [step.fact.spec for step in walk.steps] or list(self.offer.catalog.values())
         if reason := spells_plan(text, specs, entities=walk.entities):
             return Rejection(RejectCode.SPELLS_PLAN, f"{reason}: {text!r}")
@@ -281,6 +306,10 @@ class _WalkSource:
         if not tools:
             return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {facts!r}")
         return abstaining(task, tools, withheld=sorted(telling), refusal=_CANNOT_TELL)
+
+
+def _said_text(said: Said) -> str:
+    return " ".join([said.prompt, *said.later])
 
 
 _CANNOT_TELL = "I cannot tell: none of the tools that I have can do that."

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,23 @@ from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import FailureReason
 from mcpagent.llm.endpoint import Endpoint, read_chat, read_responses
 from mcpagent.llm.journal import Journal, JournaledClient
+from mcpagent.storage.datasets import part_path, write_part
 from mcpagent.synth.datasets.describe import count_tasks
-from mcpagent.synth.generate import DatasetOutput
+from mcpagent.synth.generate import DatasetOutput, write_servers
 from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage, FormatCheck
 from mcpagent.synth.llm.prompts import CurriculumPrompt, PromptBuilder, observe, unresolved_aliases
 from mcpagent.synth.llm.sample import (
     AskSettings,
     Committee,
-    Executed,
     Executor,
     SampleOutcome,
     Workshop,
     sample_yield_table,
+    split_tasks,
 )
 from mcpagent.synth.tasks.record import ToolSelection
 from mcpagent.synth.tasks.run import CallCache
-from mcpagent.synth.templates.pools import SPLITS, SplitShares
+from mcpagent.synth.templates.pools import SplitShares
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.setup import open_tools
 
@@ -68,6 +68,9 @@ class GeneratedByModel:
     catalog_hash: str
     executed_calls: int
     from_journal: int  # answers that were there before
+    outcomes: Sequence[SampleOutcome]  # in the order of their numbers, repeated ones among them
+    tools: Mapping[str, ToolSpec]  # that plans may call
+    run: JsonObject  # what decides what is asked
 
 
 @dataclass(frozen=True)
@@ -87,17 +90,21 @@ def make_dataset_with_model(
     budget: ApiBudget,
     journal: JournalFile,
     console: Console,
+    shard: tuple[int, int] | None = None,
 ) -> JsonObject:
     """Start the servers, generate, write the splits that have tasks; the document of `gen-data --llm --json`.
-    The counts of `output` are proportions. Raises UserError."""
+    The counts of `output` are proportions. With a `shard` (I, N) every N-th sample is made from the I-th on,
+    and kept for `data merge`. Raises UserError."""
     started = time.perf_counter()
     try:
-        data = _generate(tools, output.counts, settings, asking, budget, journal, console)
+        data = _generate(tools, output.counts, settings, asking, budget, journal, console, shard or (1, 1))
     except KeyboardInterrupt:
         console.note(f"{journal.path} has every answer so far: the same command goes on from there")
         raise
     tasks = {split: members for split, members in data.tasks.items() if members}
-    paths = output.write(tasks) if tasks else {}
+    paths: Mapping[str, Path] = {}
+    if shard is None and tasks:
+        paths = output.write(tasks)
     document = _document(data, paths, tasks) | {
         "model": asking.endpoint.model,
         "backend": asking.endpoint.backend,
@@ -106,6 +113,8 @@ def make_dataset_with_model(
         "seed": settings.seed,
         "seconds": round(time.perf_counter() - started, 3),
     }
+    if shard is not None:
+        return document | _write_part(data, output, shard, asking.samples)
     empty = {split: count for split, count in output.counts.items() if count and split not in tasks}
     if tasks and empty:
         document["short"] = {split: {"made": 0, "asked": count} for split, count in empty.items()}
@@ -122,6 +131,7 @@ def _generate(
     budget: ApiBudget,
     journal: JournalFile,
     console: Console,
+    shard: tuple[int, int],
 ) -> GeneratedByModel:
     def open_journal(run: JsonObject) -> Journal:
         read = read_chat if asking.endpoint.backend == "chat" else read_responses
@@ -129,7 +139,7 @@ def _generate(
 
     with (
         open_tools(tools, on_note=console.note) as opened,
-        console.progress("Samples", total=asking.samples) as advance,
+        console.progress("Samples", total=len(_numbers(asking.samples, shard))) as advance,
     ):
         if unknown := unresolved_aliases(settings.curriculum, tuple(opened.pool.tools.values())):
             console.note(f"--curriculum: no tool is meant by {', '.join(unknown)}; ignored")
@@ -152,8 +162,37 @@ def _generate(
                 open_journal=open_journal,
                 on_note=console.note,
                 on_progress=on_progress,
+                shard=shard,
             )
         )
+
+
+def _numbers(samples: int, shard: tuple[int, int]) -> range:
+    """The samples of a shard: every N-th from the I-th on."""
+    return range(shard[0] - 1, samples, shard[1])
+
+
+def _write_part(
+    data: GeneratedByModel, output: DatasetOutput, shard: tuple[int, int], samples: int
+) -> JsonObject:
+    """Whether two samples are one, and the split of each, all shards together say."""
+    rows = [
+        {
+            "number": outcome.number,
+            "cap": outcome.cap,
+            "faults": [asdict(fault) for fault in outcome.faults],
+            **({} if outcome.executed is None else outcome.executed.as_json()),
+        }
+        for outcome in data.outcomes
+    ]
+    head = {
+        "tools": [tool.model_dump(mode="json") for tool in data.tools.values()],
+        "spend": data.spend,
+        "executed_calls": data.executed_calls,
+    }
+    run = {"made_by": "llm", **data.run, "counts": dict(output.counts), "samples": samples}
+    write_servers(output.servers)
+    return write_part(part_path(output.folder, shard), shard, rows, head=head, run=run)
 
 
 def _document(data: GeneratedByModel, paths: Mapping[str, Path], tasks: Mapping[str, Any]) -> JsonObject:
@@ -201,6 +240,7 @@ async def generate_with_model(
     open_journal: Callable[[JsonObject], Journal],
     on_note: Callable[[str], None] = lambda _: None,
     on_progress: Callable[[SampleOutcome], None] = lambda _: None,
+    shard: tuple[int, int] = (1, 1),
 ) -> GeneratedByModel:
     """`asking.samples` samples, each a task or a counted reject; the same for the same journal. The `counts`
     of the splits are proportions, and each split with a count has a task where there are enough.
@@ -239,22 +279,36 @@ async def generate_with_model(
                 per_minute=asking.per_minute,
             )
             workshop = _workshop(patient, journal, pool, offer, usable, settings, asking)
-            outcomes = await _all(workshop, prompt_builder, asking.samples, asking.concurrency, on_progress)
+            outcomes = await _all(
+                workshop, prompt_builder, _numbers(asking.samples, shard), asking.concurrency, on_progress
+            )
         executor = workshop.executor
-    distinct = _without_duplicates(outcomes)
-    total = sum(counts.values()) or 1
-    shares = SplitShares(heldout=counts["heldout"] / total, validation=counts["validation"] / total)
-    splits = [split for split, count in counts.items() if count]
-    kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
+    tasks, yields = divided_samples(outcomes, counts, tools=usable, seed=settings.seed)
     return GeneratedByModel(
-        tasks=split_tasks(kept, tools=usable, shares=shares, seed=settings.seed, splits=splits),
-        yields=sample_yield_table(distinct),
+        tasks=tasks,
+        yields=yields,
         failures=journal.failures.as_json(),
         spend=budget.as_json(),
         catalog_hash=offer.catalog_hash,
         executed_calls=executor.executed_calls,
         from_journal=recorded,
+        outcomes=outcomes,
+        tools=usable,
+        run=run,
     )
+
+
+def divided_samples(
+    outcomes: Sequence[SampleOutcome], counts: Mapping[str, int], *, tools: Mapping[str, ToolSpec], seed: int
+) -> tuple[dict[str, tuple[Task, ...]], JsonObject]:
+    """The tasks of all `outcomes` by split, each once, and the yield table."""
+    distinct = _without_duplicates(outcomes)
+    total = sum(counts.values()) or 1
+    shares = SplitShares(heldout=counts["heldout"] / total, validation=counts["validation"] / total)
+    splits = [split for split, count in counts.items() if count]
+    kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
+    tasks = split_tasks(kept, tools=tools, shares=shares, seed=seed, splits=splits)
+    return tasks, sample_yield_table(distinct)
 
 
 def _workshop(
@@ -300,11 +354,11 @@ def _workshop(
 async def _all(
     workshop: Workshop,
     prompt_builder: PromptBuilder,
-    samples: int,
+    samples: range,
     concurrency: int,
     on_progress: Callable[[SampleOutcome], None],
 ) -> list[SampleOutcome]:
-    """The outcome of every sample, in order. The first error of one ends the others and is raised."""
+    """The outcome of each sample, in order. The first error of one ends the others and is raised."""
     outcomes: list[SampleOutcome] = []
 
     async def work(numbers: Iterator[int]) -> None:
@@ -313,8 +367,8 @@ async def _all(
             outcomes.append(outcome)
             on_progress(outcome)
 
-    numbers = iter(range(samples))
-    workers = [asyncio.create_task(work(numbers)) for _ in range(min(concurrency, samples))]
+    numbers = iter(samples)
+    workers = [asyncio.create_task(work(numbers)) for _ in range(min(concurrency, len(samples)))]
     try:
         await asyncio.gather(*workers)
     finally:
@@ -401,76 +455,3 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 _ACCOUNT = ("finished", "unfinished", "stopped_by", "rejects", "failed_requests", "spend")  # of an error
-
-_WORD = re.compile(r"[A-Za-z0-9][\w.@/-]*")
-_DATE = re.compile(r"\d{4}(-\d\d){1,2}")
-_LONGEST = 60  # characters; longer arguments are texts and programs
-
-
-def split_tasks(
-    executed: Sequence[Executed],
-    *,
-    tools: Mapping[str, ToolSpec],
-    shares: SplitShares,
-    seed: int,
-    splits: Collection[str] = SPLITS,
-) -> dict[str, tuple[Task, ...]]:
-    """Every task in one split, in the order given. Two tasks whose executed calls name the same entity share
-    a split; so the shares hold for the groups that this makes, and only roughly for the tasks. Each of
-    `splits` has a group, where there are enough."""
-    leaders = _Groups()
-    named = [called_entities(item.calls, tools) or {item.task.id} for item in executed]
-    for names in named:
-        leaders.join(names)
-    result: dict[str, list[Task]] = {split: [] for split in SPLITS}
-    leading = [leaders.leader(min(names)) for names in named]
-    split_of = shares.assign(leading, seed=seed, least=dict.fromkeys(splits, 1))
-    for item, leader in zip(executed, leading, strict=True):
-        split = split_of[leader]
-        info = {**item.task.extra_info, "split": split}
-        result[split].append(item.task.model_copy(update={"extra_info": info}))
-    return {split: tuple(tasks) for split, tasks in result.items()}
-
-
-def called_entities(calls: Sequence[JsonObject], tools: Mapping[str, ToolSpec]) -> set[str]:
-    """The words in the arguments of `calls` that name something: with a capital or a digit, and neither a
-    number, a date nor a constant of the tool's schema. `tools` by `server.tool`."""
-    names: set[str] = set()
-    for call in calls:
-        properties = tools[f"{call['server']}.{call['tool']}"].input_schema.get("properties", {})
-        for name, value in call["arguments"].items():
-            schema = properties.get(name, {})
-            is_constant = value in schema.get("enum", ()) or value == schema.get("default")
-            if isinstance(value, str) and len(value) <= _LONGEST and not is_constant:
-                names |= {word for word in _WORD.findall(value) if _is_name(word)}
-    return names
-
-
-def _is_name(word: str) -> bool:
-    has_mark = any(c.isupper() or c.isdigit() for c in word)
-    return has_mark and len(word) > 1 and not _DATE.fullmatch(word) and not _is_number(word)
-
-
-def _is_number(word: str) -> bool:
-    return word.replace(".", "", 1).replace(",", "").isdigit()
-
-
-class _Groups:
-    """Disjoint sets of names; the leader of a set is its least name."""
-
-    def __init__(self) -> None:
-        self._above: dict[str, str] = {}
-
-    def join(self, names: set[str]) -> None:
-        leaders = sorted(self.leader(name) for name in names)
-        for name in leaders[1:]:
-            self._above[name] = leaders[0]
-
-    def leader(self, name: str) -> str:
-        path = []
-        while (above := self._above.setdefault(name, name)) != name:
-            path.append(name)
-            name = above
-        for below in path:
-            self._above[below] = name
-        return name

@@ -27,10 +27,14 @@ class Candidate:
     slots: Mapping[str, Any]
     variant: int
 
-    @cached_property
+    @property
     def key(self) -> str:
         """Equal for tasks that ask for the same calls; the wording does not make a task distinct. That a
         template states a class does: the same calls after a failure, or withheld, are another task."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:
         calls = fill(self.template.plan_json, self.slots)
         subject: JsonObject = (
             {"calls": calls} if calls else {"template": self.template.name, "slots": self.slots}

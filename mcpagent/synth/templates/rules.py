@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Protocol, TypeVar
 
 from mcpagent.core.records import JsonObject
@@ -14,6 +17,7 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
+from mcpagent.storage.datasets import task_record
 from mcpagent.synth.failures import Variation
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.prove import ground, wrong_abstentions
@@ -125,8 +129,10 @@ def _only_text_parameter(spec: ToolSpec) -> str | None:
 
 _BATCH = 32  # candidates executed at once; fixed, since it takes part in what is kept
 _MAX_FRUITLESS = 2000  # candidates in a row that gave no task, after which there is none left to find
+# A shard has to go at least as far as all of them together would, whose batches are others.
+_MAX_FRUITLESS_OF_SHARD = 3 * _MAX_FRUITLESS
 
-_C = TypeVar("_C")
+_C = TypeVar("_C", bound="Keyed")
 Progress = Callable[[str, int, int], None]  # split, tasks kept so far, tasks asked for
 
 
@@ -192,13 +198,14 @@ async def generate_dataset(
     distractors: int | None = None,
     on_progress: Progress | None = None,
     variation: Variation | None = None,
+    shard: DatasetShard | None = None,
 ) -> GeneratedData:
     """Up to `counts[split]` distinct tasks for each split: as many as the templates give with its entities,
     the same for the same seed, templates and servers.
 
     An entity occurs in one split only, and so does every task. `distractors` None offers the whole catalog
-    with each task. With a `variation` they are tasks near those that were failed. Raises UserError where
-    there is not one task.
+    with each task. With a `variation` they are tasks near those that were failed. A `shard` tries its share
+    of the candidates and keeps their outcomes. Raises UserError where there is not one task.
     """
     check_counts(counts)
     cache = CallCache(pool)
@@ -223,17 +230,13 @@ async def generate_dataset(
             tasks[split] = ()
             continue
         source = _SplitSource(
-            draw=draw,
-            offer=offer,
-            split=split,
-            seed=seed,
-            seen=tally.seen,
-            turn=turn,
-            variation=variation,
+            draw=draw, offer=offer, split=split, seed=seed, cache=cache, turn=turn, variation=variation
         )
-        tasks[split] = await fill_split(source, counts[split], cache, tally, on_progress)
-    if not any(tasks.values()):
-        raise _without_a_task(counts, tally.log)
+        tasks[split] = await fill_split(source, counts[split], tally, on_progress, shard)
+    if shard is not None:
+        shard.divided = text_hash(entities)
+    elif not any(tasks.values()):
+        raise without_a_task(counts, tally)
     sizes = {split: {p: len(values) for p, values in pools.items()} for split, pools in entities.items()}
     return GeneratedData.of(
         tasks, tally, entities=sizes, catalog_hash=offer.catalog_hash, executed_calls=cache.executed
@@ -241,7 +244,7 @@ async def generate_dataset(
 
 
 class Tally:
-    """The account of a run: `seen` holds the keys tried in any split."""
+    """The account of a run: `seen` holds the keys tried in any split, and the questions that were said."""
 
     def __init__(self) -> None:
         self.log = RejectLog()
@@ -258,7 +261,7 @@ class _SplitSource:
     offer: ToolSelection
     split: str
     seed: int
-    seen: set[str]
+    cache: CallCache
     turn: asyncio.Lock
     variation: Variation | None = None
     index: int = 0
@@ -266,69 +269,145 @@ class _SplitSource:
     def next(self) -> Candidate | None:
         candidate = self.draw(self.index)
         self.index += 1
-        if candidate.key in self.seen:
-            return None
-        self.seen.add(candidate.key)
         return candidate
 
-    async def make(self, candidate: Candidate, cache: CallCache) -> Task | Rejection:
+    def said(self, candidate: Candidate, outcome: Task | Rejection) -> str | None:
+        """Templates may say two tasks in the same words."""
+
+    async def make(self, candidate: Candidate) -> Task | Rejection:
         draft = draft_task(candidate, offer=self.offer, split=self.split, seed=self.seed)
         if self.variation is not None and not self.variation.admits(draft):
             return Rejection(RejectCode.DUPLICATE, f"{candidate.template.name}: {draft.id} is in the dataset")
-        outcome = await ground_in_turn(draft, cache, self.turn)
+        outcome = await ground_in_turn(draft, self.cache, self.turn)
         if isinstance(outcome, Task) and candidate.template.withhold:
-            outcome = await without_tools(outcome, candidate, offer=self.offer, cache=cache)
+            outcome = await without_tools(outcome, candidate, offer=self.offer, cache=self.cache)
         if isinstance(outcome, Rejection):
             return replace(outcome, detail=f"{candidate.template.name}: {outcome.detail}")
         return outcome
 
 
+class Keyed(Protocol):
+    """A candidate, whose key is that of every candidate that asks for the same."""
+
+    @property
+    def key(self) -> str:
+        """Of what it asks for."""
+        ...
+
+
 class TaskSource(Protocol[_C]):
-    """Candidates of one split, in a fixed order."""
+    """Candidates of one split, in a fixed order that the outcomes have no part in."""
 
     split: str
 
     def next(self) -> _C | None:
-        """The next candidate; None when it was tried before."""
+        """The next candidate; None where the split had it before."""
         ...
 
-    async def make(self, candidate: _C, cache: CallCache) -> Task | Rejection:
+    def said(self, candidate: _C, outcome: Task | Rejection) -> str | None:
+        """The words that no other candidate may use, where this one came so far as to be compared."""
+        ...
+
+    async def make(self, candidate: _C) -> Task | Rejection:
         """Run it and prove it."""
         ...
+
+
+@dataclass(kw_only=True)
+class DatasetShard:
+    """What the `number`-th of `of` shards tried: `rows` has one for each of its candidates, `drawn` how many
+    were drawn of each split. A hash of the seed and the candidate's key says whose it is, so that shards are
+    of one size whatever the order of the candidates. `divided` is a hash of what there is to ask about and of
+    the split of each thing, `described` what is added to a task before it is written."""
+
+    number: int
+    of: int
+    seed: int
+    rows: list[JsonObject] = field(default_factory=list)
+    drawn: dict[str, int] = field(default_factory=dict)
+    divided: str = ""
+    described: Callable[[Task], Task] = lambda task: task
+
+    def has(self, key_hash: str) -> bool:
+        """Whether a candidate is this shard's."""
+        return derive_seed(self.seed, "shard", key_hash) % self.of == self.number - 1
+
+    def enough(self, count: int) -> int:
+        """How many tasks of its own leave none of the first `count` of all shards out: its share, and five
+        standard deviations of what chance gives to another."""
+        share = (count + _BATCH) / self.of
+        return math.ceil(share + 5 * math.sqrt(share) + 3) if count else 0
+
+    def add(self, split: str, index: int, key: str, said: str | None, outcome: Task | Rejection) -> None:
+        """Keep what became of candidate `index` of a split."""
+        row: JsonObject = {"split": split, "index": index, "key": text_hash(key)}
+        if said is not None:
+            row["said"] = text_hash(said)
+        if isinstance(outcome, Task):
+            row["task"] = task_record(self.described(outcome))
+        else:
+            row |= {"reject": outcome.code.value, "detail": outcome.detail}
+        self.rows.append(row)
+
+
+def text_hash(value: Any) -> str:
+    """A short hash of a JSON value."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 async def fill_split(
     source: TaskSource[_C],
     count: int,
-    cache: CallCache,
     tally: Tally,
     on_progress: Progress | None,
+    shard: DatasetShard | None = None,
 ) -> tuple[Task, ...]:
-    """`count` proven tasks of the source; where it has no more, those that there are."""
+    """`count` proven tasks of the source; where it has no more, those that there are. A shard makes more than
+    its share of them: which are among the first `count`, all shards together say."""
     kept: list[Task] = []
-    fruitless = 0
+    drawn = fruitless = refused = 0
+    most = _MAX_FRUITLESS
+    if shard is not None:
+        # Each split by itself: how far the one before would have gone, no shard knows.
+        tally.seen.clear()
+        count, most = shard.enough(count), _MAX_FRUITLESS_OF_SHARD
     while len(kept) < count:
-        batch: list[_C] = []
-        while len(batch) < _BATCH and fruitless < _MAX_FRUITLESS:
+        batch: list[tuple[int, _C]] = []
+        # One run's batches take part in what is kept; a shard needs no surplus.
+        size = _BATCH if shard is None else min(_BATCH, count - len(kept))
+        while len(batch) < size and fruitless < most:
             candidate = source.next()
+            drawn += 1
             tally.candidates += 1
-            if candidate is None:
+            if candidate is None or candidate.key in tally.seen:
                 fruitless += 1
                 tally.log.counts[RejectCode.DUPLICATE] += 1
-            else:
-                batch.append(candidate)
-        for outcome in await asyncio.gather(*(source.make(c, cache) for c in batch)):
+                continue
+            tally.seen.add(candidate.key)
+            if shard is not None and not shard.has(text_hash(candidate.key)):
+                fruitless = 0  # it may become a task elsewhere
+                continue
+            batch.append((drawn - 1, candidate))
+        outcomes = await asyncio.gather(*(source.make(candidate) for _, candidate in batch))
+        for (index, candidate), outcome in zip(batch, outcomes, strict=True):
+            if shard is not None:
+                said = source.said(candidate, outcome)
+                shard.add(source.split, index, candidate.key, said, outcome)
             if isinstance(outcome, Task):
                 kept.append(outcome)
-                fruitless = 0
+                fruitless = refused = 0
             else:
                 fruitless += 1
+                refused += 1
                 tally.log.add(outcome)
         if on_progress is not None:
             on_progress(source.split, min(len(kept), count), count)
-        if fruitless >= _MAX_FRUITLESS and len(kept) < count:
-            return tuple(kept)
-    tally.surplus += len(kept) - count
+        if max(fruitless, refused) >= most and len(kept) < count:
+            break
+    if shard is not None:
+        shard.drawn[source.split] = drawn
+    tally.surplus += max(0, len(kept) - count)
     return tuple(kept[:count])
 
 
@@ -342,7 +421,9 @@ async def ground_in_turn(draft: Task, cache: CallCache, turn: asyncio.Lock) -> T
         return await ground(draft, cache, phrase_words=0)
 
 
-def _without_a_task(counts: Mapping[str, int], log: RejectLog) -> UserError:
+def without_a_task(counts: Mapping[str, int], tally: Tally) -> UserError:
+    """Why there is nothing to write."""
+    log = tally.log
     rejected = ", ".join(f"{code} {n}" for code, n in sorted(log.counts.items()))
     examples = [f"\n  {code}: {texts[0]}" for code, texts in sorted(log.examples.items())]
     why = f"rejected: {rejected}{''.join(examples)}" if rejected else "no template has the entities it needs"
@@ -350,6 +431,28 @@ def _without_a_task(counts: Mapping[str, int], log: RejectLog) -> UserError:
     return UserError(
         f"found not one task (asked for: {asked}); {why}", remedy="add templates, or entities in pools.yaml"
     )
+
+
+def short_note(short: Mapping[str, tuple[int, int]], why: str) -> str:
+    """One sentence: which splits have fewer tasks than were asked for (made, asked), and why."""
+    parts = [
+        f"{split} has {made} of {asked} tasks" + ("" if made else " and no file")
+        for split, (made, asked) in short.items()
+    ]
+    return f"{', '.join(parts)}: {why}"
+
+
+def why_short(data: GeneratedData) -> str:
+    """What there was to ask about, where it was not enough."""
+    sizes = data.entities.values()
+    if all("facts" in of_split for of_split in sizes):  # explored
+        things = sum(of_split["facts"] for of_split in sizes)
+        return f"the read-only tools gave {things} things to ask about, each of which belongs to one split"
+    tried = {
+        split: ", ".join(f"{n} {pool}" for pool, n in data.entities[split].items()) for split in data.tasks
+    }
+    told = "; ".join(f"{split}: {of_split}" for split, of_split in tried.items())
+    return f"the templates give no other task with the entities of a split ({told}); add some to pools.yaml"
 
 
 def check_counts(counts: Mapping[str, int]) -> None:

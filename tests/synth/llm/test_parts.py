@@ -11,9 +11,8 @@ from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import price_of
-from mcpagent.synth.llm.generate import called_entities, split_tasks
 from mcpagent.synth.llm.prompts import fill_in, load_curriculum, load_prompts, resolve_alias, shape
-from mcpagent.synth.llm.sample import Executed
+from mcpagent.synth.llm.sample import Executed, called_entities, split_tasks
 from mcpagent.synth.templates.pools import SplitShares
 
 
