@@ -95,16 +95,23 @@ class ReportFormat(StrEnum):
     MARKDOWN = "md"
     PNG = "png"
     JSON = "json"
+    INSPECT = "inspect"
 
 
 @report_app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Run folder, such as outputs/quickstart.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run folder, such as outputs/quickstart; for inspect a file of trajectories too.",
+            show_default=False,
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="A file for the report, or a folder. Default: report.html (.md, .png, .json) in the run, "
-            "written anew each time.",
+            help="A file for the report, or a folder. Default: report.html (.md, .png, .json) or the folder "
+            "inspect in the run, written anew each time.",
         ),
     ] = None,
     format_: Annotated[
@@ -112,7 +119,8 @@ def report(
         typer.Option(
             "--format",
             help="html: a self-contained page. md: a summary for a pull request. json: every figure of the "
-            "page. png: the page as a picture, drawn by an installed Chromium or Chrome.",
+            "page. png: the page as a picture, drawn by an installed Chromium or Chrome. inspect: a folder "
+            "with all episodes as logs for Inspect's viewer (inspect view).",
         ),
     ] = ReportFormat.HTML,
     overwrite: Overwrite = False,
@@ -123,10 +131,15 @@ def report(
     Example: mcpagent report outputs/quickstart
 
     Example: mcpagent report outputs/quickstart --format md
+
+    Example: mcpagent report outputs/quickstart --format inspect
     """
     from mcpagent.console import Console
     from mcpagent.storage.packages import require
 
+    if format_ is ReportFormat.INSPECT:
+        _write_inspect_logs(run, out, overwrite=overwrite, console=Console(is_json=as_json))
+        return
     out = out_file(f"report.{format_}")(out)
     if out is not None:
         refuse_existing(out, overwrite=overwrite)
@@ -146,6 +159,27 @@ def report(
         console.print_json({"report": str(path), "format": format_.value, "verdicts": verdicts})
     else:
         console.say(str(path))
+
+
+def _write_inspect_logs(run: Path, out: Path | None, *, overwrite: bool, console: Console) -> None:
+    from mcpagent.errors import UserError
+    from mcpagent.evaluate.report.inspect_log import sources, write_log
+
+    if out is None and run.is_file():
+        raise UserError("a file of trajectories has no place for its logs", remedy="name a folder with --out")
+    folder = run / "inspect" if out is None else out
+    if folder.exists() and not folder.is_dir():
+        raise UserError("is not a folder", where=str(folder), remedy="name a folder with --out")
+    logs = {folder / f"{source.name}.eval": source for source in sources(run)}
+    if out is not None:
+        refuse_existing(*logs, overwrite=overwrite)
+    for path, source in logs.items():
+        write_log(source, path)
+    if console.is_json:
+        console.print_json({"report": str(folder), "format": "inspect", "logs": [str(log) for log in logs]})
+        return
+    console.say(str(folder))
+    console.say(f"{len(logs)} logs; open them with: inspect view --log-dir {folder}")
 
 
 view_app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -127,16 +127,16 @@ class EpisodeFiles:
         return [path for path in self._folder.glob("[!.]*") if path.name.endswith(RECORDS_SUFFIXES)]
 
 
-def gold_plans(config: JsonObject, task_ids: set[str]) -> dict[str, tuple[str, ...]]:
-    """The gold calls of tasks, `server.tool({...})`, from the datasets that a resolved configuration names;
-    empty for tasks whose dataset is gone or very large."""
+def gold_plans(config: JsonObject, task_ids: set[str] | None = None) -> dict[str, tuple[str, ...]]:
+    """The gold calls of tasks (None: of all), `server.tool({...})`, from the datasets that a resolved
+    configuration names; empty for tasks whose dataset is gone or very large."""
     plans: dict[str, tuple[str, ...]] = {}
     for path in _datasets(config):
         if path.stat().st_size > _LARGEST_DATASET:
             continue
         try:
             for task in read_tasks(path):
-                if task.id in task_ids:
+                if task_ids is None or task.id in task_ids:
                     plans[task.id] = _plan(task)
         except UserError:
             continue  # a dataset that is being written, or not ours any more: the page can do without

@@ -97,7 +97,7 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
     steps = _read_steps(run_dir)
     config_path = run_dir / "config.yaml"
     config_text = config_path.read_text(encoding="utf-8") if config_path.exists() else ""
-    evaluations, validations, sources = _sides(_read_evaluations(run_dir / "eval"))
+    evaluations, validations, sources = _sides(read_evaluations(run_dir / "eval"))
     episodes = EpisodeFiles(run_dir / "trajectories") if episodes is None else episodes
     episodes.refresh()
     pairs, episodes_from = _pairs(episodes, sources)
@@ -105,9 +105,9 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
     return RunView(
         path=run_dir,
         steps=steps,
-        manifest=_read_object(run_dir / "manifest.json"),
+        manifest=read_object(run_dir / "manifest.json"),
         config_text=config_text,
-        config=_parse_yaml(config_text, config_path),
+        config=parse_yaml(config_text, config_path),
         evaluations=evaluations,
         validations=validations,
         episodes_from=episodes_from,
@@ -145,7 +145,8 @@ def _read_json(path: Path) -> Any:
         raise _bad_file(path, f"not JSON: {error}") from error
 
 
-def _read_object(path: Path) -> JsonObject:
+def read_object(path: Path) -> JsonObject:
+    """The JSON object of a file, {} without the file. Raises UserError."""
     document = _read_json(path) if path.exists() else {}
     if not isinstance(document, dict):
         raise _bad_file(path, "expected a JSON object")
@@ -159,7 +160,8 @@ def _tool_metrics(document: Any, path: Path) -> PoolMetrics:
         raise _bad_file(path, f"tool_metrics cannot be read: {_first(error)}") from error
 
 
-def _parse_yaml(text: str, path: Path) -> JsonObject:
+def parse_yaml(text: str, path: Path) -> JsonObject:
+    """The mapping that `text` of the file `path` holds. Raises UserError."""
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -167,13 +169,14 @@ def _parse_yaml(text: str, path: Path) -> JsonObject:
     return document if isinstance(document, dict) else {}
 
 
-def _read_evaluations(folder: Path) -> dict[str, EvalResult]:
+def read_evaluations(folder: Path) -> dict[str, EvalResult]:
+    """The evaluations of a folder by their file's stem. Raises UserError."""
     evaluations: dict[str, EvalResult] = {}
     for path in sorted(folder.glob("*.json")):
         if path.stem == "controls":
             continue
         try:
-            evaluations[path.stem] = EvalResult.model_validate(_read_object(path))
+            evaluations[path.stem] = EvalResult.model_validate(read_object(path))
         except ValidationError as error:
             raise _bad_file(path, f"not an evaluation: {_first(error)}") from error
     return evaluations
