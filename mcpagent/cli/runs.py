@@ -100,10 +100,12 @@ class ReportFormat(StrEnum):
 
 @report_app.command()
 def report(
-    run: Annotated[
-        Path,
+    runs: Annotated[
+        list[Path],
         typer.Argument(
-            help="Run folder, such as outputs/quickstart; for inspect a file of trajectories too.",
+            metavar="RUN...",
+            help="Run folder, such as outputs/quickstart; several are shown side by side. For inspect a file "
+            "of trajectories too.",
             show_default=False,
         ),
     ],
@@ -126,39 +128,51 @@ def report(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Write the report of a run and print its path.
+    """Write the report of a run, or of several side by side, and print its path.
+
+    Several runs are written to comparison.html (.md, .png, .json) beside the first one.
 
     Example: mcpagent report outputs/quickstart
 
     Example: mcpagent report outputs/quickstart --format md
 
     Example: mcpagent report outputs/quickstart --format inspect
+
+    Example: mcpagent report outputs/first outputs/second
     """
-    from mcpagent.console import Console
+    from mcpagent.errors import UserError
     from mcpagent.storage.packages import require
 
+    console, is_alone = Console(is_json=as_json), len(runs) == 1
     if format_ is ReportFormat.INSPECT:
-        _write_inspect_logs(run, out, overwrite=overwrite, console=Console(is_json=as_json))
+        if not is_alone:
+            raise UserError("--format inspect takes one run", remedy="write the logs of each run by itself")
+        _write_inspect_logs(runs[0], out, overwrite=overwrite, console=console)
         return
-    out = out_file(f"report.{format_}")(out)
+    name = f"{'report' if is_alone else 'comparison'}.{format_}"
+    out = out_file(name)(out)
     if out is not None:
         refuse_existing(out, overwrite=overwrite)
     if format_ in (ReportFormat.HTML, ReportFormat.PNG):
         require("report", use="the report")
-    from mcpagent.evaluate.report.formats import find_browser, write_report_as
+    from mcpagent.evaluate.report.formats import find_browser, write_comparison_as, write_report_as
     from mcpagent.evaluate.report.run_data import read_run
     from mcpagent.evaluate.report.verdicts import judge
 
     if format_ is ReportFormat.PNG:
         find_browser()
-    console = Console(is_json=as_json)
-    view = read_run(run)
-    path = write_report_as(format_.value, view, out or run / f"report.{format_}")
-    if as_json:
-        verdicts = [dataclasses.asdict(v) for v in judge(view)]
-        console.print_json({"report": str(path), "format": format_.value, "verdicts": verdicts})
+    views = [read_run(run) for run in runs]
+    if is_alone:
+        path = write_report_as(format_.value, views[0], out or runs[0] / name)
     else:
+        path = write_comparison_as(format_.value, views, out or runs[0].resolve().parent / name)
+    if not as_json:
         console.say(str(path))
+        return
+    document = {"report": str(path), "format": format_.value}
+    if is_alone:
+        document["verdicts"] = [dataclasses.asdict(v) for v in judge(views[0])]
+    console.print_json(document)
 
 
 def _write_inspect_logs(run: Path, out: Path | None, *, overwrite: bool, console: Console) -> None:

@@ -146,6 +146,7 @@ ELSEWHERE = {
     "mcpagent quickstart --servers mcp.json": LONG,
     "mcpagent quickstart --servers mcp.json --read-only library.get_book": LONG,
     "mcpagent report outputs/quickstart": LONG,
+    "mcpagent report outputs/first outputs/second": "tests/evaluate/report/test_formats.py",
     "mcpagent report outputs/quickstart --format inspect": "tests/evaluate/report/test_inspect_log.py",
     "mcpagent report outputs/quickstart --format md": "tests/evaluate/report/test_formats.py",
     "mcpagent view outputs/quickstart": "tests/evaluate/report/test_live.py",

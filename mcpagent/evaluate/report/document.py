@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 from mcpagent.core.records import JsonObject, Metric, Record
 from mcpagent.errors import UserError
-from mcpagent.evaluate.breakdown import Breakdown
+from mcpagent.evaluate.breakdown import ERRORS, Breakdown, ErrorKind
 from mcpagent.evaluate.compare import Comparison, compare
 from mcpagent.evaluate.report.figures import TREND_STEPS, Band, Chart, Curve, charts, term_weights
-from mcpagent.evaluate.report.run_data import AFTER, BEFORE, SAMPLED, Control, RunView
+from mcpagent.evaluate.report.run_data import AFTER, BEFORE, SAMPLED, Control, RunView, flatten
 from mcpagent.evaluate.report.verdicts import Verdict, judge
 from mcpagent.evaluate.summary import RATE_METRICS, EvalResult, success_of_all
 from mcpagent.tools.metrics import PoolMetrics
@@ -131,6 +132,86 @@ class ReportDocument(Record):
     manifest: JsonObject
     config: JsonObject
     evaluations: dict[str, JsonObject]  # the provenance of each
+
+
+class RunsDocument(Record):
+    """Several runs side by side. `against_first` has for each run, by evaluation (greedy, sampled), the
+    paired difference of its success to that of the first run: None for the first, and on other tasks.
+    `configuration` has the keys in which the runs differ, a value for each run (None: not set)."""
+
+    schema_version: int = SCHEMA_VERSION
+    names: tuple[str, ...]
+    runs: tuple[ReportDocument, ...]
+    against_first: tuple[dict[str, Metric | None], ...]
+    has_same_tasks: bool
+    configuration: dict[str, tuple[str | None, ...]]
+
+
+def documents_of(runs: Sequence[RunView]) -> RunsDocument:
+    """The figures of several runs. Raises UserError where a run is named twice."""
+    places = [run.path.resolve() for run in runs]
+    if len(set(places)) < len(places):
+        twice = next(run.path for run in runs if places.count(run.path.resolve()) > 1)
+        raise UserError(f"the run {twice} is named twice", remedy="name each run once")
+    afters = [{name: run.evaluations.get(AFTER + suffix) for name, suffix in SETTINGS} for run in runs]
+    against = [{name: _difference(afters[0][name], after[name]) for name, _ in SETTINGS} for after in afters]
+    tasks = [frozenset(e.tasks) for after in afters for e in after.values() if e is not None]
+    configurations = [dict(flatten(run.config)) for run in runs]
+    keys = dict.fromkeys(key for configuration in configurations for key in configuration)
+    values = {key: tuple(configuration.get(key) for configuration in configurations) for key in keys}
+    return RunsDocument(
+        names=tuple(_names(places)),
+        runs=tuple(document_of(run) for run in runs),
+        against_first=({name: None for name, _ in SETTINGS}, *against[1:]),
+        has_same_tasks=len(set(tasks)) <= 1,
+        configuration={key: value for key, value in values.items() if len(set(value)) > 1},
+    )
+
+
+def _difference(first: EvalResult | None, other: EvalResult | None) -> Metric | None:
+    """Of a few common tasks it would say little about either run: all have to be the same."""
+    if first is None or other is None or first.tasks.keys() != other.tasks.keys():
+        return None
+    comparison = compare_or_none(first, other)
+    return None if comparison is None else comparison.difference_all
+
+
+def _names(places: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    most = max(len(place.parts) for place in places)
+    for length in range(1, most + 1):
+        names = ["/".join(place.parts[-length:]) for place in places]
+        if len(set(names)) == len(names):
+            return names
+    return [str(place) for place in places]
+
+
+def final_success(document: ReportDocument, evaluation: str) -> Metric | None:
+    """Success after training, unscored episodes counted as failed."""
+    rows = (row for row in document.success if (row.evaluation, row.part) == (evaluation, "all"))
+    return next((row.after for row in rows), None)
+
+
+def side_by_side(document: RunsDocument) -> list[tuple[str, str, tuple[Metric | None, ...]]]:
+    """Success of each run on each slice: what divides the tasks, the part, a metric for each run."""
+    slices = [run.breakdown.slices if run.breakdown is not None else {} for run in document.runs]
+    parts = dict.fromkeys((by, part) for one in slices for by, division in one.items() for part in division)
+    rows: list[tuple[str, str, tuple[Metric | None, ...]]] = []
+    for by, part in sorted(parts):
+        shown = [one.get(by, {}).get(part) for one in slices]
+        rows.append((by, part, tuple(each.task_success if each else None for each in shown)))
+    return [row for row in rows if sum(other[0] == row[0] for other in rows) > 1]
+
+
+def failures_side_by_side(document: RunsDocument) -> list[tuple[str, tuple[int | None, ...]]]:
+    """How many episodes of each run failed in each way; None for a run without a breakdown."""
+    errors = [run.breakdown.errors if run.breakdown is not None else None for run in document.runs]
+    counts = {kind: tuple(None if e is None else _count(e.get(kind)) for e in errors) for kind in ERRORS}
+    return [(kind, row) for kind, row in counts.items() if any(row)]
+
+
+def _count(kind: ErrorKind | None) -> int:
+    return 0 if kind is None else kind.episodes
 
 
 def document_of(run: RunView) -> ReportDocument:

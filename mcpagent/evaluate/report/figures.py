@@ -15,7 +15,7 @@ from mcpagent.reward.rule import WEIGHTS
 
 TREND_STEPS = 5  # trailing mean, drawn over the raw points
 _LEVEL_STEPS = 3  # a level that a limit is a multiple of: the mean of so many steps
-_COLOURS = tuple(f"--series-{i}" for i in range(1, 7))
+COLOURS = tuple(f"--series-{i}" for i in range(1, 7))
 
 
 @dataclass(frozen=True)
@@ -245,8 +245,8 @@ def term_weights(run: RunView) -> dict[str, float]:
 def _of_terms(run: RunView) -> dict[str, ChartSpec]:
     """The charts of the weighted reward terms, as many as there are colours; empty for runs without them."""
     reported = {key for row in run.steps for key in row if key.startswith("reward_")}
-    names = [name for name in term_weights(run) if f"reward_{name}" in reported][: len(_COLOURS)]
-    coloured = list(zip(names, _COLOURS, strict=False))
+    names = [name for name in term_weights(run) if f"reward_{name}" in reported][: len(COLOURS)]
+    coloured = list(zip(names, COLOURS, strict=False))
     return {
         "terms": ChartSpec(
             "Reward terms",
@@ -316,11 +316,11 @@ def _chart(
     traces: list[JsonObject] = []
     for line, values in lines:
         traces += _traces(spec, line, steps, values, alone=len(lines) == 1)
-    layout = _layout(spec, legend=len(lines) > 1)
+    layout = layout_of(spec, legend=len(lines) > 1)
     layout["xaxis"]["range"] = [steps[0] - 0.7, steps[-1] + 0.7]  # the same on every chart
     shown = [v for _, values in lines for v in values if v is not None]
     if spec.percent:
-        layout["yaxis"]["range"] = _fitting(shown)
+        layout["yaxis"]["range"] = fitting_axis(shown)
     # A limit far above the curve would flatten it; the note and the verdict still state it.
     peak = max(shown, default=0.0)
     if limit is not None and peak >= limit / 4:
@@ -410,7 +410,7 @@ def _rectangles(band: Band, steps: Sequence[int], low: float, high: float) -> li
     return rectangles
 
 
-def _fitting(rates: Sequence[float]) -> list[float]:
+def fitting_axis(rates: Sequence[float]) -> list[float]:
     """An axis on which the rates fill the height: a little beyond them, within 0 to 1, a point at least."""
     low, high = min(rates), max(rates)
     room = max(0.08 * (high - low), (0.01 - (high - low)) / 2)
@@ -440,7 +440,8 @@ def _traces(
     return [{**common, "type": "scatter", "mode": "markers", "y": values, "marker": marker}, trend]
 
 
-def _layout(spec: ChartSpec, *, legend: bool) -> JsonObject:
+def layout_of(spec: ChartSpec, *, legend: bool) -> JsonObject:
+    """The layout of a chart before its data are known."""
     axis: JsonObject = {
         "gridcolor": "--grid",
         "linecolor": "--grid",

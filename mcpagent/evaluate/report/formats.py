@@ -14,9 +14,19 @@ from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import Metric
 from mcpagent.errors import RunError, UserError
 from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
-from mcpagent.evaluate.report.document import SETTINGS, ReportDocument, cost_text, document_of
+from mcpagent.evaluate.report.document import (
+    SETTINGS,
+    ReportDocument,
+    RunsDocument,
+    cost_text,
+    document_of,
+    documents_of,
+    failures_side_by_side,
+    final_success,
+    side_by_side,
+)
 from mcpagent.evaluate.report.figures import TREND_STEPS
-from mcpagent.evaluate.report.page import page_html, write_page
+from mcpagent.evaluate.report.page import page_html, runs_page_html, write_page
 from mcpagent.evaluate.report.run_data import (
     ABSENT,
     RunView,
@@ -59,6 +69,70 @@ def write_report_as(kind: str, run: RunView, path: Path) -> Path:
         case _:
             raise ValueError(f"there is no report format {kind}")
     return path
+
+
+def write_comparison_as(kind: str, runs: Sequence[RunView], path: Path) -> Path:
+    """Write several runs side by side, like `write_report_as` one."""
+    document = documents_of(runs)
+    match kind:
+        case "html":
+            write_text(path, runs_page_html(document))
+        case "md":
+            write_text(path, runs_markdown(document))
+        case "json":
+            write_text(path, document.model_dump_json(indent=1) + "\n")
+        case "png":
+            write_picture(runs_page_html(document), path)
+        case _:
+            raise ValueError(f"there is no format {kind} of several runs")
+    return path
+
+
+def runs_markdown(document: RunsDocument) -> str:
+    """The success of several runs with intervals, slices and failures, and where their settings differ."""
+    names = [_md(name) for name in document.names]
+    runs = [
+        (
+            name,
+            *(
+                cell
+                for setting, _ in SETTINGS
+                for cell in (md_metric(final_success(run, setting)), _change(against[setting]))
+            ),
+            f"{run.cost.steps:,}",
+            f"{run.cost.episodes:,}",
+        )
+        for name, run, against in zip(names, document.runs, document.against_first, strict=True)
+    ]
+    settings = ("*Greedy", "*To the first", "*Sampled", "*To the first")
+    slices = [
+        (_md(by), _md(part), *(md_metric(metric) for metric in metrics))
+        for by, part, metrics in side_by_side(document)
+    ]
+    failures = [
+        (_md(kind.replace("_", " ")), *(ABSENT if n is None else f"{n:,}" for n in counts))
+        for kind, counts in failures_side_by_side(document)
+    ]
+    keys = [
+        (_md(key), *(ABSENT if value is None else _md(value) for value in values))
+        for key, values in document.configuration.items()
+    ]
+    numbers = [f"*{name}" for name in names]
+    parts = [
+        f"## {len(names)} runs side by side",
+        "" if document.has_same_tasks else "These runs were evaluated on different tasks.",
+        _section("Task success", md_table(("Run", *settings, "*Steps", "*Episodes"), runs)),
+        _section("Where they succeed", md_table(("By", "Part", *numbers), slices)),
+        _section("What went wrong", md_table(("Kind", *numbers), failures)),
+        _section("Settings that differ", md_table(("Setting", *names), keys)),
+    ]
+    return printable("\n\n".join(part for part in parts if part) + "\n")
+
+
+def _change(metric: Metric | None) -> str:
+    if metric is None or metric.value is None:
+        return ABSENT
+    return f"{points(metric.value)} {points_interval(metric)}"
 
 
 def markdown(document: ReportDocument) -> str:
@@ -139,9 +213,7 @@ def _success_table(document: ReportDocument) -> str:
             f"**{_md(row.evaluation)}**" if row.part == "all" else f"{_md(row.evaluation)}, {_md(row.part)}",
             md_metric(row.before),
             md_metric(row.after),
-            ABSENT
-            if row.difference is None
-            else f"{points(row.difference.value)} {points_interval(row.difference)}",
+            _change(row.difference),
             ABSENT if row.p_value is None else "< 0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}",
             str((row.after or row.before or Metric(value=None, ci_low=None, ci_high=None, n=0)).n),
         )

@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -14,7 +15,9 @@ from string import Template
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import JsonObject
 from mcpagent.evaluate.report.document import (
+    CurveChart,
     ReportDocument,
+    RunsDocument,
     compare_or_none,
     cost_text,
     document_of,
@@ -22,7 +25,17 @@ from mcpagent.evaluate.report.document import (
 )
 from mcpagent.evaluate.report.episode_html import episode_html, pair_html, token_pieces
 from mcpagent.evaluate.report.episodes import gold_plans
-from mcpagent.evaluate.report.figures import Chart, charts
+from mcpagent.evaluate.report.figures import (
+    CHARTS,
+    COLOURS,
+    Chart,
+    ChartSpec,
+    Curve,
+    charts,
+    fitting_axis,
+    layout_of,
+    trailing_mean,
+)
 from mcpagent.evaluate.report.run_data import (
     AFTER,
     BEFORE,
@@ -39,6 +52,8 @@ from mcpagent.evaluate.report.tables import (
     controls_table,
     facts_table,
     measures_table,
+    runs_table,
+    side_by_side_tables,
     success_table,
     terms_table,
     tools_table,
@@ -47,6 +62,7 @@ from mcpagent.evaluate.summary import success_of_all
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.packages import require
 
+_DASHES = ("solid", "dash", "dot")  # of more runs than there are colours
 EMBEDDED_EPISODES = 5000  # in the page; `mcpagent view` lists more
 _CHUNK = 50  # episodes that are unpacked together when one of them is opened
 
@@ -108,6 +124,83 @@ def browser_html(*, left_out: int) -> str:
         '<p class="hint" id="episode-count" role="status"></p><div id="episode-list"></div>'
         '<button id="episode-more" hidden>Show more</button></section>'
     )
+
+
+def runs_page_html(document: RunsDocument) -> str:
+    """Several runs on one page: their curves over each other, their figures side by side."""
+    charts_, figures = _overlaid(document)
+    title = f"{len(document.runs)} runs side by side"
+    different = "" if document.has_same_tasks else " These runs were evaluated on different tasks."
+    hint = (
+        "Task success after training, unscored episodes counted as failed, with 95% intervals; the "
+        f"difference to the first run is in percentage points, paired by task.{different}"
+    )
+    sections = [
+        f"<header><h1>{title}</h1></header>",
+        f'<section><h2>Task success</h2><p class="hint">{hint}</p>{runs_table(document)}</section>',
+        f'<section><h2>Training curves</h2><div class="charts">{charts_}</div></section>' if charts_ else "",
+        *(
+            f'<section><h2>{name}</h2><p class="hint">{about}</p>{table}</section>'
+            for name, about, table in side_by_side_tables(document)
+        ),
+        "<footer>Written by mcpagent. Charts by plotly.js (MIT), packed into this file.</footer>",
+    ]
+    return _document(title, "\n".join(s for s in sections if s), figures=figures, rows={}, details={})
+
+
+def _overlaid(document: RunsDocument) -> tuple[str, JsonObject]:
+    """The charts of all runs, a chart for each curve and a line for each run, and their figures by id."""
+    curves: dict[tuple[str, str], list[tuple[int, Curve]]] = {}
+    titles: dict[str, CurveChart] = {}
+    for place, run in enumerate(document.runs):
+        for chart in run.charts:
+            titles.setdefault(chart.id, chart)
+            for curve in chart.curves:
+                curves.setdefault((chart.id, curve.metric), []).append((place, curve))
+    html, figures = "", {}
+    for (chart_id, metric), lines in sorted(curves.items(), key=lambda item: [*titles].index(item[0][0])):
+        chart = titles[chart_id]
+        is_one_of_many = len(chart.curves) > 1
+        title = f"{chart.title}: {lines[0][1].label}" if is_one_of_many else chart.title
+        drawn = [
+            (document.names[place], document.runs[place].steps, curve.values, place) for place, curve in lines
+        ]
+        figures[f"{chart_id}-{metric}"] = _overlaid_figure(chart_id, drawn, is_rate=chart.is_rate)
+        html += (
+            f'<figure class="chart card"><h3>{escape(title)}</h3>'
+            f'<div class="plot" id="chart-{chart_id}-{escape(metric)}" role="img" '
+            f'aria-label="{escape(title)} of {len(lines)} runs"></div></figure>'
+        )
+    return html, figures
+
+
+def _overlaid_figure(
+    chart_id: str, lines: list[tuple[str, Sequence[int], Sequence[float | None], int]], *, is_rate: bool
+) -> JsonObject:
+    """`lines` are the name of a run, its steps and values, and its place, which decides the colour."""
+    spec = CHARTS.get(chart_id, ChartSpec("", "", (), percent=is_rate))
+    shown = [value for _, _, values, _ in lines for value in values if value is not None]
+    layout = layout_of(spec, legend=True)
+    if is_rate:
+        layout["yaxis"]["range"] = fitting_axis(shown)
+    data: list[JsonObject] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "connectgaps": spec.sparse,
+            "name": escape(printable(name)),
+            "x": list(steps),
+            "y": trailing_mean(values) if spec.trend else list(values),
+            "hovertemplate": "%{y:.1%}" if is_rate else "%{y:.4~g}",
+            "line": {
+                "color": COLOURS[place % len(COLOURS)],
+                "dash": _DASHES[place // len(COLOURS) % len(_DASHES)],
+                "width": 2,
+            },
+        }
+        for name, steps, values, place in lines
+    ]
+    return {"data": data, "layout": layout}
 
 
 def _document(

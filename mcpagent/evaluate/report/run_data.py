@@ -301,6 +301,14 @@ def _succeeded(trajectory: Trajectory | None) -> bool | None:
     return None if trajectory is None else trajectory.is_success
 
 
+def flatten(value: object, prefix: str = "") -> list[tuple[str, str]]:
+    """The keys and values of a nested document as text, keys as `a.b.c`."""
+    if isinstance(value, dict) and value:
+        return [row for k, v in value.items() for row in flatten(v, f"{prefix}.{k}" if prefix else str(k))]
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return [(prefix, text)] if prefix else []
+
+
 ABSENT = "–"
 
 

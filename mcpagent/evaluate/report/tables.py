@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from html import escape
 
 from mcpagent.core.records import JsonObject, Metric
 from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
-from mcpagent.evaluate.report.document import SETTINGS, MeasureRow, SuccessRow, TermRow
+from mcpagent.evaluate.report.document import (
+    SETTINGS,
+    MeasureRow,
+    RunsDocument,
+    SuccessRow,
+    TermRow,
+    failures_side_by_side,
+    final_success,
+    side_by_side,
+)
 from mcpagent.evaluate.report.figures import TREND_STEPS
 from mcpagent.evaluate.report.run_data import (
     ABSENT,
     Control,
+    flatten,
     number,
     number_interval,
     percent,
@@ -118,9 +127,67 @@ def tools_table(metrics: PoolMetrics) -> str:
     return table_html(columns, rows) if rows else ""
 
 
+def runs_table(document: RunsDocument) -> str:
+    """A row for each of several runs: success, against the first run, and what training took."""
+    rows: list[str] = []
+    for name, run, against in zip(document.names, document.runs, document.against_first, strict=True):
+        cells = "".join(
+            metric_cell(final_success(run, setting), is_rate=True) + _change_cell(against[setting])
+            for setting, _ in SETTINGS
+        )
+        cost = run.cost
+        rows.append(
+            f"<tr><th>{escape(name)}</th>{cells}"
+            f'<td class="num">{cost.steps:,}</td><td class="num">{cost.episodes:,}</td>'
+            f'<td class="num">{number(cost.cpu_s, digits=0)}</td></tr>'
+        )
+    against = ("*Greedy", "*To the first", "*Sampled", "*To the first")
+    return table_html(("Run", *against, "*Steps", "*Episodes", "*CPU s"), rows)
+
+
+def _change_cell(metric: Metric | None) -> str:
+    if metric is None or metric.value is None:
+        return f'<td class="num">{ABSENT}</td>'
+    return f'<td class="num">{points(metric.value)} <span class="ci">{points_interval(metric)}</span></td>'
+
+
+def side_by_side_tables(document: RunsDocument) -> list[tuple[str, str, str]]:
+    """Titles, explanations and tables of what several runs have in common and where they differ."""
+    names = [escape(name) for name in document.names]
+    slices = [
+        f"<tr><th>{escape(by)}</th><td>{escape(part)}</td>"
+        f"{''.join(metric_cell(metric, is_rate=True) for metric in metrics)}</tr>"
+        for by, part, metrics in side_by_side(document)
+    ]
+    failures = [
+        f"<tr><th>{escape(kind.replace('_', ' '))}</th><td>{escape(ERRORS[kind])}</td>"
+        + "".join(f'<td class="num">{ABSENT if n is None else f"{n:,}"}</td>' for n in counts)
+        + "</tr>"
+        for kind, counts in failures_side_by_side(document)
+    ]
+    keys = [
+        f'<tr><th class="key">{escape(key)}</th>'
+        + "".join(f"<td>{ABSENT if value is None else escape(value)}</td>" for value in values)
+        + "</tr>"
+        for key, values in document.configuration.items()
+    ]
+    numbers = [f"*{name}" for name in names]
+    tables = (
+        ("Where they succeed", "Of the last greedy evaluation.", ["By", "Part", *numbers], slices),
+        (
+            "What went wrong",
+            "Episodes of the last greedy evaluation.",
+            ["Kind", "What it is", *numbers],
+            failures,
+        ),
+        ("Configuration", "The settings in which the runs differ.", ["Setting", *names], keys),
+    )
+    return [(title, about, table_html(columns, rows)) for title, about, columns, rows in tables if rows]
+
+
 def facts_table(facts: JsonObject) -> str:
     """Nested values flattened to `a.b.c`; '' without facts."""
-    rows = [f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in _flatten(facts)]
+    rows = [f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in flatten(facts)]
     return (
         f'<div class="card scroll"><table class="facts"><tbody>{"".join(rows)}</tbody></table></div>'
         if rows
@@ -215,10 +282,3 @@ def _labelled(row: str, names: Sequence[str]) -> str:
     """The cells of a row with the names of their columns; text in cells is escaped, so it holds no tag."""
     waiting = iter(names)
     return re.sub(r"<(t[dh])(?=[ >])", lambda cell: f'<{cell[1]} data-label="{next(waiting)}"', row)
-
-
-def _flatten(value: object, prefix: str = "") -> list[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        return [row for k, v in value.items() for row in _flatten(v, f"{prefix}.{k}" if prefix else str(k))]
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return [(prefix, text)] if prefix else []

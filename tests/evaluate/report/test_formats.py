@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.evaluate.report.document import ReportDocument, document_of
-from mcpagent.evaluate.report.formats import markdown, write_report_as
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.errors import UserError
+from mcpagent.evaluate.report.document import ReportDocument, document_of, documents_of
+from mcpagent.evaluate.report.formats import (
+    markdown,
+    runs_markdown,
+    write_comparison_as,
+    write_report_as,
+)
 from mcpagent.evaluate.report.run_data import read_run
+from tests.evaluate.records import terms
 from tests.evaluate.run_folder import step_row, write_run
 from tests.running import mcpagent
 
@@ -78,6 +86,56 @@ def test_a_run_of_one_step_without_anything_else_has_each_format(tmp_path: Path,
     path = write_report_as(kind, read_run(tmp_path), tmp_path / f"report.{kind}")
     text = path.read_text(encoding="utf-8")
     assert "not measured" in text and "None" not in text
+
+
+def _two_runs(folder: Path) -> list[Path]:
+    """The second has another seed and a name with a tag in it, and fails what the first task asks."""
+
+    def fail_the_first(episode: Trajectory) -> Trajectory:
+        failed = terms(0.0, partial=0.0, penalty=0.0)
+        is_first = episode.task_id == "held-out-000"
+        return episode.model_copy(update={"reward_terms": failed}) if is_first else episode
+
+    first, second = write_run(folder / "first"), write_run(folder / "<i>second", hook=fail_the_first)
+    (second / "config.yaml").write_text("seed: 4\ngrpo:\n  target_kl: 0.1\nname: '<b>'\n")
+    return [first, second]
+
+
+def test_runs_side_by_side_have_paired_differences_and_only_the_settings_that_differ(tmp_path: Path) -> None:
+    runs = [read_run(run) for run in _two_runs(tmp_path)]
+    document = documents_of(runs)
+    assert document.names == ("first", "<i>second") and document.has_same_tasks
+    assert document.configuration == {"seed": ("3", "4"), "name": (None, "<b>")}
+    difference = document.against_first[1]["greedy"]
+    assert difference is not None and difference.value == pytest.approx(-1 / 48)
+    sampled = document.against_first[1]["sampled"]
+    assert sampled is not None and sampled.value == 0.0
+    assert document.against_first[0] == {"greedy": None, "sampled": None}
+    html = write_comparison_as("html", runs, tmp_path / "both.html").read_text(encoding="utf-8")
+    assert "87.5%" in html and "85.4%" in html and "<i>second" not in html and "&lt;i&gt;second" in html
+    figures = json.loads(re.findall(r'id="figures">(.*?)</script>', html)[0])
+    assert [line["y"][-1] for line in figures["kl-kl"]["data"]] == [step_row(30)["kl"]] * 2
+    assert [line["name"] for line in figures["kl-kl"]["data"]] == ["first", "&lt;i&gt;second"]
+    text = write_comparison_as("md", runs, tmp_path / "both.md").read_text(encoding="utf-8")
+    assert "| first | 87.5% [" in text and "−2.1 [" in text and "| seed | 3 | 4 |" in text
+    with pytest.raises(UserError, match="named twice"):
+        documents_of([runs[0], runs[0]])
+
+
+def test_a_difference_is_given_only_where_all_tasks_are_the_same(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / str(tasks), tasks=tasks)) for tasks in (6, 9)]
+    document = documents_of(runs)
+    assert document.against_first[1] == {"greedy": None, "sampled": None} and not document.has_same_tasks
+    assert "evaluated on different tasks" in runs_markdown(document)
+
+
+@pytest.mark.system
+def test_the_command_shows_several_runs(tmp_path: Path) -> None:
+    first, second = _two_runs(tmp_path)
+    done = mcpagent("report", str(first), str(second), "--format", "md")
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "comparison.md"))
+    refused = mcpagent("report", str(first), str(second), "--format", "inspect")
+    assert refused.returncode == 2 and "takes one run" in refused.stderr
 
 
 @pytest.mark.system

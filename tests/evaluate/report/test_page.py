@@ -15,6 +15,7 @@ import pytest
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
+from mcpagent.evaluate.report.formats import write_comparison_as
 from mcpagent.evaluate.report.page import script_json, write_report
 from mcpagent.evaluate.report.run_data import read_run
 from mcpagent.evaluate.summary import summarise
@@ -310,6 +311,33 @@ def test_a_reader_filters_episodes_and_opens_one_in_both_themes(tmp_path: Path) 
         opened = str(browser.value("document.querySelector('#episode-list .opened').textContent"))
         assert ATTACK in opened and browser.value("document.title") != "owned"
         assert (browser.errors, browser.requests) == ([], [path.as_uri()])
+
+
+@pytest.mark.slow
+def test_no_table_is_cut_and_no_page_scrolls_sideways_at_any_width(tmp_path: Path) -> None:
+    """Long names of tools, kinds and settings included, of one run and of several side by side."""
+    tasks, episodes = [CASES["wrong_arguments"][0]], [CASES["wrong_arguments"][1]]
+    folders = [write_run(tmp_path / name) for name in ("one", "a_run_with_a_very_long_name_" * 3)]
+    for place, run in enumerate(folders):
+        result = summarise(episodes).with_provenance({}, breakdown=break_down(tasks, episodes))
+        (run / "eval" / "trained.json").write_text(result.model_dump_json())
+        long_value = f"/{'very/long/path/' * 12}{place}"
+        (run / "config.yaml").write_text(f"{'long_key_' * 9}: {long_value}\nseed: {place}\n")
+    comparison = tmp_path / "comparison.html"
+    write_comparison_as("html", [read_run(run) for run in folders], comparison)
+    # Wider than its card, or with text that reaches its edge.
+    cut = (
+        "[...document.querySelectorAll('.scroll')].filter(card => card.scrollWidth > card.clientWidth)"
+        ".map(card => card.textContent.slice(0, 60))"
+    )
+    sideways = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    with chromium(tmp_path / "profile") as browser:
+        for page in (write_report(folders[0]), comparison):
+            for width in (1400, 1110, 1024, 910, 800, 400):
+                browser.open(page.as_uri(), width=width)
+                browser.wait("document.body.dataset.drawnPx")
+                assert (browser.value(cut), browser.value(sideways)) == ([], 0), (page.name, width)
+        assert browser.errors == []
 
 
 def _set(name: str, value: str) -> str:
