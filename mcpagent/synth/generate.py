@@ -197,7 +197,7 @@ def _explore(
     pool, io = opened.pool, opened.io
     specs = list(pool.tools.values())
     seed_values = values_by_slot(given, specs)
-    cache = CallCache(pool)
+    cache = CallCache(pool, own_instances=opened.own_instances if shard is None else ())
     calls = 0
     with console.progress("Exploring") as advance:
 
@@ -233,18 +233,27 @@ def _explore(
     for silence in silences:
         console.note(silence.sentence)
     with _task_progress(console, counts, shard) as on_progress:
-        data = io.run(
-            explore_dataset(
-                pool,
-                counts=counts,
-                seed=seed,
-                distractors=distractors,
-                on_progress=on_progress,
-                learned=Learned(cache, graph, effects.additions),
-                variation=variation,
-                shard=shard,
+
+        def made() -> GeneratedData:
+            return io.run(
+                explore_dataset(
+                    pool,
+                    counts=counts,
+                    seed=seed,
+                    distractors=distractors,
+                    on_progress=on_progress,
+                    learned=Learned(cache, graph, effects.additions),
+                    variation=variation,
+                    shard=shard,
+                )
             )
-        )
+
+        data = made()
+        if io.run(cache.depends_on_order()):
+            console.note(
+                "what a tool answers depends on what was read before: every proof gets an instance of its own"
+            )
+            data = made()
     if shard is not None:
         return data, learned
     unused = set(learned["facts"]) - {

@@ -146,12 +146,14 @@ def _marks(servers: Path) -> list[Path]:
 class Tools:
     """What episodes call, and the thread that it lives on. `pool` are the started servers, or the `cassette`
     around or instead of them where there is one. `own_state` are the servers of which each session finds the
-    state as it was configured: by a copy, a reset or a process of its own."""
+    state as it was configured: by a copy, a reset or a process of its own; `own_instances` are those of them
+    that need no reset, so that a session which stays open keeps nobody waiting."""
 
     io: IOThread
     pool: PinnedTools
     cassette: Cassette | None = None
     own_state: frozenset[str] = frozenset()
+    own_instances: frozenset[str] = frozenset()
 
     def take_cassette_counts(self) -> JsonObject | None:
         """What the cassette did since this was last asked; None where there is none."""
@@ -197,7 +199,7 @@ def open_tools(
     if (strict := strict_cassette(config)) is not None:
         with strict, IOThread() as io:
             builtin = configured_servers(config) if config.servers is None else ()
-            yield Tools(io, strict, strict, servers_with_own_state(config, builtin))
+            yield Tools(io, strict, strict, *_own_state(config, builtin))
         return
     servers = configured_servers(config, on_note=on_note)
     with IOThread() as io, open_answerer(config.answering, run=io.run, on_note=on_note) as answerer:
@@ -205,7 +207,7 @@ def open_tools(
         io.run(pool.__aenter__())
         try:
             with recording(config, pool, servers, on_note=on_note) as cassette:
-                yield Tools(io, cassette or pool, cassette, servers_with_own_state(config, servers))
+                yield Tools(io, cassette or pool, cassette, *_own_state(config, servers))
         finally:
             io.run(pool.close())
 
@@ -223,6 +225,13 @@ def servers_with_own_state(config: ToolsConfig, servers: Sequence[ServerConfig])
             if works_alone and pool.isolation(server.name) == "episode":
                 names.add(server.name)
     return frozenset(names)
+
+
+def _own_state(config: ToolsConfig, servers: Sequence[ServerConfig]) -> tuple[frozenset[str], frozenset[str]]:
+    """The servers with a state of their own, and those of them that need no reset for it."""
+    own_state = servers_with_own_state(config, servers)
+    with_reset = {name for name, section in config.per_server.items() if section.reset}
+    return own_state, own_state - with_reset
 
 
 def tool_pool(

@@ -267,7 +267,7 @@ class _WalkSource:
         """What another tool tells of a thing that was invented; None where none does."""
         if walk.lack != "existence":
             return None
-        async with self.cache.session() as session:
+        async with self.cache.session(only_reads=True) as session:
             for other in walk.steps[-1].others:
                 spec = other.spec
                 result = await session.call(server=spec.server, tool=spec.name, arguments=other.arguments)

@@ -41,7 +41,6 @@ from mcpagent.synth.tasks.run import (
     final_words,
     gold_record,
     replay,
-    run_plan,
     says_no,
     score,
 )
@@ -200,7 +199,7 @@ async def _is_unknown(task: Task, run: GoldRun, cache: CallCache) -> None:
         invented = str(task.extra_info.get("invented", ""))
         folder = invented[: invented.rfind("/") + 1]
         arguments = _with_name(call.arguments, invented, folder + _NO_NAME)
-        async with cache.session() as session:
+        async with cache.session(only_reads=cache.is_read_only(call.server, call.tool)) as session:
             other = await session.call(server=call.server, tool=call.tool, arguments=arguments)
         said, said_of_nothing = (_anonymous(each, (invented, folder + _NO_NAME)) for each in (result, other))
         if not invented or arguments == call.arguments or said != said_of_nothing:
@@ -415,8 +414,7 @@ async def ground(draft: Task, cache: CallCache, *, phrase_words: int = PHRASE_WO
 async def _ground(draft: Task, cache: CallCache, phrase_words: int) -> Task:
     _check_as_written(draft, cache)
     sources = answer_sources(draft)
-    async with cache.session() as session:
-        run = await run_plan(session, draft)
+    run = await replay(cache, draft)
     task = settle(draft, run.results)
     _check_answer(task.truth.final_answer, task)
     _check_calls(run, cache)

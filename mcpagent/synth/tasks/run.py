@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,9 @@ from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
 # Tools that answer instead of failing say so in words.
 _SAYS_NO = re.compile(r"\b([Ee]rror|E[A-Z]{4,7}|[Nn]ot found|[Nn]o matches|does not exist|[Ii]nvalid)\b")
 _NO_ERROR = re.compile(r"\"errors?\": (null|\"\"|false|\[\]|\{\}|0)", re.I)
+
+_Kind = tuple[str, str, tuple[str, ...]]  # of a call: server, tool, the names of its arguments
+_WITNESSES = 2  # calls of a kind that a new instance answered like one that had answered others
 
 
 class ToolShelf:
@@ -61,31 +66,84 @@ class CallCache(ToolShelf):
     answered from the cache only while its server has seen nothing but read-only calls in that session;
     everything after a change is executed. Each `generation` of sessions has a cache of its own: a replay
     in another generation is not answered by what it is to be compared with.
+
+    A session that only reads shares one instance of the servers in `own_instances` with others of its
+    generation, instead of starting one. The first generation shares it for every read, since another asks
+    again. There a call is made in a new instance until `_WITNESSES` calls of its kind (the tool, and which
+    arguments it is given) were the first of a new instance and gave what the first generation got from an
+    instance that had answered others; after one that did not, its kind is never shared again.
+    `depends_on_order` tells at the end whether that was right.
     """
 
-    def __init__(self, provider: ToolProvider) -> None:
+    def __init__(self, provider: ToolProvider, *, own_instances: Collection[str] = ()) -> None:
         super().__init__(provider.tools.values())
         self._provider = provider
         self._answers: dict[str, ToolResult] = {}
+        self._own_instances = frozenset(own_instances)
+        self._reading: dict[int, ToolSession] = {}  # by generation; the provider's end closes them
+        self._agreed: Counter[_Kind] = Counter()
+        self._differed: set[_Kind] = set()
+        self._turns: defaultdict[_Kind, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._shared: list[tuple[ToolCall, str]] = []  # what was asked of shared instances again, and got
         self.executed = 0  # calls that reached a server
 
     @asynccontextmanager
-    async def session(self, *, generation: int = 0) -> AsyncIterator[SynthSession]:
-        """A session of its own: stateful servers are as they were at the start."""
+    async def session(self, *, generation: int = 0, only_reads: bool = False) -> AsyncIterator[SynthSession]:
+        """A session of its own: stateful servers are as they were at the start. One that `only_reads` may
+        share instances that were only read."""
         inner = self._provider.session()
         try:
-            yield SynthSession(self, inner, generation)
+            yield SynthSession(self, inner, generation, only_reads=only_reads)
         finally:
             await inner.close()
+
+    def only_reads(self, task: Task) -> bool:
+        """Whether neither the plan of a task nor what is done around it changes anything."""
+        truth = task.truth
+        return not (truth.setup or truth.state) and all(
+            self.is_read_only(step.server, step.tool) for step in truth.tool_sequence
+        )
+
+    async def depends_on_order(self) -> bool:
+        """Whether a new instance answers what others shared differently, asked from the last call to the
+        first. Then one read changed what another gives: from now on no instance is shared, and what was
+        repeated is forgotten, so that it can be proven anew."""
+        inner = self._provider.session()
+        try:
+            for call, said in reversed(self._shared):
+                result = await inner.call(call, purpose=Purpose.SYNTH)
+                self.executed += 1
+                if _said(result) != said:
+                    break
+            else:
+                return False
+        finally:
+            await inner.close()
+        for shared in self._reading.values():
+            await shared.close()
+        self._own_instances, self._reading, self._shared = frozenset(), {}, []
+        first = _answer_key(0, "", "", {}).partition(",")[0]
+        self._answers = {key: a for key, a in self._answers.items() if key.partition(",")[0] == first}
+        return True
+
+    def _reader(self, generation: int) -> ToolSession:
+        """The session of which the plans of a generation share the instances."""
+        if generation not in self._reading:
+            self._reading[generation] = self._provider.session()
+        return self._reading[generation]
 
 
 class SynthSession:
     """The calls of one plan."""
 
-    def __init__(self, cache: CallCache, inner: ToolSession, generation: int) -> None:
+    def __init__(
+        self, cache: CallCache, inner: ToolSession, generation: int, *, only_reads: bool = False
+    ) -> None:
         self._cache = cache
         self._inner = inner
         self._generation = generation
+        self._only_reads = only_reads
+        self._called: set[str] = set()  # the servers of which the session's own instance took a call
         self._changed: set[str] = set()
         self._count = 0
 
@@ -96,16 +154,52 @@ class SynthSession:
         is_read = self._cache.is_read_only(server, tool)
         if not is_read:
             self._changed.add(server)
-        key = json.dumps([self._generation, server, tool, arguments], sort_keys=True)
+        key = _answer_key(self._generation, server, tool, arguments)
         is_cacheable = is_read and server not in self._changed
         cached = self._cache._answers.get(key) if is_cacheable else None
         if cached is not None:
             return cached.model_copy(update={"call_id": call.id})
-        result = await self._inner.call(call, purpose=Purpose.SYNTH)
+        if is_read and self._only_reads and server in self._cache._own_instances:
+            result = await self._read(call)
+        else:
+            self._called.add(server)
+            result = await self._inner.call(call, purpose=Purpose.SYNTH)
         self._cache.executed += 1
         if is_cacheable and result.failure is None:
             self._cache._answers[key] = result
         return result
+
+    async def _read(self, call: ToolCall) -> ToolResult:
+        """Make a call that only reads, in a shared instance where its kind allows that."""
+        cache, generation = self._cache, self._generation
+        if not generation:
+            return await cache._reader(generation).call(call, purpose=Purpose.SYNTH)
+        kind = (call.server, call.tool, tuple(sorted(call.arguments)))
+        # In turn while it is not known: else as many instances as there are plans under way would be started.
+        is_open = cache._agreed[kind] < _WITNESSES and kind not in cache._differed
+        async with cache._turns[kind] if is_open else nullcontext():
+            is_shared = cache._agreed[kind] >= _WITNESSES and kind not in cache._differed
+            is_new = not is_shared and call.server not in self._called
+            if not is_shared:
+                self._called.add(call.server)
+            asked = cache._reader(generation) if is_shared else self._inner
+            result = await asked.call(call, purpose=Purpose.SYNTH)
+            if is_shared:
+                cache._shared.append((call, _said(result)))
+            first = cache._answers.get(_answer_key(0, call.server, call.tool, call.arguments))
+            if first is not None and _said(result) != _said(first):
+                cache._differed.add(kind)
+            elif first is not None and is_new:
+                cache._agreed[kind] += 1
+        return result
+
+
+def _said(result: ToolResult) -> str:
+    return f"{result.failure} {as_text(result)}"
+
+
+def _answer_key(generation: int, server: str, tool: str, arguments: JsonObject) -> str:
+    return json.dumps([generation, server, tool, arguments], sort_keys=True)
 
 
 GoldCalls = tuple[tuple[PlanStep, ToolCall, ToolResult], ...]
@@ -158,7 +252,7 @@ async def replay(
     cache: CallCache, task: Task, *, generation: int = 0, without: Collection[int] = ()
 ) -> GoldRun:
     """The plan in a new session."""
-    async with cache.session(generation=generation) as session:
+    async with cache.session(generation=generation, only_reads=cache.only_reads(task)) as session:
         return await run_plan(session, task, without=without)
 
 

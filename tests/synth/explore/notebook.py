@@ -1,16 +1,19 @@
 """A notebook over stdio, in memory or in a file, without an SDK: python -S notebook.py LOG [FILE].
 
-It says nothing of what its tools may do, but for those that only read. What changes something is logged.
+It says nothing of what its tools may do, but for those that only read. What changes something is logged, and
+in LOG.starts each process that starts, and each that changes something.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 LOG = Path(sys.argv[1])
+STARTS = LOG.with_suffix(".starts")
 FILE = Path(sys.argv[2]) if len(sys.argv) > 2 else None
 FIRST = ["Amber", "Bronze", "Copper", "Damson", "Ebony", "Flint", "Garnet", "Hazel", "Indigo", "Jasper"]
 LAST = ["Anchor", "Basket", "Candle", "Drawer", "Engine", "Feather", "Garden", "Hammer", "Island", "Jacket"]
@@ -18,6 +21,11 @@ NOTES: dict[str, dict[str, Any]] = {
     f"{one} {other}": {"text": f"{one} goes with {other.lower()} {n + 3} times", "stars": 11 + n}
     for n, (one, other) in enumerate(zip(FIRST, LAST, strict=True))
 }
+
+
+def _note_process(what: str = "") -> None:
+    with STARTS.open("a") as lines:
+        lines.write(f"{os.getpid()}{what}\n")
 
 
 def _notes() -> dict[str, dict[str, Any]]:
@@ -41,6 +49,7 @@ def _call(tool: str, given: dict[str, Any]) -> Any:
     if tool not in ("list_notes", "read_note"):
         with LOG.open("a") as lines:
             lines.write(f"{tool} {json.dumps(given)}\n")
+        _note_process(f" {tool}")
     match tool:
         case "list_notes":
             return {"notes": [{"title": t, "stars": note["stars"]} for t, note in _notes().items()]}
@@ -87,6 +96,7 @@ def _result(method: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    _note_process()
     for line in sys.stdin:
         message = json.loads(line)
         if "id" in message:

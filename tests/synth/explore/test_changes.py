@@ -38,7 +38,7 @@ def notebook(log: Path, *arguments: str, workspace: Path | None = None) -> ToolP
 
 
 async def tried(pool: ToolPool, servers: Collection[str]) -> tuple[Learned, Effects]:
-    cache = CallCache(pool)
+    cache = CallCache(pool, own_instances=servers)
     graph = await learn(cache, seed=2)
     effects = Effects(cache, graph, servers, seed=2)
     await effects.run()
@@ -46,9 +46,14 @@ async def tried(pool: ToolPool, servers: Collection[str]) -> tuple[Learned, Effe
 
 
 @pytest.fixture(scope="module")
-def explored(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Task], Effects, list[str]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notebook")
+
+
+@pytest.fixture(scope="module")
+def explored(folder: Path) -> tuple[list[Task], Effects, list[str]]:
     """Tasks of a notebook in memory, what was tried, and what reached it."""
-    log = tmp_path_factory.mktemp("notebook") / "log"
+    log = folder / "log"
 
     async def run() -> tuple[list[Task], Effects]:
         async with notebook(log) as pool:
@@ -88,6 +93,43 @@ def test_only_what_adds_something_here_is_ever_called(
     (silence,) = effects.silences
     assert silence.tools == ("notebook.add_secret",)
     assert "no tool that only reads tells all of what was added" in silence.sentence
+
+
+def test_tasks_that_were_proven_in_shared_processes_hold_in_new_ones(
+    explored: tuple[list[Task], Effects, list[str]], tmp_path: Path
+) -> None:
+    async def run() -> list[object]:
+        async with notebook(tmp_path / "log") as pool:
+            return [await examine(task, CallCache(pool)) for task in explored[0]]
+
+    assert [outcome for outcome in asyncio.run(run()) if isinstance(outcome, Rejection)] == []
+
+
+def test_each_change_is_made_in_a_process_that_nothing_changed_before(
+    explored: tuple[list[Task], Effects, list[str]], folder: Path
+) -> None:
+    lines = (folder / "log.starts").read_text().splitlines()
+    changing = [line.split()[0] for line in lines if " " in line]
+    assert len(set(changing)) == len(changing) > 0
+
+
+def test_tasks_that_only_read_are_proven_in_fewer_processes_than_there_are_tasks(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    async def run() -> list[Task]:
+        async with notebook(log) as pool:
+            cache = CallCache(pool, own_instances=["notebook"])
+            learned = Learned(cache, await learn(cache, seed=2))
+            asked = Asked(weights={"single": 1.0, "unknown_entity": 0.5})
+            data = await explore_dataset(pool, counts={"train": 20}, seed=2, learned=learned, asked=asked)
+            assert not await cache.depends_on_order()
+            return list(data.tasks["train"])
+
+    tasks = asyncio.run(run())
+    assert {task.extra_info["class"] for task in tasks} >= {"unknown_entity"}
+    # One lists the tools, one learns, one asks again what was learned; two are new for each of two tools, one
+    # is shared in each of two runs, and one asks everything once more.
+    assert len(log.with_suffix(".starts").read_text().splitlines()) <= 3 + 2 * 2 + 2 + 1 < len(tasks)
 
 
 def test_a_task_whose_value_is_another_one_is_not_proven(
