@@ -169,7 +169,7 @@ def report(
     if not as_json:
         console.say(str(path))
         return
-    document = {"report": str(path), "format": format_.value}
+    document: dict[str, object] = {"report": str(path), "format": format_.value}
     if is_alone:
         document["verdicts"] = [dataclasses.asdict(v) for v in judge(views[0])]
     console.print_json(document)

@@ -175,7 +175,7 @@ def _overlaid(document: RunsDocument) -> tuple[str, JsonObject]:
 
 
 def _overlaid_figure(
-    chart_id: str, lines: list[tuple[str, Sequence[int], Sequence[float | None], int]], *, is_rate: bool
+    chart_id: str, lines: Sequence[tuple[str, Sequence[int], Sequence[float | None], int]], *, is_rate: bool
 ) -> JsonObject:
     """`lines` are the name of a run, its steps and values, and its place, which decides the colour."""
     spec = CHARTS.get(chart_id, ChartSpec("", "", (), percent=is_rate))
