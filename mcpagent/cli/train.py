@@ -213,7 +213,7 @@ def _show_estimate(config: TrainConfig, console: Console, *, gpu_memory: float |
         notes.append(
             "several devices share the weights with --set training.parallel=fsdp; else each holds all"
         )
-    if any(row.parallel == "fsdp" for row in made.table):
+    if any(row.parallel != "replicate" for row in made.table):
         notes.append("with shards, vLLM servers on other devices sample the episodes; they are not counted")
     if any(row.mode == "qlora" for row in made.table):
         notes.append("weights of 4 bits are not sharded: with qlora each device holds all of them")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from mcpagent.storage.checkpoints import MODEL_FILE
 
 _MASTER_BYTES = 4  # of what is trained, its gradients and each of its moments: float32 always
 _NF4_BYTES = 0.516  # 4 bits, and 0.127 bits of block constants (arXiv 2305.14314, section 3)
+ZERO3_BUCKET = 50_000_000  # elements: DeepSpeed's buffer of gradients, where its file does not say
+_LIVE = _SUB_GROUP = 10**9  # DeepSpeed's defaults: weights gathered at once, those that are moved at once
 _LOGITS_CHUNK = 1 << 25  # elements; as in `train.batch.scoring`
 _LOGITS_COPIES = 3  # logits, probabilities and their gradient, in float32
 ASSUMED_CONTEXT = 2048  # tokens, where rollout.max_context_tokens is not set
@@ -140,21 +142,29 @@ def forecast(
     backend: Literal["hf", "vllm"],
     device_bytes: int | None,
     shards: int = 1,
+    zero3: Mapping[str, Any] | None = None,
     is_fused: bool = False,
     has_own_memory: bool = False,
 ) -> Forecast:
     """What a process of a run holds. An engine of vLLM on the trainer's GPU has its share of the device's
     memory (`device_bytes`; left out where that is not known), during updates only where it does not sleep.
-    `shards` is the number of processes that hold the weights once between them. On an accelerator, which
-    `has_own_memory`, no more episodes are sampled at once than fit (see `train.sampler`)."""
+    `shards` is the number of processes that hold the weights once between them, by FSDP2, or by ZeRO-3 where
+    there are DeepSpeed's settings `zero3` of it. On an accelerator, which `has_own_memory`, no more episodes
+    are sampled at once than fit (see `train.sampler`)."""
     parts = memory(config, shape, itemsize=itemsize, samples_here=backend == "hf", is_fused=is_fused)
-    parts["gathered"], host = 0.0, 0.0
+    parts["gathered"], on_host, copied = 0.0, (), 0.0
     if shards > 1:
+        on_host = _on_host(config, zero3)
+        if zero3 is not None and itemsize >= _MASTER_BYTES:
+            parts["optimiser"] += parts["gradients"]  # DeepSpeed keeps its copies beside float32 weights too
         parts |= {name: parts[name] / shards for name in _SHARED}
-        parts["gathered"] = _gathered(config, shape, itemsize)
-        if config.training.cpu_offload:
-            host = sum(parts[name] for name in _SHARED)
-            parts |= dict.fromkeys(_SHARED, 0.0)
+        parts["gathered"] = _gathered(config, shape, itemsize, zero3)
+        if zero3 is not None:  # flattened for the optimiser, when the backward pass is over
+            copied = min(parts["gradients"], zero3.get("sub_group_size", _SUB_GROUP) * _MASTER_BYTES)
+            parts["gradients"] += copied
+    host = sum(parts[name] for name in on_host)
+    parts |= dict.fromkeys(on_host, 0.0)
+    copied = 0.0 if "gradients" in on_host else copied
     has_engine = backend == "vllm" and config.algorithm == "grpo" and not config.vllm.servers
     parts["vllm"] = config.vllm.gpu_memory_utilization * (device_bytes or 0) if has_engine else 0.0
     fixed = sum(parts[name] for name in _FIXED)
@@ -169,6 +179,8 @@ def forecast(
     sampling = fixed + parts["kv_cache"] + parts["vllm"]
     updating = sum(parts.values()) - (parts["vllm"] if config.vllm.sleep is not False else 0.0)
     updating -= 0.0 if is_pipelined else parts["kv_cache"]
+    passing = parts["activations"] + parts["logits"]  # over before gradients are flattened
+    updating -= min(copied, passing)
     return Forecast(parts=parts, peak=max(sampling, updating), host=host, episodes=episodes, asked=asked)
 
 
@@ -177,10 +189,30 @@ def episodes_asked(config: TrainConfig) -> int:
     return min(config.rollout.num_envs, config.prompts_per_step * config.rollout.group_size)
 
 
-def _gathered(config: TrainConfig, shape: ModelShape, itemsize: int) -> float:
-    """Bytes of the weights that FSDP2 has gathered at once: what is outside of the layers, and two layers, of
-    which one is fetched while the other is computed; where all are trained, the whole gradients of the first
-    and of one layer before they are scattered."""
+def _on_host(config: TrainConfig, zero3: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What several processes share that is in the memory of the host."""
+    if config.training.cpu_offload:
+        return _SHARED
+    if zero3 is None:
+        return ()
+    weights = ("weights", "reference") if _is_offloaded(zero3, "param") else ()
+    return (*weights, *(("gradients", "optimiser") if _is_offloaded(zero3, "optimizer") else ()))
+
+
+def _is_offloaded(zero3: Mapping[str, Any], part: str) -> bool:
+    return (zero3.get(f"offload_{part}") or {}).get("device", "none") != "none"
+
+
+def _gathered(
+    config: TrainConfig, shape: ModelShape, itemsize: int, zero3: Mapping[str, Any] | None
+) -> float:
+    """Bytes of the weights that are gathered at once. By FSDP2: what is outside of the layers, and two
+    layers, of which one is fetched while the other is computed; where all are trained, the whole gradients of
+    the first and of one layer before they are scattered. ZeRO-3 keeps what a pass uses again, up to a number
+    of weights, and has a float32 buffer of a fixed size for gradients that are summed."""
+    if zero3 is not None:
+        live = min(zero3.get("stage3_max_live_parameters", _LIVE), shape.parameters)
+        return live * itemsize + zero3.get("reduce_bucket_size", ZERO3_BUCKET) * _MASTER_BYTES
     layer = (shape.parameters - shape.root) / shape.layers
     gradients = shape.root + layer if config.finetune.mode == "full" else 0.0
     return (shape.root + 2 * layer + gradients) * itemsize
@@ -245,14 +277,14 @@ def _kept_of_a_token(config: TrainConfig, shape: ModelShape, itemsize: int, is_f
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """What each of `devices` devices holds, in GiB: one process on each, with shards where there are several
-    and the weights can be sharded (`parallel` fsdp). `fits` is None where the memory of a device is not
-    known."""
+    and the weights can be sharded (`parallel` fsdp, or zero3 where the run asks for that). `fits` is None
+    where the memory of a device is not known."""
 
     model: str
     parameters: int
     mode: str
     devices: int
-    parallel: Literal["replicate", "fsdp"]
+    parallel: Literal["replicate", "fsdp", "zero3"]
     memory_gib: float
     memory_gib_by_part: dict[str, float]
     host_gib: float
@@ -286,14 +318,24 @@ def estimate(
     kind: str,
     device_bytes: int | None,
     is_here: bool = True,
+    zero3: Mapping[str, Any] | None = None,
 ) -> Estimates:
     """Memory by part of the configured model, of `shape` where that is known, and of models of 0.6B to 32B.
-    `kind`, `device_bytes` and `is_here` are of the device, as in `train.plan.TargetDevice`."""
+    `kind`, `device_bytes` and `is_here` are of the device, as in `train.plan.TargetDevice`; `zero3` are
+    DeepSpeed's settings, where several devices share the weights by ZeRO-3."""
 
     def of(name: str, shape: ModelShape, mode: str, memory: int | None) -> Iterator[Estimate]:
         for devices in DEVICES:
             yield _estimated(
-                config, name, shape, mode, devices=devices, kind=kind, device_bytes=memory, is_here=is_here
+                config,
+                name,
+                shape,
+                mode,
+                devices=devices,
+                kind=kind,
+                device_bytes=memory,
+                is_here=is_here,
+                zero3=zero3,
             )
 
     modes = [mode for mode in _MODES if mode != "qlora" or kind == "cuda"]  # 4 bits need CUDA
@@ -335,6 +377,7 @@ def _estimated(
     kind: str,
     device_bytes: int | None,
     is_here: bool,
+    zero3: Mapping[str, Any] | None,
 ) -> Estimate:
     is_sharded = devices > 1 and mode != "qlora"  # weights of 4 bits cannot be sharded
     checkpoints = config.model.checkpoints_on(kind, can=shape.can_checkpoint)
@@ -359,6 +402,7 @@ def _estimated(
         # Of shards no engine beside them samples: servers do, on other devices.
         device_bytes=None if is_sharded else device_bytes,
         shards=min(config.training.shard_size or devices, devices) if is_sharded else 1,
+        zero3=zero3,
         has_own_memory=kind != "cpu",
     )
     return Estimate(
@@ -366,7 +410,7 @@ def _estimated(
         parameters=shape.parameters,
         mode=mode,
         devices=devices,
-        parallel="fsdp" if is_sharded else "replicate",
+        parallel="replicate" if not is_sharded else "fsdp" if zero3 is None else "zero3",
         memory_gib=round(made.peak / GIB, 3),
         memory_gib_by_part={part: round(size / GIB, 3) for part, size in made.parts.items()},
         host_gib=round(made.host / GIB, 3),

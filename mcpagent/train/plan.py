@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +76,7 @@ class Preflight:
     forecast: Forecast | None
     notes: tuple[str, ...]
     shards: int = 1  # processes that hold the weights once between them
+    zero3: Mapping[str, Any] | None = None  # DeepSpeed's settings, where ZeRO-3 makes the shards
 
     @property
     def fits(self) -> bool | None:
@@ -113,9 +114,10 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
     parallel = sharding(config, Processes(count=count))
     if parallel is not None:
         refuse_sharding(config, parallel=parallel, device=device)
-    if parallel == "zero3":
-        read_options(config.training.deepspeed_config, dtype=resolve_dtype(config.model.dtype, device))
+    zero3 = _zero3_settings(config, device) if parallel == "zero3" else None
     notes: list[str] = []
+    if parallel is not None and config.training.parallel == "auto":
+        notes.append(f"training.parallel auto: {parallel}, as accelerate launch asks")
     if target.kind == "cpu" and (refused := refused_on_cpu(config)) is not None:
         raise UserError(refused.message, where=refused.keys[0])
     if config.finetune.mode == "qlora":
@@ -158,6 +160,7 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
             backend=backend.backend,
             device_bytes=target.memory,
             shards=shards_of(config, count) if parallel else 1,
+            zero3=zero3,
             is_fused=_is_fused(config, target, shape),
             has_own_memory=target.kind != "cpu",
         )
@@ -170,8 +173,15 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
         forecast=expected,
         notes=tuple(notes),
         shards=shards_of(config, count) if parallel else 1,
+        zero3=zero3,
     )
     return replace(checked, notes=(*notes, *_memory_notes(config, checked)))
+
+
+def _zero3_settings(config: TrainConfig, device: torch.device) -> JsonObject:
+    """What DeepSpeed is told of ZeRO-3, but for the run's own settings. Raises UserError."""
+    options = read_options(config.training.deepspeed_config, dtype=resolve_dtype(config.model.dtype, device))
+    return options.get("zero_optimization", {})
 
 
 def shards_of(config: TrainConfig, count: int) -> int:
@@ -254,8 +264,15 @@ def estimate_run(config: TrainConfig, *, gpu_memory_gib: float | None = None) ->
     )
     target = target_device(config, gpu_memory_gib=gpu_memory_gib or (0.0 if is_planned else None))
     architecture, shape = _shape(config)
+    is_zero3 = config.training.parallel == "zero3"
     return estimate(
-        config, architecture, shape, kind=target.kind, device_bytes=target.memory, is_here=target.is_here
+        config,
+        architecture,
+        shape,
+        kind=target.kind,
+        device_bytes=target.memory,
+        is_here=target.is_here,
+        zero3=_zero3_settings(config, torch.device(target.kind)) if is_zero3 else None,
     )
 
 
@@ -348,6 +365,7 @@ def smaller_settings(config: TrainConfig, checked: Preflight) -> Smaller:
             backend=backend,
             device_bytes=memory,
             shards=1 if config.finetune.mode == "qlora" else checked.shards,
+            zero3=checked.zero3,
             is_fused=_is_fused(config, checked.target, checked.shape),
             has_own_memory=checked.target.kind != "cpu",
         )

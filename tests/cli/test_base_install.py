@@ -142,7 +142,7 @@ def test_without_extras_each_command_works_or_names_what_it_lacks(
     assert (code, "extra hf: " in " ".join(said.split())) == (1, True), said
     made = {path.name for path in work.iterdir()} - given.keys()
     written = {"gold.jsonl", "part.jsonl", "all.jsonl", "converted.jsonl", "said.txt"}
-    assert made == {"samples", "made", "split", "imported", *written}
+    assert made == {"samples", "made", "parts", "merged", "split", "imported", *written}
 
 
 def _assert_names_what_is_missing(said: str, *, python: Path, extras: tuple[str, ...]) -> None:

@@ -12,9 +12,18 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from benchmarks.memory import Work, config_of, count
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig, TrainConfig
-from mcpagent.models.architecture import find_architecture
+from mcpagent.models.architecture import find_architecture, published
 from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
-from mcpagent.train.forecast import Estimates, estimate, forecast, memory, shape_of, trained_parameters
+from mcpagent.train.forecast import (
+    Estimates,
+    Forecast,
+    estimate,
+    forecast,
+    memory,
+    shape_of,
+    trained_parameters,
+)
+from mcpagent.train.plan import estimate_run
 
 TOKENS = 256
 SHAPE = Qwen3Config(
@@ -146,6 +155,28 @@ def test_processes_with_shards_hold_the_weights_once_between_them() -> None:
     assert offloaded.host == pytest.approx(four.peak - offloaded.peak) and offloaded.parts["weights"] == 0
 
 
+def test_zero3_gathers_more_than_fsdp2_and_keeps_on_the_host_what_its_file_says() -> None:
+    shape = shape_of(published("Qwen/Qwen3-8B"), LoraConfig())
+
+    def eight(zero3: dict[str, Any], *settings: str) -> Forecast:
+        made = config("finetune.mode=full", "grpo.kl_coef=0.0", *settings)
+        return forecast(made, shape, itemsize=2, backend="vllm", device_bytes=None, shards=8, zero3=zero3)
+
+    plain, offloaded = eight({}), eight({}, "training.cpu_offload=true")
+    share = shape.parameters / 8
+    assert plain.parts["weights"] == 2 * share and plain.parts["optimiser"] == 12 * share
+    # A billion weights of 2 bytes (stage3_max_live_parameters), and a buffer of 50 million float32 gradients.
+    assert plain.parts["gathered"] == 2e9 + 4 * 50e6
+    # The gradients, and the part of them that is flattened for the optimiser: a billion at most.
+    assert plain.parts["gradients"] == 4 * share + 4e9 and share > 1e9
+    assert (offloaded.host, plain.host) == (pytest.approx(18 * share + 4e9), 0.0)
+    assert offloaded.parts["gathered"] == plain.parts["gathered"] and offloaded.parts["optimiser"] == 0.0
+    told = {"offload_optimizer": {"device": "cpu"}, "stage3_max_live_parameters": 10, "reduce_bucket_size": 5}
+    half = eight(told)
+    assert half.parts["gathered"] == 40 and half.parts["weights"] == 2 * share
+    assert half.parts["optimiser"] == half.parts["gradients"] == 0.0 < half.host
+
+
 def estimated(*settings: str, memory_gib: float | None = None) -> Estimates:
     made = config(*settings)
     architecture = find_architecture(made.model.name)
@@ -172,6 +203,20 @@ def test_an_estimate_has_every_model_mode_and_number_of_devices() -> None:
         assert row.fits is (row.memory_gib <= 0.95 * 80)
     quantised = [row.memory_gib for row in made.table if (row.model, row.mode) == ("Qwen/Qwen3-8B", "qlora")]
     assert len(set(quantised)) == 1, "4 bits are not sharded"
+
+
+def test_an_estimate_of_zero3_and_its_offload_has_every_number_of_devices() -> None:
+    words = ("model.name=Qwen/Qwen3-8B", "finetune.mode=full", "training.parallel=zero3")
+    plain = estimate_run(config(*words, "training.cpu_offload=false"), gpu_memory_gib=80).configured
+    offloaded = estimate_run(config(*words, "training.cpu_offload=true"), gpu_memory_gib=80).configured
+    assert [row.parallel for row in plain] == ["replicate", *4 * ["zero3"]]
+    assert [row.devices for row in plain] == [1, 2, 4, 8, 16]
+    for one, other in zip(plain[1:], offloaded[1:], strict=True):
+        parts = ("weights", "gradients", "optimiser", "reference")
+        shared = sum(one.memory_gib_by_part[name] for name in parts)
+        assert other.host_gib == pytest.approx(shared, abs=0.01) and one.host_gib == 0.0
+        assert other.memory_gib < one.memory_gib
+    assert all(row.fits for row in offloaded[1:]) and not plain[0].fits
 
 
 def test_the_largest_that_fits_is_the_one_after_which_none_does() -> None:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import RunError, UserError
-from mcpagent.models.load import causal_lm, map_large_blocks
+from mcpagent.models.load import causal_lm, map_large_blocks, resolve_dtype
 from mcpagent.policy.contract import choose_backend
 from mcpagent.storage.packages import require
 from mcpagent.train.batch.scoring import Batch
@@ -403,7 +403,7 @@ def refuse_sharding(config: TrainConfig, *, parallel: Shards, device: torch.devi
             remedy="use bf16, or training.parallel replicate",
         )
     if parallel == "zero3":
-        _refuse_zero3(config)
+        _refuse_zero3(config, dtype=resolve_dtype(config.model.dtype, device))
     if config.algorithm != "grpo":
         return
     choice = choose_backend(
@@ -420,7 +420,16 @@ def refuse_sharding(config: TrainConfig, *, parallel: Shards, device: torch.devi
         )
 
 
-def _refuse_zero3(config: TrainConfig) -> None:
+def _refuse_zero3(config: TrainConfig, *, dtype: torch.dtype) -> None:
+    has_value_head = config.algorithm == "grpo" and config.grpo.advantage == "gae"
+    if has_value_head and dtype != torch.float32:
+        name = str(dtype).removeprefix("torch.")
+        raise UserError(
+            f"the value head of grpo.advantage gae is float32 and the weights are {name}, but ZeRO-3 moves "
+            "weights of one dtype only",
+            where="model.dtype",
+            remedy="use --set model.dtype=float32, or training.parallel fsdp",
+        )
     if config.optimization.optimizer == "muon":
         raise UserError(
             "Muon orthogonalises whole matrices, and ZeRO-3 shows its optimiser nothing but flat stretches",

@@ -21,6 +21,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.models.load import causal_lm, map_large_blocks
 from mcpagent.train.batch.scoring import Batch
+from mcpagent.train.forecast import ZERO3_BUCKET
 from mcpagent.train.learner.optim import Precision
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.wrapping import Source, gathered_by, padded_with_empty
@@ -120,7 +121,7 @@ class Zero3:
         on_host = {"device": "cpu", "pin_memory": self._device.type == "cuda"}
         offload = {"offload_optimizer": on_host, "offload_param": on_host} if self._cpu_offload else {}
         options = read_options(self._file, dtype=dtype)
-        zero = {"reduce_bucket_size": 50_000_000, **options.get("zero_optimization", {}), **offload}
+        zero = {"reduce_bucket_size": ZERO3_BUCKET, **options.get("zero_optimization", {}), **offload}
         return {
             "communication_data_type": "fp32",
             "data_types": {"grad_accum_dtype": "fp32"},

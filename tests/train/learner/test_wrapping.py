@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +17,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3For
 
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.config.schema import TrainConfig
+from mcpagent.config.schema import LoraConfig, TrainConfig
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.errors import UserError
 from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
-from mcpagent.storage.packages import missing
+from mcpagent.storage.packages import missing, requirements
 from mcpagent.train.batch.scoring import TokenScorer
 from mcpagent.train.build import build_learner, load
+from mcpagent.train.forecast import forecast, shape_of
 from mcpagent.train.learner.learner import EmaReference, Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
@@ -53,18 +56,25 @@ CASES: dict[str, dict[str, Any]] = {
     "minibatches": {"epochs": 2, "minibatches": 2},
     "muon": {"kind": "muon"},
     "half precision": {"dtype": torch.bfloat16},
+    "half precision with a value head": {"dtype": torch.bfloat16, "advantage": "gae"},
 }
-TOLERANCE = {"muon": 1e-3, "half precision": 8e-3}  # bfloat16 has 8 bits: sums in another order differ
+# bfloat16 has 8 bits: sums in another order differ
+TOLERANCE = {"muon": 1e-3, "half precision": 8e-3, "half precision with a value head": 8e-3}
 REPEATED = ("full grpo", "a reference that follows adapters")  # with shards in groups of their own (HSDP)
 OFFLOADED = ("unequal micro-batches", "a reference that follows adapters")  # with shards in the host's memory
-WITHOUT_MUON = [name for name in CASES if name != "muon"]
-OF_ZERO3 = [*WITHOUT_MUON, *(f"{name}, offloaded" for name in OFFLOADED)]
+NOT_OF_ZERO3 = ("muon", "half precision with a value head")
+OF_ZERO3 = [
+    *(name for name in CASES if name not in NOT_OF_ZERO3),
+    *(f"{name}, offloaded" for name in OFFLOADED),
+]
 QUICK = ("unequal micro-batches", "logits in chunks")  # what is asked of ZeRO-3 in every run of the tests
 MODELS = ("plain", "odd")  # folders: what is trained as it is, and what is not
 SAVED: dict[str, dict[str, Any]] = {
     "saved": {"advantage": "gae", "is_ema": True},
     "saved in half precision": {"is_ema": True, "dtype": torch.bfloat16},
 }
+HEAD = "adapters of the head"
+HELD = ("held", "held in half precision", "held with offload")
 needs_deepspeed = pytest.mark.skipif(bool(missing("deepspeed")), reason="DeepSpeed is not installed")
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 0.0, 0.0, 0.8, -0.8, 0.3, -0.3]
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
@@ -228,6 +238,50 @@ def saved(processes: Processes, wrapping: Fsdp | Zero3 | None, folder: Path, nam
     return weights(learner)
 
 
+def refused_head(processes: Processes) -> str:
+    """What is said of adapters of the output head."""
+    shape = LoraShape(r=4, alpha=8, dropout=0.0, target_modules=["lm_head"])
+    model = attach_lora(tiny_model(), shape, seed=0)
+    with pytest.raises(UserError) as refused:
+        Zero3(processes, device=CPU).wrap(TokenScorer(model))
+    return refused.value.message
+
+
+def held(processes: Processes, case: str) -> dict[str, float]:
+    """Bytes by part that a process with shards of ZeRO-3 holds after a step, each piece of memory once, and
+    the most that were gathered at once."""
+    half: dict[str, Any] = {"dtype": torch.bfloat16} if "half" in case else {}
+    wrapping = Zero3(processes, device=CPU, cpu_offload="offload" in case)
+    learner = make(processes, wrapping, **half)
+    gathered: list[int] = []
+
+    def look(*_: Any) -> None:
+        whole = (p for p in learner.model.parameters() if p.ds_status == ZeroParamStatus.AVAILABLE)
+        gathered.append(sum(p.numel() * p.element_size() for p in whole))
+
+    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+    learner.model.get_decoder().norm.register_forward_hook(look)
+    train(learner, steps=(1,))
+    zero: Any = wrapping._engine.optimizer
+    stretches = [p.ds_tensor for p in learner.model.parameters()]
+    of_host = [flat.grad for flat in zero.fp32_partitioned_groups_flat]
+    states = [v for s in zero.optimizer.state.values() for v in s.values() if v.ndim]
+    parts = {
+        "weights": stretches,
+        "optimiser": [*states, *zero.fp32_partitioned_groups_flat],
+        "gradients": [zero.grad_partitions_flat_buffer, *(g for g in of_host if g is not None)],
+        "buffer": [bucket.buffer for bucket in zero.ipg_buckets.values()],
+    }
+    seen: set[int] = set()
+    sizes: dict[str, float] = {}
+    for name, tensors in parts.items():
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        sizes[name] = sum(size for place, size in storages.items() if place not in seen)
+        seen |= storages.keys()
+    return sizes | {"gathered": max(gathered) + sizes["buffer"]}
+
+
 def in_shards(processes: Processes, parallel: str, **options: Any) -> Fsdp | Zero3:
     return (Zero3 if parallel == "zero3" else Fsdp)(processes, device=CPU, **options)
 
@@ -239,6 +293,12 @@ def work(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text())
     results: dict[str, Any] = {}
     for name in job["names"]:
+        if name == HEAD:
+            results[name] = refused_head(processes)
+            continue
+        if name in HELD:
+            results[name] = held(processes, name)
+            continue
         if name in MODELS:
             results[name] = loaded(processes, job["parallel"], folder / name)
             continue
@@ -374,6 +434,24 @@ def test_what_two_processes_save_is_the_same_for_one_and_for_four(parallel: str,
         )
 
 
+@needs_deepspeed
+@pytest.mark.slow
+def test_the_forecast_of_zero3_is_what_two_processes_hold(tmp_path: Path) -> None:
+    shape = shape_of(tiny_model().config, LoraConfig())
+    options: dict[str, Any] = {"shards": 2, "zero3": {}, "backend": "vllm", "device_bytes": None}
+    every = asked(tmp_path, "zero3", HELD)
+    for name in HELD:
+        itemsize, is_offloaded = 2 if "half" in name else 4, "offload" in name
+        run = config({"finetune.mode": "full", "grpo.kl_coef": "0.0"})
+        made = forecast(run, shape, itemsize=itemsize, **options)
+        for counted in (results[name] for results in every):
+            for part in ("weights", "optimiser", "gathered"):
+                assert counted[part] == pytest.approx(made.parts[part], rel=0.02), (name, part)
+            # What is flattened for the optimiser is let go after the step, but on the host.
+            times = 1 if is_offloaded else 2
+            assert times * counted["gradients"] == pytest.approx(made.parts["gradients"], rel=0.02), name
+
+
 @pytest.mark.parametrize("parallel", ["fsdp", "zero3"])
 @pytest.mark.parametrize(
     ("settings", "said"),
@@ -405,6 +483,59 @@ def test_what_zero3_alone_cannot_do_is_refused_by_name(settings: dict[str, str],
     refuse_sharding(sft, parallel="fsdp", device=CPU)
     with pytest.raises(UserError, match=said):
         refuse_sharding(sft, parallel="zero3", device=CPU)
+
+
+@needs_deepspeed
+def test_zero3_refuses_a_value_head_beside_weights_in_half_precision() -> None:
+    settings = {"grpo.advantage": "gae", "rollout.backend": "vllm", "vllm.servers": '["http://127.0.0.1:1"]'}
+    half, whole = (config({**settings, "model.dtype": dtype}) for dtype in ("bfloat16", "float32"))
+    refuse_sharding(half, parallel="fsdp", device=CPU)
+    refuse_sharding(whole, parallel="zero3", device=CPU)
+    with pytest.raises(UserError, match="is float32 and the weights are bfloat16") as refused:
+        refuse_sharding(half, parallel="zero3", device=CPU)
+    assert refused.value.where == "model.dtype"
+
+
+@needs_deepspeed
+@pytest.mark.slow
+def test_zero3_refuses_adapters_of_the_output_head(tmp_path: Path) -> None:
+    for results in asked(tmp_path, "zero3", [HEAD]):
+        assert results[HEAD] == "ZeRO-3 cannot train adapters of the output head"
+
+
+HIDES_DEEPSPEED = """
+import sys
+from importlib.machinery import PathFinder
+class Hides(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == "deepspeed" else super().find_spec(name, path, target)
+sys.meta_path = [Hides if finder is PathFinder else finder for finder in sys.meta_path]
+from mcpagent.cli.main import run
+run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not requirements("deepspeed"), reason="mcpagent was installed before it had this extra")
+def test_zero3_without_deepspeed_names_the_package_and_its_extra(tmp_path: Path) -> None:
+    words = (
+        "train",
+        "--config",
+        str(resource_path("configs/zero3.yaml")),
+        "--num-processes",
+        "2",
+        "--dry-run",
+    )
+    samples = str(resource_path("data/samples"))
+    more = ("--set", "vllm.servers=[http://127.0.0.1:1]", "--device", "cpu", "--data", samples)
+    done = subprocess.run(
+        [sys.executable, "-c", HIDES_DEEPSPEED, *words, *more], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "training.parallel zero3 needs a package that is not installed: deepspeed" in said
+    assert "'mcpagent[deepspeed]'" in said and list(tmp_path.iterdir()) == []
 
 
 TWO = Processes(index=0, count=2)
