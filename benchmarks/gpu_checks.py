@@ -19,6 +19,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import latency, models
+from benchmarks.beside_trl import check_trl
 from benchmarks.memory import GIB, LAYOUTS, config_of, kept_by
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig, TrainConfig
@@ -482,4 +483,5 @@ CHECKS: dict[str, tuple[Callable[[Bench], None], int]] = {  # with the most seco
     "sampler vllm": (check_sampler_vllm, 150),
     "rollouts": (check_rollouts, 150),
     "quickstart": (check_quickstart, 300),
+    "beside trl": (check_trl, 120),  # last: where it is not installed there is nothing to wait for
 }

@@ -1,4 +1,4 @@
-"""What an update keeps for its backward pass, in GiB.
+"""What an update keeps for its backward pass, in GiB, beside what `mcpagent train --dry-run` forecasts of it.
 
     python -m benchmarks.memory [--shape 4b ...] [--json]
 
@@ -22,10 +22,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from mcpagent.config.loader import load_train_config
+from mcpagent.config.schema import LoraConfig
 from mcpagent.models.attention import use_own_attention
 from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
 from mcpagent.train.batch.samples import TrainSample, pack
 from mcpagent.train.batch.scoring import TokenScorer
+from mcpagent.train.forecast import memory, shape_of
 
 GIB = 2**30
 SHAPES = {  # hidden, feed-forward, heads, key-value heads, layers, tied: of Qwen3
@@ -113,6 +116,18 @@ def count(work: Work) -> int:
     return kept
 
 
+def forecast(work: Work) -> float:
+    """Bytes of activations that the dry run says for a micro-batch of so many tokens."""
+    settings = [
+        f"finetune.mode={'lora' if work.is_lora else 'full'}",
+        f"model.gradient_checkpointing={str(work.checkpointing).lower()}",
+        f"training.micro_batch_tokens={work.tokens}",
+    ]
+    shape = shape_of(config_of(work.shape, work.layers), LoraConfig())
+    config = load_train_config([], settings).config
+    return memory(config, shape, itemsize=2, samples_here=False)["activations"]
+
+
 @cache
 def _counted(work: Work, layers: int) -> int:
     model = _model(replace(work, layers=layers))
@@ -180,13 +195,14 @@ def main() -> None:
     for work in ROWS:
         if options.shape and work.shape not in options.shape:
             continue
-        kept = round(count(work) / GIB, 2)
+        kept, said = (round(held / GIB, 2) for held in (count(work), forecast(work)))
         if options.as_json:
-            print(json.dumps({**work.__dict__, "tokens": work.tokens, "kept_gib": kept}), flush=True)
+            row = {**work.__dict__, "tokens": work.tokens, "kept_gib": kept, "forecast_gib": said}
+            print(json.dumps(row), flush=True)
             continue
         name = f"{work.shape} {'LoRA' if work.is_lora else 'full'}, {work.layout}"
         way = "checkpointing" if work.checkpointing else ""
-        print(f"{name:<32}{way:<15}{kept:>7.2f} GiB", flush=True)
+        print(f"{name:<32}{way:<15}{kept:>7.2f} GiB, forecast {said:>6.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ JUDGED = {
     "sampler vllm": 0 if importlib.util.find_spec("vllm") is None else 5,
     "rollouts": 0,
     "quickstart": 0,
+    "beside trl": 0,
 }
 
 

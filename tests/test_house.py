@@ -305,7 +305,10 @@ def test_the_constraints_pin_every_dependency_within_its_range() -> None:
             name, version = line.split("==")
             pins[canonicalize_name(name)] = version
     extras = project["optional-dependencies"]
-    for group in (project["dependencies"], *(extras[name] for name in ("hf", "report", "gym", "dev"))):
+    for group in (
+        project["dependencies"],
+        *(extras[name] for name in ("hf", "report", "gym", "qlora", "fused", "dev")),
+    ):
         for text in group:
             requirement = Requirement(text)
             if requirement.name != "mcpagent":

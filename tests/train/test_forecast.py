@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from benchmarks.memory import Work, config_of, count
+from benchmarks import memory as counts
+from benchmarks.memory import Work
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig, TrainConfig
 from mcpagent.models.architecture import find_architecture, published
@@ -116,16 +117,8 @@ SIX = [
 @pytest.mark.parametrize("work", SIX, ids=lambda w: f"{w.shape}, {w.layout}, {w.checkpointing}, {w.is_lora}")
 def test_the_forecast_is_within_15_percent_of_what_a_real_shape_keeps(work: Work) -> None:
     """In bfloat16, counted on tensors without contents; prompts are shared by up to 64 continuations."""
-    counted = count(replace(work, layers=6))
-    mode = "lora" if work.is_lora else "full"
-    settings = config(
-        f"finetune.mode={mode}",
-        f"model.gradient_checkpointing={str(work.checkpointing).lower()}",
-        f"training.micro_batch_tokens={work.tokens}",
-    )
-    shape = shape_of(config_of(work.shape, 6), LoraConfig())
-    expected = memory(settings, shape, itemsize=2, samples_here=False)["activations"]
-    assert 0.85 < expected / counted < 1.15
+    short = replace(work, layers=6)
+    assert 0.85 < counts.forecast(short) / counts.count(short) < 1.15
 
 
 def test_processes_with_shards_hold_the_weights_once_between_them() -> None:

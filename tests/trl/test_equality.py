@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.gpu import run_check
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.objective.advantages import (
@@ -319,3 +320,14 @@ def test_logprobs_of_packed_trees_are_those_of_trls_fused_head(oracle: Oracle) -
         logprobs, _ = learner.score(batch)
     fused = sampled(oracle.results["fused"], oracle, list(batch.rows))
     assert torch.allclose(logprobs, fused.float(), atol=2e-6)  # both in float32
+
+
+def test_the_acceptance_of_a_gpu_measures_a_whole_step_beside_trl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On small shapes, whose times say nothing: what both sides sampled is reported."""
+    monkeypatch.setenv("MCPAGENT_TRL_PYTHON", str(PYTHON))
+    rows = {row.what.partition(":")[0]: row for row in run_check("beside trl", device="cpu", is_tiny=True)}
+    ours, theirs = (int(count) for count in rows["sampled tokens a step"].value.split(", "))
+    assert theirs == 2 * 2 * 8  # prompts x attempts x tokens
+    assert 0.5 * theirs < ours <= theirs  # a turn of ours may end earlier
+    assert all(float(value) > 0 for value in rows["seconds a step"].value.split(", "))
+    assert rows["of TRL's time"].ok is None
