@@ -54,6 +54,7 @@
     (!filter.stop || row.stop === filter.stop) &&
     (!filter.complexity || row.complexity === filter.complexity) &&
     (!filter.tool || row.tools.includes(filter.tool)) &&
+    (!filter.task || row.task.toLowerCase().includes(filter.task.toLowerCase())) &&
     (!filter.text || searched(row).includes(filter.text.toLowerCase()));
 
   const details = JSON.parse(text("episode-details"));

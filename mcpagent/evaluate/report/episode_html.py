@@ -8,9 +8,10 @@ from html import escape
 from pathlib import Path
 
 from mcpagent.core.hidden_text import printable
+from mcpagent.core.tasks import Task
 from mcpagent.core.tools import NONCE_META_KEY, ToolCall, ToolResult
 from mcpagent.core.trajectory import Trajectory, Turn
-from mcpagent.evaluate.report.episodes import question
+from mcpagent.evaluate.report.episodes import gold_calls, gold_plan, question
 from mcpagent.evaluate.report.run_data import ABSENT, TaskPair, number
 
 SHOWN_CHARS = 4000  # of any one text; the stored trajectory has the rest
@@ -39,13 +40,13 @@ def episode_html(
     trajectory: Trajectory,
     *,
     label: str,
-    plan: Sequence[str] = (),
+    task: Task | None = None,
     relative: float | None = None,
     pieces: Pieces | None = None,
 ) -> str:
-    """One episode below `label`, beside the gold calls of its task where they are given. `relative` is its
+    """One episode below `label`, beside the gold calls of its task where that is given. `relative` is its
     reward minus the mean of its group; with `pieces`, the words that the model wrote carry their logprobs."""
-    gold = "".join(f'<pre class="call">{_text(call)}</pre>' for call in plan)
+    gold = "" if task is None else _gold_html(task, trajectory)
     aside = f'<section class="side"><header><h4>Gold calls</h4></header>{gold}</section>' if gold else ""
     return (
         f'<div class="task"><span class="muted">task</span> '
@@ -54,6 +55,26 @@ def episode_html(
         f"{_system_prompt(trajectory)}</div>"
         f'<div class="sides">{_side_html(label, trajectory, relative=relative, pieces=pieces)}{aside}</div>'
     )
+
+
+_GOLD_BADGES = {
+    "exact": ("pass", "✓ made"),
+    "called": ("fail", "✗ other arguments"),
+    "missing": ("fail", "✗ not made"),
+}
+
+
+def _gold_html(task: Task, trajectory: Trajectory) -> str:
+    """Each gold call, whether the episode made it, and the arguments that differ."""
+    if task.truth.abstain:
+        return "".join(f'<pre class="call">{_text(line)}</pre>' for line in gold_plan(task))
+    html = ""
+    for gold in gold_calls(task, trajectory):
+        css, label = _GOLD_BADGES[gold.outcome]
+        html += f'<pre class="call">{_text(gold.text)}</pre>'
+        html += f'<p class="note"><span class="badge {css}">{label}</span>'
+        html += "".join(f' <code class="differs">{_text(each)}</code>' for each in gold.differing) + "</p>"
+    return html
 
 
 def token_pieces(run_dir: Path) -> Pieces | None:

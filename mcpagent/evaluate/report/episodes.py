@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from mcpagent.core.matching import argument_score, match_rules, resolve_params, resolve_rules, same_tool
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Task
-from mcpagent.core.tools import NONCE_META_KEY, FailureKind
+from mcpagent.core.tasks import PlanStep, Task
+from mcpagent.core.tools import NONCE_META_KEY, FailureKind, ToolCall
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.reward.assignment import assign
+from mcpagent.reward.record import RecordedCall
 from mcpagent.storage.datasets import find_dataset, read_tasks
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories
 
@@ -127,20 +131,75 @@ class EpisodeFiles:
         return [path for path in self._folder.glob("[!.]*") if path.name.endswith(RECORDS_SUFFIXES)]
 
 
-def gold_plans(config: JsonObject, task_ids: set[str] | None = None) -> dict[str, tuple[str, ...]]:
-    """The gold calls of tasks (None: of all), `server.tool({...})`, from the datasets that a resolved
-    configuration names; empty for tasks whose dataset is gone or very large."""
-    plans: dict[str, tuple[str, ...]] = {}
+def gold_tasks(config: JsonObject, task_ids: set[str] | None = None) -> dict[str, Task]:
+    """Tasks (None: all) by id, from the datasets that a resolved configuration names; without those whose
+    dataset is gone or very large."""
+    tasks: dict[str, Task] = {}
     for path in _datasets(config):
         if path.stat().st_size > _LARGEST_DATASET:
             continue
         try:
             for task in read_tasks(path):
                 if task_ids is None or task.id in task_ids:
-                    plans[task.id] = _plan(task)
+                    tasks[task.id] = task
         except UserError:
             continue  # a dataset that is being written, or not ours any more: the page can do without
-    return plans
+    return tasks
+
+
+@dataclass(frozen=True)
+class GoldCall:
+    """A gold call of a task, `server.tool({...})`, beside what an episode made of it: `exact`, `called` with
+    the `differing` arguments, each as the call had it, or `missing`."""
+
+    text: str
+    outcome: str
+    differing: tuple[str, ...] = ()
+
+
+def gold_calls(task: Task, trajectory: Trajectory) -> list[GoldCall]:
+    """The gold calls of a task against the calls of an episode, matched as the reward matches them."""
+    plan = task.truth.tool_sequence
+    calls = [
+        RecordedCall(turn=turn.index, user_turn=turn.user_turn, call=call, result=result)
+        for turn in trajectory.turns
+        for call, result in zip(turn.tool_calls, turn.tool_results, strict=False)
+        if not result.is_search
+    ]
+    assignment = assign(plan, calls)
+    compared: list[GoldCall] = []
+    for index, (step, text) in enumerate(zip(plan, _plan(task), strict=False)):
+        place = assignment.credited_call.get(index)
+        if index in assignment.exact or place is None:
+            compared.append(GoldCall(text, "exact" if index in assignment.exact else "missing"))
+        else:
+            made = calls[place].call
+            compared.append(GoldCall(text, "called", _differing(step, made, assignment.results)))
+    return compared
+
+
+def _differing(step: PlanStep, made: ToolCall, results: Mapping[str, Any]) -> tuple[str, ...]:
+    """The arguments of a call that the gold call does not accept, and those that it lacks."""
+    gold = next((g for g in (step, *step.alternatives) if same_tool(g, made)), step)
+    params = resolve_params(gold.params, results)
+    rules = resolve_rules(match_rules(step, gold), results)
+    differing: list[str] = []
+    for name in dict.fromkeys([*params, *made.arguments]):
+        score = argument_score(
+            {name: params[name]} if name in params else {},
+            {name: rules[name]} if name in rules else {},
+            {name: made.arguments[name]} if name in made.arguments else {},
+        )
+        if score < 1:
+            given = made.arguments.get(name)
+            said = json.dumps(given, ensure_ascii=False) if name in made.arguments else "not given"
+            differing.append(f"{name}: {said}")
+    return tuple(differing)
+
+
+def gold_plan(task: Task) -> tuple[str, ...]:
+    """The gold calls of a task as text; where none is right, that."""
+    return ("no call is right",) if task.truth.abstain else _plan(task)
 
 
 def _datasets(config: JsonObject) -> list[Path]:
@@ -158,8 +217,6 @@ def _datasets(config: JsonObject) -> list[Path]:
 
 
 def _plan(task: Task) -> tuple[str, ...]:
-    if task.truth.abstain:
-        return ("no call is right",)
     return tuple(
         f"{step.server}.{step.tool}({json.dumps(step.params, ensure_ascii=False)})"
         for step in task.truth.tool_sequence

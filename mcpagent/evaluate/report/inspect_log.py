@@ -21,7 +21,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import FailureKind, ParseFailure, ToolCall, ToolResult
 from mcpagent.core.trajectory import FinishReason, StopReason, Trajectory, Turn
 from mcpagent.errors import UserError
-from mcpagent.evaluate.report.episodes import gold_plans, question
+from mcpagent.evaluate.report.episodes import gold_plan, gold_tasks, question
 from mcpagent.evaluate.report.run_data import parse_yaml, read_evaluations, read_object
 from mcpagent.evaluate.summary import EvalResult
 from mcpagent.storage.atomic import atomic_file
@@ -91,7 +91,7 @@ def sources(path: Path) -> list[Source]:
     text = config_file.read_text(encoding="utf-8") if config_file.exists() else ""
     config = parse_yaml(text, config_file)
     evaluations = read_evaluations(path / "eval")
-    manifest, plans = read_object(path / "manifest.json"), gold_plans(config)
+    manifest, tasks = read_object(path / "manifest.json"), gold_tasks(config)
     return [
         Source(
             file,
@@ -100,7 +100,7 @@ def sources(path: Path) -> list[Source]:
             manifest=manifest,
             config=config,
             evaluation=evaluations.get(_stem(file)) or evaluations.get(_stem(file).removeprefix("eval_")),
-            plans=plans,
+            plans={name: gold_plan(task) for name, task in tasks.items()},
         )
         for file in files
     ]

@@ -18,7 +18,7 @@ from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.evaluate.report.episode_html import Pieces, episode_html, token_pieces
-from mcpagent.evaluate.report.episodes import EpisodeFiles, gold_plans
+from mcpagent.evaluate.report.episodes import EpisodeFiles, gold_tasks
 from mcpagent.evaluate.report.page import live_html, script_json, summary_html
 from mcpagent.evaluate.report.run_data import read_run
 
@@ -77,10 +77,10 @@ class LiveRun:
                 return None
             if self._pieces is None:
                 self._pieces = token_pieces(self._run_dir)
-            plan = gold_plans(self._config, {trajectory.task_id}).get(trajectory.task_id, ())
+            task = gold_tasks(self._config, {trajectory.task_id}).get(trajectory.task_id)
             relative = file.rows[place].get("relative")
         return printable(
-            episode_html(trajectory, label=stem, plan=plan, relative=relative, pieces=self._pieces)
+            episode_html(trajectory, label=stem, task=task, relative=relative, pieces=self._pieces)
         )
 
     def _look(self) -> str:

@@ -24,7 +24,7 @@ from mcpagent.evaluate.report.document import (
     title_of,
 )
 from mcpagent.evaluate.report.episode_html import episode_html, pair_html, token_pieces
-from mcpagent.evaluate.report.episodes import gold_plans
+from mcpagent.evaluate.report.episodes import gold_tasks
 from mcpagent.evaluate.report.figures import (
     CHARTS,
     COLOURS,
@@ -117,9 +117,10 @@ def browser_html(*, left_out: int) -> str:
     )
     return (
         '<section id="episodes" hidden><h2>Episodes</h2><p class="hint">Each stored attempt: what was asked, '
-        "called, answered and earned, beside the gold calls where the dataset is at hand. The darker a word "
+        "called, answered and earned, against the gold calls where the dataset is at hand. The darker a word "
         f"is shaded, the less likely the model held it.{more}</p>"
-        f'<div class="filters card">{selects}<label class="wide">Task or text'
+        f'<div class="filters card">{selects}<label>Task<input type="search" data-filter="task" '
+        'placeholder="part of its id"></label><label class="wide">Text'
         '<input type="search" data-filter="text" placeholder="in questions, calls and answers"></label></div>'
         '<p class="hint" id="episode-count" role="status"></p><div id="episode-list"></div>'
         '<button id="episode-more" hidden>Show more</button></section>'
@@ -235,7 +236,7 @@ def _episodes(run: RunView) -> tuple[JsonObject, JsonObject, int]:
     if run.episodes is None:
         return {}, {}, 0
     listed, left_out = run.episodes.listed(EMBEDDED_EPISODES)
-    plans = gold_plans(run.config, {row["task"] for rows in listed.values() for row in rows})
+    tasks = gold_tasks(run.config, {row["task"] for rows in listed.values() for row in rows})
     pieces = token_pieces(run.path)
     details: JsonObject = {}
     for stem, rows in listed.items():
@@ -244,7 +245,7 @@ def _episodes(run: RunView) -> tuple[JsonObject, JsonObject, int]:
                 episode_html(
                     trajectory,
                     label=stem,
-                    plan=plans.get(trajectory.task_id, ()),
+                    task=tasks.get(trajectory.task_id),
                     relative=row.get("relative"),
                     pieces=pieces,
                 )

@@ -15,6 +15,8 @@ import pytest
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
+from mcpagent.evaluate.report.episode_html import episode_html
+from mcpagent.evaluate.report.episodes import gold_calls
 from mcpagent.evaluate.report.formats import write_comparison_as
 from mcpagent.evaluate.report.page import script_json, write_report
 from mcpagent.evaluate.report.run_data import read_run
@@ -293,7 +295,9 @@ def test_a_reader_filters_episodes_and_opens_one_in_both_themes(tmp_path: Path) 
         assert failures.endswith("of 480 episodes, 0 of them successes") and not failures.startswith("480")
         browser.value(_set("source", "eval_warm_start"))
         assert str(browser.value(count)).startswith("32 of 480")  # two thirds fail before training
-        browser.value(_set("text", "stock number 17 "))
+        browser.value(_set("task", "OUT-017"))
+        assert str(browser.value(count)).startswith("1 of 480")
+        browser.value(_set("task", "") + _set("text", "stock number 17 "))
         assert str(browser.value(count)).startswith("1 of 480")
         browser.value("document.querySelector('#episode-list details').open = true")
         browser.wait("document.querySelector('#episode-list .turn pre.call')")
@@ -345,3 +349,31 @@ def _set(name: str, value: str) -> str:
         f"(() => {{ const control = document.querySelector('[data-filter={name}]'); "
         f"control.value = {json.dumps(value)}; control.dispatchEvent(new Event('input')); }})();"
     )
+
+
+def test_each_gold_call_says_whether_it_was_made_and_which_arguments_differ() -> None:
+    """As the reward matches them: a reference is resolved, an acceptable set is accepted."""
+    plan = [
+        {"step": 1, "server": "polygon", "tool": "get_aggs", "params": {"ticker": "AAPL", "date": "d1"}},
+        {
+            "step": 2,
+            "server": "polygon",
+            "tool": "get_aggs",
+            "params": {"ticker": "AAPL", "date": "${step1.close}"},
+            "match": {"ticker": {"any_of": ["AAPL", "apple"]}},
+        },
+        {"step": 3, "server": "polygon", "tool": "get_news", "params": {"ticker": "AAPL"}},
+    ]
+    gold = task("t", tool_sequence=plan)
+    first = turn(0, "a", calls=[call(0, ticker="AAPL", date="d1")], results=[result(0, '{"close": 7}')])
+    made = call(1, ticker="apple", date="<i>8", more=True)
+    episode = trajectory("t", success=0.0, turns=[first, turn(1, "b", calls=[made], results=[result(1)])])
+    compared = gold_calls(gold, episode)
+    assert [each.outcome for each in compared] == ["exact", "called", "missing"]
+    assert compared[1].differing == ('date: "<i>8"', "more: true")
+    html = episode_html(episode, label="here", task=gold)
+    for text in ("✓ made", "✗ other arguments", "✗ not made", "date: &quot;&lt;i&gt;8&quot;"):
+        assert text in html, text
+    assert "<i>" not in html
+    none = task("n", tool_sequence=[], abstain=True)
+    assert "no call is right" in episode_html(trajectory("n"), label="here", task=none)
