@@ -24,17 +24,12 @@ from mcpagent.console import METRIC_COLUMNS, Console, counted, metric_row
 from mcpagent.errors import UserError
 from mcpagent.evaluate.compare import POINTS, Comparison
 from mcpagent.evaluate.intervals import FEWEST_TASKS
-from mcpagent.evaluate.summary import EvalResult
+from mcpagent.evaluate.summary import CALIBRATION, EvalResult
 
 if TYPE_CHECKING:
     from mcpagent.config.schema import TrainConfig
     from mcpagent.run.compare import PlayedComparison
 
-_ROWS = {
-    "gold": "gold: the reference calls",
-    "empty": "empty: nothing is answered",
-    "base": "base: the untrained model",
-}
 # What both must be played alike in.
 _LIMITS = {
     "rollout.max_new_tokens": "the limit of tokens a turn",
@@ -249,7 +244,7 @@ def _print_needed(result: Comparison, console: Console) -> None:
 def calibration_rows(result: EvalResult) -> list[Sequence[str]]:
     """The rows that an evaluation is read against, for the table of `METRIC_COLUMNS`."""
     return [
-        metric_row(f"{_ROWS.get(name, name)}", row.task_success, is_rate=True)
+        metric_row(f"{name}: {CALIBRATION.get(name, 'another policy')}", row.task_success, is_rate=True)
         for name, row in result.calibration.items()
     ]
 

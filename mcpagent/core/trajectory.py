@@ -121,7 +121,7 @@ class Turn(Record):
 class Trajectory(Record):
     """One attempt at one task."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     id: str
     task_id: str
     group_id: str

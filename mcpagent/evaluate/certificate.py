@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from mcpagent.core.records import JsonObject, Record, describe
 from mcpagent.core.seeds import derive_seed
@@ -95,7 +95,7 @@ class Certificate(Record):
     """`certificate.json`. `datasets` are the SHA-256 of the files in tasks/, `excluded` the held-out tasks
     that are no part of the figures, and why."""
 
-    schema_version: int = 1
+    schema_version: int = Field(default=1, ge=1, le=1)
     run: JsonObject
     conditions: Conditions
     sides: dict[str, Side]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from mcpagent.core.records import JsonObject, Metric, Record, describe
 from mcpagent.core.tasks import Task
@@ -59,7 +59,7 @@ class JudgeCheck(Record):
     of its parts, or an order to the judge in a tool's answer. `length_bias` is how much more often an episode
     is approved with more words that say nothing."""
 
-    schema_version: int = 1
+    schema_version: int = Field(default=1, ge=1, le=1)
     judge: JsonObject
     tasks: JsonObject
     n_tasks: int

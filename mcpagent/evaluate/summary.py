@@ -6,6 +6,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from pydantic import Field
+
 from mcpagent.core.records import JsonObject, Metric, Record
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import SCHEMA_VERSION, Trajectory
@@ -57,7 +59,7 @@ class EvalSummary(Record):
     The `n` of a metric is the number of tasks behind it, because the task is the independent unit.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     metrics: dict[str, Metric]
     by_complexity: dict[str, ComplexitySummary]
     n_tasks: int
@@ -84,6 +86,14 @@ class EvalSummary(Record):
             breakdown=breakdown,
             calibration=dict(calibration or {}),
         )
+
+
+# The policies that an evaluation is read against, and what each is.
+CALIBRATION = {
+    "gold": "the reference calls",
+    "empty": "nothing is answered",
+    "base": "the untrained model",
+}
 
 
 class CalibrationRow(Record):

@@ -37,6 +37,7 @@ from mcpagent.storage.json_stream import reading
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories, write_trajectories
 
+_EVALUATION = "name a file that mcpagent eval wrote with --out, or its trajectories (.jsonl.zst)"
 # What two evaluations must share for their difference to say something about the model, and its name.
 _CONDITIONS = {
     "dataset.sha256": "the data",
@@ -420,8 +421,13 @@ def compare_files(a: Path, b: Path, *, points: float = POINTS, console: Console 
 
 def read_evaluation(path: Path) -> EvalSummary:
     """A result of `eval --out`, or the summary of trajectories. Raises UserError."""
+    if not path.exists():
+        raise UserError("there is no such file", where=str(path), remedy=_EVALUATION)
     if path.name.endswith(RECORDS_SUFFIXES):
-        return summarise(read_trajectories(path, with_tokens=False))
+        summary = summarise(read_trajectories(path, with_tokens=False))
+        if not summary.n_episodes:
+            raise UserError("holds no episode", where=str(path), remedy=_EVALUATION)
+        return summary
     with reading(path):
         text = path.read_text(encoding="utf-8", errors="replace")
     try:
@@ -431,7 +437,7 @@ def read_evaluation(path: Path) -> EvalSummary:
         raise UserError(
             f"is not an evaluation: {describe(first, root='the document')}",
             where=str(path),
-            remedy="name a file that mcpagent eval wrote with --out, or its trajectories (.jsonl.zst)",
+            remedy=_EVALUATION,
         ) from None
 
 

@@ -65,8 +65,16 @@ def read_trajectories(path: Path | str, *, with_tokens: bool = True) -> Iterator
     with ExitStack() as stack:
         tokens = stack.enter_context(_opened(sidecar)) if with_tokens and sidecar.exists() else None
         keys = frozenset(tokens.keys()) if tokens is not None else frozenset[str]()
+        lines: dict[str, int] = {}
         for line, record in read_records(records):
             trajectory = _trajectory(record, where=f"{records}:{line}")
+            if (first := lines.setdefault(trajectory.id, line)) != line:
+                raise UserError(
+                    f"episode {trajectory.id} is there twice, also in line {first}",
+                    where=f"{records}:{line}",
+                    remedy="two files were joined, or one written twice: remove one of the lines, or name "
+                    "each file by itself",
+                )
             yield _with_tokens(trajectory, tokens, keys) if keys else trajectory
 
 

@@ -15,7 +15,7 @@ from mcpagent.evaluate.compare import Comparison, compare
 from mcpagent.evaluate.report.figures import TREND_STEPS, Band, Chart, Curve, charts, term_weights
 from mcpagent.evaluate.report.run_data import AFTER, BEFORE, SAMPLED, Control, RunView, flatten
 from mcpagent.evaluate.report.verdicts import Verdict, judge
-from mcpagent.evaluate.summary import RATE_METRICS, EvalResult, success_of_all
+from mcpagent.evaluate.summary import CALIBRATION, RATE_METRICS, EvalResult, success_of_all
 from mcpagent.tools.metrics import PoolMetrics
 
 SCHEMA_VERSION = 1
@@ -267,7 +267,25 @@ def success_rows(run: RunView) -> list[SuccessRow]:
     for name, evaluation in run.evaluations.items():
         if name not in paired:
             rows += _rows_of_pair(name, None, evaluation)[:2]
-    return rows
+    return rows + _calibration_rows(run)
+
+
+def _calibration_rows(run: RunView) -> list[SuccessRow]:
+    """What the last evaluation that has them is read against: one row each."""
+    order = (run.evaluations.get(AFTER), run.evaluations.get(BEFORE), *run.evaluations.values())
+    rows = next((e.calibration for e in order if e is not None and e.calibration), {})
+    return [
+        SuccessRow(
+            evaluation="calibration",
+            temperature=None,
+            part=f"{name} ({CALIBRATION.get(name, 'another policy')})",
+            before=None,
+            after=row.task_success,
+            difference=None,
+            p_value=None,
+        )
+        for name, row in rows.items()
+    ]
 
 
 def _rows_of_pair(name: str, before: EvalResult | None, after: EvalResult | None) -> list[SuccessRow]:
