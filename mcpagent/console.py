@@ -135,12 +135,13 @@ class Console:
             rich.progress.BarColumn(bar_width=20),
             rich.progress.MofNCompleteColumn(),
             rich.progress.TimeElapsedColumn(),
-            rich.progress.TextColumn("left"),
             rich.progress.TimeRemainingColumn(),
+            rich.progress.TextColumn("{task.fields[left]}"),
             rich.progress.TextColumn("{task.fields[note]}", markup=False),
         )
         with rich.progress.Progress(*columns, console=self._err) as bar:
-            task = bar.add_task(escape(shown(title)), total=total, note="")
+            left = "left" if total is not None else ""
+            task = bar.add_task(escape(shown(title)), total=total, note="", left=left)
 
             def advance(amount: int = 1, *, note: str = "") -> None:
                 bar.update(task, advance=amount, note=shown(note))

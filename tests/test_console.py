@@ -82,3 +82,17 @@ def test_the_time_left_is_that_of_what_remains_at_the_pace_of_this_process() -> 
     # 20 in 40 s, 80 remain: 160 s.
     assert pace.left_s(began_s + 40) == pytest.approx(160)
     assert [duration(s) for s in (45, 160, 7500)] == ["45 s", "2 min 40 s", "2 h 5 min"]
+
+
+@pytest.mark.parametrize(
+    ("total", "shown"), [(None, r"4/\? 0:00:\d\d\s"), (8, r"4/8 0:00:\d\d (-:--:--|0:00:\d\d) left")]
+)
+def test_a_bar_says_what_is_left_only_where_the_whole_is_known(
+    total: int | None, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes any stream for a terminal
+    with Console().progress("Tasks", total=total) as advance:
+        advance(4)
+    err = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert re.search(shown, err)
+    assert ("left" in err) is (total is not None)
