@@ -134,6 +134,17 @@ def _show(document: JsonObject, console: Console) -> None:
         ]
         columns = ("control", "success, greedy", "success, temperature 1", "CPU s")
         console.table("What else was tried, with the CPU seconds of the GRPO steps", columns, tried)
+    if "wasteful" in document:
+        shown = [
+            (
+                row["name"],
+                *(_shown(row[key]) for key in ("success", "as_planned")),
+                f"{row['calls']['value']:.2f}",
+            )
+            for row in document["wasteful"]
+        ]
+        columns = ("trained by", "success, temperature 1", "calls as planned", "calls")
+        console.table("Right, but wasteful: what comparing attempts is for", columns, shown)
     for line in _WHAT_IT_IS:
         console.say(line)
     data = f"{document['run_dir']}/data"

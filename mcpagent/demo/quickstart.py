@@ -6,7 +6,7 @@ Each stage leaves its result on disk whole or not at all, so a second call goes 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mcpagent.config.dataset_servers import DatasetServers
@@ -33,8 +33,12 @@ from mcpagent.synth.templates.rules import generate_dataset, short_note
 from mcpagent.synth.templates.template import load_templates
 from mcpagent.tools.setup import open_tools
 
+# Runs experiments from the warm-started checkpoint; returns what they add to the document.
+Controls = Callable[[QuickstartJob, Path], Mapping[str, list[JsonObject]]]
+
 SAMPLED_ATTEMPTS = 2  # for each held-out task at temperature 1
 _EPISODES_AT_ONCE = 256
+_STORED = ("warm_start/trajectories", "trajectories", "controls/*/trajectories", "wasteful/*/trajectories")
 
 ABOUT = (
     "A network of about half a million weights, built from scratch, learns to use four MCP servers. It first "
@@ -50,7 +54,7 @@ def quickstart(
     seed: int,
     stages: Stages,
     explored: explored_servers.ExploredServers | None = None,
-    controls: Callable[[QuickstartJob, Path], list[JsonObject]] | None = None,
+    controls: Controls | None = None,
 ) -> JsonObject:
     """Run what is not yet done in `out`; returns the document of `quickstart --json`. `explored` servers are
     explored; None takes the built-in ones and their templates. `controls` runs control experiments from the
@@ -61,16 +65,14 @@ def quickstart(
         return run_stages(job, controls)
 
 
-def run_stages(
-    job: QuickstartJob, controls: Callable[[QuickstartJob, Path], list[JsonObject]] | None = None
-) -> JsonObject:
+def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObject:
     """Every stage of the job that is not yet done, then the report."""
     make_tasks(job)
     warm_checkpoint = warm_start(job)
     before = evaluate_checkpoint(job, "warm_start", warm_checkpoint, "evaluate the warm start")
     trained_checkpoint = _grpo(job, warm_checkpoint)
     after = evaluate_checkpoint(job, "trained", trained_checkpoint, "evaluate the trained model")
-    rows = controls(job, warm_checkpoint) if controls is not None else []
+    rows = controls(job, warm_checkpoint) if controls is not None else {}
     report = write_report(job.out)
     return {
         "run_dir": str(job.out),
@@ -80,7 +82,7 @@ def run_stages(
         "tool_calls": _count_calls(job),
         "cpu_s": {name: round(value, 1) for name, value in job.progress.cpu_s.items()},
         "checkpoint": str(trained_checkpoint),
-        **({"controls": rows} if rows else {}),
+        **rows,
         "report": str(report),
     }
 
@@ -192,6 +194,18 @@ def evaluate_checkpoint(
     return {**metrics[0.0], **sampled}
 
 
+def evaluate_sampled(
+    job: QuickstartJob, name: str, checkpoint: Path, title: str, *, attempts: int, data: Path
+) -> JsonObject:
+    """All metrics on the tasks of `data` at temperature 1; those of the greedy policy are not asked for."""
+    path = job.out / "eval" / f"{name}_sampled.json"
+    if not path.is_file():
+        total = sum(1 for _ in read_tasks(data)) * attempts
+        with job.stage(f"eval_{name}", title, total) as advance:
+            _evaluate_at(job, checkpoint, 1.0, attempts, path, lambda _: advance(), data=data)
+    return json.loads(path.read_text(encoding="utf-8"))["metrics"]
+
+
 def _evaluate_at(
     job: QuickstartJob,
     checkpoint: Path,
@@ -199,6 +213,8 @@ def _evaluate_at(
     samples: int,
     path: Path,
     on_done: Callable[[Trajectory], None],
+    *,
+    data: Path | None = None,
 ) -> None:
     rollout = job.grpo.rollout.model_copy(update={"temperature": temperature, "num_envs": _EPISODES_AT_ONCE})
     with open_episodes(
@@ -206,7 +222,7 @@ def _evaluate_at(
         policy=str(checkpoint),
         samples=samples,
         console=Console(is_json=True),
-        data=job.out / "data" / "heldout.jsonl",
+        data=data or job.out / "data" / "heldout.jsonl",
         ledger=job.ledger,
     ) as setup:
         trajectories = evaluate_on(setup, samples=samples, on_done=on_done)
@@ -224,7 +240,7 @@ def _count_calls(job: QuickstartJob) -> JsonObject:
     they are the user's own, which count none."""
     stored = [
         path
-        for pattern in ("warm_start/trajectories", "trajectories", "controls/*/trajectories")
+        for pattern in _STORED
         for path in job.out.glob(f"{pattern}/*.jsonl.zst")
         if not path.name.startswith("eval_step-")  # of `mcpagent eval`, later and with servers of its own
     ]

@@ -53,14 +53,31 @@ def test_quickstart_learns_with_any_seed_within_its_cost(seed: int, tmp_path: Pa
     assert all("drift_share" in step for step in RunFolder.open(Path(document["run_dir"])).metrics())
 
 
-def test_the_controls_do_not_explain_the_gain(tmp_path: Path) -> None:
-    document = _quickstart(tmp_path / "out", "--seed", "0", "--controls")
+@pytest.fixture(scope="module")
+def with_controls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Where a quickstart with controls is, and its document."""
+    out = tmp_path_factory.mktemp("controls") / "out"
+    return out, _quickstart(out, "--seed", "0", "--controls")
+
+
+def test_the_controls_do_not_explain_the_gain(with_controls: tuple[Path, dict[str, Any]]) -> None:
+    out, document = with_controls
     _assert_learned(document)
     before = document["warm_start"]["metrics"]["task_success_sampled"]["value"]
     after = document["trained"]["metrics"]["task_success_sampled"]["value"]
     controls = {row["name"]: row for row in document["controls"]}
-    attempts = 4 * len(list(read_tasks(tmp_path / "out" / "data" / "heldout.jsonl")))
+    attempts = 4 * len(list(read_tasks(out / "data" / "heldout.jsonl")))
     assert attempts >= 800
     assert controls["random rewards"]["sampled"]["value"] - before < 0.05
     assert controls["more demonstrations"]["sampled"]["value"] < after
     assert controls.keys() == {"random rewards", "more demonstrations", "rejection sampling"}
+
+
+def test_grpo_stops_waste_that_rejection_sampling_keeps(with_controls: tuple[Path, dict[str, Any]]) -> None:
+    rows = {row["name"]: row for row in with_controls[1]["wasteful"]}
+    start, grpo, rejection = (rows[name] for name in ("wasteful start", "GRPO", "rejection sampling"))
+    assert rejection["cpu_s"] >= 0.9 * grpo["cpu_s"]
+    assert start["success"]["value"] >= 0.8 and start["as_planned"]["value"] <= 0.35
+    assert grpo["success"]["value"] >= start["success"]["value"] - 0.05
+    assert rejection["as_planned"]["ci_high"] < grpo["as_planned"]["ci_low"]
+    assert rejection["as_planned_less_than_grpo"]["ci_low"] > 0.3

@@ -127,6 +127,7 @@ class ReportDocument(Record):
     reward_terms: tuple[TermRow, ...]
     cost: Cost
     controls: tuple[Control, ...]
+    wasteful: tuple[Control, ...]
     tools: PoolMetrics | None
     episodes: dict[str, EpisodeCounts]
     manifest: JsonObject
@@ -230,6 +231,7 @@ def document_of(run: RunView) -> ReportDocument:
         reward_terms=tuple(term_rows(run)),
         cost=cost_of(run),
         controls=tuple(run.controls),
+        wasteful=tuple(run.wasteful),
         tools=run.tool_metrics,
         episodes=_episode_counts(run),
         manifest=run.manifest,

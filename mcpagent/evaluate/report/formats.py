@@ -147,6 +147,7 @@ def markdown(document: ReportDocument) -> str:
         _section("Reward terms", _term_table(document)),
         *_breakdown_sections(document.breakdown),
         _section("Controls", _control_table(document)),
+        _section("Right, but wasteful", _wasteful_table(document)),
         _section("Tools", _tool_table(document)),
         _settings(document),
     ]
@@ -304,6 +305,19 @@ def _control_table(document: ReportDocument) -> str:
         for c in document.controls
     ]
     return md_table(("Control", "What it does", "*CPU s", "*Greedy", "*Sampled"), rows)
+
+
+def _wasteful_table(document: ReportDocument) -> str:
+    rows = [
+        (
+            *(_md(c.name), _md(c.what), number(c.cpu_s, digits=0)),
+            *(md_metric(c.success), md_metric(c.as_planned)),
+            *(md_metric(c.reward, is_rate=False), md_metric(c.calls, is_rate=False)),
+        )
+        for c in document.wasteful
+    ]
+    columns = ("Trained by", "What it does", "*CPU s", "*Success", "*Calls as planned", "*Reward", "*Calls")
+    return md_table(columns, rows)
 
 
 def _tool_table(document: ReportDocument) -> str:

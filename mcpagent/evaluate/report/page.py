@@ -57,6 +57,7 @@ from mcpagent.evaluate.report.tables import (
     success_table,
     terms_table,
     tools_table,
+    wasteful_table,
 )
 from mcpagent.evaluate.summary import success_of_all
 from mcpagent.storage.atomic import write_text
@@ -353,11 +354,24 @@ def _terms(document: ReportDocument) -> str:
 
 
 def _controls(run: RunView) -> str:
-    table = controls_table(run.controls)
-    if not table:
-        return ""
-    hint = "What else was tried with the same budget, evaluated on the same tasks: task success."
-    return f'<section><h2>Controls</h2><p class="hint">{hint}</p>{table}</section>'
+    parts = (
+        (
+            "Controls",
+            "What else was tried with the same budget, evaluated on the same tasks: task success.",
+            controls_table(run.controls),
+        ),
+        (
+            "Right, but wasteful",
+            "What comparing attempts is for: from a start that succeeds and makes most lookups twice, with "
+            "the CPU seconds that GRPO took there; held-out tasks that take one call, at temperature 1.",
+            wasteful_table(run.wasteful),
+        ),
+    )
+    return "".join(
+        f'<section><h2>{title}</h2><p class="hint">{hint}</p>{table}</section>'
+        for title, hint, table in parts
+        if table
+    )
 
 
 def _tools(run: RunView) -> str:

@@ -28,13 +28,18 @@ SAMPLED = "_sampled"
 
 
 class Control(OpenRecord):
-    """A control experiment with the same budget as the run."""
+    """A control experiment with the same budget as the run. Where what is right is wasteful (`demo.controls`)
+    it has the sampled success, the share of episodes that call as planned, the reward and the calls."""
 
     name: str
     what: str = ""
     cpu_s: float | None = None
     greedy: Metric | None = None
     sampled: Metric | None = None
+    success: Metric | None = None
+    as_planned: Metric | None = None
+    reward: Metric | None = None
+    calls: Metric | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class RunView:
     validations: dict[str, EvalResult] = field(default_factory=dict)  # those of steps, while it trained
     episodes_from: str = ""  # where `pairs` come from, where they are not of evaluations
     controls: list[Control] = field(default_factory=list)
+    wasteful: list[Control] = field(default_factory=list)
     pairs: list[TaskPair] = field(default_factory=list)
     nonces: NonceCount = field(default_factory=NonceCount)
     episodes: EpisodeFiles | None = None
@@ -112,6 +118,7 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
         validations=validations,
         episodes_from=episodes_from,
         controls=_read_controls(run_dir / "eval" / "controls.json"),
+        wasteful=_read_controls(run_dir / "eval" / "wasteful.json"),
         pairs=pairs,
         nonces=episodes.nonces,
         episodes=episodes,
@@ -173,7 +180,7 @@ def read_evaluations(folder: Path) -> dict[str, EvalResult]:
     """The evaluations of a folder by their file's stem. Raises UserError."""
     evaluations: dict[str, EvalResult] = {}
     for path in sorted(folder.glob("*.json")):
-        if path.stem == "controls":
+        if path.stem in ("controls", "wasteful"):
             continue
         try:
             evaluations[path.stem] = EvalResult.model_validate(read_object(path))

@@ -108,6 +108,19 @@ def controls_table(controls: Sequence[Control]) -> str:
     return table_html(columns, rows) if rows else ""
 
 
+def wasteful_table(controls: Sequence[Control]) -> str:
+    """What training does to a policy that succeeds and wastes calls; '' where that was not tried."""
+    rows = [
+        f"<tr><th>{escape(c.name)}</th><td>{escape(c.what)}</td>"
+        f'<td class="num">{number(c.cpu_s, digits=0)}</td>'
+        f"{metric_cell(c.success, is_rate=True)}{metric_cell(c.as_planned, is_rate=True)}"
+        f"{metric_cell(c.reward, is_rate=False)}{metric_cell(c.calls, is_rate=False)}</tr>"
+        for c in controls
+    ]
+    columns = ("Trained by", "What it does", "*CPU s", "*Success", "*Calls as planned", "*Reward", "*Calls")
+    return table_html(columns, rows) if rows else ""
+
+
 def tools_table(metrics: PoolMetrics) -> str:
     """Calls, errors and latencies of each tool, and how many of its texts held a secret; '' without calls."""
     rows = [
