@@ -54,8 +54,8 @@ def compare(
         typer.Option(
             "--on",
             callback=task_file,
-            help="Tasks to play both models on: a checkpoint or run folder, a hub id, openai:NAME, gold or "
-            "empty.",
+            help="Tasks to play both on. A and B are then models: a checkpoint or run folder, a hub id, "
+            "openai:NAME, gold or empty.",
         ),
     ] = None,
     samples: Samples = 1,

@@ -18,7 +18,7 @@ from mcpagent.errors import RunError, UserError
 from mcpagent.evaluate.judge_check import cohen_kappa
 from mcpagent.reward.record import grade, record_of
 from mcpagent.run.certify_check import check
-from mcpagent.run.evaluate import regrade
+from mcpagent.run.evaluate import evaluate_model, regrade
 from mcpagent.run.judge import JudgeCheckOutcome, measure_judge
 from mcpagent.run.rollout import rollout
 from mcpagent.run.train import train
@@ -169,6 +169,20 @@ def test_a_cap_ends_the_judging_and_not_the_run(tmp_path: Path) -> None:
         assert len(running.log) == 4
     assert [t.term("judge") for t in scored] == [1.0, None, None, None]
     assert [t.reward for t in scored] == pytest.approx([1.2, 1.0, 1.0, 1.0])
+
+
+def test_an_evaluation_does_not_go_on_under_another_judge(tmp_path: Path) -> None:
+    data = dataset(tmp_path / "tasks.jsonl", [judged(task) for task in samples(count=2)])
+    out = tmp_path / "eval.json"
+    with judging() as running:
+        evaluate_model(with_judge(running), model="gold", data=data, out=out)
+        before, asked = out.read_bytes(), len(running.received)
+        for other in ("judge.model=another", "judge.votes=1", "judge.controls=false"):
+            with pytest.raises(UserError, match=r"was begun otherwise: .*reward"):
+                evaluate_model(with_judge(running, other), model="gold", data=data, out=out, retry_infra=True)
+        assert (out.read_bytes(), len(running.received)) == (before, asked)
+        again = evaluate_model(with_judge(running), model="gold", data=data, out=out, retry_infra=True)
+        assert len(running.received) == asked and again.result.n_episodes == 2
 
 
 def test_what_only_a_judge_can_score_is_refused_without_one_and_unscored_where_it_is_down(
