@@ -103,7 +103,7 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUNS",
             help="Run folder, such as outputs/quickstart; several are shown side by side. For inspect a file "
             "of trajectories too.",
             show_default=False,

@@ -49,7 +49,7 @@ def test_help_fills_its_lines_up_to_the_edge_and_cuts_none(name: str, columns: i
         page = CliRunner().invoke(app, [*path, "--help"], env=environment).output
         where = f"{name} {' '.join(path)}"
         assert max(map(len, page.splitlines())) <= columns, where
-        cut = re.sub(r"TOOL,\.\.\.|\[ARGS\]\.\.\.|\{PARTS\}\.\.\.", "", page)
+        cut = re.sub(r"TOOL,\.\.\.|\[ARGS\]\.\.\.|\{(?:PARTS|RUNS)\}\.\.\.", "", page)
         assert "│" not in page and "..." not in cut, where
         shown = "".join(page.split())  # a line may break after a hyphen
         for text in texts:
