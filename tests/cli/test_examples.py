@@ -141,6 +141,7 @@ ELSEWHERE = {
     "python -m benchmarks.naturalness --human bfcl --servers port=port.json --servers sqlite=sqlite.json "
     "--read-only sqlite.list_tables --read-only sqlite.describe_table --read-only sqlite.read_query": INSTALL,
     "mcpagent quickstart": LONG,
+    "mcpagent quickstart --controls": LONG,
     "mcpagent quickstart --seed 1 --json": LONG,
     "mcpagent quickstart --out outputs/quickstart --seed 1": LONG,
     "mcpagent quickstart --servers mcp.json": LONG,
