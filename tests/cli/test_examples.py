@@ -62,6 +62,8 @@ FAST = (
 # Each as a process, in this order, in one folder, whose data are of the user's servers once they are made.
 SLOW = (
     "mcpagent data samples",
+    "mcpagent rollout --policy gold --data data/samples/train.jsonl --samples 84 --out episodes.jsonl.zst",
+    "mcpagent eval model gold --data data/samples/train.jsonl --samples 84 --no-calibration --out gold.json",
     "mcpagent env check --data data/samples",
     "mcpagent env check --servers mcp.json",
     "mcpagent env check --chaos --servers mcp.json",
