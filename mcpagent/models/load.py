@@ -35,7 +35,6 @@ from mcpagent.storage.packages import require
 # Where DeepSpeed is installed, transformers imports it to save a model, and it warns on stdout without a GPU.
 logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno > logging.WARNING)
 
-_M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 # What transformers and PEFT say of weights that do not fit, in exceptions and warnings of general kinds.
 _UNFIT = ("size mismatch", "ignore_mismatched_sizes", "conversion of the weights")
 _LACKING = "Found missing adapter keys"
@@ -338,10 +337,18 @@ def use_checkpointing(model: Any) -> None:
 def map_large_blocks() -> None:
     """Tell glibc to map every block of 1 MiB or more by itself. Otherwise what is freed on a CPU stays in the
     heap between what is kept: of checkpointing as much again as without it, of shards, whose layers are
-    gathered and let go, as much as the gathered layers (both measured). Mapping costs about a third more
-    time."""
+    gathered and let go, as much as the gathered layers. Mapping costs about a third more time."""
+    _glibc("mallopt", -3, 1 << 20)  # M_MMAP_THRESHOLD
+
+
+def trim_heap() -> None:
+    """Have glibc give back what is free in its heap: more than the shards of a model just loaded."""
+    _glibc("malloc_trim", 0)
+
+
+def _glibc(function: str, *arguments: int) -> None:
     if sys.platform == "linux" and (name := ctypes.util.find_library("c")):
-        getattr(ctypes.CDLL(name), "mallopt", lambda *_: 0)(_M_MMAP_THRESHOLD, 1 << 20)
+        getattr(ctypes.CDLL(name), function, lambda *_: 0)(*arguments)
 
 
 def causal_lm(model: Any) -> Any:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import RunError, UserError
-from mcpagent.models.load import causal_lm, map_large_blocks, resolve_dtype
+from mcpagent.models.load import causal_lm, map_large_blocks, resolve_dtype, trim_heap
 from mcpagent.policy.contract import choose_backend
 from mcpagent.storage.packages import require
 from mcpagent.train.batch.scoring import Batch
@@ -312,6 +312,8 @@ class Fsdp(_ByParameter):
         """The root keeps what it gathered for a pass without gradient, for a backward that does not come."""
         for unit in self._units:
             unit.reshard()
+        if self._device.type == "cpu":
+            trim_heap()
 
 
 def gathered_by(
