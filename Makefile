@@ -22,8 +22,8 @@ SKYRL_PYTHON ?= $(shell for python in python3.12 python3.13 python3 $(wildcard $
 	if $$python -c 'import sys; sys.exit(not (3, 12) <= sys.version_info < (3, 15))' 2>/dev/null; then echo $$python; break; fi; done)
 # Arguments for the command behind a target: make quickstart ARGS='--seed 1'
 ARGS ?=
-# Test processes at once.
-WORKERS ?= 2
+# Test processes at once: one more than two cores, since tests wait for servers that they start.
+WORKERS ?= 3
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
