@@ -21,7 +21,9 @@ def test_without_seeds_turns_differ_and_leave_the_trainers_random_stream_alone(t
         assert torch.equal(torch.rand(3), expected)  # the engine draws from a stream of its own
         turns = {c.token_ids for c in (*first, *second)}
         assert len(turns) > 20  # of 24; one stream begun again at every step would give the same turn
-        assert all(len(set(c.token_ids)) > 3 for c in first)
+        whole = [c for c in first if len(c.token_ids) == 20]  # a stop token is drawn at any step
+        assert len(whole) >= 3
+        assert all(len(set(c.token_ids)) > 3 for c in whole)
         assert worst(model, asked, first) < PARITY
         probes = [replace(request, is_repeatable=True) for request in asked]
         assert [c.token_ids for c in ask(policy, probes)] == [c.token_ids for c in ask(policy, probes)]
