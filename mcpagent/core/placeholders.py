@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from mcpagent.core.text_records import text_records
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.values import is_json_array, is_json_object, numbers_in
 
@@ -100,14 +101,17 @@ def text_value(content: str) -> dict[str, Any]:
 
 
 def nested_value(text: str) -> Any:
-    """The object or list that a text is in JSON, or in Python's notation; else the text itself."""
-    if text[:1] not in ("[", "{"):
-        return text
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = _printed(text)
-    return value if is_json_object(value) or is_json_array(value) else text
+    """The object or list that a text is in JSON or in Python's notation, or the list of a table, rows or
+    items (`core.text_records`); else the text itself."""
+    value = None
+    if text[:1] in ("[", "{"):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = _printed(text)
+    if not (is_json_object(value) or is_json_array(value)):
+        value = text_records(text)
+    return text if value is None else value
 
 
 def _printed(content: str) -> Any:
@@ -229,7 +233,7 @@ def _arithmetic(op: ast.operator, left: Any, right: Any) -> int | float:
 
 
 def _lookup(container: Any, key: str | int) -> Any:
-    if isinstance(container, str):  # many servers give an object or a list as a text
+    if isinstance(container, str):  # many servers give an object, a list or a table as a text
         container = nested_value(container)
     if is_json_object(container) and isinstance(key, str) and key in container:
         return container[key]
@@ -308,6 +312,8 @@ def _sum(*values: Any) -> int | float:
 
 
 def _list(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        value = nested_value(value)
     if not is_json_array(value):
         raise PlaceholderError(f"{repr(value)[:80]} is not a list")
     return list(value)

@@ -102,9 +102,18 @@ def _walk(value: Any, place: _Place, seed: int) -> Iterator[Leaf]:
         yield from _of_list(value, place, seed)
     elif isinstance(value, str):
         nested = nested_value(value)  # a reference reads it too
-        yield from _of_text(value, place) if isinstance(nested, str) else _walk(nested, place, seed)
+        if not isinstance(nested, str):
+            yield from _walk(nested, place, seed)
+        if isinstance(nested, str) or _is_of_phrases(nested, value):
+            yield from _of_text(value, place)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield place.leaf(value)
+
+
+def _is_of_phrases(items: Any, text: str) -> bool:
+    """Whether a text lists lines of several words, each of which may be what another tool asks for."""
+    is_listed = isinstance(items, list) and text[:1] not in ("[", "{")
+    return is_listed and any(isinstance(item, str) and " " in item for item in items)
 
 
 def _of_list(items: list[Any], place: _Place, seed: int) -> Iterator[Leaf]:
@@ -236,7 +245,12 @@ _OFFSET = re.compile(r"^(offset|skip|start|start_?(index|at|from)|from_?index)$"
 _LIMIT = re.compile(r"^(limit|page_?size|per_?page|max_?results|count|size|top|first|max_?length)$", re.I)
 _NEXT = re.compile(r"^(next|next_?(cursor|token|page|page_?token)|cursor|continuation)$", re.I)
 _MORE = re.compile(r"^(has_?more|has_?next(_?page)?|more|is_?truncated)$", re.I)
-_TOTAL = re.compile(r"^(total(_?(count|items|results|pages))?|count_?total)$", re.I)
+_TOTAL = re.compile(r"^(total(_?(count|items|results))?|count_?total)$", re.I)
+_LAST_PAGE = re.compile(r"^(pages|(total|num|n|last|max)_?pages?|page_?(count|total))$", re.I)
+# `Page 1 of 4`, `Showing 1-20 of 48`, below or above a list in a text.
+_OF_ALL = re.compile(
+    r"\b(?:page|showing|results?|items?)\b\D{0,12}(?:\d+\s*(?:-|–|to)\s*)?(\d+)\s*(?:of|/)\s*(\d+)", re.I
+)
 
 
 def is_paging(parameter: str) -> bool:
@@ -247,11 +261,16 @@ def is_paging(parameter: str) -> bool:
 def next_page(parameters: Sequence[str], arguments: JsonObject, value: Any) -> JsonObject | None:
     """The arguments that ask for what follows the answer `value`; None where that was the last page, or none
     of the parameters is for pages."""
+    counts = [match for text in _texts(value) for match in _OF_ALL.finditer(text)]
+    value = _opened(value)
     lists = _lists(value)
     said = dict(_scalars_named(value))
     token = next((v for k, v in said.items() if _NEXT.search(k) and v not in (None, "", False)), None)
     more = next((bool(v) for k, v in said.items() if _MORE.search(k)), None)
+    if more is None and counts:
+        more = any(int(match[1]) < int(match[2]) for match in counts)
     total = next((v for k, v in said.items() if _TOTAL.search(k) and isinstance(v, int)), None)
+    last = next((v for k, v in said.items() if _LAST_PAGE.search(k) and isinstance(v, int)), None)
     if more is False or (not lists and token is None):
         return None
     length = max(map(len, lists), default=0)
@@ -261,10 +280,8 @@ def next_page(parameters: Sequence[str], arguments: JsonObject, value: Any) -> J
     for name in parameters:
         if _PAGE.search(name):
             page = arguments.get(name, 1)
-            if (
-                (more or token or total)
-                and isinstance(page, int)
-                and (more or token or page * length < (total or 0))
+            if isinstance(page, int) and (
+                more or token or page < (last or 0) or page * length < (total or 0)
             ):
                 return {name: page + 1}
             return None
@@ -274,6 +291,22 @@ def next_page(parameters: Sequence[str], arguments: JsonObject, value: Any) -> J
             if isinstance(start, int) and length and (more or (total or 0) > start + length):
                 return {name: start + length}
     return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts of an answer that lie in no list."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+
+
+def _opened(value: Any) -> Any:
+    """An answer with what its texts hold in place of them."""
+    if isinstance(value, dict):
+        return {key: _opened(item) for key, item in value.items()}
+    return nested_value(value) if isinstance(value, str) else value
 
 
 def _lists(value: Any) -> list[list[Any]]:

@@ -370,7 +370,9 @@ class _Learner:
             if _is_named(slot, value, refusal)
         ]
         unsure = [n for n, kind in enumerate(attempt.kinds) if not kind.accepted]
-        for number in blamed or unsure or range(len(attempt.kinds)):
+        # What the schema allows was hardly the reason.
+        guessed = [n for n in unsure if attempt.kinds[n].label != "enum"]
+        for number in blamed or guessed or unsure or range(len(attempt.kinds)):
             attempt.kinds[number].refused += 1
             slot = attempt.slots[number]
             if slot.is_free and result.is_error:

@@ -1,0 +1,252 @@
+"""The list that a text is, as servers write it that answer people: tables, rows, items and blocks of lines.
+
+    | id   | name |        id;name           - ws-1: North Bay       ## North Bay
+    |------|------|        ws-1;North Bay     - ws-2: Old Mill        ID: ws-1
+    | ws-1 | North Bay |   ws-2;Old Mill      1. North Bay (ws-1)     Region: coast
+
+Only what has one structure from its first item to its last is taken for a list; prose is not.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+_LONGEST = 200_000  # characters
+_LONGEST_ITEM = 160
+_LONGEST_NAME = 60  # of an item without any mark
+_AROUND = 3  # lines before the first item and after the last: a title, a count, a hint
+_DELIMITERS = "\t|;,"
+_MARK = re.compile(r"(\s*)(?:[-*•+]|\d{1,4}[.)])\s+(?=\S)")
+_HEADING = re.compile(r"#{1,6}\s+(?=\S)")
+_RULE = re.compile(r"\s*([-=_*~])\1{2,}\s*")
+_TABLE_RULE = re.compile(r"\s*[|+]?(\s*:?[-=]{2,}:?\s*[|+])*\s*:?[-=]{2,}:?\s*[|+]?\s*")
+_PAIR = re.compile(r"[\s*•+-]*([A-Za-z][^:\n]{0,39}?)[*_`]*:[*_`]*\s+(\S.*)")
+_FIELD = re.compile(r"[a-z][a-z0-9_]*")
+_CODE = re.compile(r"(?=\S*\d)[\w./#-]+|[A-Z]{2,6}")
+_YEAR = re.compile(r"1\d{3}|20\d\d")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,14})(?:\.\d{1,9})?")
+_EMPHASIS = "*_`\"'"
+# What stands between the parts of an item, and whether the second may be the code: `ws-1: North Bay`,
+# `ws-1 - North Bay`, `North Bay (ws-1)`. In `Height: 12` and `Height - 12` the number is no code.
+_BETWEEN = (
+    (re.compile(r"(?P<a>[^:]+):\s+(?P<b>.+)"), False),
+    (re.compile(r"(?P<a>.+\S)\s*[(\[<](?:(?:ID|Id|id)[:=]?\s*|#)?(?P<b>[^()\[\]<>]+)[)\]>]"), True),
+    (re.compile(r"[(\[<](?:(?:ID|Id|id)[:=]?\s*|#)?(?P<a>[^()\[\]<>]+)[)\]>]:?\s*(?P<b>.+)"), False),
+    (re.compile(r"(?P<a>.+?)\s+(?:[-–—|]|->|=>)\s+(?P<b>.+)"), False),
+    (re.compile(r"(?P<a>\S[^\t]*)\t+(?P<b>[^\t]+)"), False),
+)
+_Record = dict[str, str]
+
+
+def text_records(text: str) -> list[Any] | None:
+    """What a text lists, in order: objects with the fields that it names, or `id` and `name`; or strings.
+    None where it is not a list. Fields of which each value is written as JSON writes numbers are numbers."""
+    if len(text) > _LONGEST or "\n" not in text.strip():
+        return None
+    records = _parsed(text)
+    return None if records is None else [dict(r) if isinstance(r, dict) else r for r in records]
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> tuple[Any, ...] | None:
+    lines = [line.rstrip() for line in text.strip("\n").splitlines()]
+    for reader in (_table, _rows, _blocks):
+        if records := reader(lines):
+            return tuple(_typed(records))
+    items = _items(lines)
+    if items and isinstance(items[0], str):
+        return tuple(record["item"] for record in _typed([{"item": str(item)} for item in items]))
+    return tuple(_typed([item for item in items if isinstance(item, dict)])) if items else None
+
+
+def _typed(records: Sequence[_Record]) -> list[dict[str, Any]]:
+    """The records with numbers in the fields that hold nothing else."""
+    values: dict[str, list[str]] = {}
+    for record in records:
+        for name, value in record.items():
+            values.setdefault(name, []).append(value)
+    numeric = {name for name, column in values.items() if all(map(_is_number, column))}
+    return [{n: json.loads(v) if n in numeric else v for n, v in record.items()} for record in records]
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None and json.dumps(json.loads(text)) == text
+
+
+def _table(lines: Sequence[str]) -> list[_Record] | None:
+    """A table of Markdown, or one that is drawn with + and |."""
+    rules = [number for number, line in enumerate(lines) if "-" * 2 in line or "==" in line]
+    for number in rules:
+        if number == 0 or not _TABLE_RULE.fullmatch(lines[number]) or "|" not in lines[number - 1]:
+            continue
+        names = _fields(_cells(lines[number - 1]))
+        if names is None:
+            return None
+        rows: list[list[str]] = []
+        for line in lines[number + 1 :]:
+            if _TABLE_RULE.fullmatch(line) and line.strip():
+                continue
+            if "|" not in line:
+                break
+            rows.append(_cells(line))
+        if rows and all(len(row) == len(names) for row in rows):
+            return [_record(names, row) for row in rows]
+    return None
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+
+
+def _rows(lines: Sequence[str]) -> list[_Record] | None:
+    """Rows of the same number of cells under a line of names."""
+    lines = [line for line in lines if line.strip()]
+    for delimiter in _DELIMITERS:
+        if len(lines) < 3 or delimiter not in lines[0] or any(delimiter not in line for line in lines):
+            continue
+        try:
+            head, *rows = csv.reader(lines, delimiter=delimiter, strict=True)
+        except csv.Error:
+            continue
+        names = None if any(":" in cell for cell in head) else _fields(head)
+        if names and all(len(row) == len(names) for row in rows):
+            return [_record(names, row) for row in rows]
+    return None
+
+
+def _blocks(lines: Sequence[str]) -> list[_Record] | None:
+    """Things with a line for each field, between which an empty line, a rule, a heading or a mark is."""
+    for starts in (_after_gap, _at_heading, _at_mark):
+        blocks: list[list[str]] = []
+        for number, line in enumerate(lines):
+            if starts(lines, number):
+                blocks.append([])
+            elif starts is _at_mark and blocks and line[:1].strip():
+                break  # what follows the list
+            if blocks and line.strip() and not _RULE.fullmatch(line):
+                blocks[-1].append(line)
+        records = [_of_block(block) for block in blocks]
+        # A title or a count may stand before the things, and after them where a gap sets it apart.
+        if starts is not _at_mark and records and records[0] is None:
+            del records[0]
+        if starts is _after_gap and records and records[-1] is None:
+            del records[-1]
+        whole = [record for record in records if record is not None]
+        if len(whole) < 2 or len(whole) < len(records):
+            continue
+        shared = set(whole[0]).intersection(*whole)
+        if len(shared) >= 2 and any(shared == set(record) for record in whole):
+            return whole
+    return None
+
+
+def _after_gap(lines: Sequence[str], number: int) -> bool:
+    is_gap = not lines[number - 1].strip() or _RULE.fullmatch(lines[number - 1]) is not None
+    return bool(lines[number].strip()) and not _RULE.fullmatch(lines[number]) and (number == 0 or is_gap)
+
+
+def _at_heading(lines: Sequence[str], number: int) -> bool:
+    return _HEADING.match(lines[number]) is not None
+
+
+def _at_mark(lines: Sequence[str], number: int) -> bool:
+    mark = _MARK.match(lines[number])
+    following = next((line for line in lines[number + 1 :] if line.strip()), "")
+    return mark is not None and not mark[1] and (following[:1].isspace() or number > 0)
+
+
+def _of_block(block: Sequence[str]) -> _Record | None:
+    """The fields that the lines of a block name; its first line may be the name of the thing alone."""
+    record: _Record = {}
+    for number, line in enumerate(block):
+        text = _HEADING.sub("", _MARK.sub("", line, count=1), count=1) if number == 0 else line
+        pair = _PAIR.fullmatch(text)
+        names = _fields([pair[1]]) if pair is not None else None
+        if pair is not None and names is not None and names[0] not in record:
+            record[names[0]] = _bare(pair[2])
+        elif number == 0 and pair is None and len(text) <= _LONGEST_NAME:
+            record |= (_two_parts([text]) or [{"name": _bare(text)}])[0]
+        else:
+            return None
+    return record if len(record) >= 2 else None
+
+
+def _items(lines: Sequence[str]) -> Sequence[_Record | str] | None:
+    """Lines that are an item each, marked as such or not."""
+    marked = [number for number, line in enumerate(lines) if _MARK.match(line)]
+    if marked:
+        first, last = marked[0], marked[-1]
+        inside = [line for line in lines[first : last + 1] if line.strip()]
+        indents = {match[1] for line in inside if (match := _MARK.match(line))}
+        if max(first, len(lines) - 1 - last) > _AROUND or len(inside) != len(marked) or len(indents) > 1:
+            return None
+        texts, longest = [_MARK.sub("", line, count=1).strip() for line in inside], _LONGEST_ITEM
+    else:
+        texts, longest = [line.strip() for line in lines if line.strip()], _LONGEST_NAME
+        if texts[0].endswith(":") or _HEADING.match(texts[0]):
+            del texts[0]
+        if len(texts) < 3 or any(text[-1] in ".!?:,;{}" for text in texts):
+            return None
+    if len(texts) < 2 or max(map(len, texts)) > longest:
+        return None
+    return _inline(texts) or _two_parts(texts) or _plain(texts)
+
+
+def _plain(texts: Sequence[str]) -> list[str] | None:
+    """Items that are a name each. Lines of the form `name: value` are the fields of one thing."""
+    if any(_PAIR.fullmatch(text) for text in texts) or len(set(texts)) < len(texts):
+        return None
+    return [_bare(text) for text in texts]
+
+
+def _inline(texts: Sequence[str]) -> list[_Record] | None:
+    """Items that name their fields themselves: `id: ws-1, name: North Bay`."""
+    for between in (r"\s*\|\s*", r";\s+", r",\s+"):
+        rows = [[_PAIR.fullmatch(part) for part in re.split(between, text)] for text in texts]
+        pairs = [[(pair[1], pair[2]) for pair in row if pair] for row in rows]
+        if any(len(row) < 2 or None in row for row in rows):
+            continue
+        names = _fields([name for name, _ in pairs[0]])
+        if names and all([n for n, _ in row] == [n for n, _ in pairs[0]] for row in pairs):
+            return [_record(names, [value for _, value in row]) for row in pairs]
+    return None
+
+
+def _two_parts(texts: Sequence[str]) -> list[_Record] | None:
+    """Items that are a code and a name; each code stands once, and at the same place of every item."""
+    for between, is_last in _BETWEEN:
+        matches = [between.fullmatch(text) for text in texts]
+        parts = [(_bare(m["a"]), _bare(m["b"])) for m in matches if m]
+        if len(parts) < len(texts):
+            continue
+        for code in (0, 1):
+            codes = [row[code] for row in parts]
+            if not all(map(_CODE.fullmatch, codes)) or len(set(codes)) < len(codes):
+                continue
+            if code == 1 and all(map(_YEAR.fullmatch if is_last else _NUMBER.fullmatch, codes)):
+                continue
+            field = "date" if all(map(_DATE.fullmatch, codes)) else "id"
+            return [{field: row[code], "name": row[1 - code]} for row in parts]
+    return None
+
+
+def _record(names: Sequence[str], values: Sequence[str]) -> _Record:
+    return {name: _bare(value) for name, value in zip(names, values, strict=True)}
+
+
+def _fields(names: Sequence[str]) -> list[str] | None:
+    """Names as fields of a record; None where one cannot be a name, or two are the same."""
+    fields = [re.sub(r"\W+", "_", _bare(name).lower()).strip("_") for name in names]
+    is_named = all(map(_FIELD.fullmatch, fields)) and len(set(fields)) == len(fields)
+    return fields if is_named else None
+
+
+def _bare(text: str) -> str:
+    """Without the marks of emphasis."""
+    return text.strip().strip(_EMPHASIS).strip()
