@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from mcpagent.cli.main import GC_THRESHOLD
 
-# Examples of a property: `make test` tries some, the same on every machine; `make test-slow` many, each time others.
+# Examples of a property: `make test` tries some, always the same; `make test-slow` many, others each time.
 settings.register_profile("quick", max_examples=40, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=500, deadline=None)
 settings.load_profile("quick")

@@ -138,7 +138,7 @@ def _blocks(lines: Sequence[str]) -> list[_Record] | None:
         if starts is _after_gap and records and records[-1] is None:
             del records[-1]
         whole = [record for record in records if record is not None]
-        if len(whole) < 2 or len(whole) < len(records):
+        if len(whole) < max(2, len(records)) or all(len(block) == 1 for block in blocks):
             continue
         shared = set(whole[0]).intersection(*whole)
         if len(shared) >= 2 and any(shared == set(record) for record in whole):
@@ -157,8 +157,7 @@ def _at_heading(lines: Sequence[str], number: int) -> bool:
 
 def _at_mark(lines: Sequence[str], number: int) -> bool:
     mark = _MARK.match(lines[number])
-    following = next((line for line in lines[number + 1 :] if line.strip()), "")
-    return mark is not None and not mark[1] and (following[:1].isspace() or number > 0)
+    return mark is not None and not mark[1]
 
 
 def _of_block(block: Sequence[str]) -> _Record | None:
@@ -195,12 +194,13 @@ def _items(lines: Sequence[str]) -> Sequence[_Record | str] | None:
             return None
     if len(texts) < 2 or max(map(len, texts)) > longest:
         return None
-    return _inline(texts) or _two_parts(texts) or _plain(texts)
+    are_rows = not marked and any(all(delimiter in text for text in texts) for delimiter in _DELIMITERS)
+    return _inline(texts) or _two_parts(texts) or (None if are_rows else _plain(texts))
 
 
 def _plain(texts: Sequence[str]) -> list[str] | None:
-    """Items that are a name each. Lines of the form `name: value` are the fields of one thing."""
-    if any(_PAIR.fullmatch(text) for text in texts) or len(set(texts)) < len(texts):
+    """Items that are a name each; not the fields of one thing, nor names after what sort each is of."""
+    if any(_PAIR.fullmatch(text) or text[0] in "[(<" for text in texts) or len(set(texts)) < len(texts):
         return None
     return [_bare(text) for text in texts]
 

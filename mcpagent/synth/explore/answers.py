@@ -24,6 +24,7 @@ _FIRST = ("first", "second", "third", "fourth", "fifth", "sixth")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _WORD = re.compile(r"[\w/~.](\S*\w)?")  # no bracket, quote or comma at its ends: it can be passed on as it is
 _PAIR = re.compile(r"^[\s*-]*([A-Za-z][\w .*-]{0,30}):\**\s+(\S.{0,59})$")
+_HEADING = re.compile(r"^#{1,6}\s+(\S.{0,59})$")
 _KEYS = ("name", "title", "label")  # what a person calls a thing by
 _OTHER_KEYS = ("symbol", "ticker", "code", "key", "slug", "path", "url", "id")
 
@@ -192,20 +193,24 @@ def _of_text(text: str, place: _Place) -> Iterator[Leaf]:
     words = text.split()
     if len(words) < 2:
         return
+    lines = text.splitlines()
+    has_fields = sum(_PAIR.match(line) is not None for line in lines) > 1
     first, counts = 0, Counter[str]()  # of the words of a line; of the lines that begin with a name
-    for line in text.splitlines():
+    for number, line in enumerate(lines):
         in_line = line.split()
         if match := _PAIR.match(line):
             name = match[1].strip(" *")
             value_at = first + len(line[: match.start(2)].split())
             yield _of_pair(name, match[2], value_at, counts[name], place)
             counts[name] += 1
-        else:
+        elif not has_fields:
             yield from _of_line(in_line, first, place)
+        elif number == 0 and (match := _HEADING.match(line)):
+            yield _of_pair("name", match[1], first + 1, 0, place)
         first += len(in_line)
         if first >= _WORDS:
             break
-    if numbers := numbers_in(text):
+    if (numbers := numbers_in(text)) and not has_fields:
         yield place.leaf(
             numbers[-1],
             expression=f"number({place.expression}, -1)",
@@ -281,7 +286,7 @@ def next_page(parameters: Sequence[str], arguments: JsonObject, value: Any) -> J
         if _PAGE.search(name):
             page = arguments.get(name, 1)
             if isinstance(page, int) and (
-                more or token or page < (last or 0) or page * length < (total or 0)
+                more or token or (page < last if last is not None else page * length < (total or 0))
             ):
                 return {name: page + 1}
             return None

@@ -16,6 +16,7 @@ import yaml
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.answers import Leaf, is_paging, one_of
+from mcpagent.synth.explore.candidates import resolved
 from mcpagent.synth.explore.graph import Fact
 
 SQL = re.compile(r"\s*SELECT\s.*\sFROM\s+[\"'`\[]?(\w+)", re.IGNORECASE)
@@ -234,6 +235,7 @@ def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
     Empty for a call without arguments."""
     main: list[tuple[str, str]] = []
     extra: list[str] = []
+    choices: list[str] = []  # what the schema gives to choose from says too little alone
     phrases = instead or {}
     for name, value in fact.arguments.items():
         if is_paging(name):
@@ -248,6 +250,8 @@ def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
             extra.append(f"to {text}")
         elif isinstance(value, str) and DATE.fullmatch(value):
             extra.append(f"on {text}")
+        elif isinstance(value, str) and name not in phrases and (noun := _choice_noun(fact.spec, name)):
+            choices.append(f"the {noun} {text}")
         elif main and isinstance(value, int | float):
             extra.append(f"with {noun_in(name) or spaced(name)} {text}")
         else:
@@ -257,7 +261,15 @@ def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
         things = [
             text if " " in text else f"{noun_in(name) or spaced(name)} {text}".strip() for name, text in main
         ]
-    return " ".join([" and ".join(things), *extra]).strip()
+    if not things:
+        things, choices = choices[:1], choices[1:]
+    return " ".join([" and ".join(things), *(f"for {choice}" for choice in choices), *extra]).strip()
+
+
+def _choice_noun(spec: ToolSpec, parameter: str) -> str:
+    """What a parameter chooses that takes one of a few values: `month` for `month`. Empty for others."""
+    schema = resolved(spec.input_schema.get("properties", {}).get(parameter, {}), spec.input_schema)
+    return noun_in(parameter) if schema.get("enum") else ""
 
 
 def _named(name: str, value: Any, text: str) -> str:

@@ -12,7 +12,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.synth.explore.answers import answer_fields, next_page
 from mcpagent.synth.explore.candidates import Kind
 from mcpagent.synth.explore.walks import explore_dataset
-from tests.synth.explore.worlds import BOOKS, NOTES, SHIPS, World, harbour, library, notes
+from tests.synth.explore.worlds import BOOKS, NOTES, SHIPS, STATIONS, World, harbour, library, notes, stations
 
 
 def explored(world: World, count: int, *, seed: int = 0) -> tuple[Task, ...]:
@@ -87,6 +87,14 @@ def test_pages_are_followed_by_cursor_by_number_and_by_offset() -> None:
         (["offset", "limit"], {"offset": 4}, {"items": [1, 2], "total": 9}, {"offset": 6}),
         (["offset", "limit"], {"offset": 4}, {"items": [1, 2], "has_more": False, "total": 9}, None),
         (["query"], {}, {"items": [1, 2], "has_more": True}, None),
+        (["page", "per_page"], {}, {"items": [1, 2], "page": 1, "pages": 2}, {"page": 2}),
+        (["page"], {"page": 2}, {"items": [1, 2], "totalPages": 2, "total": 9}, None),
+        (["page"], {"page": 2}, {"items": [1, 2], "last_page": 3}, {"page": 3}),
+        (["page"], {}, {"result": '{"items": [1, 2], "pages": 2}'}, {"page": 2}),
+        (["page"], {}, {"result": "- a-1: North\n- a-2: South\n\nPage 1 of 3"}, {"page": 2}),
+        (["page"], {"page": 3}, {"result": "- a-1: North\n- a-2: South\n\nPage 3 of 3"}, None),
+        (["offset"], {}, {"text": "Showing 1-3 of 48\n1. North\n2. South\n3. East"}, {"offset": 3}),
+        (["offset"], {"offset": 45}, {"text": "Showing 46-48 of 48\n1. North\n2. South\n3. East"}, None),
     ],
 )
 def test_the_next_page_is_asked_for_as_the_answer_and_the_schema_say(
@@ -162,6 +170,42 @@ def test_a_value_that_a_person_names_opens_what_could_not_be_guessed() -> None:
     assert read == set(NOTES)
     edges = graph.tool_edges()["notes.list_notes"]
     assert edges["notes.read_note.path"] > 5 and edges["notes.note_size.path"] > 5
+
+
+@pytest.mark.parametrize(
+    ("form", "head"),
+    [
+        ("- {0}: {1}", "All stations:\n"),
+        ("1. **{1}** ({0})", ""),
+        ("| {0} | {1} |", "| Station ID | Name |\n|---|---|\n"),
+        ("{0},{1}", "station,name\n"),
+        ("{0}", ""),
+    ],
+)
+def test_a_list_that_is_a_text_gives_what_other_tools_ask_for(form: str, head: str) -> None:
+    world = stations(form.format, head)
+    graph = world.learned()
+    assert {fact.arguments["station_id"] for fact in graph.facts if fact.spec.name == "station"} == set(
+        STATIONS
+    )
+    assert {"weather.station.station_id", "weather.sensor.station_id"} <= set(
+        graph.tool_edges()["weather.list_stations"]
+    )
+    sensors = [fact.arguments for fact in graph.facts if fact.spec.name == "sensor"]
+    assert {arguments["kind"] for arguments in sensors} == {"rain", "wind"}
+    (first, *_) = [fact for fact in graph.facts if fact.spec.name == "station"]
+    row = STATIONS[first.arguments["station_id"]]
+    labels = {leaf.label: leaf.value for leaf in first.leaves}
+    shelf = f"shelf {first.arguments['station_id'][-2:]}"
+    assert labels == {"name": row["name"], "Height": f"{row['height_m']} m", "Shelf": shelf}
+
+
+def test_a_value_that_the_schema_names_is_not_what_a_refusal_is_about() -> None:
+    world = World("weather", stations("{0}".format).tools[0])  # no tool that lists the stations
+    graph = world.learned()
+    (silence,) = graph.silences
+    assert "cannot be asked without station_id" in silence.sentence
+    assert "kind" not in silence.text and "--seed-value station_id=" in silence.text
 
 
 def test_why_tools_gave_nothing_is_one_sentence_for_each_reason() -> None:

@@ -42,6 +42,15 @@ BERTH = tool("get_berth", "Which ship lies at a berth", berth="Number of the ber
 SHIPS = tool("list_ships", "List all ships in the harbour")
 QUERY = tool("read_query", "Execute a SELECT query", query="SELECT statement")
 RATE = tool("exchange_rate", "Rate", from_currency="Base", to_currency="Quote")
+RAIN = ToolSpec(
+    server="port",
+    name="rain",
+    description="",
+    input_schema={
+        "properties": {"station": {"type": "string"}, "month": {"$ref": "#/$defs/Month"}},
+        "$defs": {"Month": {"type": "string", "enum": ["january", "july"]}},
+    },
+)
 
 
 def aurora(*leaves: Leaf) -> Fact:
@@ -195,6 +204,12 @@ def test_what_leads_to_a_thing_is_said_by_what_it_is_there() -> None:
         (Fact(tool("history"), {"channel_id": "C101"}, ()), "channel C101"),
         (Fact(tool("close"), {"ticker": "AAPL", "date": "2025-01-02"}, ()), "AAPL on 2025-01-02"),
         (Fact(tool("read"), {"path": "/data/notes.txt"}, ()), "/data/notes.txt"),
+        (Fact(RAIN, {"month": "july"}, ()), "the month july"),
+        (Fact(RAIN, {"month": "july", "station": "Old Mill"}, ()), "Old Mill for the month july"),
+        (
+            Fact(RAIN, {"station": "ws-1", "month": "july", "year": 2021}, ()),
+            "station ws-1 for the month july with year 2021",
+        ),
     ],
 )
 def test_a_thing_is_called_as_people_call_it(fact: Fact, subject: str) -> None:

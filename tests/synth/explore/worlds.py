@@ -7,7 +7,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -156,6 +156,31 @@ def harbour() -> World:
         return {"high_water_cm": 210 + sum(map(ord, port + date)) % 97}
 
     return World("harbour", list_ships, get_ship, ship_captain, list_ports, distance, tide)
+
+
+STATIONS = {
+    f"ws-{700 + 13 * n}": {"name": f"{_FIRST[n % 10]} {_PORTS[n % 8]}", "height_m": 11 + 37 * n}
+    for n in range(20)
+}
+
+
+def stations(written: Callable[[str, str], str], head: str = "") -> World:
+    """A server that answers in texts; `written` is the line of a station in their list, below `head`."""
+
+    def list_stations() -> str:
+        """List the weather stations."""
+        return head + "\n".join(written(code, str(row["name"])) for code, row in STATIONS.items())
+
+    def station(station_id: str) -> str:
+        """Where a weather station is."""
+        row = _of(STATIONS, station_id)
+        return f"# {row['name']}\n**Height**: {row['height_m']} m\n**Shelf**: shelf {station_id[-2:]}"
+
+    def sensor(station_id: str, kind: Literal["rain", "wind"]) -> dict[str, Any]:
+        """What a weather station measures with."""
+        return {"serial": f"{kind[:1].upper()}{_of(STATIONS, station_id)['height_m']}x"}
+
+    return World("weather", sensor, list_stations, station)
 
 
 def library() -> World:

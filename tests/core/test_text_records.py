@@ -1,0 +1,116 @@
+"""Lists that are written as text: what is one, and what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcpagent.core.placeholders import PlaceholderError, resolve_references
+from mcpagent.core.text_records import text_records
+
+BAY, MILL = {"id": "ws-1", "name": "North Bay"}, {"id": "ws-2", "name": "Old Mill"}
+
+LISTS = {
+    "a table of Markdown": "| ID | Name |\n|:---|---:|\n| ws-1 | North Bay |\n| ws-2 | Old Mill |",
+    "a table under a title": "# All\n\n|id|**Name**|\n|--|--|\n|`ws-1`|North Bay|\n|ws-2|Old Mill|\n\n2 rows",
+    "a drawn table": "+--+--+\n| id | name |\n+==+==+\n| ws-1 | North Bay |\n| ws-2 | Old Mill |\n+--+--+",
+    "CSV": 'id,name\nws-1,"North Bay"\nws-2,Old Mill\n',
+    "rows with semicolons": "id; name\nws-1; North Bay\nws-2; Old Mill",
+    "rows with tabs": "id\tname\nws-1\tNorth Bay\nws-2\tOld Mill",
+    "items, the code first": "- ws-1: North Bay\n- ws-2: Old Mill",
+    "items, the code last": "Found 2 stations:\n\n* North Bay (ws-1)\n* Old Mill (ws-2)\n\nPage 1 of 4",
+    "items that are all the first": "1. ws-1: North Bay\n1. ws-2: Old Mill",
+    "numbered items": "1. **North Bay** [ID: ws-1]\n2. **Old Mill** [ID: ws-2]",
+    "items in brackets": "• [ws-1] North Bay\n• [ws-2] Old Mill",
+    "items with a dash": "1) `ws-1` - North Bay\n2) `ws-2` - Old Mill",
+    "items that name their fields": "- ID: ws-1, Name: North Bay\n- ID: ws-2, Name: Old Mill",
+    "blocks under headings": "## North Bay\n- **ID:** ws-1\n\n## Old Mill\n- **ID:** ws-2",
+    "blocks between rules": "ID: ws-1\nName: North Bay\n---\nID: ws-2\nName: Old Mill\n---",
+    "blocks between empty lines": "2:\n\nID: ws-1\nName: North Bay\n\nID: ws-2\nName: Old Mill\n\nThat is it",
+    "numbered blocks": "1. North Bay\n   ID: ws-1\n2. Old Mill\n   ID: ws-2\nThat is all",
+}
+
+
+@pytest.mark.parametrize("text", LISTS.values(), ids=list(LISTS))
+def test_a_list_of_things_is_read_with_their_fields(text: str) -> None:
+    assert text_records(text) == [BAY, MILL]
+
+
+def test_names_a_line_each_are_a_list_of_texts() -> None:
+    assert text_records("Rooms:\nNorth Bay\nOld Mill\nLower Pine") == ["North Bay", "Old Mill", "Lower Pine"]
+    assert text_records("- North Bay\n- Old Mill") == ["North Bay", "Old Mill"]
+
+
+@pytest.mark.parametrize(
+    ("values", "read"),
+    [
+        (("12", "7"), [12, 7]),
+        (("4.5", "3.25"), [4.5, 3.25]),
+        (("-3", "0"), [-3, 0]),
+        (("007", "12"), ["007", "12"]),  # a code
+        (("1.10", "1.9"), ["1.10", "1.9"]),  # a version
+        (("12", "none"), ["12", "none"]),
+    ],
+)
+def test_a_field_is_a_number_where_all_of_its_values_are_written_so(
+    values: tuple[str, str], read: list[Any]
+) -> None:
+    first, second = values
+    records = text_records(f"name,size\nA,{first}\nB,{second}")
+    assert records is not None
+    assert [record["size"] for record in records] == read
+
+
+NO_LISTS = {
+    "prose": "The harbour opens at nine.\nShips arrive from 10, and leave - if they can - at 12.",
+    "fields of one thing": "Floor: level 3\nGuard: Vera Rossi\nHumidity: 412",
+    "fields of one thing as items": "- Height: 300\n- Built: 1990\n- Operator: X",
+    "counts by name": "- Anna: 3\n- Ben: 4",
+    "sentences as items": "- It rains.\n  And it is cold, too.\n- Nothing: else",
+    "code": "def f(x):\n    return {1: 2}\nf(3)",
+    "a listing with kinds": "[FILE] a.txt\n[DIR] sub\n[FILE] b.md",
+    "one line": "ws-1: North Bay",
+    "a table without rows": "| id | name |\n|----|------|",
+    "rows of other lengths": "id,name\nws-1,North Bay\nws-2,Old Mill,closed",
+    "a field twice": "id,id\n1,2\n3,4",
+    "nothing": "\n\n",
+}
+
+
+@pytest.mark.parametrize("text", NO_LISTS.values(), ids=list(NO_LISTS))
+def test_what_has_not_one_structure_is_no_list(text: str) -> None:
+    assert text_records(text) is None
+
+
+@given(st.text(alphabet="aB1 :|-*#,;()[]\t\n=", max_size=120))
+def test_any_text_is_read_or_not_without_an_error(text: str) -> None:
+    records = text_records(text)
+    assert records is None or (records and text_records(text) == records)
+
+
+@given(st.sampled_from("-=|*#: ,;([\t"), st.integers(1, 4), st.integers(1, 50))
+def test_marks_alone_take_no_long_time(mark: str, lines: int, length: int) -> None:
+    text_records("\n".join(mark * length * 1000 for _ in range(lines)))
+
+
+def test_what_is_read_cannot_be_changed_by_who_reads_it() -> None:
+    text = LISTS["CSV"]
+    (first := text_records(text) or [{}])[0]["name"] = "changed"
+    assert text_records(text) == [BAY, MILL] != first
+
+
+def test_a_reference_leads_into_a_list_that_is_a_text() -> None:
+    results = {"step1": {"result": LISTS["items, the code first"]}, "step2": {"text": LISTS["CSV"]}}
+    assert resolve_references("${step1.result[1].id}", results) == "ws-2"
+    assert resolve_references(
+        '${at(find(pluck(step2.text, "id"), "ws-1"), pluck(step2.text, "name"))}', results
+    ) == ("North Bay")
+    assert resolve_references("${count(step2.text)}", results) == 2
+    assert resolve_references("${step2.text}", results) == LISTS["CSV"]  # by itself it is a text
+    with pytest.raises(PlaceholderError, match="index 2 of a list of 2"):
+        resolve_references("${step1.result[2].id}", results)
+    with pytest.raises(PlaceholderError, match="is not a list"):
+        resolve_references("${count(step1.text)}", {"step1": {"text": "no list"}})
