@@ -54,7 +54,7 @@ def text_records(text: str) -> list[Any] | None:
 
 
 @lru_cache(maxsize=256)
-def _parsed(text: str) -> tuple[Any, ...] | None:
+def _parsed(text: str) -> tuple[dict[str, Any] | str | int | float, ...] | None:
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     for reader in (_table, _rows, _blocks):
         if records := reader(lines):

@@ -12,7 +12,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.answers import Leaf
-from mcpagent.synth.explore.graph import SELECT, is_named_alike, name_words
+from mcpagent.synth.explore.graph import SELECT, is_number_for, name_words
 
 _DEEPEST = 6  # of objects in objects
 _DRAWN = 60  # values that are made up for a parameter whose description says of which form they are
@@ -426,7 +426,9 @@ def learned_kind(
     if slot.schema.get("enum") or slot.form == "sql" or slot.type not in ("string", "integer", "number"):
         return None
     is_number = not isinstance(value, str)
-    if (slot.type != "string" and not is_number) or (is_number and not is_named_alike(leaf.name, slot.name)):
+    if is_number and not is_number_for(source, leaf, spec, slot.name):
+        return None
+    if slot.type != "string" and not is_number:
         return None
     score = _relation(slot, spec, source, leaf)
     looks = value_form(value)

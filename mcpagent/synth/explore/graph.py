@@ -15,6 +15,9 @@ from mcpagent.synth.explore.answers import Leaf, one_of
 _LISTS_FILES = frozenset(("list", "dir", "directory", "folder", "tree", "ls", "browse", "glob"))
 _FILE_NAMES = frozenset(("name", "file", "filename", "file_name", "path", "entry", "folder", "directory"))
 
+# What tools do, of whatever they do it to.
+_DOING = frozenset(("get", "list", "find", "read", "search", "show", "lookup", "fetch", "number", "all"))
+
 SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 
 
@@ -165,7 +168,7 @@ class ToolGraph:
                 for source, leaf, _ in self._givers.get(number, ())
                 if leaf.is_near
                 and source is not fact
-                and is_named_alike(leaf.name, name)
+                and is_number_for(source.spec, leaf, fact.spec, name)
                 and number not in {given for _, given in source.numbers}
             ]
         return edges
@@ -192,3 +195,12 @@ def is_named_alike(field_name: str, parameter: str) -> bool:
     `limit`."""
     one, other = set(name_words(field_name)), set(name_words(parameter))
     return bool(one) and bool(other) and (one <= other or other <= one)
+
+
+def is_number_for(source: ToolSpec, leaf: Leaf, target: ToolSpec, parameter: str) -> bool:
+    """Whether a whole number that `source` gave may be what `target` asks for, by the names. An item of a
+    list has none of its own: those of its tool and its list count, `recent_orders` for `order`."""
+    if is_named_alike(leaf.name, parameter):
+        return True
+    given = {*name_words(leaf.name), *name_words(source.name)} - _DOING
+    return leaf.expression.endswith("]") and bool(given & {*name_words(target.name), *name_words(parameter)})

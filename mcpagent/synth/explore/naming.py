@@ -255,7 +255,7 @@ def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
         elif main and isinstance(value, int | float):
             extra.append(f"with {noun_in(name) or spaced(name)} {text}")
         else:
-            main.append((name, text if name in phrases else _named(name, value, text)))
+            main.append((name, text if name in phrases else _named(fact, name, text)))
     things = [text for _, text in main]
     if len(main) > 1:
         things = [
@@ -272,11 +272,12 @@ def _choice_noun(spec: ToolSpec, parameter: str) -> str:
     return noun_in(parameter) if schema.get("enum") else ""
 
 
-def _named(name: str, value: Any, text: str) -> str:
+def _named(fact: Fact, name: str, text: str) -> str:
     """`berth 12`, but `Aurora`: a number or a code alone says nothing."""
-    noun = noun_in(name)
-    is_code = isinstance(value, int | float) or (isinstance(value, str) and CODE.fullmatch(value))
-    return f"{noun} {text}" if noun and is_code else text
+    value = fact.arguments[name]
+    is_number_or_code = is_number(value) or (isinstance(value, str) and CODE.fullmatch(value))
+    noun = noun_of(fact, name) if is_number_or_code else ""
+    return f"{noun} {text}" if noun else text
 
 
 def noun_in(parameter: str) -> str:

@@ -210,7 +210,7 @@ class Shapes:
         facts, leaves = [fact, *(other for other, _ in picked)], [leaf, *(same for _, same in picked)]
         names = [subject_of(each) for each in facts]
         plain = asks_for(leaf, fact, rng, subject="@")
-        if plain is None or "@" not in plain.goal or len(set(names)) < len(names):
+        if plain is None or "@" not in plain.goal or len({*names} - {""}) < len(names):
             return None
         values = [at_step(each.expression, number) for number, each in enumerate(leaves, 1)]
         saying, answer = compared(style, plain, leaf, fact, names, values, rng)
@@ -243,7 +243,7 @@ class Shapes:
         )
         second = same_place(leaf, other)
         name = subject_of(other)
-        if bound == 0 or second is None or name == saying.subject:
+        if bound == 0 or second is None or name in ("", saying.subject):
             return None
         text = f"{saying.goal}, and if that is not over {written(bound)}, the one of {name} as well"
         said = Saying(f"what is {text}", "", "", text.removeprefix("the "))

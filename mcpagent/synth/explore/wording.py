@@ -136,7 +136,9 @@ def asks_for(leaf: Leaf, fact: Fact, rng: Random, *, subject: str | None = None)
 
 
 def item_of(leaf: Leaf, fact: Fact, place: Place, about: str) -> str | None:
-    """The item of a list that a leaf is in: by its name, else by its place."""
+    """The item of a list that a leaf is in: by its name, else by its place. None where nobody says it."""
+    if about.count(" for ") > 1 or (" for " in about and at_of(fact, about).startswith(" for ")):
+        return None
     at, key = at_of(fact, about), key_of(leaf, fact)
     name = "" if key is None else said_value(key.value)
     if name and name == about:

@@ -204,6 +204,9 @@ def test_what_leads_to_a_thing_is_said_by_what_it_is_there() -> None:
         (Fact(tool("history"), {"channel_id": "C101"}, ()), "channel C101"),
         (Fact(tool("close"), {"ticker": "AAPL", "date": "2025-01-02"}, ()), "AAPL on 2025-01-02"),
         (Fact(tool("read"), {"path": "/data/notes.txt"}, ()), "/data/notes.txt"),
+        (Fact(tool("get_order"), {"number": 5810}, ()), "order 5810"),
+        (Fact(tool("patient"), {"id": "PT-40"}, ()), "patient PT-40"),
+        (Fact(tool("count_words"), {"text": "b12"}, ()), "b12"),
         (Fact(RAIN, {"month": "july"}, ()), "the month july"),
         (Fact(RAIN, {"month": "july", "station": "Old Mill"}, ()), "Old Mill for the month july"),
         (
