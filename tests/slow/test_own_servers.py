@@ -35,7 +35,9 @@ def _quickstart(folder: Path, name: str, *options: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("server", "seed"), [("railway", 1), ("railway", 2), ("railway", 3), ("museum", 1)])
+@pytest.mark.parametrize(
+    ("server", "seed"), [("railway", 1), ("railway", 2), ("railway", 3), ("museum", 1), ("weather", 1)]
+)
 def test_it_gets_better_on_a_server_of_ones_own_and_not_by_random_rewards(
     server: str, seed: int, tmp_path: Path
 ) -> None:
