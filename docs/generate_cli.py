@@ -22,7 +22,7 @@ Written by `make docs` from `--help`; do not edit.
 
 Every command that prints a result takes `--json`: one JSON document on stdout, everything else on stderr.
 Exit codes: 0 good, 1 the run or a check failed, 2 you have something to fix (the message says what), 130
-interrupted.
+interrupted, with a last line on stderr that says what is kept and which command goes on.
 
 | command | |
 |---|---|

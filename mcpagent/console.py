@@ -21,7 +21,9 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import rich.console
+import rich.control
 import rich.progress
+import rich.segment
 import rich.table
 from rich.markup import escape
 
@@ -99,6 +101,12 @@ class Console:
     def note(self, text: str) -> None:
         """Print a line about the work to stderr; it is never part of the result."""
         self._err.print(_wrapped(shown(text), self._err), markup=False, soft_wrap=True, style="dim")
+
+    def last_note(self, text: str) -> None:
+        """Print the line that an interrupted command ends with, over the `^C` of the terminal."""
+        if self._err.is_terminal:
+            self._err.control(rich.control.Control(rich.segment.ControlType.CARRIAGE_RETURN))
+        self.note(text)
 
     def fail(self, error: MCPAgentError) -> None:
         """Print an error with its place and remedy; with `is_json`, its document too."""

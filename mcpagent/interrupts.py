@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -21,6 +21,16 @@ _GRACE_S = 3.0  # in which a process that is to end at once may still stop its s
 _last_s: float | None = None  # when the last signal came
 _asked = False  # a first one was seen
 _is_command = False  # this process is one command, which may be ended
+_has_said = False  # the command's last line is printed
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interrupt of work of which something is kept: `kept` says what, and `command` goes on with it (None:
+    the same command, with `option` where it has that)."""
+
+    def __init__(self, kept: str, *, command: str | None = None, option: str | None = None) -> None:
+        super().__init__(kept)
+        self.kept, self.command, self.option = kept, command, option
 
 
 class Abandoned(KeyboardInterrupt):
@@ -102,13 +112,35 @@ def handled_by(on_signal: Callable[[], None], *, echo_s: float | None = None) ->
             signal.signal(number, handler)
 
 
+def end_with(last_line: Callable[[], None]) -> None:
+    """Call what prints the last line of an interrupted command. No signal cuts it short; after it, one ends
+    the process at once, whatever is still being cleaned up."""
+    global _has_said
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, signal.SIG_IGN)
+    last_line()
+    _has_said = True
+    for number in heard:
+        signal.signal(number, lambda *_: os._exit(130))
+
+
 def abandon() -> None:
     """Raise Abandoned. Where the process is one command, what still runs after a few seconds is cut off."""
     if _is_command:
-        timer = threading.Timer(_GRACE_S, os._exit, [130])
+        timer = threading.Timer(_GRACE_S, _cut_off)
         timer.daemon = True
         timer.start()
     raise Abandoned
+
+
+def _cut_off() -> None:
+    # Written around the console, whose lock what hangs may hold. A bar has hidden the cursor.
+    line = "interrupted again: ended without cleaning up; every file is whole, or not there\n"
+    if not _has_said:
+        with suppress(OSError):
+            os.write(2, (f"\x1b[?25h\r\n{line}" if os.isatty(2) else line).encode())
+    os._exit(130)
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Command
+from tests.running import Command, Python, mcpagent
 
 pytestmark = pytest.mark.system
 
@@ -233,3 +235,132 @@ def test_a_closed_terminal_is_one_too(slow: dict[str, Path]) -> None:
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 130
     assert list(slow["out"].iterdir()) == []
+
+
+# Commands that show a bar while they wait for that server.
+AT_A_BAR = {
+    **COMMANDS,
+    "convert": COMMANDS["convert"].replace("/out/x/train.jsonl", "/out/x.jsonl"),
+    "eval": "eval model gold --servers {d}/mcp.json --data {d}/data.jsonl --out {d}/out/e.json",
+    "env check": "env check --servers {d}/mcp.json --data {d}/data.jsonl",
+    "tools call": 'tools call slow.look {{"name":"x"}} --servers {d}/mcp.json',
+}
+
+
+@contextmanager
+def on_a_terminal(words: list[str], folder: Path) -> Iterator[tuple[Command, int]]:
+    """The command in the foreground of a terminal of its own, and the terminal's other end."""
+    leader, follower = pty.openpty()
+    with Command(
+        *words, stdin=follower, stdout=follower, stderr=follower, start_new_session=True, cwd=folder
+    ) as process:
+        os.close(follower)
+        try:
+            yield process, leader
+        finally:
+            process.kill()
+            os.close(leader)
+
+
+def read_until(terminal: int, text: str, seen: str = "") -> str:
+    """What is on the terminal by when it shows `text`, or is closed."""
+    while text not in seen:
+        try:
+            seen += os.read(terminal, 65536).decode(errors="replace")
+        except OSError:  # Linux says the end of a terminal so
+            return seen
+    return seen
+
+
+def last_line(seen: str) -> str:
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen).replace("\r", "\n")  # over the ^C of the terminal
+    return [line for line in plain.split("\n") if line.strip()][-1]
+
+
+@pytest.mark.parametrize("command", AT_A_BAR)
+def test_ctrl_c_on_a_terminal_ends_with_one_line_that_names_the_command_to_go_on_with(
+    command: str, slow: dict[str, Path]
+) -> None:
+    words = AT_A_BAR[command].format(d=slow["folder"]).split()
+    with on_a_terminal(words, ROOT) as (process, terminal):
+        pause = threading.Event()
+        while not slow["called"].exists():
+            assert process.poll() is None, read_until(terminal, "never")
+            pause.wait(0.05)
+        os.write(terminal, b"\x03")
+        seen = read_until(terminal, "never")
+        assert process.wait() == 130, seen[-1000:]
+    again = shlex.join(["mcpagent", *words])
+    assert last_line(seen) == f"interrupted: nothing is half-written; begin again with: {again}"
+    assert seen.count("interrupted") == 1 and "Traceback" not in seen
+    assert list(slow["out"].iterdir()) == []
+
+
+def test_ctrl_c_at_the_bar_of_an_evaluation_says_what_is_kept_and_that_goes_on(
+    slow: dict[str, Path],
+) -> None:
+    """One task's server answers, the other's does not."""
+    text = (slow["folder"] / "data.jsonl").read_text()
+    quick = text.replace('"one"', '"two"').replace('"x"', '"quick"').replace("Look x", "Look quick")
+    (slow["folder"] / "data.jsonl").write_text(quick + text)
+    server = slow["folder"] / "server.py"
+    never = "    time.sleep(3600)\n"
+    server.write_text(
+        SLOW_SERVER.replace("    Path(sys.argv[1]).touch()\n", "").replace(
+            never, "    if name == 'x' and not Path(sys.argv[1]).exists():\n        time.sleep(3600)\n"
+        )
+    )
+    words = [*AT_A_BAR["eval"].format(d=slow["folder"]).split(), "--set", "rollout.num_envs=1"]
+    with on_a_terminal(words, ROOT) as (process, terminal):
+        seen = read_until(terminal, "1/2")
+        os.write(terminal, b"\x03")
+        seen = read_until(terminal, "never", seen)
+        assert process.wait() == 130, seen[-1000:]
+    kept, _, command = last_line(seen).partition("; go on with: mcpagent ")
+    assert kept == f"interrupted: {slow['out'] / 'e.partial.jsonl'} keeps the episodes that ended"
+    assert command == shlex.join([*words, "--resume"])
+    slow["called"].touch()  # it answers from now on
+    done = mcpagent(*shlex.split(command), "--json", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["n_episodes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("begin", "bar", "goes_on"),
+    [
+        ("quickstart --out q", "make tasks", "mcpagent quickstart --out q"),
+        (
+            "train --algo sft --config configs/warm_start.yaml --data {samples} --out t",
+            "supervised",
+            "mcpagent train --config t/config.yaml --resume",
+        ),
+    ],
+)
+def test_ctrl_c_at_the_bar_of_a_run_names_the_command_that_goes_on(
+    begin: str, bar: str, goes_on: str, tmp_path: Path
+) -> None:
+    words = begin.format(samples=ROOT / "data" / "samples").split()
+    with on_a_terminal(words, tmp_path) as (process, terminal):
+        seen = read_until(terminal, bar)
+        os.write(terminal, b"\x03")
+        seen = read_until(terminal, "never", seen)
+        assert process.wait() == 130, seen[-1000:]
+    line = last_line(seen)
+    assert line.startswith("interrupted: ") and line.endswith(f"; go on with: {goes_on}")
+
+
+def test_a_second_ctrl_c_that_cuts_the_cleaning_up_off_says_so_and_shows_the_cursor() -> None:
+    leader, follower = pty.openpty()
+    with Python(
+        "-c", _HANGS, stdin=follower, stdout=follower, stderr=follower, start_new_session=True
+    ) as process:
+        os.close(follower)
+        seen = read_until(leader, "ready")
+        os.write(leader, b"\x03")
+        seen = read_until(leader, "cleaning up", seen)
+        os.write(leader, b"\x03")
+        seen = read_until(leader, "never", seen)
+        assert process.wait() == 130
+    os.close(leader)
+    assert last_line(seen).startswith("interrupted again: ended without cleaning up")
+    assert seen.rindex("\x1b[?25h") < seen.rindex("interrupted again")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -19,6 +20,7 @@ import select
 import socket
 import struct
 import sys
+import termios
 import threading
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,8 @@ def become(job: dict[str, Any]) -> None:
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     if job["starts_session"]:
         os.setsid()
+        if os.isatty(0):  # its keys are this session's signals
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     for name, limit in job["limits"].items():
         resource.setrlimit(getattr(resource, name), (limit, limit))
     os.chdir(job["cwd"])

@@ -353,13 +353,13 @@ def _evaluate(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from mcpagent.run.evaluate import evaluate_model
+    from mcpagent.run.evaluate import evaluate_model, resumable
     from mcpagent.storage.locks import locked_file
 
     console = Console(is_json=as_json)
     options = replace(options, default_temperature=0.0 if samples == 1 else 1.0)
     config = options.config(console, policy=name, data=data)
-    with locked_file(out) if out is not None else nullcontext():
+    with resumable(out), locked_file(out) if out is not None else nullcontext():
         outcome = evaluate_model(
             config,
             model=name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import shlex
 import sys
 import traceback
 from contextlib import suppress
@@ -15,7 +16,7 @@ import typer.main
 
 from mcpagent.core.threads import limit_threads
 from mcpagent.errors import MCPAgentError
-from mcpagent.interrupts import listen, stopping
+from mcpagent.interrupts import Interrupted, end_with, listen
 
 # New objects between two collections: episodes and tasks make many objects and few cycles, and with the
 # default of 700 looking for cycles costs them CPU time.
@@ -58,6 +59,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+class _Stopped(BaseException):
+    """An interrupt on its way through Typer, which would end the command without a word."""
+
+    def __init__(self, interrupt: KeyboardInterrupt) -> None:
+        super().__init__(interrupt)
+        self.interrupt = interrupt
+
+
 class _LazyGroup(typer.core.TyperGroup):
     """Lists its commands by name and line; the module of one is imported when that one is to run."""
 
@@ -69,6 +78,12 @@ class _LazyGroup(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise _Stopped(interrupt) from interrupt
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, registered, rest = super().resolve_command(ctx, args)
@@ -148,12 +163,27 @@ def run() -> None:
         if (failure := disk_error(error, where=None)) is None:
             raise
         _fail(failure)
-    except KeyboardInterrupt:
+    except _Stopped as stopped:
+        _end_interrupted(stopped.interrupt)
+    except KeyboardInterrupt as interrupt:  # before the command began
+        _end_interrupted(interrupt)
+
+
+def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
+    def say() -> None:
         from mcpagent.console import Console
 
-        stopping()
-        Console().note("interrupted")
-        sys.exit(130)
+        words = ["mcpagent", *sys.argv[1:]]
+        if isinstance(interrupt, Interrupted):
+            more = [] if interrupt.option is None or interrupt.option in words else [interrupt.option]
+            command = interrupt.command or shlex.join([*words, *more])
+            Console().last_note(f"interrupted: {interrupt.kept}; go on with: {command}")
+        else:
+            done = str(interrupt) or "nothing is half-written"
+            Console().last_note(f"interrupted: {done}; begin again with: {shlex.join(words)}")
+
+    end_with(say)
+    sys.exit(130)
 
 
 def _fail(error: MCPAgentError) -> NoReturn:

@@ -13,6 +13,7 @@ from mcpagent.cli.options import ConfigOptions, Json
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
+from mcpagent.interrupts import Interrupted
 from mcpagent.storage.packages import require
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -107,9 +108,8 @@ def quickstart(
             explored=explored,
             controls=run_controls if controls else None,
         )
-    except KeyboardInterrupt:
-        console.note(f"what is finished is kept in {out}: the same command goes on from there")
-        raise
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(f"what is finished is kept in {out}") from interrupt
     if as_json:
         console.print_json(document)
     else:

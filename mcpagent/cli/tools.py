@@ -241,7 +241,7 @@ def bench_tool(
     )
     console.print_result(outcome, _print_bench)
     if outcome.calls < outcome.planned:
-        raise typer.Exit(130)
+        raise KeyboardInterrupt(f"{outcome.calls} of {outcome.planned} calls are measured")
     if outcome.failures:
         raise typer.Exit(1)
 

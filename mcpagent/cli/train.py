@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.engines import Engine, choose
 from mcpagent.errors import UserError
+from mcpagent.interrupts import Interrupted
 from mcpagent.run.episodes import load_for_dataset
 from mcpagent.run.inputs import check_inputs
 from mcpagent.storage.packages import require
@@ -294,7 +296,8 @@ def _train(trainer: Engine, loaded: LoadedConfig, console: Console, *, resume: b
     from mcpagent.run.episodes import next_data
     from mcpagent.run.lifecycle import Watch
 
-    config, folder = loaded.config, Path()
+    config = loaded.config
+    folder: Path | None = None
     is_grpo = config.algorithm == "grpo"
     of_step = f"/{config.prompts_per_step * config.rollout.group_size}" if is_grpo else ""
     last, episodes = "", 0
@@ -334,12 +337,15 @@ def _train(trainer: Engine, loaded: LoadedConfig, console: Console, *, resume: b
         )
         try:
             outcome = trainer.run(config, resume=resume, watch=watch)
-        except KeyboardInterrupt:
-            stack.close()
-            if (latest := RunFolder(folder).latest_checkpoint()) is not None:
-                console.note(f"stopped after step {step_of(latest)}, which is kept; go on with")
-                console.note(f"  mcpagent train --config {folder / 'config.yaml'} --resume")
-            raise
+        except KeyboardInterrupt as interrupt:
+            if folder is None or not (run := RunFolder(folder)).config_path.is_file():
+                raise
+            latest = run.latest_checkpoint()
+            where = "before its first checkpoint"
+            if latest is not None:
+                where = f"after step {step_of(latest)}, which is kept"
+            command = f"mcpagent train --config {shlex.quote(str(run.config_path))} --resume"
+            raise Interrupted(f"stopped {where}", command=command) from interrupt
     if int(os.environ.get("RANK", "0")):
         return  # of several processes, the first says how it went
     if console.is_json:

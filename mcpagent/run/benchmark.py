@@ -21,6 +21,7 @@ from mcpagent.core.records import JsonObject, Metric
 from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.intervals import rate_interval
+from mcpagent.interrupts import Interrupted
 from mcpagent.run.evaluate import EvalOutcome, evaluate_model
 from mcpagent.servers.bfcl.checker import CATEGORIES, MAX_STEPS, check
 from mcpagent.servers.bfcl.package import BACKENDS, VERSION, BfclPackage
@@ -114,9 +115,12 @@ def play_board(
     )
     data = folder / "tasks" / "all.jsonl"
     write_jsonl(data, (task for path in imported.paths.values() for task in read_tasks(path)))
-    outcome = evaluate_model(
-        configured(data), model=model, data=data, out=folder / "evaluation.json", console=console
-    )
+    try:
+        outcome = evaluate_model(
+            configured(data), model=model, data=data, out=folder / "evaluation.json", console=console
+        )
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(f"{folder / 'tasks'} has the tasks", option="--overwrite") from interrupt
     assert outcome.trajectories is not None
     played = list(read_trajectories(outcome.trajectories, with_tokens=False))
     result = judged(package, played, categories=categories, outcome=outcome, path=folder / "board.json")

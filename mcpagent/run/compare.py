@@ -15,6 +15,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError, UserError
 from mcpagent.evaluate.compare import POINTS, Comparison, compare
 from mcpagent.evaluate.summary import EvalResult
+from mcpagent.interrupts import Interrupted
 from mcpagent.run.episodes import open_tasks, refuse_policy
 from mcpagent.run.evaluate import EpisodeStream, EvalOutcome, evaluate_model
 from mcpagent.run.rollout import check_writable
@@ -90,7 +91,12 @@ def play_both(
             stack.enter_context(locked_file(folder / RESULT))
             if overwrite and not resume:
                 _clear(folder)
-        results = _played(models, configs, data, samples, folder, resume=resume, console=console)
+        try:
+            results = _played(models, configs, data, samples, folder, resume=resume, console=console)
+        except KeyboardInterrupt as interrupt:
+            if out is None or not _present(out):
+                raise KeyboardInterrupt from interrupt  # the folder of one side's episodes goes with it
+            raise Interrupted(f"{out} keeps the episodes that ended", option="--resume") from interrupt
         with open_tasks(configs[0], data) as tasks:
             comparison = compare(*results, tasks=tasks, points=points)
         outcome = PlayedComparison(models=models, results=results, comparison=comparison, folder=out)
@@ -151,9 +157,13 @@ def _files(folder: Path) -> list[Path]:
     return [folder / RESULT, *files]
 
 
+def _present(folder: Path) -> list[str]:
+    return [path.name for path in (*_files(folder), folder / CASSETTE) if path.exists()]
+
+
 def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
     check_writable(folder / RESULT)
-    there = [path.name for path in (*_files(folder), folder / CASSETTE) if path.exists()]
+    there = _present(folder)
     if there and not (resume or overwrite):
         raise UserError(
             f"holds a comparison already ({there[0]})",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -26,6 +27,7 @@ from mcpagent.evaluate.summary import (
     evaluate,
     summarise,
 )
+from mcpagent.interrupts import Interrupted
 from mcpagent.reward.terms import load_reward, regraded
 from mcpagent.run.calibration import BASE, base_model, row_of, scripted_rows, stored_base
 from mcpagent.run.episodes import EpisodeSetup, open_episodes
@@ -107,7 +109,7 @@ def evaluate_model(
         with episode_progress(console, "Evaluation", total=len(setup.tasks) * samples) as on_done:
             for trajectory in played.values():
                 on_done(trajectory)
-            trajectories = _streamed(setup, stream, samples=samples, on_done=on_done, console=console)
+            trajectories = _streamed(setup, stream, samples=samples, on_done=on_done)
         breakdown = break_down(setup.tasks, trajectories)
         provenance = setup.provenance(samples=samples)
         # A shard says nothing of the whole.
@@ -144,13 +146,24 @@ def evaluate_model(
     return EvalOutcome(result=result, path=out, trajectories=stored, in_run=in_run, failure=failure)
 
 
+@contextmanager
+def resumable(out: Path | None) -> Iterator[None]:
+    """Says of an interrupt of `evaluate_model` what it leaves to go on from."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if out is None or not EpisodeStream.path_of(out).is_file():
+            raise
+        kept = f"{EpisodeStream.path_of(out)} keeps the episodes that ended"
+        raise Interrupted(kept, option="--resume") from interrupt
+
+
 def _streamed(
     setup: EpisodeSetup,
     stream: EpisodeStream | None,
     *,
     samples: int,
     on_done: Callable[[Trajectory], None],
-    console: Console,
 ) -> list[Trajectory]:
     if stream is None:
         return evaluate_on(setup, samples=samples, on_done=on_done)
@@ -161,9 +174,6 @@ def _streamed(
 
     try:
         return evaluate_on(setup, samples=samples, on_done=kept, played=stream.played)
-    except KeyboardInterrupt:
-        console.note(f"{stream.path} keeps the episodes that ended: the same command with --resume goes on")
-        raise
     finally:
         stream.close()
 

@@ -23,6 +23,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.core.trajectory import StopReason
+from mcpagent.interrupts import Interrupted
 from mcpagent.llm.budget import ApiBudget, BudgetSpent
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
@@ -101,16 +102,18 @@ class RewriteRun:
     ) -> tuple[GeneratedData, JsonObject]:
         """The tasks with their questions in the model's words, and what became of them."""
         with console.progress("Rewriting", total=sum(map(len, data.tasks.values()))) as advance:
-            done = io.run(
-                rewrite_tasks(
-                    data.tasks,
-                    pool,
-                    run=self,
-                    catalog_hash=data.catalog_hash,
-                    on_note=console.note,
-                    on_progress=lambda: advance(1),
-                )
+            rewriting = rewrite_tasks(
+                data.tasks,
+                pool,
+                run=self,
+                catalog_hash=data.catalog_hash,
+                on_note=console.note,
+                on_progress=lambda: advance(1),
             )
+            try:
+                done = io.run(rewriting)
+            except KeyboardInterrupt as interrupt:
+                raise Interrupted(f"{self.journal} has every answer so far") from interrupt
         return replace(data, tasks=done.tasks), {**done.as_json(), "journal": str(self.journal)}
 
 

@@ -16,6 +16,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Complexity, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import RunError, UserError
+from mcpagent.interrupts import Interrupted
 from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import FailureReason
@@ -98,9 +99,8 @@ def make_dataset_with_model(
     started = time.perf_counter()
     try:
         data = _generate(tools, output.counts, settings, asking, budget, journal, console, shard or (1, 1))
-    except KeyboardInterrupt:
-        console.note(f"{journal.path} has every answer so far: the same command goes on from there")
-        raise
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(f"{journal.path} has every answer so far") from interrupt
     tasks = {split: members for split, members in data.tasks.items() if members}
     paths: Mapping[str, Path] = {}
     if shard is None and tasks:
