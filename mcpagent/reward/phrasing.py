@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from mcpagent.core.placeholders import result_value
+from mcpagent.core.placeholders import nested_value, result_value
 from mcpagent.core.tools import ToolResult
 
 PHRASE_WORDS = 12  # the longest run of words of a result that an answer may repeat
@@ -197,7 +197,8 @@ def has_words(words: str, text: str) -> bool:
 
 
 def _values(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """(field, text) of the strings of a result, and of each line of a text; all of a list are one field."""
+    """(field, text) of the strings of a result, of a list that is a text, of each line of another text and
+    what it names; all of a list are one field."""
     if isinstance(value, Mapping):
         for key, item in cast("Mapping[str, Any]", value).items():
             yield from _values(item, f"{place}.{key}")
@@ -205,6 +206,21 @@ def _values(value: Any, place: str) -> Iterator[tuple[str, str]]:
         for item in cast("Sequence[Any]", value):
             yield from _values(item, f"{place}[]")
     elif isinstance(value, str):
-        lines = [line.strip() for line in value.splitlines() if line.strip()]
-        for line in lines if len(lines) > 1 else [value]:
-            yield f"{place}{'/' if len(lines) > 1 else ''}", line
+        nested = nested_value(value)
+        if not isinstance(nested, str):
+            yield from _values(nested, place)
+        else:
+            yield from _of_lines(value, place)
+
+
+def _of_lines(text: str, place: str) -> Iterator[tuple[str, str]]:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) < 2:
+        yield place, text
+        return
+    for line in lines:
+        yield f"{place}/", line
+        if pair := _PAIR.match(line):
+            # `ws-1 name` and `ws-2 name` are one field.
+            name = re.sub(r"\S*\d\S*", "", line[: pair.end()].partition(":")[0])
+            yield f"{place}/{plain(name)}", line[pair.end() - 1 :].strip("*_` ")
