@@ -161,5 +161,7 @@ def _print_check(outcome: CheckOutcome, console: Console) -> None:
     if outcome.frauds:
         names = sorted({fraud.name for fraud in outcome.frauds})
         console.say(f"the certificate does not hold: {', '.join(names)}")
+        if outcome.other_version is not None:
+            console.say(outcome.other_version)
     else:
         console.say("the certificate holds")

@@ -37,6 +37,7 @@ from mcpagent.evaluate.summary import EvalSummary, success_of_all, summarise
 from mcpagent.reward.judge import JudgePrompts, JudgeRules
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.datasets import read_tasks
+from mcpagent.storage.packages import provenance
 from mcpagent.storage.trajectories import read_trajectories
 
 CERTIFICATE, PAGE, JUDGE_PROMPTS = "certificate.json", "page.html", "judge.yaml"
@@ -341,6 +342,36 @@ def reward_code_sha256() -> str:
     for path in files:
         total.update(f"{path.name} {sha256_of(path)}\n".encode())
     return total.hexdigest()
+
+
+def source_sha256() -> str:
+    """Of the whole package as it is installed here: what derives the figures, and writes the page."""
+    import mcpagent
+
+    root = Path(mcpagent.__file__).parent
+    total = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        total.update(f"{path.relative_to(root).as_posix()} {sha256_of(path)}\n".encode())
+    return total.hexdigest()
+
+
+def other_version(certificate: Certificate) -> str | None:
+    """A sentence where the certificate says that another version of mcpagent made it; None where this one
+    did. What differs then need not be a fraud."""
+    if certificate.code.get("source_sha256") == source_sha256():
+        return None
+    return (
+        f"It says that another version of mcpagent made it ({version_of(certificate.code)}; this is "
+        f"{version_of(provenance())}), which may derive intervals, grade or write the page in another way: "
+        "check it with that version before you call it forged."
+    )
+
+
+def version_of(code: JsonObject) -> str:
+    """Version and commit of what `storage.packages.provenance` says."""
+    version, git = code.get("versions", {}).get("mcpagent", ""), code.get("git") or {}
+    changed = ", with changes of its own" if git.get("has_changes") else ""
+    return " ".join(part for part in (f"mcpagent {version}", git.get("commit", "") + changed) if part)
 
 
 def task_file(folder: Path, split: str) -> Path:

@@ -7,7 +7,7 @@ from html import escape
 
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import JsonObject
-from mcpagent.evaluate.certificate import BASELINE, TRAINED, Certificate
+from mcpagent.evaluate.certificate import BASELINE, TRAINED, Certificate, version_of
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#d7d9e0;--soft:#5b6070;--card:#f6f7f9;--accent:#2457c5}
@@ -16,10 +16,15 @@ body{font:16px/1.55 system-ui,sans-serif;max-width:62rem;margin:0 auto;padding:2
 h1{font-size:1.7rem;margin:0 0 .25rem}h2{font-size:1.15rem;margin:2.2rem 0 .6rem}
 p{max-width:48rem}.soft{color:var(--soft)}.gain{font-size:2.4rem;font-weight:650;color:var(--accent)}
 .card{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:1rem 1.25rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.93rem}
-th,td{text-align:left;padding:.4rem .9rem .4rem 0;border-bottom:1px solid var(--line);vertical-align:top}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}code{font-size:.85em;overflow-wrap:anywhere}
-li{margin:.35rem 0;max-width:48rem}
+table{border-collapse:collapse;width:100%;font-size:.93rem}
+th,td{text-align:left;padding:.4rem 0 .4rem 1.2rem;border-bottom:1px solid var(--line);vertical-align:top}
+th:first-child,td:first-child{padding-left:0}td{overflow-wrap:anywhere}td:first-child{overflow-wrap:normal}
+td.n,th.n{text-align:right;white-space:pre-line;font-variant-numeric:tabular-nums}
+code{font-size:.85em;overflow-wrap:anywhere}li{margin:.35rem 0;max-width:48rem}
+@media(max-width:48rem){thead{display:none}
+tr{display:block;padding:.5rem 0;border-bottom:1px solid var(--line)}
+td{display:flex;justify-content:space-between;gap:1.2rem;padding:.15rem 0;border:0}td.n{white-space:normal}
+td:first-child{font-weight:600}td[data-of]::before{content:attr(data-of);color:var(--soft)}}
 """
 
 
@@ -106,7 +111,11 @@ def _budget(certificate: Certificate) -> str:
             budget.items(), key=lambda item: (item[0] != BASELINE, item[0] != TRAINED, item[0])
         )
     ]
-    return _table(head, rows)
+    about = (
+        "<p>pass@k: the share of tasks that at least one of k attempts solves; pass^k: that all k solve. "
+        "Brackets are 95% intervals, with the task as the independent unit.</p>"
+    )
+    return _table(head, rows, numbers=True) + about
 
 
 def _order(name: str) -> tuple[str, int]:
@@ -138,7 +147,7 @@ def _attacks(certificate: Certificate) -> str:
     gold = attacks["gold"]
     rows.append(["the plan itself (must succeed)", str(gold["episodes"]), str(gold["succeeded"])])
     paid = f"{attacks['succeeded']} of {attacks['episodes']} attacks on these very tasks were a success."
-    return f"<p>{_text(paid)}</p>" + _table(["attack", "episodes", "successes"], rows)
+    return f"<p>{_text(paid)}</p>" + _table(["attack", "episodes", "successes"], rows, numbers=True)
 
 
 def _sync(certificate: Certificate) -> str:
@@ -174,7 +183,7 @@ def _facts(certificate: Certificate) -> str:
         ["tools", _hash(certificate.catalog_hash)],
         ["reward, code", _hash(certificate.grader.get("code_sha256"))],
         ["reward in training", _reward(certificate.reward)],
-        ["code", _code(certificate.code)],
+        ["code", version_of(certificate.code)],
         ["seed", f"{certificate.conditions.seed}, which follows from all of these"],
         *([_NAMES[name], _shown(value)] for name, value in certificate.run.items() if name in _NAMES),
     ]
@@ -196,12 +205,6 @@ def _shown(value: object) -> str:
     return named[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def _code(code: JsonObject) -> str:
-    version, git = code.get("versions", {}).get("mcpagent", ""), code.get("git") or {}
-    changed = ", with changes of its own" if git.get("has_changes") else ""
-    return " ".join(part for part in (f"mcpagent {version}", git.get("commit", "") + changed) if part)
-
-
 def _reward(reward: JsonObject) -> str:
     if not reward:
         return "not recorded"
@@ -214,19 +217,28 @@ def _reward(reward: JsonObject) -> str:
     return f"{weights}; {kept}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
+    """`numbers`: of all columns but the first."""
+
     def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(f"<{tag}>{_text(cell)}</{tag}>" for cell in row)
+        shown: list[str] = []
+        for place, (name, cell) in enumerate(zip(head, row, strict=True)):
+            kind = ' class="n"' if numbers and place else ""
+            of = f' data-of="{_text(name)}"' if tag == "td" and name and place else ""  # on a narrow screen
+            shown.append(f"<{tag}{kind}{of}>{_text(cell)}</{tag}>")
+        return "".join(shown)
 
     top = f"<thead><tr>{cells('th', head)}</tr></thead>" if any(head) else ""
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="wide"><table>{top}<tbody>{body}</tbody></table></div>'
+    return f"<table>{top}<tbody>{body}</tbody></table>"
 
 
 def _rate(metric: JsonObject) -> str:
     if metric["value"] is None:
         return "-"
-    interval = "" if metric["ci_low"] is None else f" [{metric['ci_low']:.1%}, {metric['ci_high']:.1%}]"
+    interval = ""
+    if metric["ci_low"] is not None:
+        interval = f"\n[{metric['ci_low'] * 100:.1f},\u00a0{metric['ci_high'] * 100:.1f}]"
     return f"{metric['value']:.1%}{interval}"
 
 

@@ -36,6 +36,7 @@ from mcpagent.evaluate.certificate import (
     figures,
     overlaps,
     reward_code_sha256,
+    source_sha256,
     write_certificate,
 )
 from mcpagent.evaluate.certificate_page import certificate_page
@@ -262,7 +263,7 @@ def _certify(
         catalog_hash=catalog_hash,
         reward=subject.run.manifest.get("reward", {}),
         grader=_grader(heldout, judge),
-        code=provenance(),
+        code={**provenance(), "source_sha256": source_sha256()},
         figures=figures(
             Evidence(episodes=episodes, attacks=attacks, records=records, heldout=heldout, overlaps=left_out)
         ),

@@ -19,7 +19,7 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.env.episode import EpisodeLimits
 from mcpagent.env.offer import Discovery
 from mcpagent.errors import UserError
-from mcpagent.evaluate.certificate import BASELINE, TRAINED, Opened, open_certificate
+from mcpagent.evaluate.certificate import BASELINE, TRAINED, Opened, open_certificate, other_version
 from mcpagent.evaluate.certificate_check import Fraud, check_certificate
 from mcpagent.policy.canary import TOLERANCE
 from mcpagent.policy.contract import Sampling
@@ -37,11 +37,13 @@ _MOST_APART = 20.0  # times the tolerance: the most that one token may be apart
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOutcome:
-    """`checked` and `not_checked` say what was derived again, and what could not be."""
+    """`checked` and `not_checked` say what was derived again, and what could not be; `other_version` that,
+    where something does not hold, another version of mcpagent derived it."""
 
     frauds: Sequence[Fraud]
     checked: Sequence[str]
     not_checked: Sequence[str]
+    other_version: str | None
 
     def as_json(self) -> JsonObject:
         """The document of `certify --check --json`."""
@@ -50,6 +52,7 @@ class CheckOutcome:
             "frauds": [{"name": f.name, "detail": f.detail, "where": f.where} for f in self.frauds],
             "checked": list(self.checked),
             "not_checked": list(self.not_checked),
+            "other_version": self.other_version,
         }
 
 
@@ -76,7 +79,7 @@ def check(
             )
         frauds = check_certificate(opened)
         not_checked += ["tokens against texts", "logprobs under the weights", "replay"]
-        return CheckOutcome(frauds=frauds, checked=checked, not_checked=not_checked)
+        return _outcome(opened, frauds, checked, not_checked)
     frauds = []
     drawn = random.Random(replay_seed)  # by chance: who makes a certificate must not know which
     for side in (BASELINE, TRAINED):
@@ -88,7 +91,14 @@ def check(
                 frauds += _replayed(opened, side, loaded, replay, drawn, console)
     checked += ["tokens against texts", "logprobs under the weights"]
     (checked if replay else not_checked).append(f"replay of {replay} episodes a side" if replay else "replay")
-    return CheckOutcome(frauds=frauds, checked=checked, not_checked=not_checked)
+    return _outcome(opened, frauds, checked, not_checked)
+
+
+def _outcome(
+    opened: Opened, frauds: Sequence[Fraud], checked: Sequence[str], not_checked: Sequence[str]
+) -> CheckOutcome:
+    other = other_version(opened.certificate) if frauds else None
+    return CheckOutcome(frauds=frauds, checked=checked, not_checked=not_checked, other_version=other)
 
 
 @contextmanager

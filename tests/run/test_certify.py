@@ -149,6 +149,13 @@ def test_the_command_makes_and_checks_and_says_by_its_exit_code_whether_it_holds
     edit_json(out / "certificate.json", lambda document: document["figures"]["gain"].update(wins=3))
     bad = CliRunner().invoke(app, ["--check", str(out)])
     assert bad.exit_code == 1 and "figure edited: gain.wins is 3" in bad.stdout.replace("\n", " ")
+    assert "another version" not in bad.stdout
+    edit_json(out / "certificate.json", lambda document: document["code"].pop("source_sha256"))
+    older = CliRunner().invoke(app, ["--check", str(out)])
+    assert older.exit_code == 1
+    last = older.stdout.splitlines()[-1]
+    assert last.startswith("It says that another version of mcpagent made it (mcpagent ")
+    assert "before you call it forged" in last
 
 
 def refused(*words: str) -> UserError:
