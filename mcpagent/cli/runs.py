@@ -228,7 +228,10 @@ def view(
     console = Console()
     with LiveServer(run, port=port) as server:
         console.say(server.url)
-        server.serve_forever()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt as interrupt:
+            raise KeyboardInterrupt("the page is no longer served") from interrupt
 
 
 export_app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -212,7 +212,7 @@ CHARTS: dict[str, ChartSpec] = {
         ),
         bars=True,
     ),
-    "memory": ChartSpec("Memory", "Resident memory of the process, MB.", (Line("rss_mb", "resident"),)),
+    "memory": ChartSpec("Memory", "Resident memory of the process, MiB.", (Line("rss_mb", "resident"),)),
 }
 
 
@@ -431,13 +431,21 @@ def _traces(
         points = {"x": [x for x, _ in reported], "y": [y for _, y in reported], "mode": "lines+markers"}
         return [{**common, "type": "scatter", **points, "line": stroke, "marker": {"color": line.colour}}]
     if not spec.trend:
-        return [{**common, "type": "scatter", "mode": "lines", "y": values, "line": stroke}]
-    trend = {**common, "type": "scatter", "mode": "lines", "y": trailing_mean(values), "line": stroke}
+        return [{**common, **_line(values), "line": stroke}]
+    trend: JsonObject = {**common, **_line(trailing_mean(values)), "line": stroke}
     if not alone:
         return [trend]
     trend["name"] = f"mean of {TREND_STEPS}"
     marker: JsonObject = {"color": line.colour, "size": 5, "opacity": 0.45}
     return [{**common, "type": "scatter", "mode": "markers", "y": values, "marker": marker}, trend]
+
+
+def _line(values: Sequence[float | None]) -> JsonObject:
+    """A curve with gaps, where a point without neighbours is a mark: no line would show it."""
+    line: JsonObject = {"type": "scatter", "mode": "lines", "y": values}
+    triples = zip([None, *values], values, [*values[1:], None], strict=False)
+    sizes = [5 if (a, c) == (None, None) and b is not None else 0 for a, b, c in triples]
+    return {**line, "mode": "lines+markers", "marker": {"size": sizes}} if any(sizes) else line
 
 
 def layout_of(spec: ChartSpec, *, legend: bool) -> JsonObject:

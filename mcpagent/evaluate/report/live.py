@@ -58,11 +58,12 @@ class LiveRun:
         with self._lock:
             began_s = time.monotonic()
             if began_s >= self._next_look_s:
-                signature = self._look()
+                is_first, signature = not self._signature, self._look()
                 if signature != self._signature:
                     self._state = self._read(signature)
                     self._signature = signature
-                took_s = time.monotonic() - began_s
+                # What was there before is read only once, and does not keep the page from following.
+                took_s = 0.0 if is_first else time.monotonic() - began_s
                 self._next_look_s = time.monotonic() + 9 * took_s
             return self._state
 

@@ -337,6 +337,8 @@ def _curves(drawn: list[Chart]) -> str:
         return ""
     return (
         "<section><h2>Training curves</h2>"
+        '<p class="hint">A gap is a step that had nothing to measure: for an update, no group whose attempts '
+        "earned different rewards.</p>"
         '<noscript><p class="hint">Only the curves need JavaScript.</p></noscript>'
         f'<div class="charts">{figures}</div></section>'
     )
@@ -381,7 +383,8 @@ def _tools(run: RunView) -> str:
     hint = (
         "The calls of servers since these were last started. Of the errors, tool_error and invalid_arguments "
         "are the model's own; the others leave an episode unscored. Cut: results longer than the limit. "
-        "Repeats: sendings after a call's first, where that is safe. Restarts are those of the whole server."
+        "Repeats: sendings after a call's first, where that is safe. Secrets: results in which one was "
+        "hidden. Restarts are those of the whole server."
     )
     return f'<section><h2>Tools</h2><p class="hint">{hint}</p>{table}</section>'
 

@@ -63,6 +63,16 @@ def test_a_missing_or_infinite_value_is_a_gap_and_not_a_zero() -> None:
     assert chart.summary == "Entropy: entropy 0.500 at step 1, 0.200 at step 4"
 
 
+def test_a_point_between_gaps_is_a_mark_and_so_is_the_only_step() -> None:
+    rows: list[dict[str, object]] = [{"step": 1, "entropy": 0.5}, {"step": 2}, {"step": 3, "entropy": 0.5}]
+    rows += [{"step": 4}, {"step": 5, "entropy": 0.5}, {"step": 6, "entropy": 0.5}]
+    for steps, sizes in ((rows, [5, 0, 5, 0, 0, 0]), (rows[:1], [5])):
+        (chart,) = charts(_run(steps))
+        (trace,) = chart.figure["data"]
+        assert (trace["mode"], trace["marker"]["size"]) == ("lines+markers", sizes)
+        go.Figure(_resolved(chart.figure))
+
+
 def test_the_kl_limit_is_drawn_where_the_curve_comes_near_it() -> None:
     (near,) = charts(_run([{"step": 1, "kl": 0.2}]))
     (far,) = charts(_run([{"step": 1, "kl": 0.01}]))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +71,17 @@ def test_the_page_knows_a_new_step_and_its_episodes(run: Path, server: LiveServe
     assert second["figures"]["reward"]["data"][0]["x"][-1] == 31
     page = httpx.get(server.url)
     assert "connect-src 'self'" in page.text and page.headers["cache-control"] == "no-store"
+
+
+def test_reading_what_was_there_before_does_not_delay_the_first_new_step(run: Path) -> None:
+    later = run.with_name("later")
+    shutil.copytree(run, later)
+    _train_a_step(later, 31)
+    with LiveServer(run) as server:
+        first = server.live.state()
+        for path in [*later.glob("trajectories/step-000031*"), later / "metrics.jsonl"]:
+            path.replace(run / path.relative_to(later))
+        assert "step-000031" in server.live.state()["episodes"] and "step-000031" not in first["episodes"]
 
 
 def test_an_episode_is_shown_with_its_calls_and_what_it_earned_in_its_group(
@@ -140,6 +152,7 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(run: Path) -> None:
         os.kill(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors
+    assert errors.startswith("interrupted: the page is no longer served; begin again with: mcpagent view ")
 
 
 def test_a_folder_that_is_not_there_is_an_error_of_the_user(tmp_path: Path) -> None:
