@@ -6,10 +6,12 @@ import asyncio
 import inspect
 import math
 import os
-from collections import defaultdict
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from mcpagent.config.environment import resource_path, resource_root
@@ -22,10 +24,10 @@ from mcpagent.errors import UserError
 from mcpagent.policy.contract import Policy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
 from mcpagent.reward.validate import task_problems
-from mcpagent.rollout.collector import Player, attempts, collect
+from mcpagent.rollout.collector import Player, attempts, collect_on_disk
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.episodes import catalog_note, open_tasks
-from mcpagent.storage.datasets import read_tasks
+from mcpagent.storage.datasets import DiskList, read_tasks
 from mcpagent.storage.packages import pip_install
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import load_templates
@@ -50,8 +52,8 @@ def check_environment(
     """One verdict for each claim, from at least one trajectory a task: `gold` of `GoldPolicy`; `empty` of
     `EmptyPolicy`, but where the right answer is to abstain, of a policy that says so; `over_eager`, of those
     tasks only, of `OverEagerPolicy`."""
-    abstaining = [task for task in tasks if task.truth.abstain]
-    acting = [task for task in tasks if not task.truth.abstain]
+    abstaining = DiskList(task for task in tasks if task.truth.abstain)
+    acting = DiskList(task for task in tasks if not task.truth.abstain)
     return [
         _judgeable(tasks),
         _verdict("the gold plan scores 1.0", tasks, gold, _is_perfect, policy="gold"),
@@ -120,27 +122,26 @@ def _verdict(
     """Pass if `holds` for every trajectory of every one of `tasks`; an unscored one proves nothing."""
     if not tasks:
         return CheckResult(name=name, status=CheckStatus.SKIP, detail="no task of this kind")
-    attempts = _by_task(trajectories)
-    missing = [f"{task.id}: not run" for task in tasks if task.id not in attempts]
-    mine = [trajectory for task in tasks for trajectory in attempts.get(task.id, ())]
-    unscored = [_described(t) for t in mine if t.reward is None]
-    wrong = [_described(t) for t in mine if t.reward is not None and not holds(t)]
+    played: Counter[str] = Counter()
+    bad: defaultdict[str, list[tuple[bool, str]]] = defaultdict(list)
+    for trajectory in trajectories:
+        played[trajectory.task_id] += 1
+        if trajectory.reward is None or not holds(trajectory):
+            bad[trajectory.task_id].append((trajectory.reward is None, _described(trajectory)))
+    names = [task.id for task in tasks]
+    missing = [f"{name}: not run" for name in names if name not in played]
+    mine = sum(played[name] for name in names)
+    unscored = [text for name in names for is_unscored, text in bad.get(name, ()) if is_unscored]
+    wrong = [text for name in names for is_unscored, text in bad.get(name, ()) if not is_unscored]
     if wrong or unscored or missing:
-        counts = f"{len(wrong)} of {len(mine)} do not, {len(unscored)} unscored, {len(missing)} not run"
+        counts = f"{len(wrong)} of {mine} do not, {len(unscored)} unscored, {len(missing)} not run"
         return CheckResult(
             name=name,
             status=CheckStatus.FAIL,
             detail=f"{counts}: {_some([*wrong, *unscored, *missing])}",
             remedy=f"mcpagent rollout --policy {policy} --data FILE --out FILE",
         )
-    return CheckResult(name=name, status=CheckStatus.PASS, detail=f"{len(mine)} episodes")
-
-
-def _by_task(trajectories: Sequence[Trajectory]) -> Mapping[str, list[Trajectory]]:
-    grouped: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        grouped.setdefault(trajectory.task_id, []).append(trajectory)
-    return grouped
+    return CheckResult(name=name, status=CheckStatus.PASS, detail=f"{mine} episodes")
 
 
 def _is_perfect(trajectory: Trajectory) -> bool:
@@ -387,16 +388,20 @@ def env_check(
     `open_player` gives what plays the episodes in place of mcpagent's own rollout. Raises UserError.
     """
     console = console or Console()
-    given = _tasks_of(config, data) if data is not None else None
-    # Where a cassette answers, the servers are not what episodes meet.
-    isolation = (
-        () if _plays_cassette(config) else check_isolation(config, allow_writes=allow_writes, console=console)
-    )
-    if given is None and config.tools.servers is not None:
-        return EnvCheckOutcome(
-            checks=(check_signatures(), _NO_TASKS), failing={}, n_tasks=0, source=None, isolation=isolation
-        )
     with ExitStack() as stack:
+        given = stack.enter_context(open_tasks(config, data)) if data is not None else None
+        # Where a cassette answers, the servers are not what episodes meet.
+        isolation: tuple[ServerIsolation, ...] = ()
+        if not _plays_cassette(config):
+            isolation = check_isolation(config, allow_writes=allow_writes, console=console)
+        if given is None and config.tools.servers is not None:
+            return EnvCheckOutcome(
+                checks=(check_signatures(), _NO_TASKS),
+                failing={},
+                n_tasks=0,
+                source=None,
+                isolation=isolation,
+            )
         player = None if open_player is None else stack.enter_context(open_player(config))
         tools = (
             player.tools if player else stack.enter_context(open_tools(config.tools, on_note=console.note))
@@ -405,43 +410,40 @@ def env_check(
         note = catalog_note(tasks, tools.pool)
         if note is not None:
             console.note(note)
-        abstaining = [task for task in tasks if task.truth.abstain]
-        acting = [task for task in tasks if not task.truth.abstain]
+        abstaining = DiskList(task for task in tasks if task.truth.abstain)
+        acting = DiskList(task for task in tasks if not task.truth.abstain)
         with console.progress("Episodes", total=2 * len(tasks) + len(abstaining)) as advance:
 
-            def play(policy: Policy, played: Sequence[Task]) -> list[Trajectory]:
+            def play(policy: Policy, played: Sequence[Task]) -> Sequence[Trajectory]:
                 if player is not None:
                     return player.play(policy, played, on_done=lambda _: advance())
                 return _play(policy, played, config=config, tools=tools, on_done=lambda _: advance())
 
             runs = {
                 "gold": play(GoldPolicy(tasks), tasks),
-                "empty": play(EmptyPolicy(), acting) + play(GoldPolicy(abstaining), abstaining),
+                "empty": DiskList(
+                    chain(play(EmptyPolicy(), acting), play(GoldPolicy(abstaining), abstaining))
+                ),
                 "over_eager": play(OverEagerPolicy(), abstaining),
             }
             tool_metrics, cassette = tools.pool.metrics(), tools.take_cassette_counts()
-    return EnvCheckOutcome(
-        checks=(
-            check_signatures(),
-            *check_environment(tasks, **runs),
-            *(() if player is None else player.checks()),
-        ),
-        failing=_failing(tasks, runs),
-        n_tasks=len(tasks),
-        source=source,
-        isolation=isolation,
-        tool_metrics=tool_metrics,
-        cassette=cassette,
-    )
+        return EnvCheckOutcome(
+            checks=(
+                check_signatures(),
+                *check_environment(tasks, **runs),
+                *(() if player is None else player.checks()),
+            ),
+            failing=_failing(tasks, runs),
+            n_tasks=len(tasks),
+            source=source,
+            isolation=isolation,
+            tool_metrics=tool_metrics,
+            cassette=cassette,
+        )
 
 
 def _plays_cassette(config: TrainConfig) -> bool:
     return config.tools.cassette is not None and config.tools.cassette_mode != "off"
-
-
-def _tasks_of(config: TrainConfig, data: Path) -> list[Task]:
-    with open_tasks(config, data) as tasks:
-        return list(tasks)
 
 
 def _sample_tasks(config: TrainConfig, tools: Tools) -> tuple[Sequence[Task], str]:
@@ -463,10 +465,10 @@ def _play(
     config: TrainConfig,
     tools: Tools,
     on_done: Callable[[Trajectory], None],
-) -> list[Trajectory]:
+) -> DiskList[Trajectory]:
     return tools.io.run(
-        collect(
-            list(attempts(tasks, per_task=1, seed=config.seed, label="check")),
+        collect_on_disk(
+            attempts(tasks, per_task=1, seed=config.seed, label="check"),
             policy=policy,
             tools=tools.pool,
             settings=agent_settings(config, max_context=None),
@@ -477,15 +479,20 @@ def _play(
     )
 
 
-def _failing(tasks: Sequence[Task], runs: dict[str, list[Trajectory]]) -> dict[str, tuple[str, ...]]:
+def _failing(tasks: Sequence[Task], runs: Mapping[str, Sequence[Trajectory]]) -> dict[str, tuple[str, ...]]:
     """Every check is a claim about each task, so the checks of one task alone say whether it breaks them."""
-    by_task: dict[str, dict[str, list[Trajectory]]] = defaultdict(lambda: {name: [] for name in runs})
+    places: dict[str, defaultdict[str, array[int]]] = {}
     for name, trajectories in runs.items():
-        for trajectory in trajectories:
-            by_task[trajectory.task_id][name].append(trajectory)
+        places[name] = defaultdict(lambda: array("q"))
+        for place, trajectory in enumerate(trajectories):
+            places[name][trajectory.task_id].append(place)
     failing: dict[str, tuple[str, ...]] = {}
     for task in tasks:
-        verdicts = check_environment([task], **by_task[task.id])
+        mine = {
+            name: [trajectories[place] for place in places[name].get(task.id, ())]
+            for name, trajectories in runs.items()
+        }
+        verdicts = check_environment([task], **mine)
         broken = tuple(verdict.name for verdict in verdicts if verdict.status is CheckStatus.FAIL)
         if broken:
             failing[task.id] = broken

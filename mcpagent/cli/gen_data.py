@@ -28,6 +28,7 @@ from mcpagent.errors import UserError
 if TYPE_CHECKING:
     from mcpagent.config.dataset_servers import DatasetServers
     from mcpagent.console import Console
+    from mcpagent.synth.datasets.describe import DatasetCounts
     from mcpagent.synth.dependent.convert import Conversion
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -294,6 +295,7 @@ def convert(
     from mcpagent.console import Console
     from mcpagent.storage.datasets import write_jsonl
     from mcpagent.storage.locks import locked_file
+    from mcpagent.synth.datasets.describe import DatasetCounts
     from mcpagent.synth.generate import check_dataset_servers, write_servers
 
     console = Console(is_json=as_json)
@@ -312,22 +314,22 @@ def convert(
         for fault in conversion.faults:
             console.note(f"{spec}: {fault.pointer}: {fault.code.value}: {fault.message}\n  {fault.remedy}")
         rejects = out.with_name(f"{out.name}.rejects.jsonl")
-        if conversion.faults and (not keep_going or not conversion.tasks):
-            _refuse(conversion, spec, console, as_json=as_json, could_keep=bool(conversion.tasks))
-        if not conversion.tasks:
+        if conversion.faults and not (keep_going and conversion.good):
+            _refuse(conversion, spec, console, as_json=as_json)
+        if not conversion.good:
             raise UserError("the spec holds no task", where=str(spec), remedy="nothing was written")
         write_servers(remembered)
-        write_jsonl(out, conversion.tasks)
+        counts = DatasetCounts()
+        write_jsonl(out, counts.passed(conversion.tasks))
         if conversion.faults:
             write_jsonl(
                 rejects,
-                [
+                (
                     {"pointer": item.pointer, "faults": [f.as_json() for f in item.faults], "raw": item.raw}
-                    for item in conversion.items
-                    if item.faults
-                ],
+                    for item in conversion.bad
+                ),
             )
-    _report(conversion, console, out=out, rejects=rejects if conversion.faults else None)
+    _report(conversion, counts, console, out=out, rejects=rejects if conversion.faults else None)
 
 
 def _remembered(servers: str | None, out: Path, console: Console) -> DatasetServers | None:
@@ -367,16 +369,15 @@ async def _convert(
         return await execute_plans(conversion, CallCache(pool)) if execute else conversion
 
 
-def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bool, could_keep: bool) -> None:
+def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bool) -> None:
     from mcpagent.console import counted
 
-    faults, bad = conversion.faults, [item for item in conversion.items if item.faults]
-    of = counted(len(conversion.items), "task")
+    faults, bad, good = conversion.faults, len(conversion.bad), len(conversion.good)
     error = UserError(
-        f"{counted(len(faults), 'fault')} in {len(bad)} of {of}; nothing was written",
+        f"{counted(len(faults), 'fault')} in {bad} of {counted(bad + good, 'task')}; nothing was written",
         where=str(spec),
         remedy="fix them"
-        + (", or add --keep-going to write the others and a file of rejects" if could_keep else ""),
+        + (", or add --keep-going to write the others and a file of rejects" if good else ""),
     )
     if as_json:
         console.print_json({**error.as_json(), "faults": [fault.as_json() for fault in faults]})
@@ -384,18 +385,19 @@ def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bo
     raise typer.Exit(UserError.exit_code)
 
 
-def _report(conversion: Conversion, console: Console, *, out: Path, rejects: Path | None) -> None:
+def _report(
+    conversion: Conversion, of_tasks: DatasetCounts, console: Console, *, out: Path, rejects: Path | None
+) -> None:
     from mcpagent.console import counted
-    from mcpagent.synth.datasets.describe import count_tasks
 
-    counts = count_tasks(conversion.tasks).as_json()
+    counts = of_tasks.as_json()
     codes: dict[str, int] = {}
     for fault in conversion.faults:
         codes[fault.code.value] = codes.get(fault.code.value, 0) + 1
     document = {
         **counts,
         "path": str(out),
-        "rejected": sum(bool(item.faults) for item in conversion.items),
+        "rejected": len(conversion.bad),
         "rejects": codes,
         "rejects_path": None if rejects is None else str(rejects),
         "notes": conversion.notes,

@@ -6,8 +6,10 @@ All of it follows from tasks and stored episodes, without a model that judges.
 from __future__ import annotations
 
 import math
+import sys
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mcpagent.core.records import Metric, Record
@@ -17,6 +19,7 @@ from mcpagent.core.trajectory import StopReason, Trajectory, Turn
 from mcpagent.evaluate.intervals import clustered_mean
 from mcpagent.reward.assignment import ARGUMENT_CREDIT, NAME_CREDIT, Assignment, assign
 from mcpagent.reward.record import EpisodeRecord, record_of
+from mcpagent.storage.datasets import DiskList
 
 _LIMITS = frozenset(
     {
@@ -91,19 +94,80 @@ class _Played:
         return len(self.record.calls) + self.record.parse_failure_count
 
 
-def break_down(tasks: Iterable[Task], trajectories: Sequence[Trajectory]) -> Breakdown:
-    """The breakdown of episodes of `tasks`; episodes of other tasks are left out."""
-    names = {t.task_id for t in trajectories}
-    by_id = {task.id: task for task in tasks if task.id in names}
-    episodes = sorted((t for t in trajectories if t.task_id in by_id), key=lambda t: (t.task_id, t.attempt))
-    played = [_played(by_id[t.task_id], t) for t in episodes]
-    scored = [p for p in played if p.trajectory.is_success is not None]
+def break_down(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> Breakdown:
+    """The breakdown of episodes of `tasks`; episodes of other tasks are left out. Of an episode a few numbers
+    are kept, so that there may be any number of them; `tasks` may be a file of tasks."""
+    tasks = tasks if isinstance(tasks, Sequence) else DiskList(tasks)
+    places = {task.id: place for place, task in enumerate(tasks)}
+    table = _Table()
+    for trajectory in trajectories:
+        if (place := places.get(trajectory.task_id)) is not None:
+            table.add(_played(tasks[place], trajectory))
+    rows = sorted(range(len(table.success)), key=lambda row: (table.tasks[row], table.attempts[row]))
     return Breakdown(
-        measures={name: _mean(scored, of, rate=name not in COUNTS) for name, of in MEASURES.items()},
-        slices={name: _slices(played, divide) for name, divide in DIVISIONS.items()},
-        errors=_errors(played),
-        episode_latency=_times([sum(turn.wall_s for turn in p.trajectory.turns) for p in scored]),
+        measures={name: table.measure(name, rows) for name in MEASURES},
+        slices={name: table.slices(name, rows) for name in DIVISIONS},
+        errors=table.error_kinds(rows),
+        episode_latency=_times([s for row, s in enumerate(table.seconds) if table.is_scored(row)]),
     )
+
+
+class _Table:
+    """What the breakdown needs of each episode, in columns; not a number stands for one that it has not."""
+
+    def __init__(self) -> None:
+        self.tasks: list[str] = []
+        self.attempts = array("q")
+        self.success = array("d")
+        self.seconds = array("d")
+        self._measures = {name: array("d") for name in MEASURES}
+        self._parts: dict[str, list[str]] = {name: [] for name in DIVISIONS}
+        self._errors: dict[int, tuple[str, str]] = {}  # kind and episode, by row
+
+    def add(self, played: _Played) -> None:
+        trajectory = played.trajectory
+        if (kind := _error(played)) is not None:
+            self._errors[len(self.success)] = (sys.intern(kind), trajectory.id)
+        self.tasks.append(sys.intern(played.task.id))
+        self.attempts.append(trajectory.attempt)
+        self.success.append(math.nan if trajectory.is_success is None else float(trajectory.is_success))
+        self.seconds.append(sum(turn.wall_s for turn in trajectory.turns))
+        for name, measure in MEASURES.items():
+            value = measure(played) if trajectory.is_success is not None else None
+            self._measures[name].append(math.nan if value is None else value)
+        for name, divide in DIVISIONS.items():
+            self._parts[name].append(sys.intern(divide(played.task)))
+
+    def is_scored(self, row: int) -> bool:
+        return not math.isnan(self.success[row])
+
+    def measure(self, name: str, rows: Iterable[int]) -> Metric:
+        column = self._measures[name]
+        values = self._by_task((row, column[row]) for row in rows if not math.isnan(column[row]))
+        return clustered_mean(list(values.values()), seed=0, rate=name not in COUNTS)
+
+    def slices(self, name: str, rows: Iterable[int]) -> dict[str, Slice]:
+        parts: dict[str, list[int]] = defaultdict(list)
+        for row in rows:
+            parts[self._parts[name][row]].append(row)
+        return {part: self._slice(parts[part]) for part in sorted(parts)}
+
+    def error_kinds(self, rows: Iterable[int]) -> dict[str, ErrorKind]:
+        kinds = [self._errors[row] for row in rows if row in self._errors]
+        counts = Counter(kind for kind, _ in kinds)
+        first = dict(reversed(kinds))
+        return {k: ErrorKind(episodes=counts[k], example=first[k]) for k in ERRORS if counts[k]}
+
+    def _slice(self, rows: Sequence[int]) -> Slice:
+        values = self._by_task((row, float(self.success[row] == 1.0)) for row in rows)
+        success = clustered_mean(list(values.values()), seed=0)
+        return Slice(n_tasks=len(values), n_episodes=len(rows), task_success=success)
+
+    def _by_task(self, values: Iterable[tuple[int, float]]) -> dict[str, list[float]]:
+        by_task: dict[str, list[float]] = defaultdict(list)
+        for row, value in values:
+            by_task[self.tasks[row]].append(value)
+        return by_task
 
 
 def error_of(task: Task, trajectory: Trajectory) -> str | None:
@@ -208,14 +272,6 @@ MEASURES: dict[str, Callable[[_Played], float | None]] = {
 COUNTS = frozenset({"mean_prompt_tokens", "mean_completion_tokens"})  # the others are rates
 
 
-def _mean(played: Sequence[_Played], measure: Callable[[_Played], float | None], *, rate: bool) -> Metric:
-    by_task: dict[str, list[float]] = defaultdict(list)
-    for one in played:
-        if (value := measure(one)) is not None:
-            by_task[one.task.id].append(value)
-    return clustered_mean([by_task[name] for name in sorted(by_task)], seed=0, rate=rate)
-
-
 def _class(task: Task) -> str:
     return str(task.extra_info.get("class") or task.extra_info.get("template") or task.data_source)
 
@@ -246,28 +302,6 @@ DIVISIONS: dict[str, Callable[[Task], str]] = {
     "steps": _step_count,
     "distractors": _distractors,
 }
-
-
-def _slices(played: Sequence[_Played], divide: Callable[[Task], str]) -> dict[str, Slice]:
-    parts: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in played:
-        parts[divide(one.task)][one.task.id].append(float(bool(one.trajectory.is_success)))
-    return {name: _slice(parts[name]) for name in sorted(parts)}
-
-
-def _slice(by_task: Mapping[str, Sequence[float]]) -> Slice:
-    return Slice(
-        n_tasks=len(by_task),
-        n_episodes=sum(map(len, by_task.values())),
-        task_success=clustered_mean([by_task[name] for name in sorted(by_task)], seed=0),
-    )
-
-
-def _errors(played: Sequence[_Played]) -> dict[str, ErrorKind]:
-    kinds = [(kind, one.trajectory.id) for one in played if (kind := _error(one)) is not None]
-    counts = Counter(kind for kind, _ in kinds)
-    examples = dict(reversed(kinds))
-    return {kind: ErrorKind(episodes=counts[kind], example=examples[kind]) for kind in ERRORS if counts[kind]}
 
 
 def _times(seconds: Sequence[float]) -> Times:

@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,7 +37,7 @@ from mcpagent.evaluate.intervals import rate_interval
 from mcpagent.evaluate.summary import EvalSummary, success_of_all, summarise
 from mcpagent.reward.judge import JudgePrompts, JudgeRules
 from mcpagent.storage.atomic import write_text
-from mcpagent.storage.datasets import read_tasks
+from mcpagent.storage.datasets import DiskList, read_tasks
 from mcpagent.storage.packages import provenance
 from mcpagent.storage.trajectories import read_trajectories
 
@@ -156,9 +157,14 @@ def overlaps(
 ) -> dict[str, str]:
     """Held-out tasks that training has, and why, by id. `trained_on` are the questions of the episodes that
     the run was trained on, by task id."""
-    tasks = list(train)
-    ids, questions = {task.id for task in tasks}, {question_key(task) for task in tasks}
-    plans = {key for task in tasks if (key := plan_key(task)) is not None}
+    ids: set[str] = set()
+    questions: set[str] = set()
+    plans: set[str | None] = set()
+    for task in train:
+        ids.add(task.id)
+        questions.add(question_key(task))
+        plans.add(plan_key(task))
+    plans.discard(None)
     played = {question for of_task in trained_on.values() for question in of_task}
     overlapping: dict[str, str] = {}
     for task in heldout:
@@ -237,13 +243,10 @@ def _cost(records: Sequence[JsonObject], of_run: Sequence[JsonObject]) -> JsonOb
 def _attacks(played: Sequence[Trajectory]) -> JsonObject:
     """By kind of attack, how many episodes it had and how many of them were a success; `gold` is the plan
     itself, which must succeed."""
-    kinds: dict[str, list[Trajectory]] = {}
+    kinds: dict[str, list[bool]] = {}
     for trajectory in played:
-        kinds.setdefault(trajectory.id.rpartition("#")[2], []).append(trajectory)
-    counts = {
-        kind: {"episodes": len(each), "succeeded": sum(t.is_success is True for t in each)}
-        for kind, each in sorted(kinds.items())
-    }
+        kinds.setdefault(trajectory.id.rpartition("#")[2], []).append(trajectory.is_success is True)
+    counts = {kind: {"episodes": len(each), "succeeded": sum(each)} for kind, each in sorted(kinds.items())}
     gold = counts.pop("gold", {"episodes": 0, "succeeded": 0})
     tried, paid = (sum(c[name] for c in counts.values()) for name in ("episodes", "succeeded"))
     return {
@@ -406,7 +409,7 @@ class Opened:
     manifest: JsonObject
     trained_on: Mapping[str, Sequence[str]]
 
-    @property
+    @cached_property
     def overlaps(self) -> dict[str, str]:
         """Held-out tasks that training has, derived again."""
         return overlaps(self.train, self.heldout, self.trained_on)
@@ -432,8 +435,8 @@ def open_certificate(folder: Path) -> Opened:
     return Opened(
         folder=folder,
         certificate=certificate,
-        train=list(read_tasks(task_file(folder, "train"))),
-        heldout=list(read_tasks(task_file(folder, "heldout"))),
+        train=DiskList(read_tasks(task_file(folder, "train"))),
+        heldout=DiskList(read_tasks(task_file(folder, "heldout"))),
         episodes=sides,
         attacks=_episodes(folder, ATTACKS),
         records=records,
@@ -442,11 +445,11 @@ def open_certificate(folder: Path) -> Opened:
     )
 
 
-def _episodes(folder: Path, side: str) -> list[Trajectory]:
+def _episodes(folder: Path, side: str) -> DiskList[Trajectory]:
     path = folder / "episodes" / f"{side}.jsonl.zst"
     if not path.is_file():
         raise UserError(f"lacks episodes/{side}.jsonl.zst", where=str(folder), remedy="get the whole folder")
-    return list(read_trajectories(path))
+    return DiskList(read_trajectories(path))
 
 
 def _json(path: Path) -> Any:

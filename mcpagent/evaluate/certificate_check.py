@@ -42,6 +42,8 @@ from mcpagent.reward.record import EpisodeRecord
 from mcpagent.rollout.agent import ContextRenderer
 from mcpagent.rollout.collector import attempts
 from mcpagent.storage.checkpoints import weights_sha256
+from mcpagent.storage.datasets import DiskList, text_digest
+from mcpagent.storage.trajectories import ById
 from mcpagent.tools.cassettes.cassette import Cassette
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.io_thread import IOThread
@@ -171,18 +173,16 @@ def _attempts(opened: Opened) -> Iterator[Fraud]:
     seed = committed_seed(certificate.datasets, certificate.sides, conditions)
     if conditions.seed != seed:
         yield Fraud("seed chosen", f"it is {conditions.seed}, and {seed} follows from the rest")
-    left_out = opened.overlaps
-    tasks = [task for task in opened.heldout if task.id not in left_out]
-    expected = {
-        attempt.episode_id: attempt.seed
-        for attempt in attempts(tasks, per_task=conditions.samples, seed=seed, label="evaluation")
-    }
+    counted = (task for task in opened.heldout if task.id not in opened.overlaps)
+    planned = attempts(counted, per_task=conditions.samples, seed=seed, label="evaluation")
+    expected = {attempt.episode_id: attempt.seed for attempt in planned}
+    tasks = dict.fromkeys(name.rpartition("#")[0] for name in expected)
     for side, played in opened.episodes.items():
-        ids = [t.id for t in played]
-        if len(set(ids)) < len(ids):
+        ids = {t.id for t in played}
+        if len(ids) < len(played):
             yield Fraud("attempts picked", "an episode is there twice", side)
         tried = {t.task_id for t in played}
-        missing = [task.id for task in tasks if task.id not in tried]
+        missing = [name for name in tasks if name not in tried]
         if missing:
             yield Fraud("tasks dropped", f"{missing[0]} was not played ({len(missing)} such)", side)
         lacking = [name for name in expected if name not in ids and name.rpartition("#")[0] in tried]
@@ -190,7 +190,7 @@ def _attempts(opened: Opened) -> Iterator[Fraud]:
             yield Fraud("attempts picked", f"{lacking[0]} lacks ({len(lacking)} such)", side)
         for t in played:
             if t.id not in expected:
-                if t.task_id not in left_out:
+                if t.task_id not in opened.overlaps:
                     yield Fraud("budget unequal", f"{t.id} is an attempt too many", side)
             elif t.seed != expected[t.id] or t.id != f"{t.group_id}#{t.attempt}" or t.group_id != t.task_id:
                 yield Fraud("seed chosen", f"{t.id} was played with another seed", side)
@@ -233,21 +233,22 @@ def _sides(opened: Opened) -> Iterator[Fraud]:
     if trained.base_sha256 not in (None, baseline.weights_sha256):
         yield Fraud("other base", "the adapter was trained on other weights")
     firsts = [
-        {t.id: t.turns[0].added_token_ids for t in side if t.turns} for side in opened.episodes.values()
+        {t.id: text_digest(str(t.turns[0].added_token_ids)) for t in side if t.turns}
+        for side in opened.episodes.values()
     ]
     for of_side, name in zip(firsts, opened.episodes, strict=True):
         differing = [key for key in of_side if key in firsts[0] and of_side[key] != firsts[0][key]]
         if differing:
-            yield Fraud(
-                "prompt edited", f"{differing[0]} begins with other tokens than on the other side", name
-            )
+            detail = f"{differing[0]} begins with other tokens than on the other side"
+            yield Fraud("prompt edited", detail, name)
 
 
 def _is_same(a: Sequence[Trajectory], b: Sequence[Trajectory]) -> bool:
-    def sampled(side: Sequence[Trajectory]) -> list[Any]:
-        return [(t.id, [(u.completion.token_ids, u.completion.logprobs) for u in t.turns]) for t in side]
+    def sampled(t: Trajectory) -> Any:
+        return t.id, [(u.completion.token_ids, u.completion.logprobs) for u in t.turns]
 
-    return sampled(a) == sampled(b) and any(t.turns for t in a)
+    is_equal = len(a) == len(b) and all(sampled(t) == sampled(u) for t, u in zip(a, b, strict=True))
+    return is_equal and any(t.turns for t in a)
 
 
 def _tools(opened: Opened, catalog_hash: str) -> Iterator[Fraud]:
@@ -299,11 +300,11 @@ async def _play_again(
     judge: JudgeRules | None,
     renderer: ContextRenderer | None,
     decode: Callable[[Sequence[int]], str] | None,
-) -> tuple[dict[str, list[Trajectory]], list[Fraud]]:
+) -> tuple[dict[str, DiskList[Trajectory]], list[Fraud]]:
     """Every episode as its texts and the tape give it, and how that differs from what is stored."""
     conditions = opened.certificate.conditions
-    tasks = {task.id: task for task in opened.heldout}
-    again: dict[str, list[Trajectory]] = {}
+    tasks = ById(opened.heldout)
+    again: dict[str, DiskList[Trajectory]] = {}
     frauds: list[Fraud] = []
     for side, stored in {**opened.episodes, ATTACKS: opened.attacks}.items():
         limits = EpisodeLimits(
@@ -311,7 +312,7 @@ async def _play_again(
             max_tool_calls=conditions.max_tool_calls,
             message_limit_chars=conditions.message_limit_chars,
         )
-        again[side] = []
+        again[side] = DiskList()
         for t in stored:
             task = tasks.get(t.task_id)
             if task is None:
@@ -471,15 +472,14 @@ def _attack_frauds(
 def _figures(opened: Opened, played: Mapping[str, Sequence[Trajectory]]) -> Iterator[Fraud]:
     sides = {side: each for side, each in played.items() if side != ATTACKS}
     try:
-        derived = figures(
-            Evidence(
-                episodes=sides,
-                attacks=played[ATTACKS],
-                records=opened.records,
-                heldout=opened.heldout,
-                overlaps=opened.overlaps,
-            )
+        evidence = Evidence(
+            episodes=sides,
+            attacks=played[ATTACKS],
+            records=opened.records,
+            heldout=opened.heldout,
+            overlaps=opened.overlaps,
         )
+        derived = figures(evidence)
     except RunError as error:
         yield Fraud("figure edited", str(error))
         return

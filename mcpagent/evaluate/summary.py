@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import Field
 
@@ -15,7 +17,8 @@ from mcpagent.evaluate.breakdown import Breakdown
 from mcpagent.evaluate.intervals import clustered_mean
 from mcpagent.policy.contract import Policy
 from mcpagent.rollout.agent import AgentSettings, ContextRenderer
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import attempts, collect_on_disk
+from mcpagent.storage.datasets import DiskList
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.metrics import PoolMetrics
 
@@ -127,28 +130,85 @@ EpisodeMeasure = Callable[[Trajectory], float | None]
 
 
 def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSummary:
-    """Metrics with 95% intervals; `seed` drives the resampling only. Attempts are grouped by task id."""
-    by_task: dict[str, list[Trajectory]] = defaultdict(list)
+    """Metrics with 95% intervals; `seed` drives the resampling only. Attempts are grouped by task id. Of an
+    episode a few numbers are kept, so that there may be any number of them."""
+    table = _Table()
     for trajectory in trajectories:
-        by_task[trajectory.task_id].append(trajectory)
-    tasks = {task_id: _outcome(by_task[task_id]) for task_id in sorted(by_task)}
-    everything = [t for attempts in by_task.values() for t in attempts]
-    present = {t.complexity for t in everything}
-    ordered = [c for c in COMPLEXITIES if c in present] + sorted(present - set(COMPLEXITIES))
+        table.add(trajectory)
+    rows = table.rows_by_task()
+    tasks = {task_id: table.outcome(task_id, rows[task_id]) for task_id in rows}
+    ordered = [c for c in COMPLEXITIES if c in table.complexities]
+    ordered += sorted(table.complexities - set(COMPLEXITIES))
     return EvalSummary(
-        metrics=_metrics(by_task, seed) | pass_metrics([o.success for o in tasks.values()], seed=seed),
-        by_complexity={c: _of_complexity(c, tasks, by_task, seed) for c in ordered},
+        metrics=table.metrics(rows, seed) | pass_metrics([o.success for o in tasks.values()], seed=seed),
+        by_complexity={c: _of_complexity(c, tasks, table, rows, seed) for c in ordered},
         n_tasks=len(tasks),
-        n_episodes=len(everything),
+        n_episodes=len(table.attempts),
         unscored=sum(o.unscored for o in tasks.values()),
-        stop_reasons=dict(sorted(Counter(t.stop_reason.value for t in everything).items())),
+        stop_reasons=dict(sorted(table.stop_reasons.items())),
         tasks=tasks,
     )
 
 
-def is_scored(trajectory: Trajectory) -> bool:
-    """Whether an episode has a reward and a success verdict; infrastructure failures have neither."""
-    return trajectory.is_success is not None
+_Rows = Mapping[str, Sequence[int]]  # of the table, by task id
+
+
+class _Table:
+    """The measures of each episode, in columns of 8 bytes; not a number stands for one that it has not."""
+
+    def __init__(self) -> None:
+        self.columns = {name: array("d") for name in (*RATE_METRICS, *MEAN_METRICS)}
+        self.attempts = array("q")
+        self.stop_reasons: Counter[str] = Counter()
+        self.complexities: set[str] = set()
+        self._task = array("q")  # of each row, its place among the tasks
+        self._tasks: dict[str, tuple[int, str]] = {}  # place and complexity
+
+    def add(self, trajectory: Trajectory) -> None:
+        complexity = sys.intern(trajectory.complexity)
+        place, _ = self._tasks.setdefault(trajectory.task_id, (len(self._tasks), complexity))
+        self._task.append(place)
+        self.attempts.append(trajectory.attempt)
+        self.complexities.add(complexity)
+        self.stop_reasons[trajectory.stop_reason.value] += 1
+        for measures in (RATE_METRICS, MEAN_METRICS):
+            for name, measure in measures.items():
+                value = measure(trajectory)
+                self.columns[name].append(math.nan if value is None else value)
+
+    def rows_by_task(self) -> _Rows:
+        """The rows of each task, by id in order."""
+        rows: list[array[int]] = [array("q") for _ in self._tasks]
+        for row, place in enumerate(self._task):
+            rows[place].append(row)
+        return {task_id: rows[self._tasks[task_id][0]] for task_id in sorted(self._tasks)}
+
+    def outcome(self, task_id: str, rows: Sequence[int]) -> TaskOutcome:
+        scored = sorted(self._scored(rows), key=lambda row: self.attempts[row])
+        rewards = self._values("mean_reward", scored)
+        return TaskOutcome(
+            complexity=self._tasks[task_id][1],
+            success=tuple(self._values("task_success", scored)),
+            reward=tuple(rewards),
+            unscored=len(rows) - len(scored),
+        )
+
+    def metrics(self, rows: _Rows, seed: int) -> dict[str, Metric]:
+        """Over scored episodes, but for the one metric that has all."""
+        metrics: dict[str, Metric] = {}
+        for name in self.columns:
+            every = name == "task_success_all"
+            values = [self._values(name, of if every else self._scored(of)) for of in rows.values()]
+            metrics[name] = clustered_mean(values, seed=seed, rate=name in RATE_METRICS)
+        return metrics
+
+    def _scored(self, rows: Iterable[int]) -> Iterator[int]:
+        success = self.columns["task_success"]
+        return (row for row in rows if not math.isnan(success[row]))
+
+    def _values(self, name: str, rows: Iterable[int]) -> list[float]:
+        column = self.columns[name]
+        return [column[row] for row in rows if not math.isnan(column[row])]
 
 
 def success_of_all(summary: EvalSummary, *, complexity: str | None = None) -> Metric:
@@ -172,24 +232,6 @@ def pass_metrics(successes_by_task: Sequence[Sequence[float]], *, seed: int) -> 
         metrics[f"pass@{k}"] = clustered_mean(any_of, seed=seed)
         metrics[f"pass^{k}"] = clustered_mean(all_of, seed=seed)
     return metrics
-
-
-def _outcome(attempts: Sequence[Trajectory]) -> TaskOutcome:
-    scored = [t for t in sorted(attempts, key=lambda t: t.attempt) if is_scored(t)]
-    return TaskOutcome(
-        complexity=attempts[0].complexity,
-        success=tuple(float(bool(t.is_success)) for t in scored),
-        reward=tuple(t.reward for t in scored if t.reward is not None),
-        unscored=len(attempts) - len(scored),
-    )
-
-
-def _mean(
-    scored: Mapping[str, Sequence[Trajectory]], measure: EpisodeMeasure, seed: int, *, rate: bool
-) -> Metric:
-    """Episodes for which `measure` is None are left out."""
-    values = [[v for t in attempts if (v := measure(t)) is not None] for attempts in scored.values()]
-    return clustered_mean(values, seed=seed, rate=rate)
 
 
 def _success(trajectory: Trajectory) -> float | None:
@@ -237,24 +279,11 @@ MEAN_METRICS: dict[str, EpisodeMeasure] = {
 }
 
 
-def _metrics(by_task: Mapping[str, Sequence[Trajectory]], seed: int) -> dict[str, Metric]:
-    scored = {task_id: [t for t in by_task[task_id] if is_scored(t)] for task_id in sorted(by_task)}
-    episodes = {"task_success_all": {task_id: by_task[task_id] for task_id in scored}}
-    rates = {
-        name: _mean(episodes.get(name, scored), measure, seed, rate=True)
-        for name, measure in RATE_METRICS.items()
-    }
-    return rates | {name: _mean(scored, measure, seed, rate=False) for name, measure in MEAN_METRICS.items()}
-
-
 def _of_complexity(
-    complexity: str,
-    tasks: Mapping[str, TaskOutcome],
-    by_task: Mapping[str, Sequence[Trajectory]],
-    seed: int,
+    complexity: str, tasks: Mapping[str, TaskOutcome], table: _Table, rows: _Rows, seed: int
 ) -> ComplexitySummary:
     outcomes = {task_id: o for task_id, o in tasks.items() if o.complexity == complexity}
-    metrics = _metrics({task_id: by_task[task_id] for task_id in outcomes}, seed)
+    metrics = table.metrics({task_id: rows[task_id] for task_id in outcomes}, seed)
     unscored = sum(o.unscored for o in outcomes.values())
     return ComplexitySummary(
         n_tasks=len(outcomes),
@@ -281,14 +310,13 @@ async def evaluate(
     deterministic: bool = True,
     on_done: Callable[[Trajectory], None] | None = None,
     played: Mapping[str, Trajectory] | None = None,
-) -> list[Trajectory]:
+) -> DiskList[Trajectory]:
     """Play `samples` attempts at each task with the fixed form of the reward, and with evaluation seeds,
     which training never uses. `deterministic` is what `rollout.deterministic` comes to, as in training. Those
     of `played`, by id, are taken as they are."""
-    played = played or {}
-    planned = list(attempts(tasks, per_task=samples, seed=seed, label="evaluation"))
-    fresh = await collect(
-        [attempt for attempt in planned if attempt.episode_id not in played],
+    return await collect_on_disk(
+        attempts(tasks, per_task=samples, seed=seed, label="evaluation"),
+        played=played,
         policy=policy,
         tools=tools,
         settings=settings,
@@ -297,5 +325,3 @@ async def evaluate(
         deterministic=deterministic,
         on_done=on_done,
     )
-    by_id = {**played, **{trajectory.id: trajectory for trajectory in fresh}}
-    return [by_id[attempt.episode_id] for attempt in planned]

@@ -23,6 +23,7 @@ from mcpagent.core.tools import search_name
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
+from mcpagent.storage.datasets import DiskList
 
 # By what the parser of scripted turns (`env.parsing`, auto) knows a call or a thought.
 _TAG = re.compile(r"<(?=/?(?:tool_call|tool|think)>)")
@@ -100,7 +101,10 @@ class GoldPolicy:
         wrong_tool: float = 0.0,
         searches_by_name: bool = True,
     ) -> None:
-        self._plans = {task.id: _GoldPlan(task, searches_by_name=searches_by_name) for task in tasks}
+        self._tasks = tasks if isinstance(tasks, Sequence) else DiskList(tasks)
+        self._places = {task.id: place for place, task in enumerate(self._tasks)}
+        self._searches_by_name = searches_by_name
+        self._plans: dict[str, _GoldPlan] = {}  # of open episodes: the tasks may lie in a file
         self._stop_early = stop_early
         self._wrong_tool = wrong_tool
         self._flaws: dict[str, _Flaw] = {}
@@ -110,16 +114,23 @@ class GoldPolicy:
         return [Completion(text=self._text(request)) for request in requests]
 
     async def release(self, episode_id: str) -> None:
-        """Forget the flaw that the episode was given."""
+        """Forget the plan of the episode, and the flaw that it was given."""
+        self._plans.pop(episode_id, None)
         self._flaws.pop(episode_id, None)
 
     def _text(self, request: CompletionRequest) -> str:
-        plan = self._plans.get(request.episode_id.rpartition("#")[0])
-        if plan is None:
-            raise RunError(f"no task for episode {request.episode_id!r}; ids are {{task_id}}#{{attempt}}")
+        plan = self._plans.get(request.episode_id) or self._begun(request.episode_id)
         if request.episode_id not in self._flaws and plan.may_begin(request):
             self._flaws[request.episode_id] = self._draw(plan, request)
         return plan.next_text(request, flaw=self._flaws.get(request.episode_id, _Flaw()))
+
+    def _begun(self, episode_id: str) -> _GoldPlan:
+        place = self._places.get(episode_id.rpartition("#")[0])
+        if place is None:
+            raise RunError(f"no task for episode {episode_id!r}; ids are {{task_id}}#{{attempt}}")
+        plan = _GoldPlan(self._tasks[place], searches_by_name=self._searches_by_name)
+        self._plans[episode_id] = plan
+        return plan
 
     def _draw(self, plan: _GoldPlan, request: CompletionRequest) -> _Flaw:
         rng = random.Random(request.seed)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol
+from typing import Protocol, Required, TypedDict, Unpack
 
 from mcpagent.core.records import CheckResult
 from mcpagent.core.seeds import derive_seed
@@ -14,6 +14,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Completion, Trajectory, TrajectoryGroup
 from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.rollout.agent import AgentSettings, Attempt, ContextRenderer, run_attempt
+from mcpagent.storage.datasets import DiskList
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.setup import Tools
 
@@ -206,8 +207,53 @@ def attempts(tasks: Iterable[Task], *, per_task: int, seed: int, label: str = ""
             )
 
 
-async def collect(
-    attempts: Sequence[Attempt],
+class Playing(TypedDict, total=False):
+    """How attempts are played. `deterministic` (the default) asks the policy in turn barriers
+    (`TurnBarrier`); otherwise each episode asks when it is ready. At most `concurrency` (64) episodes are
+    open at a time."""
+
+    policy: Required[Policy]
+    tools: Required[ToolProvider]
+    settings: Required[AgentSettings]
+    renderer: ContextRenderer | None
+    concurrency: int
+    deterministic: bool
+    on_done: Callable[[Trajectory], None] | None
+
+
+async def collect(attempts: Sequence[Attempt], **how: Unpack[Playing]) -> list[Trajectory]:
+    """Trajectories in the order of `attempts`, all in memory. Raises what `run_attempt` raises; the other
+    episodes are cancelled then."""
+    results: list[Trajectory | None] = [None] * len(attempts)
+    await _play_each(enumerate(attempts), results.__setitem__, **how)
+    return [trajectory for trajectory in results if trajectory is not None]
+
+
+async def collect_on_disk(
+    attempts: Iterable[Attempt],
+    *,
+    played: Mapping[str, Trajectory] | None = None,
+    **how: Unpack[Playing],
+) -> DiskList[Trajectory]:
+    """As `collect`, for any number of episodes: attempts are drawn as episodes end, and what was played lies
+    on disk. Those of `played`, by id, are taken as they are."""
+    results: DiskList[Trajectory] = DiskList()
+
+    def fresh() -> Iterator[tuple[int, Attempt]]:
+        for index, attempt in enumerate(attempts):
+            before = None if played is None else played.get(attempt.episode_id)
+            if before is None:
+                yield index, attempt
+            else:
+                results.put(index, before)
+
+    await _play_each(fresh(), results.put, **how)
+    return results
+
+
+async def _play_each(
+    attempts: Iterable[tuple[int, Attempt]],
+    put: Callable[[int, Trajectory], None],
     *,
     policy: Policy,
     tools: ToolProvider,
@@ -216,23 +262,18 @@ async def collect(
     concurrency: int = 64,
     deterministic: bool = True,
     on_done: Callable[[Trajectory], None] | None = None,
-) -> list[Trajectory]:
-    """Trajectories in the order of `attempts`, at most `concurrency` episodes open at a time.
-
-    `deterministic` asks the policy in turn barriers (`TurnBarrier`); otherwise each episode asks when it is
-    ready. Raises what `run_attempt` raises; the other episodes are cancelled then.
-    """
-    results: list[Trajectory | None] = [None] * len(attempts)
+) -> None:
     barrier = TurnBarrier(policy) if deterministic else None
-    queue = iter(enumerate(attempts))
+    queue = iter(attempts)
 
     async def worker(first: tuple[int, Attempt]) -> None:
         item: tuple[int, Attempt] | None = first
         while item is not None:
             index, attempt = item
-            results[index] = trajectory = await run_attempt(
+            trajectory = await run_attempt(
                 attempt, policy=barrier or policy, tools=tools, settings=settings, renderer=renderer
             )
+            put(index, trajectory)
             if on_done is not None:
                 on_done(trajectory)
             item = next(queue, None)
@@ -253,7 +294,6 @@ async def collect(
     except BaseExceptionGroup as failures:
         # One cause usually fails every episode alike: the first tells the user what the group would.
         raise failures.exceptions[0] from None
-    return [trajectory for trajectory in results if trajectory is not None]
 
 
 def group_trajectories(trajectories: Iterable[Trajectory]) -> list[TrajectoryGroup]:

@@ -32,7 +32,7 @@ _SAME = ("samples", "temperature", "max_new_tokens", "max_turns", "catalog_hash"
 def scripted_rows(setup: EpisodeSetup, *, console: Console) -> dict[str, CalibrationRow]:
     """Play the reference calls of each task and silence, once, on the servers of the evaluation: neither asks
     a model, and what only a judge can score stays unscored."""
-    tasks = list(setup.tasks)
+    tasks = setup.tasks
     policies: dict[str, Policy] = {GOLD: GoldPolicy(tasks), EMPTY: EmptyPolicy()}
     rows: dict[str, CalibrationRow] = {}
     settings = agent_settings(setup.config, max_context=None)

@@ -59,7 +59,7 @@ from mcpagent.storage.checkpoints import (
     run_of,
     verified,
 )
-from mcpagent.storage.datasets import TaskFile, find_dataset, read_tasks
+from mcpagent.storage.datasets import DiskList, TaskFile, find_dataset, read_tasks
 from mcpagent.storage.packages import provenance
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
@@ -193,10 +193,10 @@ def _certify(
     subject: _Subject, config: TrainConfig, folder: Path, *, samples: int, console: Console
 ) -> CertifyOutcome:
     datasets = _copy_tasks(subject, folder)
-    heldout = list(read_tasks(subject.heldout))
+    heldout = DiskList(read_tasks(subject.heldout))
     trained_on = _trained_on(subject.run)
     left_out = overlaps(read_tasks(subject.train), heldout, trained_on)
-    tasks = [task for task in heldout if task.id not in left_out]
+    tasks = DiskList(task for task in heldout if task.id not in left_out)
     if not tasks:
         raise UserError(
             "every held-out task is a training task too",
@@ -221,8 +221,8 @@ def _certify(
     conditions = conditions.model_copy(update={"seed": committed_seed(datasets, plain, conditions)})
     config = _for_playing(config, conditions, folder)
     sides: dict[str, Side] = {}
-    episodes: dict[str, list[Trajectory]] = {}
-    attacks: list[Trajectory] = []
+    episodes: dict[str, Sequence[Trajectory]] = {}
+    attacks: Sequence[Trajectory] = ()
     catalog_hash = ""
     for side, model in subject.models.items():
         with open_episodes(
@@ -357,12 +357,12 @@ def _refuse_other_tools(run: RunFolder, catalog_hash: str) -> None:
         )
 
 
-async def _play_attacks(setup: EpisodeSetup, tasks: Sequence[Task]) -> list[Trajectory]:
+async def _play_attacks(setup: EpisodeSetup, tasks: Sequence[Task]) -> DiskList[Trajectory]:
     """The gold episode of each task, and the attacks that are made from it."""
     settings = replace(setup.settings, sampling=Sampling(), max_context_tokens=None)
     settings = replace(settings, limits=replace(settings.limits, max_turns=None))
     gold_policy = GoldPolicy(tasks)
-    played: list[Trajectory] = []
+    played: DiskList[Trajectory] = DiskList()
 
     async def play(task: Task, kind: str, policy: Any) -> Trajectory:
         # The gold policy knows its task by the episode's id, which ends in a number there.

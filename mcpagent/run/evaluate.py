@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -34,10 +35,15 @@ from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.run.rollout import check_writable, episode_progress
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.checkpoints import run_of
-from mcpagent.storage.datasets import read_tasks, record_reader, record_writer, write_jsonl
+from mcpagent.storage.datasets import DiskList, read_tasks, record_reader, record_writer, write_jsonl
 from mcpagent.storage.json_stream import reading
 from mcpagent.storage.run_folder import RunFolder, step_of
-from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories, write_trajectories
+from mcpagent.storage.trajectories import (
+    RECORDS_SUFFIXES,
+    ById,
+    read_trajectories,
+    write_trajectories,
+)
 
 _EVALUATION = "name a file that mcpagent eval wrote with --out, or its trajectories (.jsonl.zst)"
 # What two evaluations must share for their difference to say something about the model, and its name.
@@ -141,8 +147,10 @@ def evaluate_model(
         write_text(out, result.model_dump_json(indent=1) + "\n")
         EpisodeStream.path_of(out).unlink(missing_ok=True)
     in_run = None if run_checkpoint is None else _keep_in_run(*run_checkpoint, result, trajectories, console)
-    errors = [error for trajectory in trajectories for error in trajectory.errors]
-    failure = (errors or ["no reward could be computed"])[0] if result.unscored == result.n_episodes else None
+    failure = None
+    if result.unscored == result.n_episodes:
+        errors = (error for trajectory in trajectories for error in trajectory.errors)
+        failure = next(errors, "no reward could be computed")
     return EvalOutcome(result=result, path=out, trajectories=stored, in_run=in_run, failure=failure)
 
 
@@ -164,7 +172,7 @@ def _streamed(
     *,
     samples: int,
     on_done: Callable[[Trajectory], None],
-) -> list[Trajectory]:
+) -> Sequence[Trajectory]:
     if stream is None:
         return evaluate_on(setup, samples=samples, on_done=on_done)
 
@@ -185,7 +193,7 @@ class EpisodeStream:
     def __init__(self, out: Path, conditions: JsonObject) -> None:
         self._out, self._conditions = out, json.loads(json.dumps(conditions))
         self.path = self.path_of(out)
-        self.played: dict[str, Trajectory] = {}
+        self.played: Mapping[str, Trajectory] = {}
         self._file: IO[bytes] | None = None
         self._is_empty = True
 
@@ -206,9 +214,8 @@ class EpisodeStream:
                     where=str(self._out),
                     remedy="give the same options as then, or begin anew with --overwrite",
                 )
-            self.played = {t.id: t for t in episodes if not retry_infra or t.is_success is not None}
-        rows = [self._conditions, *map(_with_its_tokens, self.played.values())]
-        write_jsonl(self.path, rows)
+            self.played = ById(t for t in episodes if not retry_infra or t.is_success is not None)
+        write_jsonl(self.path, chain([self._conditions], map(_with_its_tokens, self.played.values())))
         self._file, self._is_empty = self.path.open("ab"), not self.played
 
     def add(self, trajectory: Trajectory) -> None:
@@ -224,15 +231,16 @@ class EpisodeStream:
         if self._is_empty:
             self.path.unlink(missing_ok=True)
 
-    def _stored(self) -> tuple[JsonObject, list[Trajectory]]:
+    def _stored(self) -> tuple[JsonObject, Iterable[Trajectory]]:
         if self.path.is_file():
             with self.path.open("rb") as stream, reading(self.path):
-                conditions, *rows = record_reader(stream).iter(type=dict)
-                return conditions, [_from_row(row) for row in rows]
+                rows = record_reader(stream).iter(type=dict)
+                conditions = next(rows, {})
+                return conditions, DiskList(map(_from_row, rows))
         if self._out.is_file():
             result = read_evaluation(self._out)
             facts = result.provenance if isinstance(result, EvalResult) else {}
-            return {"shard": "1/1", **facts}, list(read_trajectories(_trajectories_of(self._out)))
+            return {"shard": "1/1", **facts}, read_trajectories(_trajectories_of(self._out))
         nothing = "there is no evaluation to go on with"
         raise UserError(nothing, where=str(self._out), remedy="begin one, without --resume and --retry-infra")
 
@@ -278,7 +286,7 @@ def _run_of(setup: EpisodeSetup) -> tuple[RunFolder, Path] | None:
 
 
 def _keep_in_run(
-    run: RunFolder, checkpoint: Path, result: EvalResult, trajectories: list[Trajectory], console: Console
+    run: RunFolder, checkpoint: Path, result: EvalResult, trajectories: Sequence[Trajectory], console: Console
 ) -> Path | None:
     """`eval/step-000040-heldout.json`, with the attempts and the temperature in the name where it was not
     greedy; a second time it replaces the first. None, with a note, where the run cannot be written to."""
@@ -313,7 +321,7 @@ def evaluate_on(
     on_done: Callable[[Trajectory], None],
     tasks: Sequence[Task] | None = None,
     played: Mapping[str, Trajectory] | None = None,
-) -> list[Trajectory]:
+) -> DiskList[Trajectory]:
     """`samples` attempts at each task of the setup, or at `tasks`, with the seeds of an evaluation; those of
     `played`, by id, are not played again."""
     return setup.tools.io.run(
@@ -366,7 +374,7 @@ def regrade(
     reward = load_reward(config.reward)
     before = read_evaluation(path)
     records = path if path.name.endswith(RECORDS_SUFFIXES) else _trajectories_of(path)
-    stored = list(read_trajectories(records))
+    stored = DiskList(read_trajectories(records))
     facts = before.provenance if isinstance(before, EvalResult) else {}
     named = _at(facts, "dataset.path")
     dataset = data or (Path(str(named)) if named else None)
@@ -375,7 +383,7 @@ def regrade(
         raise UserError(
             f"the tasks of these episodes {missing}", where=str(path), remedy="name them: --data FILE"
         )
-    tasks = {task.id: task for task in read_tasks(dataset)}
+    tasks = ById(read_tasks(dataset))
     strangers = sorted({t.task_id for t in stored} - tasks.keys())
     if strangers:
         raise UserError(
@@ -383,7 +391,7 @@ def regrade(
             where=str(dataset),
             remedy=f"name the tasks that {records.name} was played on: --data FILE",
         )
-    graded = [regraded(tasks[t.task_id], t, reward) for t in stored]
+    graded = DiskList(regraded(tasks[t.task_id], t, reward) for t in stored)
     changed = [
         new.id
         for old, new in zip(stored, graded, strict=True)

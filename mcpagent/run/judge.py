@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def measure_judge(
     return JudgeCheckOutcome(check=check, path=out, min_kappa=config.judge.min_kappa)
 
 
-def _gold(config: TrainConfig, data: Path | None, console: Console) -> list[Trajectory]:
+def _gold(config: TrainConfig, data: Path | None, console: Console) -> Sequence[Trajectory]:
     """The episodes of the gold plans; the judge is not asked about them as they are played."""
     quiet = config.model_copy(update={"algorithm": "sft", "judge": type(config.judge)()})
     with open_episodes(quiet, policy="gold", samples=1, console=console, data=data) as setup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +17,17 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.report.episodes import NonceCount
 from mcpagent.evaluate.summary import EvalSummary, summarise
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import attempts, collect_on_disk
 from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.storage.datasets import TaskFile, write_jsonl
 from mcpagent.storage.locks import locked_file
-from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories, token_file, write_trajectories
+from mcpagent.storage.trajectories import (
+    RECORDS_SUFFIXES,
+    ById,
+    read_trajectories,
+    token_file,
+    write_trajectories,
+)
 from mcpagent.tools.metrics import PoolMetrics
 
 
@@ -100,7 +106,7 @@ def merge_shards(parts: Sequence[Path], out: Path, *, data: Path, samples: int) 
     with TaskFile(data) as tasks:
         planned = [f"{task.id}#{attempt}" for task in tasks for attempt in range(samples)]
     first: dict[str, Path] = {}
-    trajectories: dict[str, Trajectory] = {}
+    trajectories = ById[Trajectory]()
     for part in parts:
         for trajectory in read_trajectories(part):
             if trajectory.id in first:
@@ -109,7 +115,8 @@ def merge_shards(parts: Sequence[Path], out: Path, *, data: Path, samples: int) 
                     where=str(part),
                     remedy="name each shard once, and play each with its own --shard I/N",
                 )
-            first[trajectory.id], trajectories[trajectory.id] = part, trajectory
+            first[trajectory.id] = part
+            trajectories.add(trajectory)
     strange = sorted(first.keys() - set(planned))
     if strange:
         raise UserError(
@@ -124,19 +131,17 @@ def merge_shards(parts: Sequence[Path], out: Path, *, data: Path, samples: int) 
             where=str(data),
             remedy="name every shard, and play again those that did not end",
         )
-    ordered = [trajectories[name] for name in planned]
     with locked_file(out):
-        write_trajectories(out, ordered)
-    return summarise(ordered)
+        write_trajectories(out, (trajectories[name] for name in planned))
+    return summarise(trajectories[name] for name in planned)
 
 
-def play(setup: EpisodeSetup, *, samples: int, label: str, console: Console) -> list[Trajectory]:
+def play(setup: EpisodeSetup, *, samples: int, label: str, console: Console) -> Sequence[Trajectory]:
     """`samples` attempts at each task of the setup; `label` tells their random streams from others'."""
-    planned = list(attempts(setup.tasks, per_task=samples, seed=setup.config.seed, label=label))
-    with episode_progress(console, "Episodes", total=len(planned)) as on_done:
+    with episode_progress(console, "Episodes", total=len(setup.tasks) * samples) as on_done:
         return setup.tools.io.run(
-            collect(
-                planned,
+            collect_on_disk(
+                attempts(setup.tasks, per_task=samples, seed=setup.config.seed, label=label),
                 policy=setup.ready.policy,
                 tools=setup.tools.pool,
                 settings=setup.settings,
@@ -160,13 +165,13 @@ def count_nonces(trajectories: Sequence[Trajectory]) -> NonceCount:
 def episode_progress(console: Console, title: str, *, total: int) -> Iterator[Callable[[Trajectory], None]]:
     """A bar over episodes that shows the share of successes so far; an unscored one is not a
     success, and is counted."""
-    outcomes: list[bool | None] = []
+    outcomes: Counter[bool | None] = Counter()
     with console.progress(title, total=total) as advance:
 
         def on_done(trajectory: Trajectory) -> None:
-            outcomes.append(trajectory.is_success)
-            unscored = outcomes.count(None)
-            success = outcomes.count(True) / len(outcomes)
+            outcomes[trajectory.is_success] += 1
+            unscored = outcomes[None]
+            success = outcomes[True] / outcomes.total()
             advance(note=f"success {success:.0%}" + (f", {unscored} unscored" if unscored else ""))
 
         yield on_done
@@ -203,27 +208,29 @@ def calibrate_file(
 
     An attempt that could not be scored does not count; a task without a scored attempt is not kept."""
     with open_episodes(config, policy=policy, samples=samples, console=console, data=path) as setup:
-        tasks = list(setup.tasks)
         outcomes: defaultdict[str, list[bool]] = defaultdict(list)
         for trajectory in play(setup, samples=samples, label="calibrate", console=console):
             if trajectory.is_success is not None:
                 outcomes[trajectory.task_id].append(trajectory.is_success)
-    kept = [
-        _with_difficulty(task, done, policy)
-        for task in tasks
-        if 0 < sum(done := outcomes[task.id]) < len(done)
-    ]
-    write_jsonl(path, kept)
+        tasks = len(setup.tasks)
+        kept = write_jsonl(
+            path,
+            (
+                _with_difficulty(task, done, policy)
+                for task in setup.tasks
+                if 0 < sum(done := outcomes[task.id]) < len(done)
+            ),
+        )
     scored = [done for done in outcomes.values() if done]
     return {
         "path": str(path),
         "policy": policy,
         "samples": samples,
-        "tasks": len(tasks),
-        "kept": len(kept),
+        "tasks": tasks,
+        "kept": kept,
         "always": sum(all(done) for done in scored),
         "never": sum(not any(done) for done in scored),
-        "unscored": len(tasks) - len(scored),
+        "unscored": tasks - len(scored),
     }
 
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import itertools
 import json
 import os
+import pickle
 import shlex
 import shutil
 import struct
 import tempfile
+import threading
+import weakref
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, Literal, Self, overload
+from typing import IO, Any, Literal, Self, TypeVar, overload
 
 import jsonlines
 from pydantic import BaseModel, ValidationError
@@ -168,14 +174,14 @@ def write_part(
     """Write the file of a shard: a first line with what has to be the same in every shard (`run`) and what it
     says of itself (`head`), then its rows. The account of it."""
     first = {"schema_version": _PART_SCHEMA, "shard": list(shard), "rows": len(rows), **head, "run": run}
-    write_jsonl(path, [first, *rows])
+    write_jsonl(path, itertools.chain([first], rows))
     made = sum("task" in row for row in rows)
     return {"shard": list(shard), "candidates": len(rows), "records": made, "path": str(path)}
 
 
-def read_part(path: Path) -> tuple[JsonObject, list[JsonObject]]:
-    """The first line of the file of a shard, and its rows. Raises UserError where it is another file, or
-    rows are missing."""
+def read_part(path: Path) -> JsonObject:
+    """The first line of the file of a shard. Raises UserError where it is another file, or rows are
+    missing."""
     records = (record for _, record in read_records(path))
     first = next(records, {})
     if first.get("schema_version") != _PART_SCHEMA or not {"run", "shard", "rows"} <= first.keys():
@@ -184,14 +190,21 @@ def read_part(path: Path) -> tuple[JsonObject, list[JsonObject]]:
             where=str(path),
             remedy="name the files shard-I-of-N.jsonl that gen-data --shard I/N wrote",
         )
-    rows = list(records)
-    if len(rows) != first["rows"]:
+    rows = sum(1 for _ in records)
+    if rows != first["rows"]:
         raise UserError(
-            f"{len(rows)} of its {first['rows']} rows are there",
+            f"{rows} of its {first['rows']} rows are there",
             where=str(path),
             remedy="copy it again, or make it again with the same gen-data --shard",
         )
-    return first, rows
+    return first
+
+
+def part_rows(path: Path) -> Iterator[tuple[str, JsonObject]]:
+    """The rows of the file of a shard that `read_part` accepts, each with its place for an error."""
+    for number, (_, row) in enumerate(read_records(path), start=1):
+        if number > 1:
+            yield f"{path}:{number}", row
 
 
 def record_writer(stream: IO[bytes], *, flush: bool = False) -> jsonlines.Writer:
@@ -373,16 +386,24 @@ class TaskFile(Sequence[Task]):
 
 
 def _copy(stream: IO[bytes], copy: IO[bytes], *, of: Path) -> None:
-    try:
+    expanded = "does not fit into {} when it is expanded"
+    with _room(expanded, where=str(of), remedy=", or expand the file yourself"):
         shutil.copyfileobj(stream, copy)
         copy.flush()
+
+
+@contextmanager
+def _room(message: str, *, where: str | None = None, remedy: str = "") -> Iterator[None]:
+    """Turns a full disk of temporary files into a UserError; `message` has {} for their folder."""
+    try:
+        yield
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise UserError(
-            f"does not fit into {tempfile.gettempdir()} when it is expanded",
-            where=str(of),
-            remedy="name a folder with more room in TMPDIR, or expand the file yourself",
+            message.format(tempfile.gettempdir()),
+            where=where,
+            remedy=f"name a folder with more room in TMPDIR{remedy}",
         ) from None
 
 
@@ -403,3 +424,74 @@ def _keep(index: IO[bytes], sha256: str) -> None:
 def _unnamed_file() -> io.BufferedRandom:
     """Without a name, so that it is gone even after a kill."""
     return tempfile.TemporaryFile(prefix="mcpagent-")
+
+
+_T = TypeVar("_T")
+_HELD = 1_000  # items of a DiskList that stay in memory: a small list costs nothing
+_MISSING = -1
+
+
+class DiskList(Sequence[_T]):
+    """Items in order, of which all but the first thousand that were put in lie on disk: memory does not grow
+    with them, but for 8 bytes each.
+
+    The file has no name, is this process's alone and is gone with the list. Items are pickled, which gives
+    back an equal object, and must not be changed once they are in.
+    """
+
+    def __init__(self, items: Iterable[_T] = ()) -> None:
+        self._held: list[_T] = []
+        self._places = array("q")  # by index: an offset in the file, or -2 and less for one that is held
+        self._file: IO[bytes] | None = None
+        self._turn = threading.Lock()  # of the file's position
+        self.extend(items)
+
+    def append(self, item: _T) -> None:
+        """Put an item at the end."""
+        self.put(len(self._places), item)
+
+    def extend(self, items: Iterable[_T]) -> None:
+        """Put items at the end."""
+        for item in items:
+            self.append(item)
+
+    def put(self, index: int, item: _T) -> None:
+        """Put an item at any place, also past the end. Raises UserError where the disk is full."""
+        if (more := index + 1 - len(self._places)) > 0:
+            self._places.extend([_MISSING] * more)
+        if len(self._held) < _HELD:
+            self._held.append(item)
+            self._places[index] = _MISSING - len(self._held)
+            return
+        if self._file is None:
+            self._file = _unnamed_file()
+            weakref.finalize(self, self._file.close)
+        with self._turn, _room("what is too much for memory does not fit into {} either"):
+            self._places[index] = self._file.seek(0, os.SEEK_END)
+            pickle.dump(item, self._file, pickle.HIGHEST_PROTOCOL)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> _T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[_T]: ...
+    def __getitem__(self, index: int | slice) -> _T | list[_T]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = self._places[index]
+        if place < _MISSING:
+            return self._held[_MISSING - place - 1]
+        if self._file is None or place == _MISSING:
+            raise LookupError(f"nothing was put at {index}")
+        with self._turn:
+            self._file.seek(place)
+            return pickle.load(self._file)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]

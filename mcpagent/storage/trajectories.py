@@ -7,22 +7,28 @@ Token ids are stored as int32 and logprobs as float32, the precision that they w
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
 
 from mcpagent.core.records import describe
+from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory, Turn
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
-from mcpagent.storage.datasets import write_jsonl
+from mcpagent.storage.datasets import DiskList, write_jsonl
 from mcpagent.storage.json_stream import read_records
 from mcpagent.storage.packages import require
 
+_T = TypeVar("_T", Task, Trajectory)
 _RECORDS_SUFFIX = ".jsonl.zst"
 RECORDS_SUFFIXES = (_RECORDS_SUFFIX, ".jsonl.gz", ".jsonl")
 _TOKENS_SUFFIX = ".safetensors"
@@ -32,25 +38,71 @@ def write_trajectories(path: Path | str, trajectories: Iterable[Trajectory]) -> 
     """Write both files atomically, the tokens first, and return the path of the records: `path` itself where
     its ending is one of `RECORDS_SUFFIXES`, else `path` with `.jsonl.zst` added.
 
-    The sidecar exists only where a trajectory has tokens. Raises ValueError for an id that occurs twice.
+    The sidecar exists only where a trajectory has tokens. Trajectories are taken one by one, and there may be
+    any number of them. Raises ValueError for an id that occurs twice.
     """
     named = Path(path)
     records = named if named.name.endswith(RECORDS_SUFFIXES) else _beside(named, _RECORDS_SUFFIX)
     sidecar = token_file(records)
-    batch = list(trajectories)
-    ids = {trajectory.id for trajectory in batch}
-    if len(ids) != len(batch):
-        raise ValueError(f"{len(batch)} trajectories, but only {len(ids)} different ids")
-    arrays = {key: array for trajectory in batch for key, array in _arrays(trajectory)}
-    if arrays:
-        from safetensors.numpy import save_file
+    with tempfile.TemporaryFile(prefix="mcpagent-") as data:
+        arrays = _TokenArrays(data)
+        ids: Counter[str] = Counter()
 
-        with atomic_file(sidecar) as temporary:
-            save_file(arrays, temporary)
-    else:
-        sidecar.unlink(missing_ok=True)
-    write_jsonl(records, batch)
+        def passed() -> Iterator[Trajectory]:
+            for trajectory in trajectories:
+                ids[trajectory.id] += 1
+                arrays.add(trajectory)
+                yield trajectory
+            if len(ids) != ids.total():
+                raise ValueError(f"{ids.total()} trajectories, but only {len(ids)} different ids")
+            if arrays.index:
+                with atomic_file(sidecar) as temporary:
+                    arrays.write(temporary)
+            else:
+                sidecar.unlink(missing_ok=True)
+
+        write_jsonl(records, passed())
     return records
+
+
+class _TokenArrays:
+    """The arrays of a token file, which lie on disk until it is written: its head names all of them."""
+
+    def __init__(self, data: IO[bytes]) -> None:
+        self.index: list[tuple[str, str, int, int]] = []  # kind, name, offset and bytes
+        self._data = data
+        self._bytes = 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        for name, array in _arrays(trajectory):
+            raw = array.tobytes()
+            self._data.write(raw)
+            self.index.append((_KINDS[array.dtype.name], name, self._bytes, len(raw)))
+            self._bytes += len(raw)
+
+    def write(self, path: Path) -> None:
+        """As `safetensors.numpy.save_file` writes them, which wants all of them in memory."""
+        self.index.sort()
+        end = 0
+        with path.open("wb") as stream:
+            stream.write(bytes(8) + b"{")
+            for kind, name, _, size in self.index:
+                facts = {"dtype": kind, "shape": [size // 4], "data_offsets": [end, end + size]}
+                one = json.dumps({name: facts}, ensure_ascii=False, separators=(",", ":"))[1:-1]
+                stream.write((("," if end else "") + one).encode())
+                end += size
+            stream.write(b"}")
+            stream.write(b" " * (-stream.tell() % 8))
+            length = stream.tell() - 8
+            stream.seek(0)
+            stream.write(length.to_bytes(8, "little"))
+            stream.seek(0, os.SEEK_END)
+            for _, _, offset, size in self.index:
+                self._data.seek(offset)
+                stream.write(self._data.read(size))
+
+
+_KINDS = {"int32": "I32", "float32": "F32"}
 
 
 def read_trajectories(path: Path | str, *, with_tokens: bool = True) -> Iterator[Trajectory]:
@@ -76,6 +128,31 @@ def read_trajectories(path: Path | str, *, with_tokens: bool = True) -> Iterator
                     "each file by itself",
                 )
             yield _with_tokens(trajectory, tokens, keys) if keys else trajectory
+
+
+class ById(Mapping[str, _T]):
+    """Trajectories or tasks by their id, in the order in which they came; all but the first of them lie on
+    disk."""
+
+    def __init__(self, items: Iterable[_T] = ()) -> None:
+        self._items: DiskList[_T] = DiskList()
+        self._places: dict[str, int] = {}
+        for item in items:
+            self.add(item)
+
+    def add(self, item: _T) -> None:
+        """Keep an item; of two with one id the later."""
+        self._places[item.id] = len(self._items)
+        self._items.append(item)
+
+    def __getitem__(self, name: str) -> _T:
+        return self._items[self._places[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def token_file(records: Path) -> Path:

@@ -24,7 +24,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import write_text
-from mcpagent.storage.datasets import part_path, write_jsonl, write_part
+from mcpagent.storage.datasets import DiskList, part_path, write_jsonl, write_part
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.explore.candidates import Slot, argument_shape
 from mcpagent.synth.explore.changes import Effects
@@ -127,7 +127,7 @@ def make_dataset(
         return document | {"seconds": round(time.perf_counter() - started, 3), **more}
     if failures is not None:
         described = failures.variation.described
-        data = replace(data, tasks={split: tuple(map(described, of)) for split, of in data.tasks.items()})
+        data = replace(data, tasks={s: DiskList(map(described, of)) for s, of in data.tasks.items()})
         more["from_failures"] = failures.as_json()
     paths = output.write(data.tasks)
     document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)

@@ -18,7 +18,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.storage.datasets import parse_task, read_part
+from mcpagent.storage.datasets import DiskList, parse_task, part_rows, read_part
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.generate import carry_servers, write_splits
 from mcpagent.synth.llm.draft import DraftFault, DraftStage
@@ -26,14 +26,20 @@ from mcpagent.synth.llm.generate import divided_samples
 from mcpagent.synth.llm.sample import Executed, SampleOutcome
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
 from mcpagent.synth.templates.pools import SPLITS
-from mcpagent.synth.templates.rules import DatasetShard, GeneratedData, Tally, fill_split, without_a_task
+from mcpagent.synth.templates.rules import (
+    DatasetShard,
+    GeneratedData,
+    SeenTexts,
+    Tally,
+    fill_split,
+    without_a_task,
+)
 
 
 @dataclass(frozen=True)
 class _Part:
     path: Path
     head: JsonObject
-    rows: list[JsonObject]
 
     @property
     def number(self) -> int:
@@ -47,7 +53,7 @@ def merge_parts(paths: Sequence[Path], out: Path, *, overwrite: bool, console: C
     Raises UserError where a shard is missing or named twice, holds a candidate of another or too few, was
     made in another way than the first, or would put a task into two splits; then nothing is written.
     """
-    parts = sorted((_Part(path, *read_part(path)) for path in paths), key=lambda part: part.number)
+    parts = sorted((_Part(path, read_part(path)) for path in paths), key=lambda part: part.number)
     _check_parts(parts)
     servers = carry_servers(parts[0].path, out, overwrite=overwrite)
     run = parts[0].head["run"]
@@ -141,12 +147,11 @@ def _check_splits(tasks: Mapping[str, Sequence[Task]], parts: Sequence[_Part]) -
 _MAKE_AGAIN = "make the shards again: gen-data --shard I/N"
 
 
-def _merged_samples(parts: Sequence[_Part]) -> tuple[JsonObject, dict[str, tuple[Task, ...]]]:
+def _merged_samples(parts: Sequence[_Part]) -> tuple[JsonObject, dict[str, Sequence[Task]]]:
     run, of = parts[0].head["run"], len(parts)
     outcomes: dict[int, SampleOutcome] = {}
     for part in parts:
-        for line, row in enumerate(part.rows, 2):
-            where = f"{part.path}:{line}"
+        for where, row in part_rows(part.path):
             try:
                 outcome = _sample(row, where=where)
             except (KeyError, TypeError, ValueError) as error:
@@ -194,20 +199,21 @@ def _no_row(error: Exception, where: str) -> UserError:
     return UserError(f"is not a row of a shard: {error!r}", where=where, remedy=_MAKE_AGAIN)
 
 
-def _merged_candidates(parts: Sequence[_Part]) -> tuple[JsonObject, dict[str, tuple[Task, ...]]]:
+def _merged_candidates(parts: Sequence[_Part]) -> tuple[JsonObject, dict[str, Sequence[Task]]]:
     run = parts[0].head["run"]
-    rows: dict[str, dict[int, _Row]] = {split: {} for split in SPLITS}
+    rows: DiskList[_Row] = DiskList()
+    places: dict[str, dict[int, int]] = {split: {} for split in SPLITS}  # in `rows`, by index
     for part in parts:
         for row in _rows(part):
-            if row.index in rows[row.split]:
-                before = rows[row.split][row.index].path
+            if (place := places[row.split].setdefault(row.index, len(rows))) != len(rows):
+                before = rows[place].path
                 raise UserError(
                     f"has candidate {row.index} of {row.split}, which {before} has too",
                     where=str(part.path),
                     remedy=_MAKE_AGAIN,
                 )
-            rows[row.split][row.index] = row
-    tasks, tally = asyncio.run(_filled(parts, rows))
+            rows.append(row)
+    tasks, tally = asyncio.run(_filled(parts, rows, places))
     if not any(tasks.values()):
         raise without_a_task(run["counts"], tally)
     empty = [split for split, count in run["counts"].items() if count and not tasks.get(split)]
@@ -237,13 +243,13 @@ def _merged_candidates(parts: Sequence[_Part]) -> tuple[JsonObject, dict[str, tu
 
 
 async def _filled(
-    parts: Sequence[_Part], rows: Mapping[str, Mapping[int, _Row]]
-) -> tuple[dict[str, tuple[Task, ...]], Tally]:
+    parts: Sequence[_Part], rows: Sequence[_Row], places: Mapping[str, Mapping[int, int]]
+) -> tuple[dict[str, Sequence[Task]], Tally]:
     tally = Tally()
-    tasks: dict[str, tuple[Task, ...]] = {}
+    tasks: dict[str, Sequence[Task]] = {}
     for split in (split for split in SPLITS if split in parts[0].head["run"]["counts"]):
         least = min(parts, key=lambda part: part.head["drawn"].get(split, 0))
-        source = _RecordedSource(split=split, rows=rows[split], least=least, used=tally.seen)
+        source = _RecordedSource(split=split, rows=rows, places=places[split], least=least, used=tally.seen)
         tasks[split] = await fill_split(source, parts[0].head["run"]["counts"][split], tally, None)
     return tasks, tally
 
@@ -262,8 +268,7 @@ class _Row:
 
 def _rows(part: _Part) -> Iterator[_Row]:
     shard = DatasetShard(number=part.number, of=part.head["shard"][1], seed=part.head["run"]["seed"])
-    for line, row in enumerate(part.rows, 2):
-        where = f"{part.path}:{line}"
+    for where, row in part_rows(part.path):
         try:
             split, index, key = row["split"], row["index"], row["key"]
             if "task" in row:
@@ -285,9 +290,10 @@ class _RecordedSource:
     `used` has the words that were used."""
 
     split: str
-    rows: Mapping[int, _Row]
+    rows: Sequence[_Row]
+    places: Mapping[int, int]
     least: _Part
-    used: set[str]
+    used: SeenTexts
     index: int = 0
 
     def next(self) -> _Row | None:
@@ -299,7 +305,8 @@ class _RecordedSource:
                 remedy="chance gave it more than its share: merge shards of another N",
             )
         self.index += 1
-        return self.rows.get(self.index - 1)
+        place = self.places.get(self.index - 1)
+        return None if place is None else self.rows[place]
 
     async def make(self, candidate: _Row) -> Task | Rejection:
         """What became of it, unless another candidate said the same before."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.storage.datasets import TaskFile, read_tasks, write_jsonl
+from mcpagent.storage.datasets import DiskList, TaskFile, read_tasks, write_jsonl
 from mcpagent.storage.json_stream import locate_records
 from tests.storage.test_datasets import record, records
 
@@ -116,3 +118,30 @@ def test_a_compressed_file_is_as_good_after_it_is_gone(tmp_path: Path) -> None:
     with TaskFile(path) as tasks:
         path.unlink()
         assert [tasks[i] for i in range(10)] == expected
+
+
+def test_a_list_on_disk_is_the_list_in_memory_whatever_the_order_it_was_filled_in() -> None:
+    tasks = [Task.model_validate(record(number)) for number in range(3000)]
+    order = random.Random(1).sample(range(len(tasks)), len(tasks))
+    filled: DiskList[Task] = DiskList()
+    for index in order:
+        filled.put(index, tasks[index])
+    assert filled == tasks and list(filled) == tasks
+    assert filled[2000:2010] == tasks[2000:2010] and filled[-1] == tasks[-1]
+    assert [t.model_fields_set for t in filled] == [t.model_fields_set for t in tasks]
+    assert filled != tasks[:-1] and not DiskList()
+    filled.put(3001, tasks[0])
+    with pytest.raises(LookupError, match="nothing was put at 3000"):
+        filled[3000]
+
+
+def test_a_list_on_disk_holds_few_bytes_of_an_item() -> None:
+    tracemalloc.start()
+    try:
+        filled = DiskList({"number": number, "text": "x" * 2000} for number in range(1500))
+        first = tracemalloc.get_traced_memory()[0]
+        filled.extend({"number": number, "text": "x" * 2000} for number in range(3000))
+        grown = tracemalloc.get_traced_memory()[0] - first
+    finally:
+        tracemalloc.stop()
+    assert len(filled) == 4500 and grown / 3000 < 30

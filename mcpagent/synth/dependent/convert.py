@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec, catalog_hash
 from mcpagent.reward.validate import task_problems
+from mcpagent.storage.datasets import DiskList
 from mcpagent.synth.dependent.spec import (
     ReadTask,
     Scenario,
@@ -38,30 +40,32 @@ _TAKEN_OVER = ("success", "final_answer", "answer_facts", "state", "setup", "abs
 class Converted:
     """One task of the spec: the record, or what is wrong with what stands at `pointer`, which is `raw`."""
 
+    number: int
     pointer: str
     raw: Any
     task: Task | None
     faults: tuple[SpecFault, ...] = ()
 
 
-# asyncio.run of Python 3.11 takes the repr of a result twice, in signal handling: with the tasks in it, 3,000
-# of them took 80 CPU seconds and 4 GB.
-@dataclass(repr=False)
 class Conversion:
-    """The whole spec. `notes` are decisions that the user should know of."""
+    """The whole spec, in its order: what was converted, and what was not. `faults` is everything that is
+    wrong, `notes` are decisions that the user should know of."""
 
-    items: list[Converted] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.good: DiskList[Converted] = DiskList()
+        self.bad: DiskList[Converted] = DiskList()
+        self.faults: list[SpecFault] = []
+        self.notes: list[str] = []
+
+    def add(self, item: Converted) -> None:
+        """Put the next item in."""
+        (self.bad if item.task is None else self.good).append(item)
+        self.faults += item.faults
 
     @property
-    def tasks(self) -> list[Task]:
-        """The tasks without a fault, in the order of the spec."""
-        return [item.task for item in self.items if item.task is not None]
-
-    @property
-    def faults(self) -> list[SpecFault]:
-        """Everything that is wrong, in the order of the spec."""
-        return [fault for item in self.items for fault in item.faults]
+    def tasks(self) -> Iterator[Task]:
+        """The tasks without a fault."""
+        return (item.task for item in self.good if item.task is not None)
 
 
 def convert_spec(
@@ -80,7 +84,7 @@ def convert_spec(
     by_place = None if catalog is None else {(t.server, t.name): t for t in catalog.values()}
     pinned = None if catalog is None else catalog_hash(catalog.values())
     ids: dict[str, str] = {}
-    for source in read_spec(path):
+    for number, source in enumerate(read_spec(path)):
         faults = list(source.faults)
         task: Task | None = None
         if source.task is not None and source.scenario is not None:
@@ -95,8 +99,9 @@ def convert_spec(
                     task = task.model_copy(update={"extra_info": {**task.extra_info, "catalog_hash": pinned}})
                 faults += _truth_faults(task, source.pointer)
                 _note(conversion, source.task, source.scenario, task)
-        conversion.items.append(
+        conversion.add(
             Converted(
+                number=number,
                 pointer=source.pointer,
                 raw=source.raw,
                 task=None if faults else task,
@@ -114,8 +119,9 @@ def convert_spec(
 async def execute_plans(conversion: Conversion, cache: CallCache) -> Conversion:
     """Run every plan that was converted: what it answers is settled in the record, and a plan that fails, or
     whose gold episode would not score 1.0, is a fault."""
-    items: list[Converted] = []
-    for item in conversion.items:
+    executed = Conversion()
+    executed.notes = conversion.notes
+    for item in heapq.merge(conversion.good, conversion.bad, key=lambda item: item.number):
         outcome = await ground(item.task, cache) if item.task is not None else None
         if isinstance(outcome, Rejection):
             fault = SpecFault(
@@ -124,10 +130,10 @@ async def execute_plans(conversion: Conversion, cache: CallCache) -> Conversion:
                 message=f"{outcome.code.value}: {outcome.detail}",
                 remedy="correct the plan, or convert without --execute",
             )
-            items.append(replace(item, task=None, faults=(fault,)))
+            executed.add(replace(item, task=None, faults=(fault,)))
         else:
-            items.append(replace(item, task=outcome))
-    return Conversion(items=items, notes=conversion.notes)
+            executed.add(replace(item, task=outcome))
+    return executed
 
 
 def _record(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -30,6 +30,7 @@ from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings, read_chat, read_responses
 from mcpagent.llm.journal import Journal, JournaledClient
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
+from mcpagent.storage.datasets import DiskList
 from mcpagent.synth.explore.naming import frames, said_value, scalars
 from mcpagent.synth.explore.naturalness import spells_plan
 from mcpagent.synth.tasks.inspect import answer_in_prompt
@@ -72,7 +73,7 @@ class RewriteSettings:
 class Rewritten:
     """`tasks` by split, those whose question stayed among them; `kept` counts by reason why it did."""
 
-    tasks: Mapping[str, tuple[Task, ...]]
+    tasks: Mapping[str, Sequence[Task]]
     rewritten: int
     kept: Mapping[str, int]
     spend: JsonObject
@@ -148,18 +149,18 @@ async def rewrite_tasks(
                 return JournaledClient(patient, journal)
 
             rewriter = _Rewriter(client(writer), client(solver), pool, settings)
-            slots = asyncio.Semaphore(settings.concurrency)
+            made: dict[str, DiskList[Task]] = {split: DiskList() for split in tasks}
 
-            async def one(task: Task) -> Task:
-                async with slots:
+            async def work(split: str, queue: Iterator[tuple[int, Task]]) -> None:
+                for index, task in queue:
                     outcome = await _outcome(rewriter, task)
-                on_progress()
-                if isinstance(outcome, Task):
-                    return outcome
-                reasons[outcome] += 1
-                return task
+                    on_progress()
+                    made[split].put(index, outcome if isinstance(outcome, Task) else task)
+                    reasons.update([outcome] if isinstance(outcome, str) else [])
 
-            made = {s: tuple(await asyncio.gather(*map(one, members))) for s, members in tasks.items()}
+            for split, members in tasks.items():
+                queue = enumerate(members)
+                await asyncio.gather(*(work(split, queue) for _ in range(settings.concurrency)))
     total = sum(map(len, made.values()))
     return Rewritten(
         tasks=made,

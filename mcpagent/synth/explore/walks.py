@@ -35,6 +35,7 @@ from mcpagent.synth.templates.rules import (
     DatasetShard,
     GeneratedData,
     Progress,
+    SeenTexts,
     Tally,
     abstaining,
     check_counts,
@@ -130,7 +131,7 @@ async def _filled(
         return assigned.get(subject) or shares.split_of(subject, seed=seed)
 
     tally, turn = Tally(), asyncio.Lock()
-    tasks: dict[str, tuple[Task, ...]] = {}
+    tasks: dict[str, Sequence[Task]] = {}
     used: dict[str, Mapping[str, int]] = {}
     for split in least:
         facts = [fact for fact in graph.facts if split_of(asked.subject(fact)) == split]
@@ -184,7 +185,7 @@ class _WalkSource:
     split: str
     seed: int
     cache: CallCache
-    seen: set[str]  # what was said in any split
+    seen: SeenTexts  # what was said in any split
     turn: asyncio.Lock
     asked: Asked
     split_of: Callable[[str], str]
@@ -192,7 +193,7 @@ class _WalkSource:
     index: int = field(default=0)
     solvable: int = field(default=0)
     lacking: int = field(default=0)
-    drawn: set[str] = field(default_factory=set)
+    drawn: SeenTexts = field(default_factory=SeenTexts)
 
     @cached_property
     def shapes(self) -> Shapes:

@@ -62,7 +62,7 @@ class GeneratedByModel:
     """`yields` accounts for every sample, `failures` (`Failures.as_json`) for every request that was not
     answered, those of earlier runs of the journal included."""
 
-    tasks: Mapping[str, tuple[Task, ...]]
+    tasks: Mapping[str, Sequence[Task]]
     yields: JsonObject
     failures: JsonObject
     spend: JsonObject
@@ -300,7 +300,7 @@ async def generate_with_model(
 
 def divided_samples(
     outcomes: Sequence[SampleOutcome], counts: Mapping[str, int], *, tools: Mapping[str, ToolSpec], seed: int
-) -> tuple[dict[str, tuple[Task, ...]], JsonObject]:
+) -> tuple[dict[str, Sequence[Task]], JsonObject]:
     """The tasks of all `outcomes` by split, each once, and the yield table."""
     distinct = _without_duplicates(outcomes)
     total = sum(counts.values()) or 1

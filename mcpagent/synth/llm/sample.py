@@ -356,7 +356,7 @@ def split_tasks(
     shares: SplitShares,
     seed: int,
     splits: Collection[str] = SPLITS,
-) -> dict[str, tuple[Task, ...]]:
+) -> dict[str, Sequence[Task]]:
     """Every task in one split, in the order given. Two tasks whose executed calls name the same entity share
     a split; so the shares hold for the groups that this makes, and only roughly for the tasks. Each of
     `splits` has a group, where there are enough."""

@@ -27,6 +27,7 @@ _SAYS_NO = re.compile(r"\b([Ee]rror|E[A-Z]{4,7}|[Nn]ot found|[Nn]o matches|does 
 _NO_ERROR = re.compile(r"\"errors?\": (null|\"\"|false|\[\]|\{\}|0)", re.I)
 
 _Kind = tuple[str, str, tuple[str, ...]]  # of a call: server, tool, the names of its arguments
+_ANSWERS = 20_000  # of read-only tools that a cache keeps: a gold plan and its proof ask the same soon after
 _WITNESSES = 2  # calls of a kind that a new instance answered like one that had answered others
 
 
@@ -78,7 +79,7 @@ class CallCache(ToolShelf):
     def __init__(self, provider: ToolProvider, *, own_instances: Collection[str] = ()) -> None:
         super().__init__(provider.tools.values())
         self._provider = provider
-        self._answers: dict[str, ToolResult] = {}
+        self._answers: dict[str, ToolResult] = {}  # the latest, of `_ANSWERS` at most
         self._own_instances = frozenset(own_instances)
         self._reading: dict[int, ToolSession] = {}  # by generation; the provider's end closes them
         self._agreed: Counter[_Kind] = Counter()
@@ -126,6 +127,12 @@ class CallCache(ToolShelf):
         self._answers = {key: a for key, a in self._answers.items() if key.partition(",")[0] == first}
         return True
 
+    def _keep(self, key: str, answer: ToolResult) -> None:
+        """For plans to come; the oldest goes where there are too many, and is asked for again."""
+        self._answers[key] = answer
+        if len(self._answers) > _ANSWERS:
+            del self._answers[next(iter(self._answers))]
+
     def _reader(self, generation: int) -> ToolSession:
         """The session of which the plans of a generation share the instances."""
         if generation not in self._reading:
@@ -166,7 +173,7 @@ class SynthSession:
             result = await self._inner.call(call, purpose=Purpose.SYNTH)
         self._cache.executed += 1
         if is_cacheable and result.failure is None:
-            self._cache._answers[key] = result
+            self._cache._keep(key, result)
         return result
 
     async def _read(self, call: ToolCall) -> ToolResult:

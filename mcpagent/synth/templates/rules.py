@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol, TypeVar
@@ -17,7 +17,7 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
-from mcpagent.storage.datasets import task_record
+from mcpagent.storage.datasets import DiskList, task_record, text_digest
 from mcpagent.synth.failures import Variation
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.prove import ground, wrong_abstentions
@@ -142,7 +142,7 @@ class GeneratedData:
     code what happened in the first of them. `candidates` is how many were drawn, `surplus` how many of them
     were shown to be good after there were enough."""
 
-    tasks: Mapping[str, tuple[Task, ...]]
+    tasks: Mapping[str, Sequence[Task]]
     rejects: Mapping[RejectCode, int]
     examples: Mapping[RejectCode, tuple[str, ...]]
     candidates: int
@@ -154,7 +154,7 @@ class GeneratedData:
     @classmethod
     def of(
         cls,
-        tasks: Mapping[str, tuple[Task, ...]],
+        tasks: Mapping[str, Sequence[Task]],
         tally: Tally,
         *,
         entities: Mapping[str, Mapping[str, int]],
@@ -223,7 +223,7 @@ async def generate_dataset(
     offer = ToolSelection(catalog=pool.tools, distractors=distractors)
     tally = Tally()
     turn = asyncio.Lock()
-    tasks: dict[str, tuple[Task, ...]] = {}
+    tasks: dict[str, Sequence[Task]] = {}
     for split in splits:
         draw = Draw(drawn, entities[split], split=split, seed=draw_seed)
         if not draw.templates:
@@ -243,12 +243,31 @@ async def generate_dataset(
     )
 
 
+class SeenTexts:
+    """Texts, of which 64 bits each are kept: for a million of them two are taken for one by a chance of 3 in
+    a hundred million."""
+
+    def __init__(self) -> None:
+        self._digests: set[int] = set()
+
+    def __contains__(self, text: str) -> bool:
+        return text_digest(text) in self._digests
+
+    def add(self, text: str) -> None:
+        """Keep a text."""
+        self._digests.add(text_digest(text))
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._digests.clear()
+
+
 class Tally:
     """The account of a run: `seen` holds the keys tried in any split, and the questions that were said."""
 
     def __init__(self) -> None:
         self.log = RejectLog()
-        self.seen: set[str] = set()
+        self.seen = SeenTexts()
         self.candidates = 0
         self.surplus = 0
 
@@ -323,7 +342,7 @@ class DatasetShard:
     number: int
     of: int
     seed: int
-    rows: list[JsonObject] = field(default_factory=list)
+    rows: DiskList[JsonObject] = field(default_factory=DiskList[JsonObject])
     drawn: dict[str, int] = field(default_factory=dict)
     divided: str = ""
     described: Callable[[Task], Task] = lambda task: task
@@ -362,20 +381,20 @@ async def fill_split(
     tally: Tally,
     on_progress: Progress | None,
     shard: DatasetShard | None = None,
-) -> tuple[Task, ...]:
+) -> Sequence[Task]:
     """`count` proven tasks of the source; where it has no more, those that there are. A shard makes more than
     its share of them: which are among the first `count`, all shards together say."""
-    kept: list[Task] = []
-    drawn = fruitless = refused = 0
+    kept: DiskList[Task] = DiskList()
+    drawn = fruitless = refused = made = 0
     most = _MAX_FRUITLESS
     if shard is not None:
         # Each split by itself: how far the one before would have gone, no shard knows.
         tally.seen.clear()
         count, most = shard.enough(count), _MAX_FRUITLESS_OF_SHARD
-    while len(kept) < count:
+    while made < count:
         batch: list[tuple[int, _C]] = []
         # One run's batches take part in what is kept; a shard needs no surplus.
-        size = _BATCH if shard is None else min(_BATCH, count - len(kept))
+        size = _BATCH if shard is None else min(_BATCH, count - made)
         while len(batch) < size and fruitless < most:
             candidate = source.next()
             drawn += 1
@@ -395,20 +414,22 @@ async def fill_split(
                 said = source.said(candidate, outcome)
                 shard.add(source.split, index, candidate.key, said, outcome)
             if isinstance(outcome, Task):
-                kept.append(outcome)
+                made += 1
+                if made <= count:
+                    kept.append(outcome)
                 fruitless = refused = 0
             else:
                 fruitless += 1
                 refused += 1
                 tally.log.add(outcome)
         if on_progress is not None:
-            on_progress(source.split, min(len(kept), count), count)
-        if max(fruitless, refused) >= most and len(kept) < count:
+            on_progress(source.split, len(kept), count)
+        if max(fruitless, refused) >= most and made < count:
             break
     if shard is not None:
         shard.drawn[source.split] = drawn
-    tally.surplus += max(0, len(kept) - count)
-    return tuple(kept[:count])
+    tally.surplus += made - len(kept)
+    return kept
 
 
 async def ground_in_turn(draft: Task, cache: CallCache, turn: asyncio.Lock) -> Task | Rejection:

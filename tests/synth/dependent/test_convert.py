@@ -86,7 +86,7 @@ def test_a_conversion_does_not_write_its_tasks_out(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec(*(changed("task_id", f"t{i}", name=f"t{i}") for i in range(50)))))
     conversion = convert_spec(path, catalog=None)
-    assert len(conversion.tasks) == 50 and len(repr(conversion)) < 500
+    assert len(list(conversion.tasks)) == 50 and len(repr(conversion)) < 500
 
 
 def test_without_servers_the_offer_is_what_the_spec_names(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from mcpagent.config.environment import resource_path
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.synth.templates.pools import SplitShares
-from mcpagent.synth.templates.rules import GeneratedData, generate_dataset
+from mcpagent.synth.templates.rules import DatasetShard, GeneratedData, Tally, fill_split, generate_dataset
 from mcpagent.synth.templates.template import TemplateSet, load_templates
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import builtin_servers
@@ -238,6 +240,45 @@ def watched_by(record: str) -> set[str]:
 
     channels = build().channel_by_key
     return {channels[name.casefold()].watches for name in CHANNEL.findall(record)}
+
+
+@dataclass(frozen=True)
+class Numbered:
+    key: str
+
+
+class Endless:
+    """Candidates without end, each of which is a task of some kilobytes at once."""
+
+    split = "train"
+
+    def __init__(self, like: Task) -> None:
+        self._like, self._drawn = like, 0
+
+    def next(self) -> Numbered:
+        self._drawn += 1
+        return Numbered(f"{self._drawn:0300}")
+
+    def said(self, candidate: Numbered, outcome: object) -> None:
+        """Nothing."""
+
+    async def make(self, candidate: Numbered) -> Task:
+        info = {**self._like.extra_info, "number": candidate.key, "padding": "x" * 2000 + candidate.key}
+        return self._like.model_copy(update={"extra_info": info})
+
+
+@pytest.mark.parametrize("shard", [None, DatasetShard(number=1, of=1, seed=0)], ids=["whole", "shard"])
+def test_a_task_more_is_few_bytes_more_in_memory(data: GeneratedData, shard: DatasetShard | None) -> None:
+    peaks: list[int] = []
+    for count in (1500, 3000):
+        tracemalloc.start()
+        try:
+            kept = asyncio.run(fill_split(Endless(data.tasks["train"][0]), count, Tally(), None, shard))
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert len(kept) >= count and kept[-1].extra_info["number"] == f"{len(kept):0300}"
+    assert (peaks[1] - peaks[0]) / 1500 < 300
 
 
 def heldout_tickers(data: GeneratedData) -> set[str]:
