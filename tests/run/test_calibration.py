@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from mcpagent.cli.evaluate import app
 from mcpagent.config.loader import dump_config
+from mcpagent.console import Console
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.evaluate.summary import CalibrationRow, EvalResult
+from mcpagent.evaluate.summary import CalibrationRow, EvalResult, TaskOutcome, summarise
+from mcpagent.run.calibration import gold_fault, row_of, stored_base
+from mcpagent.run.episodes import open_episodes
 from mcpagent.run.evaluate import EvalOutcome, evaluate_model
 from mcpagent.storage.run_folder import RunFolder
+from tests.evaluate.records import trajectory
 from tests.run.world import SHORT, config, dataset, samples, with_id
 
 GREEDY = (SHORT, "rollout.temperature=0")
@@ -115,3 +120,67 @@ def test_the_base_of_what_no_run_made_is_not_known(tiny_checkpoint: Path, data: 
     shutil.copytree(tiny_checkpoint, alone)
     with pytest.raises(UserError, match="trained from is not recorded"):
         evaluated(alone, data, base=True)
+
+
+def test_a_measurement_of_the_first_weights_stands_only_beside_what_was_measured_alike(
+    run: RunFolder, data: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run.path, tmp_path / "run")
+    evaluations = RunFolder.open(tmp_path / "run").evaluations
+    evaluations.mkdir(exist_ok=True)
+    chosen = config(*GREEDY)
+    with open_episodes(
+        chosen, policy=str(tmp_path / "run"), samples=1, console=Console(), data=data
+    ) as setup:
+        facts = setup.provenance(samples=1)
+        names = [task.id for task in setup.tasks]
+        # One right, one wrong, and one that could not be scored.
+        outcomes = {
+            name: TaskOutcome(complexity="simple", success=success, reward=success, unscored=1 - len(success))
+            for name, success in zip(names, ((1.0,), (0.0,), ()), strict=True)
+        }
+        measured = summarise([]).with_provenance(facts).model_copy(update={"tasks": outcomes})
+
+        def row_beside(name: str = "untrained", **update: Any) -> CalibrationRow | str | None:
+            shutil.rmtree(evaluations)
+            evaluations.mkdir()
+            stored = {"step": 0, **facts, **update}
+            tasks = {key: value for key, value in outcomes.items() if key != update.get("without")}
+            result = measured.model_copy(update={"provenance": stored, "tasks": tasks})
+            (evaluations / f"{name}.json").write_text(result.model_dump_json())
+            return stored_base(setup, facts)
+
+        row = row_beside()
+        assert isinstance(row, CalibrationRow)
+        assert (row.n_episodes, row.unscored, row.task_success.value) == (3, 1, 0.5)
+        assert isinstance(row_beside("warm_start_greedy", step=None), CalibrationRow)
+        other = {
+            "samples": 2,
+            "temperature": 0.5,
+            "max_new_tokens": 999,
+            "max_turns": 99,
+            "catalog_hash": "0",
+        }
+        for name, value in other.items():
+            assert row_beside(**{name: value}) == f"untrained.json has another {name.replace('_', ' ')}"
+        elsewhere = "the run measured it on other tasks, or not at all"
+        assert row_beside(dataset={**facts["dataset"], "sha256": "0"}) == elsewhere
+        assert row_beside(without=names[0]) == elsewhere
+        assert row_beside(step=4) == elsewhere, "trained by then"
+
+
+def test_an_episode_of_the_reference_that_could_not_be_scored_is_not_a_failed_one() -> None:
+    scores = {"right": 1.0, "wrong": 0.0, "broken": None}
+    played = [
+        trajectory(name, success=score).model_copy(
+            update={"errors": ("the server is gone",) if score is None else ()}
+        )
+        for name, score in scores.items()
+    ]
+    row = row_of(summarise(played), source="played", played=played)
+    assert (row.failed, row.unscored, row.error) == (("wrong",), 1, "the server is gone")
+    assert "fail 1 of 3 tasks (wrong)" in str(gold_fault({"gold": row}))
+    without = row.model_copy(update={"failed": ()})
+    expected = "the reference calls of 1 of 3 tasks could not be scored: the server is gone"
+    assert gold_fault({"gold": without}) == expected
+    assert gold_fault({"gold": without.model_copy(update={"unscored": 0})}) is None
