@@ -5,7 +5,9 @@
   const isLive = document.body.dataset.live === "true";
   const text = (id) => document.getElementById(id).textContent.trim();
   const unpacked = async (packed) => {
-    const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+    const letters = atob(packed);
+    const bytes = new Uint8Array(letters.length);
+    for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);  // `from` takes three times as long
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   };
   const element = (tag, properties, ...children) => {
