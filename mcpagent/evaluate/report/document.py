@@ -379,9 +379,10 @@ def cost_of(run: RunView) -> Cost:
 
 
 def cost_text(cost: Cost) -> str:
-    """`2,304 episodes, 39 CPU seconds`."""
+    """`2,304 episodes of 24 sampled tokens, 39 CPU seconds`."""
+    length = f" of {cost.tokens / cost.episodes:,.0f} sampled tokens" if cost.episodes and cost.tokens else ""
     facts = [
-        f"{cost.episodes:,} episodes" if cost.episodes else "",
+        f"{cost.episodes:,} episodes{length}" if cost.episodes else "",
         f"{cost.cpu_s:,.0f} CPU seconds" if cost.cpu_s else "",
     ]
     return ", ".join(fact for fact in facts if fact)

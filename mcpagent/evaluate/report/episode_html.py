@@ -116,7 +116,7 @@ def _side_html(
         f'<section class="side"><header><h4>{escape(label)}</h4>{_badge(trajectory)}'
         f'<span class="muted">reward {number(trajectory.reward, digits=2)}{against} · '
         f"stopped: {escape(trajectory.stop_reason.value.replace('_', ' '))}</span></header>"
-        f"{turns}{errors}{_terms_html(trajectory)}</section>"
+        f"{turns}{errors}{_judgement_html(trajectory)}{_terms_html(trajectory)}</section>"
     )
 
 
@@ -192,6 +192,23 @@ def _terms_html(trajectory: Trajectory) -> str:
         f"</tr></thead><tbody>{rows}</tbody></table>"
     )
     return _folded("Reward terms", table)
+
+
+def _judgement_html(trajectory: Trajectory) -> str:
+    """What the judge said of it, each vote with its answer."""
+    said = trajectory.judgement
+    if said is None:
+        return ""
+    names = {True: "success", False: "failure", None: "no verdict"}
+    votes = [(f"vote {place}", vote) for place, vote in enumerate(said.votes, start=1)]
+    if said.control is not None:
+        votes.append(("under a rubric that demands the opposite", said.control))
+    html = "" if said.error is None else f'<pre class="error">{_text(said.error)}</pre>'
+    for title, vote in votes:
+        why = "" if vote.fault is None else f" ({_text(vote.fault)})"
+        answer = "" if vote.answer is None else f"<pre>{_text(vote.answer)}</pre>"
+        html += f'<p class="who">{title}: {names[vote.verdict]}{why}</p>{answer}'
+    return _folded(f"Judge {_text(said.model)}: {names[said.verdict]}", html)
 
 
 def _folded(title: str, content: str) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.core.trajectory import Trajectory
+from mcpagent.core.trajectory import Judgement, JudgeVote, Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
-from mcpagent.evaluate.report.document import document_of
+from mcpagent.evaluate.report.document import Cost, cost_text, document_of
 from mcpagent.evaluate.report.episode_html import episode_html
 from mcpagent.evaluate.report.episodes import gold_calls
 from mcpagent.evaluate.report.formats import markdown, write_comparison_as
@@ -421,3 +421,28 @@ def test_each_gold_call_says_whether_it_was_made_and_which_arguments_differ() ->
     assert "<i>" not in html
     none = task("n", tool_sequence=[], abstain=True)
     assert "no call is right" in episode_html(trajectory("n"), label="here", task=none)
+
+
+def test_what_a_judge_said_of_an_episode_is_shown_vote_by_vote() -> None:
+    votes = (
+        JudgeVote(answer="<i>it greets</i>", verdict=True),
+        JudgeVote(answer="hm", fault="names neither code"),
+    )
+    said = Judgement(model="gpt<1>", identity="j", question_sha256="q", votes=votes, verdict=None)
+    episode = trajectory("t", success=None)
+    assert "Judge" not in episode_html(episode, label="here", task=None)
+    html = episode_html(episode.model_copy(update={"judgement": said}), label="here", task=None)
+    assert "Judge gpt&lt;1&gt;: no verdict" in html
+    assert "vote 1: success</p><pre>&lt;i&gt;it greets&lt;/i&gt;</pre>" in html
+    assert "vote 2: no verdict (names neither code)</p><pre>hm</pre>" in html
+    held = said.model_copy(update={"control": votes[0], "verdict": True, "error": "late"})
+    html = episode_html(episode.model_copy(update={"judgement": held}), label="here", task=None)
+    assert "Judge gpt&lt;1&gt;: success" in html and "demands the opposite: success</p>" in html
+    assert '<pre class="error">late</pre>' in html
+
+
+def test_the_cost_of_training_says_the_length_of_an_episode_where_steps_told_it() -> None:
+    cost = Cost(steps=2, episodes=40, tokens=980, tool_calls=5, cpu_s=7.4, rollout_cpu_s=5, update_cpu_s=2)
+    # 980 / 40 = 24.5, to the even one
+    assert cost_text(cost) == "40 episodes of 24 sampled tokens, 7 CPU seconds"
+    assert cost_text(cost.model_copy(update={"tokens": 0})) == "40 episodes, 7 CPU seconds"
