@@ -28,7 +28,7 @@ FEWEST_TASKS = 5  # that can decide anything: five that all differ one way have 
 RESAMPLES = 2000
 PERMUTATIONS = 10_000
 EXACT_UP_TO = 12  # 2^12 sign patterns are fewer than PERMUTATIONS: enumerate them all
-_CHUNK = 500  # rows drawn at once, so that memory stays near 4 MB for 1000 tasks
+_DRAWN = 500_000  # numbers drawn at once: 4 MB, whatever the number of tasks
 _EQUAL = 1e-12  # two sums of the same numbers in another order
 
 FloatArray = NDArray[np.float64]
@@ -192,8 +192,18 @@ def _resampled_means(means_N: FloatArray, seed: int) -> FloatArray:
 
     rng = np.random.default_rng(seed)
     return bootstrap(
-        (means_N,), np.mean, n_resamples=RESAMPLES, batch=_CHUNK, method="percentile", rng=rng
+        (means_N,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        batch=_rows_at_once(len(means_N)),
+        method="percentile",
+        rng=rng,
     ).bootstrap_distribution
+
+
+def _rows_at_once(n: int) -> int:
+    """Of `n` numbers each. However many they are, the generator gives the same numbers."""
+    return max(1, min(500, _DRAWN // n))
 
 
 def _percentiles(estimates: FloatArray) -> tuple[float, float]:
@@ -233,8 +243,9 @@ def sign_flip_p(deltas_N: FloatArray, seed: int) -> tuple[float, float]:
         return reached / len(every), (reached + passed) / 2 / len(every)
     rng = np.random.default_rng(seed)
     reached = passed = 0
-    for start in range(0, PERMUTATIONS, _CHUNK):
-        rows = min(_CHUNK, PERMUTATIONS - start)
+    at_once = _rows_at_once(len(moved))
+    for start in range(0, PERMUTATIONS, at_once):
+        rows = min(at_once, PERMUTATIONS - start)
         flips = rng.integers(0, 2, size=(rows, len(moved))) * 2.0 - 1.0
         more = counts(flips)
         reached, passed = reached + more[0], passed + more[1]
