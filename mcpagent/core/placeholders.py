@@ -36,6 +36,7 @@ _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _STEP = re.compile(r"step([0-9]+)")
 # Fields may have any name, Python keywords too (`step1.from`), so `.name` is parsed as `["name"]`.
 _WORD = re.compile(r"\S+")
+_SPACE = re.compile(r"\s*")
 _FIELD = re.compile(r"(\"[^\"]*\"|'[^']*')|\.\s*([A-Za-z_]\w*)")
 _MAX_EXPRESSION_CHARS = 300  # bounds the recursion too
 _DECIMALS = 10  # binary noise such as 0.1 + 0.2 lies far below the tenth decimal
@@ -101,14 +102,14 @@ def text_value(content: str) -> dict[str, Any]:
 
 
 def nested_value(text: str) -> Any:
-    """The object or list that a text is in JSON or in Python's notation, or the list of a table, rows or
-    items (`core.text_records`); else the text itself."""
+    """The object or list that a text is in JSON or in Python's notation, the list of several such in JSON, or
+    that of a table, rows or items (`core.text_records`); else the text itself."""
     value = None
     if text[:1] in ("[", "{"):
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            value = _printed(text)
+            value = _printed(text) or _documents(text)
     if not (is_json_object(value) or is_json_array(value)):
         value = text_records(text)
     return text if value is None else value
@@ -122,6 +123,22 @@ def _printed(content: str) -> Any:
         return json.loads(json.dumps(ast.literal_eval(content), allow_nan=False))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
+
+
+def _documents(content: str) -> list[Any] | None:
+    """Objects and lists in JSON that stand one after the other: a line each, or the blocks of a server that
+    gives one for each item of a list."""
+    decoder, documents, end = json.JSONDecoder(), list[Any](), 0
+    try:
+        while start := _SPACE.match(content, end):
+            document, end = decoder.raw_decode(content, start.end())
+            documents.append(document)
+            if not content[end:].strip():
+                break
+    except (ValueError, RecursionError):
+        return None
+    is_whole = all(is_json_object(item) or is_json_array(item) for item in documents)
+    return documents if is_whole and len(documents) > 1 else None
 
 
 def lookup_path(value: Any, path: str) -> Any:

@@ -110,6 +110,13 @@ def test_a_reference_leads_into_a_list_that_is_a_text() -> None:
     ) == ("North Bay")
     assert resolve_references("${count(step2.text)}", results) == 2
     assert resolve_references("${step2.text}", results) == LISTS["CSV"]  # by itself it is a text
+    blocks = {"step1": {"text": '{\n  "id": 1\n}\n{\n  "id": 2\n}'}, "step2": {"text": '{"id": 1}\n[2]\n'}}
+    assert resolve_references("${step1.text[1].id} ${step2.text[1][0]}", blocks) == "2 2"
+    assert (
+        resolve_references("${step1.text}", {"step1": {"text": '{"id": 1} {"id": 2'}}) == '{"id": 1} {"id": 2'
+    )
+    with pytest.raises(PlaceholderError, match="no 1 in "):
+        resolve_references("${step1.text[1].id}", {"step1": {"text": '{"id": 1}\n{"id": 2'}})
     with pytest.raises(PlaceholderError, match="index 2 of a list of 2"):
         resolve_references("${step1.result[2].id}", results)
     with pytest.raises(PlaceholderError, match="is not a list"):

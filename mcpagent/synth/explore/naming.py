@@ -91,7 +91,13 @@ def field_words(leaf: Leaf, fact: Fact) -> str:
         return spaced(tail[-2])
     if event := event_of(leaf):
         return f"{_noun_of_event(event)} {'date' if isinstance(leaf.value, str) else 'year'}"
-    return counted(human("_".join(tail[-2:])), leaf.value)
+    return counted(_without_kind(human("_".join(tail[-2:])), fact), leaf.value)
+
+
+def _without_kind(words: str, fact: Fact) -> str:
+    """`name` for the `pub name` of a pub."""
+    first, _, rest = words.partition(" ")
+    return rest if rest and first == one_of(topic(fact.spec).split()[-1]) else words
 
 
 def event_of(leaf: Leaf) -> str:

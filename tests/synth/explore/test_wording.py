@@ -117,6 +117,15 @@ def test_what_a_field_is_called_follows_from_what_it_holds(name: str, value: str
     assert field_words(leaf, aurora(leaf)) == words
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("shipName", "name"), ("ship_owner_id", "owner ID"), ("port_name", "port name"), ("ship", "ship")],
+)
+def test_the_fields_of_a_thing_are_not_called_after_it_again(name: str, words: str) -> None:
+    leaf = Leaf(f"@.{name}", name, "Aurora")
+    assert field_words(leaf, Fact(tool("get_ships"), {}, (leaf,))) == words
+
+
 def _compared(style: str, leaf: Leaf) -> set[str]:
     plain = Saying("", "the @ of @", "", "")
     names, values = ["Aurora", "Rosa"], ["a", "b"]
