@@ -7,7 +7,8 @@ import importlib
 import shlex
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import typer
@@ -67,6 +68,14 @@ class _Stopped(BaseException):
         self.interrupt = interrupt
 
 
+@contextmanager
+def _past_typer() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise _Stopped(interrupt) from interrupt
+
+
 class _LazyGroup(typer.core.TyperGroup):
     """Lists its commands by name and line; the module of one is imported when that one is to run."""
 
@@ -79,11 +88,13 @@ class _LazyGroup(typer.core.TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        with _past_typer():
+            return super().make_context(*arguments, **settings)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _past_typer():
             return super().invoke(ctx)
-        except KeyboardInterrupt as interrupt:
-            raise _Stopped(interrupt) from interrupt
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, registered, rest = super().resolve_command(ctx, args)

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from mcpagent import __version__
+from mcpagent.cli.main import app
 from mcpagent.storage.packages import extra_with, missing
 from tests.running import mcpagent
 
@@ -62,3 +64,15 @@ def test_a_module_belongs_to_the_smallest_extra_that_brings_it(module: str, extr
 
 def test_an_extra_that_is_installed_lacks_nothing() -> None:
     assert missing("hf") == []
+
+
+def test_an_interrupt_while_options_are_read_is_not_ended_by_typer_without_a_word() -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    group = typer.main.get_command(app)
+    group.params[0].callback = interrupted
+    with pytest.raises(BaseException) as raised:
+        group.main(["--version"])
+    assert not isinstance(raised.value, SystemExit)
+    assert isinstance(raised.value.__cause__, KeyboardInterrupt)
