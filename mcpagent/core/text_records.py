@@ -4,6 +4,8 @@
     |------|------|        ws-1;North Bay     - ws-2: Old Mill        ID: ws-1
     | ws-1 | North Bay |   ws-2;Old Mill      1. North Bay (ws-1)     Region: coast
 
+and names in one line: `Stations: ws-1, ws-2 and ws-3`.
+
 Only what has one structure from its first item to its last is taken for a list; prose is not.
 """
 
@@ -31,6 +33,9 @@ _CODE = re.compile(r"(?=\S*\d)[\w./#-]+|[A-Z]{2,6}")
 _YEAR = re.compile(r"1\d{3}|20\d\d")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,14})(?:\.\d{1,9})?")
+_LABEL = re.compile(r"([^:,]{1,60}):\s+(.+)")
+_ONE_WORD = re.compile(r"\S+")
+_NAME = re.compile(r"\S+|[A-Z0-9]\S*(?: (?:of|the|de|[A-Z0-9]\S*)){0,4}")  # one word, or words as names have
 _EMPHASIS = "*_`\"'"
 # What stands between the parts of an item, and whether the second may be the code: `ws-1: North Bay`,
 # `ws-1 - North Bay`, `North Bay (ws-1)`. In `Height: 12` and `Height - 12` the number is no code.
@@ -47,10 +52,24 @@ _Record = dict[str, str]
 def text_records(text: str) -> list[Any] | None:
     """What a text lists, in order: objects with the fields that it names, or `id` and `name`; or strings.
     None where it is not a list. Fields of which each value is written as JSON writes numbers are numbers."""
-    if len(text) > _LONGEST or "\n" not in text.strip():
+    if len(text) > _LONGEST:
         return None
+    if "\n" not in text.strip():
+        return _enumerated(text.strip())
     records = _parsed(text)
     return None if records is None else [dict(r) if isinstance(r, dict) else r for r in records]
+
+
+def _enumerated(text: str) -> list[Any] | None:
+    """Names in one line: `Rooms: A1, B2 and C3`; where it does not say what they are, four words or more."""
+    label, names = match.groups() if (match := _LABEL.fullmatch(text)) else ("", text)
+    items = [_bare(item) for item in re.split(r",\s+(?:and\s+|or\s+)?|\s+and\s+", names)]
+    least = 3 if label else 4
+    if len(items) < least or "," not in names or len(set(items)) < len(items):
+        return None
+    form = _NAME if label else _ONE_WORD
+    is_of_names = all(form.fullmatch(item) and len(item) <= _LONGEST_NAME for item in items)
+    return [record["item"] for record in _typed([{"item": item} for item in items])] if is_of_names else None
 
 
 @lru_cache(maxsize=256)

@@ -45,6 +45,28 @@ def test_names_a_line_each_are_a_list_of_texts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("Rooms: A1, B2 and C3", ["A1", "B2", "C3"]),
+        (
+            "The rooms are: North Bay, Old Mill, Bay of the North",
+            ["North Bay", "Old Mill", "Bay of the North"],
+        ),
+        ("red, green, blue, dark-red", ["red", "green", "blue", "dark-red"]),
+        ("Oslo, Bergen, and Rome", None),  # a clause has three, too
+        ("12 Main Street, Berlin, 10115, Germany", None),  # an address
+        ("Numbers: 12, 7, 30", [12, 7, 30]),
+        ("Rooms: A1, A1, B2", None),
+        ("Well: it rains, the ferry is late, and nobody knows why", None),
+        ("It is open from 9, closed at 12, and free for all, always.", None),
+        ("Rooms: A1", None),
+    ],
+)
+def test_names_in_one_line_are_a_list_and_clauses_are_not(line: str, names: list[Any] | None) -> None:
+    assert text_records(line) == names
+
+
+@pytest.mark.parametrize(
     ("values", "read"),
     [
         (("12", "7"), [12, 7]),

@@ -107,6 +107,8 @@ def _walk(value: Any, place: _Place, seed: int) -> Iterator[Leaf]:
             yield from _walk(nested, place, seed)
         if isinstance(nested, str) or _is_of_phrases(nested, value):
             yield from _of_text(value, place)
+        elif len(value) <= _SHORT and "\n" not in value and value[0] not in "[{":
+            yield place.leaf(value)  # of a few words in a line somebody may ask for all
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield place.leaf(value)
 

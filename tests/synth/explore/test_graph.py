@@ -180,6 +180,7 @@ def test_a_value_that_a_person_names_opens_what_could_not_be_guessed() -> None:
         ("| {0} | {1} |", "| Station ID | Name |\n|---|---|\n"),
         ("{0},{1}", "station,name\n"),
         ("{0}", ""),
+        ('{{"station": "{0}"}}', ""),
     ],
 )
 def test_a_list_that_is_a_text_gives_what_other_tools_ask_for(form: str, head: str) -> None:
@@ -234,6 +235,13 @@ def test_the_records_of_a_plain_text_are_asked_for_by_what_their_lines_call_them
         "second Commit": "25279c6",
         "second Author": "Edsger Lund",
     }
+
+
+def test_words_in_one_line_are_asked_for_one_by_one_and_together() -> None:
+    answer = {"tags": "new, red, large, cheap", "rows": '[{"id": 1}]'}
+    leaves = {leaf.expression: leaf.value for leaf in answer_fields(answer)}
+    assert (leaves["@.tags"], leaves["@.tags[1]"]) == ("new, red, large, cheap", "red")
+    assert "@.rows" not in leaves
 
 
 def test_a_text_that_is_json_is_read_as_the_object_that_it_is() -> None:
