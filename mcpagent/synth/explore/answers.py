@@ -203,7 +203,8 @@ def _of_text(text: str, place: _Place) -> Iterator[Leaf]:
         if match := _PAIR.match(line):
             name = match[1].strip(" *")
             value_at = first + len(line[: match.start(2)].split())
-            yield _of_pair(name, match[2], value_at, counts[name], place)
+            if match[2].lower() not in ("true", "false"):  # nobody asks for a word of yes or no
+                yield _of_pair(name, match[2], value_at, counts[name], place)
             counts[name] += 1
         elif not has_fields:
             yield from _of_line(in_line, first, place)
@@ -348,6 +349,22 @@ def one_of(kind: str) -> str:
     if kind.endswith(("ses", "xes", "ches", "shes")):
         return kind[:-2]
     return kind.removesuffix("s") if not kind.endswith(("ss", "us", "is")) else kind
+
+
+def speaks_of(parameter: str, value: Any, refusal: str) -> bool:
+    """Whether a refusal speaks of a parameter or of what was given for it."""
+    is_quoted = len(str(value)) > 2 and str(value) in refusal
+    return is_quoted or re.search(rf"\b{re.escape(parameter)}\b", refusal) is not None
+
+
+def is_asked_for(parameter: str, refusal: str) -> bool:
+    """Whether a refusal says that a parameter should have been given, as programs write that."""
+    name = re.escape(parameter)
+    if not parameter.isalpha() or not parameter.islower():
+        return re.search(rf"\b{name}\b", refusal) is not None
+    before = r"\b(?:parameter|param|argument|option|field|property)s?:?\s+"
+    after = r"\s+(?:is|was not|must be|needs? to be)\s+(?:required|missing|given|provided|specified|set)\b"
+    return re.search(rf"['\"`]{name}['\"`]|{before}{name}\b|\b{name}{after}", refusal) is not None
 
 
 def tells_the_time(leaves: Iterable[Leaf]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -13,11 +13,14 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.answers import Leaf
 from mcpagent.synth.explore.graph import SELECT, is_number_for, name_words
+from mcpagent.synth.explore.naming import lexicon
+from mcpagent.tools.probes.arguments import resolved
 
 _DEEPEST = 6  # of objects in objects
 _DRAWN = 60  # values that are made up for a parameter whose description says of which form they are
 _NUMBERS = 5  # of a drawn list
 _MANY = 400  # values of one kind that are remembered
+_KINDS = 4  # of values of one slot that are combined with those of others
 REFUSALS = 5  # of a kind of value, after which it is not tried again
 _VAGUE = frozenset(
     ("id", "name", "key", "value", "title", "code", "path", "url", "text", "type", "data", "of")
@@ -180,6 +183,23 @@ class Slot:
         return max((kind.score for kind in self.kinds.values() if not kind.refused), default=-9.0)
 
 
+def ranked_kinds(slot: Slot, level: float, spent: Collection[str]) -> list[Kind]:
+    """The kinds that are worth trying now, the best first, without those of which every value is `spent`.
+    Where one was accepted, no unlikely ones."""
+    usable = [
+        kind for kind in slot.kinds.values() if kind.is_open and kind.candidates and kind.score >= level
+    ]
+    settled = [
+        kind.score - (0.5 if len(kind.candidates) > 1 else 1.5)  # one value leaves more to be learned
+        for kind in usable
+        if kind.accepted >= min(2, len(kind.candidates))
+    ]
+    if (least := max(settled, default=None)) is not None:
+        usable = [kind for kind in usable if kind.accepted or kind.score > least]
+    usable = [kind for kind in usable if kind.label not in spent]
+    return sorted(usable, key=lambda kind: -kind.rank)[:_KINDS]
+
+
 @dataclass(frozen=True)
 class Shape:
     """The arguments that a tool needs: a template with None where `required` slots stand, and the `optional`
@@ -203,6 +223,12 @@ class Shape:
                 node = node[step]
             node[slot.path[-1]] = value
         return arguments
+
+    def requiring(self, slots: Sequence[Slot]) -> Shape:
+        """The same with some of the optional slots among the required ones."""
+        names = [slot.name for slot in slots]
+        left = tuple(slot for slot in self.optional if slot.name not in names)
+        return Shape({**self.template, **dict.fromkeys(names)}, (*self.required, *slots), left)
 
 
 def _copied(value: Any) -> Any:
@@ -267,32 +293,6 @@ class _SlotMaker:
         if kind == "string":
             slot.form = _form_asked(slot, self._spec)
         self._slots.append(slot)
-
-
-def resolved(schema: Any, root: JsonObject, depth: int = 0) -> JsonObject:
-    """A schema with its `$ref` followed, `allOf` merged and the first of `anyOf` or `oneOf` that is not null
-    taken; alternatives that are single values become an `enum`."""
-    if not isinstance(schema, dict) or depth > _DEEPEST:
-        return {}
-    if "$ref" in schema:
-        node: Any = root
-        for key in str(schema["$ref"]).split("/")[1:]:
-            node = node.get(key, {}) if isinstance(node, dict) else {}
-        rest = {key: value for key, value in schema.items() if key != "$ref"}
-        return resolved({**(node if isinstance(node, dict) else {}), **rest}, root, depth + 1)
-    for part in schema.get("allOf", ()):
-        schema = {**resolved(part, root, depth + 1), **{k: v for k, v in schema.items() if k != "allOf"}}
-    for word in ("anyOf", "oneOf"):
-        if parts := schema.get(word):
-            usable = [resolved(part, root, depth + 1) for part in parts]
-            usable = [part for part in usable if part.get("type") != "null"]
-            constants = [part["const"] for part in usable if "const" in part]
-            first = {"type": "string", "enum": constants} if len(constants) > 1 else (usable or [{}])[0]
-            schema = {**first, **{k: v for k, v in schema.items() if k not in (word, "default")}}
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        schema = {**schema, "type": next((k for k in kind if k != "null"), "null")}
-    return schema
 
 
 def _form_asked(slot: Slot, spec: ToolSpec) -> str:
@@ -370,7 +370,11 @@ def _numbers(slot: Slot, rng: Random) -> Iterator[Any]:
     step = schema.get("multipleOf", 1)
 
     def one() -> int | float:
-        if schema.get("type") == "integer" or rng.random() < 0.7:
+        if (
+            schema.get("type") == "integer"
+            or lexicon("counted") & set(name_words(slot.name))
+            or rng.random() < 0.7
+        ):
             return min(
                 int(high), max(int(-(-low // step) * step), rng.randint(int(low), int(high)) // step * step)
             )

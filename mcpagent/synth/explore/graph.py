@@ -118,6 +118,15 @@ class Silence:
         return f"{named} {self.text}{hint}" + (f" ({self.detail})" if self.detail else "")
 
 
+def no_value(tool: str, parameters: Sequence[str], detail: str, *, is_tried: bool) -> Silence:
+    """That a tool cannot be called, since nobody knows what it takes for these parameters."""
+    names = list(dict.fromkeys(parameters))
+    options = " ".join(f"--seed-value {name}=..." for name in names)
+    why = "for which it took nothing that was tried" if is_tried else "which nothing gave"
+    text = f"cannot be asked without {' and '.join(names)}, {why}; name one: {options}"
+    return Silence("no_value", text, (tool,), detail)
+
+
 @dataclass
 class ToolGraph:
     """`facts` by tool, in the order in which they were learned; `not_tried` says why a tool has none. `calls`

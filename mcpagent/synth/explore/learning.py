@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -15,8 +14,17 @@ from mcpagent.core.placeholders import result_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
-from mcpagent.synth.explore.answers import Leaf, answer_fields, is_paging, next_page, tells_the_time
+from mcpagent.synth.explore.answers import (
+    Leaf,
+    answer_fields,
+    is_asked_for,
+    is_paging,
+    next_page,
+    speaks_of,
+    tells_the_time,
+)
 from mcpagent.synth.explore.candidates import (
+    REFUSALS,
     CandidateValue,
     Kind,
     Shape,
@@ -26,10 +34,11 @@ from mcpagent.synth.explore.candidates import (
     argument_shape,
     learned_kind,
     listed_values,
+    ranked_kinds,
     value_form,
 )
 from mcpagent.synth.explore.changes import Addition
-from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by
+from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, no_value
 from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
 
@@ -39,13 +48,13 @@ _ANSWERS = 120  # of one tool, after which it is known well enough
 _CALLS = 1800  # of all tools, shared among them
 _LEAST = 4  # answers of a tool, however many tools there are
 _PATIENCE = 10  # refusals that a tool may begin with
-_KINDS = 4  # of values of one slot that are combined with those of others
 _DRAWS = 24  # attempts to draw arguments that were not tried
 _PAGES = 6  # that are followed from one call
 _VARIED = 4  # values of an optional parameter
 _LEVELS = (2.0, 0.7, -9.0)  # scores: what the names say is likely is tried first, by all tools
 _PROBE = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
 
+_BY_USER = "named by the user"  # the kind of values that need no guessing
 NOT_READ_ONLY = "does not say that it only reads"
 SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
 
@@ -84,7 +93,7 @@ class _Tool:
     """A tool that is being learned."""
 
     spec: ToolSpec
-    shape: Shape
+    shape: Shape  # with the optional parameters that refusals asked for among the required ones
     seed: int
     rng: Random
     most: int
@@ -100,6 +109,7 @@ class _Tool:
     refused: int = 0
     is_vain: bool = False  # it never answers twice alike
     why: str = ""  # the first refusal
+    errors: set[str] = field(default_factory=set)  # that it gave; empty for an answer that was none
     nonsense: Any = None
     is_checked: bool = False
     cut: int = 0
@@ -144,7 +154,7 @@ class _Tool:
     def _combined(self, level: float) -> _Attempt | None:
         slots = self.shape.required
         spent = {key[0] for key in self.exhausted} if len(slots) == 1 else frozenset[str]()
-        ranked = [_ranked(slot, level, spent) for slot in slots]
+        ranked = [ranked_kinds(slot, level, spent) for slot in slots]
         if not all(ranked):
             return None
         choices = list(itertools.islice(itertools.product(*ranked), 256))
@@ -220,23 +230,6 @@ class _Tool:
         return plain[self.rng.randrange(len(plain))]
 
 
-def _ranked(slot: Slot, level: float, spent: Collection[str]) -> list[Kind]:
-    """The kinds that are worth trying now, the best first, without those of which every value is `spent`.
-    Where one was accepted, no unlikely ones."""
-    usable = [
-        kind for kind in slot.kinds.values() if kind.is_open and kind.candidates and kind.score >= level
-    ]
-    settled = [
-        kind.score - (0.5 if len(kind.candidates) > 1 else 1.5)  # one value leaves more to be learned
-        for kind in usable
-        if kind.accepted >= min(2, len(kind.candidates))
-    ]
-    if (least := max(settled, default=None)) is not None:
-        usable = [kind for kind in usable if kind.accepted or kind.score > least]
-    usable = [kind for kind in usable if kind.label not in spent]
-    return sorted(usable, key=lambda kind: -kind.rank)[:_KINDS]
-
-
 async def learn(
     cache: CallCache,
     *,
@@ -281,7 +274,7 @@ class _Learner:
         self._for_sql = [slot for tool in self.tools for slot in tool.shape.slots if slot.form == "sql"]
         for tool in self.tools:
             for slot in tool.shape.slots:
-                slot.add("named by the user", 10, seed_values.get(f"{tool.spec.dotted}.{slot.name}", ()))
+                slot.add(_BY_USER, 10, seed_values.get(f"{tool.spec.dotted}.{slot.name}", ()))
                 add_own_values(slot, tool.spec, seed=seed)
                 if slot.form in ("path", "url"):
                     slot.add("of the configuration", 4, places.get(tool.spec.server, ()))
@@ -364,10 +357,13 @@ class _Learner:
     def _refuse(self, tool: _Tool, attempt: _Attempt, refusal: str, result: ToolResult) -> None:
         tool.refused += 4 if result.failure in (FailureKind.TIMEOUT, FailureKind.CRASHED) else 1
         tool.why = tool.why or refusal
+        tool.errors.add(refusal if _is_refusal(result) else "")
+        if not tool.facts and _requires_more(tool, attempt, refusal):
+            return
         blamed = [
             n
             for n, (slot, value) in enumerate(zip(attempt.slots, attempt.values, strict=True))
-            if _is_named(slot, value, refusal)
+            if speaks_of(slot.name, value, refusal)
         ]
         unsure = [n for n, kind in enumerate(attempt.kinds) if not kind.accepted]
         # What the schema allows was hardly the reason.
@@ -464,11 +460,19 @@ def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
     return None
 
 
-def _is_named(slot: Slot, value: Any, refusal: str) -> bool:
-    """Whether a refusal speaks of a parameter or of what was given for it."""
-    return bool(re.search(rf"\b{re.escape(slot.name)}\b", refusal)) or (
-        len(str(value)) > 2 and str(value) in refusal
-    )
+def _requires_more(tool: _Tool, attempt: _Attempt, refusal: str) -> bool:
+    """Whether a refusal asks for optional parameters that were not given, or the user named values for some:
+    from now on they are."""
+    shape = tool.shape
+    lacking = [
+        slot
+        for slot in shape.slots
+        if slot.name not in attempt.arguments and (_BY_USER in slot.kinds or is_asked_for(slot.name, refusal))
+    ]
+    if more := [slot for slot in lacking if slot in shape.optional]:
+        tool.shape = shape.requiring(more)
+        tool.refused, tool.exhausted = 0, set()
+    return bool(lacking)
 
 
 def _is_value(value: str | int) -> bool:
@@ -484,11 +488,13 @@ def _why_nothing(tool: _Tool) -> Silence:
         return Silence("too_long", "gave answers that are too long to be shown whole", (name,))
     detail = f"{name} said: {tool.why}" if tool.why else ""
     lacking = [slot for slot in tool.shape.required if slot.best < _LEVELS[1] and not slot.was_accepted]
+    # Where it says the same of whatever it is given, the values are not the reason.
+    is_broken = len(tool.errors) == 1 and "" not in tool.errors and tool.refused >= REFUSALS
+    if is_broken and not any(is_asked_for(slot.name, tool.why) for slot in lacking):
+        return Silence("refused", "refused every call with the same words", (name,), detail)
     if lacking:
-        names = " and ".join(dict.fromkeys(slot.name for slot in lacking))
-        options = " ".join(dict.fromkeys(f"--seed-value {slot.name}=..." for slot in lacking))
-        text = f"cannot be asked without {names}, which nothing gave; name one: {options}"
-        return Silence("no_value", text, (name,), detail)
+        is_tried = any(kind.refused for slot in lacking for kind in slot.kinds.values())
+        return no_value(name, [slot.name for slot in lacking], detail, is_tried=is_tried)
     if tool.refused:
         return Silence("refused", "refused every call", (name,), detail)
     return Silence("no_arguments", "cannot be called with arguments made from the schema alone", (name,))

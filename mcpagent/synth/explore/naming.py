@@ -16,10 +16,11 @@ import yaml
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.answers import Leaf, is_paging, one_of
-from mcpagent.synth.explore.candidates import resolved
 from mcpagent.synth.explore.graph import Fact
+from mcpagent.tools.probes.arguments import resolved
 
 SQL = re.compile(r"\s*SELECT\s.*\sFROM\s+[\"'`\[]?(\w+)", re.IGNORECASE)
+_CATALOGUES = ("sqlite_master", "sqlite_schema", "information_schema")  # what lists the tables
 _KEY = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
 _WRAPPED = re.compile(r"(word|number|rest)\((.*), (-?\d+)\)")
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
@@ -29,6 +30,7 @@ _LONGEST_NAME = 5  # words of a value that stands in a sentence without quotes
 # Words of names that say nothing of what is meant.
 _NAMING = ("name", "title", "label", "full_name", "fullname", "display_name", "username", "login")
 NO_NAME = 99
+_ADJUNCTS = ("from", "to", "on", "with", "without")  # what subjects without a thing begin with
 _OTHER_NAMING = ("symbol", "ticker", "code", "slug", "path", "key", "id")
 _PLACE = re.compile(r"\[(\d+)\]")
 
@@ -90,7 +92,7 @@ def field_words(leaf: Leaf, fact: Fact) -> str:
     if len(tail) > 1 and tail[-1].lower() in ("name", "value"):
         return spaced(tail[-2])
     if event := event_of(leaf):
-        return f"{_noun_of_event(event)} {'date' if isinstance(leaf.value, str) else 'year'}"
+        return when_of(event, leaf.value)
     return counted(_without_kind(human("_".join(tail[-2:])), fact), leaf.value)
 
 
@@ -103,20 +105,25 @@ def _without_kind(words: str, fact: Fact) -> str:
 def event_of(leaf: Leaf) -> str:
     """The participle of a field that says when something happened to a thing: `built` for `built: 1987`.
     Empty where the field is not called so, or its value is neither a year nor a date."""
-    word = spaced(place_of(leaf).field or leaf.name).removeprefix("year ").removesuffix(" year")
-    word = word.removesuffix(" at").removesuffix(" on").removesuffix(" in").removesuffix(" date")
+    place = place_of(leaf)
+    word = spaced(leaf.name if place.wrap else place.field or leaf.name)
+    word = re.sub(r"^year |( (year|at|on|in|date))+$", "", word)
     if not (re.fullmatch(r"[a-z]{3,}ed", word) and word not in lexicon("not_events")) and (
         word not in lexicon("events")
     ):
         return ""
     value = leaf.value
-    is_year = isinstance(value, int) and not isinstance(value, bool) and 1000 <= value <= 2100
+    is_year = re.fullmatch(r"1\d{3}|20\d\d|2100", str(value)) is not None
     is_date = isinstance(value, str) and DATE.fullmatch(value) is not None
     return word if is_year or is_date else ""
 
 
+def when_of(event: str, value: Any) -> str:
+    """`construction year` for what was `built` in 1950, `opening date` for what was `opened` on a day."""
+    return f"{_noun_of_event(event)} {'date' if DATE.fullmatch(str(value)) else 'year'}"
+
+
 def _noun_of_event(event: str) -> str:
-    """`construction` for `built`, `renovation` for `renovated`, `opening` for `opened`."""
     if event in frames()["nouns"]:
         return frames()["nouns"][event]
     if event.endswith("ated"):
@@ -186,11 +193,14 @@ def kind_of(fact: Fact, place: Place, about: str = "") -> str:
         return one_of(kind)
     for name, text in fact.texts:
         if match := SQL.match(text):
+            if match[1].lower() in _CATALOGUES:
+                return "table"
             return one_of(spaced(match[1])) if about == match[1] else "entry"
         if set(spaced(name).split()) & lexicon("not_a_noun"):
             return "match"
-    words = one_of(topic(fact.spec)).split()
-    return " ".join(words) if words and words[-1] not in lexicon("generic") else "entry"
+    member = frames()["members"].get(topic(fact.spec).split()[-1])
+    words = one_of(topic(fact.spec))
+    return member or (words if words.split()[-1] not in lexicon("generic") else "entry")
 
 
 def key_of(leaf: Leaf, fact: Fact) -> Leaf | None:
@@ -203,6 +213,25 @@ def key_of(leaf: Leaf, fact: Fact) -> Leaf | None:
         if name != place.field and mine is not None and not _QUOTABLE.search(str(mine.value)):
             return mine
     return None
+
+
+def holder_of(fact: Fact, place: Place, key: Leaf | None = None) -> str | None:
+    """The thing that has the list, where it is one of several that have such a list. Empty where there is one
+    list alone, or `key` tells the item from those of all lists; None where the thing has no name."""
+    above, _, below = (place.rows or "").rpartition("[")
+    number = below.partition("]")[0]
+    if not above or not any(_in_other_item(leaf.expression, above, number) for leaf in fact.leaves):
+        return ""
+    if key and sum(leaf.value == key.value and leaf.field == key.field for leaf in fact.leaves) == 1:
+        return ""
+    for _, column in _naming_columns(fact.leaves).get(above, ()):
+        if "[" not in above and (mine := column.get(int(number))) is not None:
+            return said_value(mine.value)
+    return None
+
+
+def _in_other_item(expression: str, rows: str, number: str) -> bool:
+    return f"{rows}[" in expression and f"{rows}[{number}]" not in expression
 
 
 @lru_cache(maxsize=1024)
@@ -247,6 +276,8 @@ def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
         if is_paging(name):
             continue  # nobody asks for a part of a list
         text = phrases.get(name) or said_value(value)
+        if name not in phrases and " " in text and not text.startswith('"') and _is_free(name, value):
+            text = f'"{text}"'
         words = set(spaced(name).split())
         if isinstance(value, bool):
             extra.append(f"{'with' if value else 'without'} {spaced(name)}")
@@ -270,6 +301,22 @@ def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
     if not things:
         things, choices = choices[:1], choices[1:]
     return " ".join([" and ".join(things), *(f"for {choice}" for choice in choices), *extra]).strip()
+
+
+def _is_free(parameter: str, value: Any) -> bool:
+    """Whether an argument is any text, rather than the name of a thing."""
+    words = set(spaced(parameter).split())
+    return isinstance(value, str) and not SQL.match(value) and bool(words & lexicon("not_a_noun"))
+
+
+def is_adjunct(subject: str) -> bool:
+    """Whether a subject names no thing, only times or choices: `from USD to EUR`, `on 2025-01-02`."""
+    return subject.split(" ", 1)[0] in _ADJUNCTS
+
+
+def of(subject: str) -> str:
+    """A subject as the end of a phrase: `of Aurora`, `from USD to EUR`."""
+    return subject if is_adjunct(subject) else f"of {subject}"
 
 
 def _choice_noun(spec: ToolSpec, parameter: str) -> str:
@@ -299,14 +346,14 @@ def noun_in(parameter: str) -> str:
 def noun_of(fact: Fact, parameter: str) -> str:
     """What kind of thing a parameter names: `channel` for `channel_id`, `ship` for the `name` of a ship.
     Empty where neither the parameter nor the tool says so."""
+    if any(SQL.match(text) for name, text in fact.texts if name == parameter):
+        return ""
     if noun := noun_in(parameter):
         return noun
     words = set(spaced(parameter).split())
     if words & {"symbol", "ticker"}:
         return spaced(parameter)
-    if words & lexicon("not_a_noun") or any(
-        SQL.match(text) for name, text in fact.texts if name == parameter
-    ):
+    if words & lexicon("not_a_noun"):
         return ""
     return one_of(topic(fact.spec).split()[-1])
 
@@ -319,15 +366,15 @@ def said_value(value: Any) -> str:
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if match := SQL.match(value):
-        return match[1]
+        return "the database" if match[1].lower() in _CATALOGUES else match[1]
     plain = "\n" not in value and len(value.split()) <= _LONGEST_NAME and value[-1:].isalnum()
     return value if plain and '"' not in value else json.dumps(value, ensure_ascii=False)
 
 
 def at_of(fact: Fact, about: str) -> str:
     """Where a list was got from, as the end of a phrase: ` in ships`, ` for Aurora`; or nothing."""
-    if not about:
-        return ""
+    if not about or is_adjunct(about):
+        return about and f" {about}"
     is_inside = any(
         SQL.match(text) or "/" in text or set(spaced(name).split()) & lexicon("inside")
         for name, text in fact.texts

@@ -24,6 +24,7 @@ from mcpagent.synth.explore.naming import (
     expression_of,
     field_words,
     frames,
+    is_adjunct,
     is_number,
     is_quantity,
     is_worth_asking,
@@ -204,7 +205,7 @@ class Shapes:
             return None
         has_number = is_quantity(leaf)
         styles = ("both", "difference", "most", *(() if event_of(leaf) else ("sum",)))
-        style = rng.choice(styles if has_number else ("both",))
+        style = rng.choice(styles if has_number and not is_adjunct(subject_of(fact)) else ("both",))
         count = rng.randint(2, _FEW) if style == "most" else 2
         picked = distinct(rng, twins, count - 1, str(leaf.value))
         facts, leaves = [fact, *(other for other, _ in picked)], [leaf, *(same for _, same in picked)]
@@ -243,7 +244,7 @@ class Shapes:
         )
         second = same_place(leaf, other)
         name = subject_of(other)
-        if bound == 0 or second is None or name in ("", saying.subject):
+        if bound == 0 or second is None or name in ("", saying.subject) or is_adjunct(name):
             return None
         text = f"{saying.goal}, and if that is not over {written(bound)}, the one of {name} as well"
         said = Saying(f"what is {text}", "", "", text.removeprefix("the "))

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Literal
 
 from mcpagent.core.records import JsonObject
-from mcpagent.synth.explore.answers import Leaf, one_of
+from mcpagent.synth.explore.answers import Leaf
 from mcpagent.synth.explore.graph import Edge, Fact
 from mcpagent.synth.explore.naming import (
     CODE,
@@ -25,12 +25,15 @@ from mcpagent.synth.explore.naming import (
     event_of,
     field_words,
     frames,
+    holder_of,
     human,
+    is_adjunct,
     key_of,
     kind_of,
     lexicon,
     naming_rank,
     noun_in,
+    of,
     place_of,
     plural,
     said_value,
@@ -38,6 +41,7 @@ from mcpagent.synth.explore.naming import (
     subject_of,
     topic,
     unit_of,
+    when_of,
     whole_of,
 )
 
@@ -130,7 +134,7 @@ def asks_for(leaf: Leaf, fact: Fact, rng: Random, *, subject: str | None = None)
     if place.field.lower() in lexicon("speech"):
         return _of_speech(place.field.lower(), item)
     if not place.tail:
-        return Saying(f"what is {item}", item, f"what {item} is", item.removeprefix("the "))
+        return plainly(item)
     words = human(place.tail[-1]) if field == topic(fact.spec) else field
     return _of_field(words, leaf.value, item, rng, event=event)
 
@@ -144,15 +148,24 @@ def item_of(leaf: Leaf, fact: Fact, place: Place, about: str) -> str | None:
     if name and name == about:
         return name
     if name and not (about and about.casefold() in name.casefold()):
-        kind = kind_of(fact, place, about)
+        kind, holder = kind_of(fact, place, about), holder_of(fact, place, key)
+        if holder is None:
+            return None
+        at = f" {of(holder)}{at}" if holder else at
         is_named = kind not in ("match", "entry") and (CODE.fullmatch(name) or name.islower())
         return f"{kind} {name}{at}" if is_named else f"{name}{at}"
-    return ordinal_item(fact, place, about) if place.index < _NEAR else None
+    return ordinal_item(fact, place, about)
 
 
-def ordinal_item(fact: Fact, place: Place, about: str) -> str:
-    """`the second message in general`; `the second of the ships` where the call is about ships."""
+def ordinal_item(fact: Fact, place: Place, about: str) -> str | None:
+    """`the second message in general`; `the second of the ships`; `the second note of Aurora` where several
+    have notes. None where nobody would count to it."""
+    holder = holder_of(fact, place)
+    if place.index >= _NEAR or holder is None:
+        return None
     kind = kind_of(fact, place, about)
+    if holder:
+        return f"the {_FIRST[place.index]} {kind} {of(holder)}{at_of(fact, about)}"
     if about and plural(kind) == about:
         return f"the {_FIRST[place.index]} of the {about}"
     return f"the {_FIRST[place.index]} {kind}{at_of(fact, about)}"
@@ -178,21 +191,19 @@ def is_labelled(leaf: Leaf) -> bool:
 
 def _of_text(leaf: Leaf, fact: Fact, place: Place, about: str) -> Saying | None:
     """A word of a text: by the label that it has there, else by its place, where that is near."""
-    assert place.wrap is not None
-    function, index = place.wrap
+    function, index = place.wrap or ("", 0)
     if is_labelled(leaf):
-        field = counted(human(leaf.label), leaf.value)
-        return _of_field(field, leaf.value, about or f"the {topic(fact.spec)}", Random(0))
+        event, label = event_of(leaf), human(leaf.label)
+        field = when_of(event, leaf.value) if event else counted(label, leaf.value)
+        return _of_field(field, leaf.value, about or f"the {topic(fact.spec)}", Random(0), event=event)
     if place.rows is not None:
         return None
     if entry := listed(leaf, fact, about):
-        return Saying(f"what is {entry}", entry, f"what {entry} is", _bare(entry))
+        return plainly(entry)
     what = "last number" if function == "number" else f"{_FIRST[index]} word" if index < _NEAR else ""
-    if not what:
-        return None
     holder = human(place.field) if place.field and place.field.lower() not in lexicon("generic") else ""
-    whole = " of ".join(part for part in (f"the {holder}" if holder else "", about) if part)
-    return _of_field(what, leaf.value, whole or f"the {topic(fact.spec)}", Random(0))
+    whole = f"the {holder} {of(about) if about else ''}".strip() if holder else about
+    return _of_field(what, leaf.value, whole or f"the {topic(fact.spec)}", Random(0)) if what else None
 
 
 def listed(leaf: Leaf, fact: Fact, about: str) -> str | None:
@@ -212,11 +223,8 @@ def listed(leaf: Leaf, fact: Fact, about: str) -> str | None:
     ):
         return None
     number = place.wrap[1] // width
-    return f"the {_FIRST[number]} {one_of(kind)}{at_of(fact, about)}" if number < _NEAR else None
-
-
-def _definite(said: str) -> str:
-    return f"the {said}" if said.startswith("number of ") else said
+    said = f"{kind_of(fact, place, about)}{at_of(fact, about)}"
+    return f"the {_FIRST[number]} {said}" if number < _NEAR else None
 
 
 def _of_speech(field: str, subject: str) -> Saying:
@@ -231,6 +239,8 @@ def _of_speech(field: str, subject: str) -> Saying:
 def _of_field(field: str, value: Any, subject: str, rng: Random, *, event: str = "") -> Saying:
     """The field of a subject, asked for as its name and type suggest; `event` is the participle of a field
     that says when something happened."""
+    if is_adjunct(subject):
+        return plainly(f"the {field} {subject}")
     is_name = len(subject.split()) <= 2 and subject[-1:].isalnum() and not subject.startswith(("the ", "/"))
     possessive = f"{subject}'{'' if subject.endswith('s') else 's'} {field}"
     is_count = field.startswith("number of ")
@@ -285,13 +295,13 @@ def leads_to(edge: Edge, source: str) -> str | None:
     if place.rows is not None:
         if place.field and naming_rank(place.field) > 5:
             return item_of(leaf, fact, place, source)
-        return ordinal_item(fact, place, source) if place.index < _NEAR else None
+        return ordinal_item(fact, place, source)
     noun = noun_in(place.field) if place.field and place.field.lower() not in lexicon("generic") else ""
     noun = noun or noun_in(edge.parameter)
     holder = source or (f"the {topic(fact.spec)}" if topic(fact.spec) != noun else "")
     if not noun:
         return None
-    return f"the {noun} of {holder}" if holder else f"the {noun}"
+    return f"the {noun} {of(holder)}" if holder else f"the {noun}"
 
 
 def _of_listing(leaf: Leaf, fact: Fact, place: Place, source: str) -> str | None:
@@ -304,7 +314,7 @@ def _of_listing(leaf: Leaf, fact: Fact, place: Place, source: str) -> str | None
         return None
     at = source or f"the {topic(fact.spec)}"
     if " word of the " not in leaf.label:
-        return f"the {human(leaf.label)} of {at}"
+        return f"the {human(leaf.label)} {of(at)}"
     return listed(leaf, fact, source)
 
 
@@ -361,7 +371,8 @@ def compared(
     either = " or ".join([", ".join(names[:-1]), names[-1]])
     said = field_words(leaf, fact)
     if style == "difference":
-        goal = f"the difference in {_definite(said)} between {joined}"
+        what = f"the {said}" if said.startswith("number of ") else said
+        goal = f"the difference in {what} between {joined}"
         return plainly(goal), (f"${{abs({values[0]} - {values[1]})}}",)
     if style == "sum":
         return plainly(f"the {said} of {joined} together"), (f"${{{values[0]} + {values[1]}}}",)
@@ -374,11 +385,10 @@ def compared(
         question = f"which has the {which} {said}, {either}, and what is it"
         bare = f"{which} {said}: {either}"
         return Saying(question, "", text, bare), (f"${{{function}({', '.join(values)})}}",)
-    every = " and ".join([", ".join(names[:-1]), names[-1]])
     goal = (
-        plain.goal.replace("@'s", "@").replace("@", every)
+        plain.goal.replace("@'s", "@").replace("of @", of(joined)).replace("@", joined)
         if plain.goal.startswith("the ")
-        else f"the {said} of {every}"
+        else f"the {said} {of(joined)}"
     )
     return plainly(goal), tuple(f"${{{value}}}" for value in values)
 

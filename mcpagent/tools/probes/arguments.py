@@ -10,6 +10,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.tools.catalog import SchemaCheck
 
 _DEEPEST = 12  # a recursive schema ends here
+_REFERENCES = 6  # that are followed, one in the other
 _FORMATS = {
     "date": "2025-01-02",
     "date-time": "2025-01-02T00:00:00Z",
@@ -152,3 +153,29 @@ def _number(schema: JsonObject) -> int | float:
     value = max(low, min(high, 1))
     step = schema.get("multipleOf")
     return value if step is None else -(-value // step) * step
+
+
+def resolved(schema: Any, root: JsonObject, depth: int = 0) -> JsonObject:
+    """A schema with its `$ref` followed, `allOf` merged and the first of `anyOf` or `oneOf` that is not null
+    taken; alternatives that are single values become an `enum`."""
+    if not isinstance(schema, dict) or depth > _REFERENCES:
+        return {}
+    if "$ref" in schema:
+        node: Any = root
+        for key in str(schema["$ref"]).split("/")[1:]:
+            node = node.get(key, {}) if isinstance(node, dict) else {}
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return resolved({**(node if isinstance(node, dict) else {}), **rest}, root, depth + 1)
+    for part in schema.get("allOf", ()):
+        schema = {**resolved(part, root, depth + 1), **{k: v for k, v in schema.items() if k != "allOf"}}
+    for word in ("anyOf", "oneOf"):
+        if parts := schema.get(word):
+            usable = [resolved(part, root, depth + 1) for part in parts]
+            usable = [part for part in usable if part.get("type") != "null"]
+            constants = [part["const"] for part in usable if "const" in part]
+            first = {"type": "string", "enum": constants} if len(constants) > 1 else (usable or [{}])[0]
+            schema = {**first, **{k: v for k, v in schema.items() if k not in (word, "default")}}
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        schema = {**schema, "type": next((k for k in kind if k != "null"), "null")}
+    return schema

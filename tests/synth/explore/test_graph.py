@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.placeholders import resolve_references
 from mcpagent.core.tasks import Task
@@ -251,3 +254,65 @@ def test_a_text_that_is_json_is_read_as_the_object_that_it_is() -> None:
     leaves = {leaf.expression: leaf for leaf in answer_fields(answer)}
     assert leaves["@.result.rows[1].tons"].value == 4400
     assert resolve_references(leaves["@.result.rows[1].tons"].of_step(1), {"step1": answer}) == 4400
+
+
+@pytest.mark.parametrize(
+    "written", ["please give a 'place'", "parameter place is missing", "place is required"]
+)
+def test_an_optional_parameter_that_a_refusal_asks_for_is_given_from_then_on(written: str) -> None:
+    world = World("moor", _ports_of_moorings, _moored(written))
+    graph = world.learned()
+    places = {fact.arguments.get("place") for fact in graph.facts if fact.spec.name == "moored"}
+    assert len(places) > 4 and places <= set(_ports_of_moorings()["places"])
+    assert world.refused["moored"] <= 3
+
+
+def test_a_value_that_the_user_names_is_given_where_a_tool_refuses_without_it() -> None:
+    world = World("moor", _moored("not now"))
+    assert not world.learned().facts
+    graph = world.learned(seed_values={"moor.moored.place": ["Pier 3"]})
+    assert [fact.arguments for fact in graph.facts] == [{"place": "Pier 3"}]
+
+
+def test_a_tool_that_says_the_same_whatever_it_is_given_is_not_said_to_lack_a_value() -> None:
+    def days_between(first_date: str, second_date: str) -> dict[str, int]:
+        """The days between two dates."""
+        raise ToolError("name 'timezone' is not defined")
+
+    def depth(wreck: str) -> dict[str, int]:
+        """How deep a wreck lies."""
+        raise ToolError(f"there is no wreck {wreck!r}")
+
+    by_tool = {s.tools: s for s in World("broken", days_between, depth).learned().silences}
+    broken = by_tool[("broken.days_between",)]
+    assert broken.reason == "refused" and "name 'timezone' is not defined" in broken.sentence
+    lacking = by_tool[("broken.depth",)]
+    assert lacking.reason == "no_value" and "--seed-value wreck=" in lacking.sentence
+    assert "which nothing gave" not in lacking.sentence and "took nothing that was tried" in lacking.sentence
+
+
+def test_a_number_that_counts_lines_is_whole_though_the_schema_allows_parts() -> None:
+    def read_log(first_line: float, factor: float) -> dict[str, float]:
+        """Read a log."""
+        return {"bytes": first_line * 7 + factor}
+
+    world = World("logs", read_log)
+    world.learned()
+    lines, factors = zip(*((a["first_line"], a["factor"]) for _, a in world.asked), strict=True)
+    assert len(set(lines)) > 5 and all(float(line).is_integer() for line in lines)
+    assert any(not float(factor).is_integer() for factor in factors)
+
+
+def _ports_of_moorings() -> dict[str, list[str]]:
+    """List the places where ships are moored."""
+    return {"places": [f"Pier {n}" for n in range(8)]}
+
+
+def _moored(refusal: str) -> Callable[..., Any]:
+    def moored(place: str = "") -> dict[str, Any]:
+        """What is moored."""
+        if not place.startswith("Pier "):
+            raise ToolError(refusal)
+        return {"ship": f"Ship {place}", "tons": 100 * len(place) + 7 * int(place[5:])}
+
+    return moored

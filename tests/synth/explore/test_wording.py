@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.answers import Leaf
+from mcpagent.synth.explore.answers import Leaf, answer_fields
 from mcpagent.synth.explore.graph import Edge, Fact
 from mcpagent.synth.explore.naming import (
     field_words,
@@ -203,9 +203,91 @@ def test_what_leads_to_a_thing_is_said_by_what_it_is_there() -> None:
     assert leads_to(Edge(both, code, "ship_id", "c7"), "") == "Caravel"
 
 
+def _observed(*names: str) -> Fact:
+    lists = [
+        (
+            *([Leaf(f"@.ships[{n}].name", "", name)] if name else []),
+            *(Leaf(f"@.ships[{n}].notes[{m}]", "", f"note {n}{m}") for m in range(2)),
+        )
+        for n, name in enumerate(names)
+    ]
+    return Fact(SHIPS, {}, tuple(leaf for leaves in lists for leaf in leaves))
+
+
+def test_an_item_of_one_of_several_lists_is_said_with_the_thing_that_has_the_list() -> None:
+    for names, said in [
+        (("Aurora", "Borealis"), "the second note of Borealis"),
+        (("", ""), None),
+        (("Aurora",), "the second note"),
+    ]:
+        fact = _observed(*names)
+        note = fact.leaves[-1]
+        assert leads_to(Edge(fact, note, "query", str(note.value)), "") == said
+        saying = asks_for(note, fact, Random(0))
+        assert (saying and saying.goal) == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        ({"date": "2025-10-14"}, "on 2025-10-14"),
+        ({"start_date": "2024-01-02", "end_date": "2024-03-04"}, "from 2024-01-02 to 2024-03-04"),
+        ({"fresh": True}, "with fresh"),
+    ],
+)
+def test_a_call_that_names_only_times_or_choices_is_said_with_no_other_preposition(
+    arguments: dict[str, object], phrase: str
+) -> None:
+    tides = tool("list_tides")
+    height, first = Leaf("@.height_cm", "", 212), Leaf("@.tides[1].place", "", "Genoa")
+    fact = Fact(tides, arguments, (height, first))
+    for seed in range(40):
+        saying = asks_for(height, fact, Random(seed))
+        assert saying is not None and saying.goal == f"the height in cm {phrase}"
+        assert saying.question == f"what is the height in cm {phrase}"
+        texts = [text for text in vars(saying).values() if text]
+        assert all(f"cm {phrase}" in text for text in texts) and "{" not in say(saying, Random(seed)).prompt
+        item = asks_for(first, fact, Random(seed))
+        assert item is not None and item.goal == f"the place of the second tide {phrase}"
+    plain = asks_for(height, fact, Random(0), subject="@")
+    assert plain is not None
+    both, _ = compared("both", plain, height, fact, [phrase, "on 2020-01-01"], ["a", "b"], Random(0))
+    assert f"{phrase} and on 2020-01-01" in both.goal and " of " not in both.goal
+
+
+@pytest.mark.parametrize(
+    ("spec", "arguments", "item"),
+    [
+        (QUERY, {"query": "SELECT name FROM sqlite_master"}, "the second table in the database"),
+        (tool("get_table_schema"), {"table": "ships"}, "the second column in ships"),
+        (tool("directory_tree"), {"path": "/data"}, "the second entry in /data"),
+        (tool("read_file"), {"path": "/data/fleet.csv"}, "the second row in /data/fleet.csv"),
+        (tool("list_files"), {"path": "/data"}, "the second file in /data"),
+    ],
+)
+def test_an_item_of_a_list_is_called_what_such_lists_hold(
+    spec: ToolSpec, arguments: dict[str, str], item: str
+) -> None:
+    leaf = Leaf("@.result[1].kind", "", "steamer")
+    saying = asks_for(leaf, Fact(spec, arguments, (leaf,)), Random(0))
+    assert saying is not None and item in saying.goal
+
+
+def test_a_year_in_a_text_is_asked_for_as_a_year_and_a_word_of_yes_or_no_is_not_asked_for() -> None:
+    answer = "Built: 1950\nFlag: Norway\nisFerry: true\nisNew: False"
+    built, flag = answer_fields({"text": answer})[:2]
+    fact = Fact(tool("read_file"), {"path": "/data/a.md"}, (built, flag))
+    sayings = [asks_for(built, fact, Random(0))]
+    assert {saying.goal for saying in sayings if saying} == {"the construction year of /data/a.md"}
+    assert [leaf.name for leaf in answer_fields({"text": answer})] == ["Built", "Flag"]
+
+
 @pytest.mark.parametrize(
     ("fact", "subject"),
     [
+        (Fact(tool("count_words"), {"text": "the old mill"}, ()), '"the old mill"'),
+        (Fact(tool("search"), {"query": "was built in 1962"}, ()), '"was built in 1962"'),
+        (Fact(tool("find_ship"), {"name": "Old Mill"}, ()), "Old Mill"),
         (Fact(BERTH, {"berth": 12}, ()), "berth 12"),
         (Fact(SHIP, {"name": "Aurora"}, ()), "Aurora"),
         (Fact(QUERY, {"query": "SELECT * FROM ships"}, ()), "ships"),
