@@ -21,6 +21,9 @@ from typing import Any
 _LONGEST = 200_000  # characters
 _LONGEST_ITEM = 160
 _LONGEST_NAME = 60  # of an item without any mark
+_LEAST_JOINED = 4  # names in one line
+_JOINED = re.compile(r"[\w./-]{0,59}[^\W\d_][\w./-]{0,59}")
+_FILE = re.compile(r"[\w./-]*\w\.[A-Za-z]\w{1,4}")
 _AROUND = 3  # lines before the first item and after the last: a title, a count, a hint
 _DELIMITERS = "\t|;,"
 _MARK = re.compile(r"(\s*)(?:[-*•+]|\d{1,4}[.)])\s+(?=\S)")
@@ -55,7 +58,7 @@ def text_records(text: str) -> list[Any] | None:
     if len(text) > _LONGEST:
         return None
     if "\n" not in text.strip():
-        return _enumerated(text.strip())
+        return _enumerated(text.strip()) or _joined(text.strip())
     records = _parsed(text)
     return None if records is None else [dict(r) if isinstance(r, dict) else r for r in records]
 
@@ -70,6 +73,14 @@ def _enumerated(text: str) -> list[Any] | None:
     form = _NAME if label else _ONE_WORD
     is_of_names = all(form.fullmatch(item) and len(item) <= _LONGEST_NAME for item in items)
     return [record["item"] for record in _typed([{"item": item} for item in items])] if is_of_names else None
+
+
+def _joined(line: str) -> list[Any] | None:
+    """The names that a line joins by commas alone, as JavaScript prints a list."""
+    parts = line.split(",")
+    least = 2 if all(map(_FILE.fullmatch, parts)) else _LEAST_JOINED
+    is_list = len(parts) >= least and len(set(parts)) == len(parts)
+    return list(parts) if is_list and all(map(_JOINED.fullmatch, parts)) else None
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -29,6 +30,7 @@ from mcpagent.tools.servers_config import StdioServer
 
 _VARIABLE = re.compile(r"\$\{WORKSPACE(?::-([^}]*))?\}")
 _FICLONE = 0x40049409  # linux/fs.h: a file that shares its blocks with another until one is written
+_MOST_LOOKED_AT = 400  # files at one level of a folder
 _SQLITE = b"SQLite format 3\0"
 _SQLITE_SIDES = ("-wal", "-shm", "-journal")
 
@@ -239,3 +241,19 @@ def _mapped(value: Any, pattern: re.Pattern[str], replacement: str) -> Any:
     if isinstance(value, list):
         return [_mapped(item, pattern, replacement) for item in value]
     return value
+
+
+def files_below(folder: Path, *, most: int) -> list[str]:
+    """The files in a folder and in those in it, as paths from it, in order; hidden ones are left out, and a
+    level with more than anybody looks at."""
+    files: list[str] = []
+    for pattern in ("*", "*/*"):
+        try:
+            inside = list(itertools.islice(folder.glob(pattern), _MOST_LOOKED_AT + 1))
+            paths = [path.relative_to(folder) for path in inside if path.is_file()]
+        except OSError:
+            return files
+        if len(inside) <= _MOST_LOOKED_AT:
+            shown = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
+            files += sorted(map(str, shown))[:most]
+    return files

@@ -143,3 +143,17 @@ def test_a_reference_leads_into_a_list_that_is_a_text() -> None:
         resolve_references("${step1.result[2].id}", results)
     with pytest.raises(PlaceholderError, match="is not a list"):
         resolve_references("${count(step1.text)}", {"step1": {"text": "no list"}})
+
+
+def test_names_that_commas_alone_join_are_a_list_and_a_sentence_an_address_or_numbers_are_none() -> None:
+    assert text_records("aurora,old-mill,b2/juno,Riga") == ["aurora", "old-mill", "b2/juno", "Riga"]
+    assert text_records("brief.md,plan.md") == ["brief.md", "plan.md"]
+    for text in (
+        "a,b",
+        "1,2,3,4",
+        "12,5 m",
+        "Main St 5, Riga, Latvia, EU",
+        "aurora,aurora,juno,iris",
+        "a,,b,c,d",
+    ):
+        assert text_records(text) is None

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -25,6 +25,21 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _WORD = re.compile(r"[\w/~.](\S*\w)?")  # no bracket, quote or comma at its ends: it can be passed on as it is
 _PAIR = re.compile(r"^[\s*-]*([A-Za-z][\w .*-]{0,30}):\**\s+(\S.{0,59})$")
 _HEADING = re.compile(r"^#{1,6}\s+(\S.{0,59})$")
+# Lists of values in a description or in a refusal.
+_QUOTED = re.compile(r"(?<!\w)['\"`‘“]([^'\"`’”\n]{1,60})['\"`’”](?!\w)")
+_LISTED = re.compile(
+    r"(?:e\.g\.?,?|such as|one of|options?(?: are)?|supported(?: \w+)?|valid(?: \w+)?|available(?: \w+)?"
+    r"|must be|should be|choose from|either|examples?|like)\s*:?\s*\[?([^.;()\n\]]{2,600})",
+    re.I,
+)
+_BARE = re.compile(r"[A-Za-z0-9_°/+.#-]+(?: [A-Za-z0-9_-]+)?")
+_MOST_LISTED = 60  # values that a text names
+_FAULT = re.compile(
+    r"name '\w+' is not defined|has no attribute '|No module named|unexpected keyword argument|NoneType"
+    r"|\w+ is not (?:defined|a function|iterable)\b|Cannot (?:read propert|find module)|not implemented",
+    re.I,
+)
+_NOW = re.compile(r"\b(now|today|todays|current|clock)\b")
 _KEYS = ("name", "title", "label")  # what a person calls a thing by
 _OTHER_KEYS = ("symbol", "ticker", "code", "key", "slug", "path", "url", "id")
 
@@ -351,10 +366,25 @@ def one_of(kind: str) -> str:
     return kind.removesuffix("s") if not kind.endswith(("ss", "us", "is")) else kind
 
 
+def listed_values(text: str) -> list[str]:
+    """The values that a text names: in quotes, or in a list after "one of", "e.g." and the like."""
+    values = _QUOTED.findall(text)
+    for match in _LISTED.finditer(text):
+        parts = re.split(r",\s*(?:or |and )?|\s+(?:or|and)\s+|\||\s/\s", match[1].strip())
+        parts = [part.strip(" '\"`*<>[]") for part in parts]
+        values += [part for part in parts if _BARE.fullmatch(part) and len(part) <= 40]
+    return list(dict.fromkeys(value.strip() for value in values if value.strip()))[:_MOST_LISTED]
+
+
 def speaks_of(parameter: str, value: Any, refusal: str) -> bool:
     """Whether a refusal speaks of a parameter or of what was given for it."""
     is_quoted = len(str(value)) > 2 and str(value) in refusal
     return is_quoted or re.search(rf"\b{re.escape(parameter)}\b", refusal) is not None
+
+
+def is_fault(refusal: str) -> bool:
+    """Whether a refusal is what Python or JavaScript says of a program that fails."""
+    return _FAULT.search(refusal) is not None
 
 
 def is_asked_for(parameter: str, refusal: str) -> bool:
@@ -367,9 +397,12 @@ def is_asked_for(parameter: str, refusal: str) -> bool:
     return re.search(rf"['\"`]{name}['\"`]|{before}{name}\b|\b{name}{after}", refusal) is not None
 
 
-def tells_the_time(leaves: Iterable[Leaf]) -> bool:
-    """Whether a moment of the last minutes stands in an answer: asked again, it will be another one."""
+def tells_the_time(leaves: Iterable[Leaf], tool: str = "") -> bool:
+    """Whether a moment of the last minutes stands in an answer, or the day of today where its name, or that
+    of the tool, says that it is this: asked again, it will be another one."""
     for leaf in leaves:
+        if _NOW.search(_words(f"{tool} {leaf.name}")) and _is_today(leaf.value):
+            return True
         try:
             moment = datetime.fromisoformat(str(leaf.value)) if isinstance(leaf.value, str) else None
         except ValueError:
@@ -379,3 +412,11 @@ def tells_the_time(leaves: Iterable[Leaf]) -> bool:
             if abs(now - moment) < timedelta(minutes=2):
                 return True
     return False
+
+
+def _is_today(value: Any) -> bool:
+    """Whether a value is a day that it is now somewhere on earth."""
+    try:
+        return isinstance(value, str) and abs(date.fromisoformat(value) - date.today()) <= timedelta(days=1)
+    except ValueError:
+        return False

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.answers import Leaf
+from mcpagent.synth.explore.answers import Leaf, listed_values
 from mcpagent.synth.explore.graph import SELECT, is_number_for, name_words
 from mcpagent.synth.explore.naming import lexicon
 from mcpagent.tools.probes.arguments import resolved
+from mcpagent.tools.workspace import files_below
 
 _DEEPEST = 6  # of objects in objects
 _DRAWN = 60  # values that are made up for a parameter whose description says of which form they are
@@ -89,14 +91,6 @@ _DISCOVERY = (  # what a database says of itself, in the dialects that there are
     "SELECT table_name FROM information_schema.tables",
     "SHOW TABLES",
 )
-# Lists of values in a description or in a refusal.
-_QUOTED = re.compile(r"(?<!\w)['\"`‘“]([^'\"`’”\n]{1,60})['\"`’”](?!\w)")
-_LISTED = re.compile(
-    r"(?:e\.g\.?,?|such as|one of|options?(?: are)?|supported(?: \w+)?|valid(?: \w+)?|available(?: \w+)?"
-    r"|must be|should be|choose from|either|examples?|like)\s*:?\s*\[?([^.;()\n\]]{2,600})",
-    re.I,
-)
-_BARE = re.compile(r"[A-Za-z0-9_°/+.#-]+(?: [A-Za-z0-9_-]+)?")
 
 
 @dataclass(frozen=True)
@@ -344,22 +338,22 @@ def add_own_values(slot: Slot, spec: ToolSpec, *, seed: int) -> None:
         slot.add("drawn", _DRAWN_SCORE.get(slot.form, 0.0), list(_texts(slot.form, rng)))
 
 
+def add_places(slot: Slot, places: Sequence[str]) -> None:
+    """The paths that a server was started with, and the files in such folders."""
+    if slot.form in ("path", "url"):
+        slot.add("of the configuration", 4, places)
+    for place in places if slot.form == "path" else ():
+        files = files_below(Path(place), most=_DRAWN)
+        slot.add("in a folder of the configuration", 3.6, [f"{place.rstrip('/')}/{file}" for file in files])
+        slot.add("below a folder of the configuration", 3.0, files)
+
+
 _DRAWN_SCORE = {"timezone": 4.0, "date": 3.0, "time": 3.0, "date-time": 3.0, "expression": 3.0, "sql": 2.0}
 
 
 def _may_be(form: str, value: str) -> bool:
     looks = value_form(value)
     return looks == form or form not in dict(_LOOKS) or not looks
-
-
-def listed_values(text: str) -> list[str]:
-    """The values that a text names: in quotes, or in a list after "one of", "e.g." and the like."""
-    values = _QUOTED.findall(text)
-    for match in _LISTED.finditer(text):
-        parts = re.split(r",\s*(?:or |and )?|\s+(?:or|and)\s+|\||\s/\s", match[1].strip())
-        parts = [part.strip(" '\"`*<>[]") for part in parts]
-        values += [part for part in parts if _BARE.fullmatch(part) and len(part) <= 40]
-    return list(dict.fromkeys(value.strip() for value in values if value.strip()))[:_DRAWN]
 
 
 def _numbers(slot: Slot, rng: Random) -> Iterator[Any]:

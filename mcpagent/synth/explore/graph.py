@@ -18,6 +18,17 @@ _FILE_NAMES = frozenset(("name", "file", "filename", "file_name", "path", "entry
 # What tools do, of whatever they do it to.
 _DOING = frozenset(("get", "list", "find", "read", "search", "show", "lookup", "fetch", "number", "all"))
 
+# What the names of tools say that only read, and of those that may do more.
+_READING = re.compile(
+    r"\b(get|list|read|search|find|show|describe|lookup|view|count|check|compare|calculate|calc|validate|open|query"
+    r"|fetch|tree|info|schema|stat|statistic|status|history|is|has|convert|parse|suggest|next|previous|between)\b"
+)
+_WRITING = re.compile(
+    r"\b(set|add|create|new|insert|update|upsert|edit|write|append|delete|remove|clear|drop|reset|move|copy|rename"
+    r"|merge|send|post|put|save|store|load|import|export|upload|close|start|stop|run|execute|restore|undo|redo"
+    r"|commit|push|init|clone|bulk|batch|mark|assign|complete|archive|apply|install)\b"
+)
+
 SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 
 
@@ -106,7 +117,9 @@ class Silence:
         """All of it in one sentence."""
         if self.reason == "not_read_only" and len(self.tools) > 1:
             count = f"{len(self.tools)} tools do not say that they only read and were never called"
-            return f"{count}: {', '.join(self.tools)}; name those that do with --read-only"
+            reading = [tool for tool in self.tools if _seems_to_read(tool)]
+            hint = f" (by their names: --read-only {','.join(reading)})" if reading else ""
+            return f"{count}: {', '.join(self.tools)}; name those that do with --read-only{hint}"
         named = " and ".join(
             [", ".join(self.tools[:-1]), self.tools[-1]] if len(self.tools) > 1 else self.tools
         )
@@ -116,6 +129,11 @@ class Silence:
             else ""
         )
         return f"{named} {self.text}{hint}" + (f" ({self.detail})" if self.detail else "")
+
+
+def _seems_to_read(dotted: str) -> bool:
+    words = " ".join(name_words(dotted.partition(".")[2]))
+    return _READING.search(words) is not None and _WRITING.search(words) is None
 
 
 def no_value(tool: str, parameters: Sequence[str], detail: str, *, is_tried: bool) -> Silence:

@@ -18,7 +18,9 @@ from mcpagent.synth.explore.answers import (
     Leaf,
     answer_fields,
     is_asked_for,
+    is_fault,
     is_paging,
+    listed_values,
     next_page,
     speaks_of,
     tells_the_time,
@@ -30,10 +32,10 @@ from mcpagent.synth.explore.candidates import (
     Shape,
     Slot,
     add_own_values,
+    add_places,
     add_statements,
     argument_shape,
     learned_kind,
-    listed_values,
     ranked_kinds,
     value_form,
 )
@@ -191,8 +193,7 @@ class _Tool:
         return tuple(values)
 
     def _untried(self, kind: Kind) -> list[CandidateValue]:
-        slot = self.shape.required[0]
-        tried = self.tried
+        slot, tried = self.shape.required[0], self.tried
         fresh = [
             c
             for c in kind.candidates
@@ -222,8 +223,9 @@ class _Tool:
         return None
 
     def _base(self, mark: str) -> Fact | None:
-        """One of the first calls that gave an answer; each value of an optional parameter gets one."""
-        plain = [fact for fact in self.facts if fact.page == 1]
+        """A call that gave an answer, with at most one such parameter; each value of one gets a call."""
+        most = len(self.shape.template) + 1
+        plain = [fact for fact in self.facts if fact.page == 1 and len(fact.arguments) <= most]
         if mark in self.varied or not plain:
             return None
         self.varied.add(mark)
@@ -276,8 +278,7 @@ class _Learner:
             for slot in tool.shape.slots:
                 slot.add(_BY_USER, 10, seed_values.get(f"{tool.spec.dotted}.{slot.name}", ()))
                 add_own_values(slot, tool.spec, seed=seed)
-                if slot.form in ("path", "url"):
-                    slot.add("of the configuration", 4, places.get(tool.spec.server, ()))
+                add_places(slot, places.get(tool.spec.server, ()))
 
     async def run(self, session: SynthSession) -> None:
         """Waves of calls, the likelier ones first, until there is nothing more to try."""
@@ -380,7 +381,8 @@ class _Learner:
         arguments = [text for _, text in fact.texts]
         for value, leaf, prefix in given_by(fact):
             key = json.dumps([fact.spec.dotted, leaf.field, prefix, value])
-            if key in self._given or not _is_value(value):
+            is_long = isinstance(value, str) and (not 0 < len(value) <= 200 or "\n" in value)
+            if key in self._given or is_long:
                 continue
             self._given.add(key)
             for slot, label, score in self._takers(fact.spec, value, leaf, prefix):
@@ -422,7 +424,7 @@ class _Learner:
             tool.is_vain = True
         for (tool, fact), result in zip(asked, results, strict=True):
             if tool.answers[json.dumps(fact.arguments, sort_keys=True)] == as_text(result):
-                tool.is_vain = all(tells_the_time(each.leaves) for each in tool.facts)
+                tool.is_vain = _is_of_now(tool)
 
     def graph(self) -> ToolGraph:
         """What was learned."""
@@ -461,8 +463,7 @@ def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
 
 
 def _requires_more(tool: _Tool, attempt: _Attempt, refusal: str) -> bool:
-    """Whether a refusal asks for optional parameters that were not given, or the user named values for some:
-    from now on they are."""
+    """Whether a refusal, or the user, says that optional parameters are to be given: from now on they are."""
     shape = tool.shape
     lacking = [
         slot
@@ -470,27 +471,26 @@ def _requires_more(tool: _Tool, attempt: _Attempt, refusal: str) -> bool:
         if slot.name not in attempt.arguments and (_BY_USER in slot.kinds or is_asked_for(slot.name, refusal))
     ]
     if more := [slot for slot in lacking if slot in shape.optional]:
-        tool.shape = shape.requiring(more)
-        tool.refused, tool.exhausted = 0, set()
+        tool.shape, tool.refused, tool.exhausted = shape.requiring(more), 0, set()
     return bool(lacking)
 
 
-def _is_value(value: str | int) -> bool:
-    return not isinstance(value, str) or (0 < len(value) <= 200 and "\n" not in value)
+def _is_of_now(tool: _Tool) -> bool:
+    return all(tells_the_time(fact.leaves, tool.spec.name) for fact in tool.facts)
 
 
 def _why_nothing(tool: _Tool) -> Silence:
     """Why a tool that may be called gave no fact."""
     name = tool.spec.dotted
     if tool.is_vain:
-        return Silence("changes", "gave another answer when it was asked again", (name,))
+        text = "tells what time it is" if _is_of_now(tool) else "gave another answer when it was asked again"
+        return Silence("changes", text, (name,))
     if tool.cut:
         return Silence("too_long", "gave answers that are too long to be shown whole", (name,))
     detail = f"{name} said: {tool.why}" if tool.why else ""
     lacking = [slot for slot in tool.shape.required if slot.best < _LEVELS[1] and not slot.was_accepted]
-    # Where it says the same of whatever it is given, the values are not the reason.
-    is_broken = len(tool.errors) == 1 and "" not in tool.errors and tool.refused >= REFUSALS
-    if is_broken and not any(is_asked_for(slot.name, tool.why) for slot in lacking):
+    # The values are not the reason where the program fails in the same way whatever it is given.
+    if tool.refused >= REFUSALS and len(tool.errors) == 1 and is_fault(tool.why):
         return Silence("refused", "refused every call with the same words", (name,), detail)
     if lacking:
         is_tried = any(kind.refused for slot in lacking for kind in slot.kinds.values())

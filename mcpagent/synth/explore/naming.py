@@ -423,7 +423,8 @@ def unit_of(leaf: Leaf) -> str:
     else in the name."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", place_of(leaf).field).lower()
     what, _, last = name.rpartition("_")
-    return last if what and last in frames()["conversions"] else ""
+    is_count = counted(human(name), leaf.value).startswith("number of ")  # `skipped_days` are no skipped time
+    return last if what and not is_count and last in frames()["conversions"] else ""
 
 
 def same_place(leaf: Leaf | None, fact: Fact | None) -> Leaf | None:

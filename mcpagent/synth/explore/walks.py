@@ -48,6 +48,7 @@ from mcpagent.tools.contract import ToolProvider
 DATA_SOURCE = "synthetic/explored"
 _MORE_CHANCES = 4  # for a split of whose facts none became a task: each time it has one fact more
 _SPARE_TURNS = 3
+_NAMED = 3  # tools of many, in an error that follows what was said of each
 _LACKING = 3  # solvable walks for each in which nothing is to be called
 _NO_PLAN = ("field", "right", "entity")  # what a question lacks so that it has no plan at all
 _DRAWS = 100  # walks that are looked at for one near a failed skill
@@ -80,7 +81,7 @@ async def explore_dataset(
         learned = Learned(cache, await learn(cache, seed=seed))
     graph = learned.graph
     if not graph.facts:
-        why = "; ".join(f"{', '.join(silence.tools)}: {silence.text}" for silence in graph.silences)
+        why = "; ".join(f"{_first_of(silence.tools)}: {silence.text}" for silence in graph.silences)
         raise UserError(
             f"there is nothing to make tasks from: {why}",
             remedy="name the tools that only read: --read-only SERVER.TOOL,... (tools.read_only); or write "
@@ -432,3 +433,9 @@ def _checks(walk: Walk, plan: list[JsonObject]) -> JsonObject:
         "final_answer": check,
         "reference_answer": reply,
     }
+
+
+def _first_of(tools: Sequence[str]) -> str:
+    """Some of many, since each was named before."""
+    more = len(tools) - _NAMED
+    return ", ".join(tools) if more <= 1 else f"{', '.join(tools[:_NAMED])} and {more} others"

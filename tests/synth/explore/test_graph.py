@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
@@ -14,8 +16,11 @@ from mcpagent.core.placeholders import resolve_references
 from mcpagent.core.tasks import Task
 from mcpagent.synth.explore.answers import answer_fields, next_page
 from mcpagent.synth.explore.candidates import Kind
+from mcpagent.synth.explore.graph import Silence
 from mcpagent.synth.explore.walks import explore_dataset
 from tests.synth.explore.worlds import BOOKS, NOTES, SHIPS, STATIONS, World, harbour, library, notes, stations
+
+_Letter = Literal["a", "bb", "ccc", "dddd", "eeeee"]
 
 
 def explored(world: World, count: int, *, seed: int = 0) -> tuple[Task, ...]:
@@ -316,3 +321,59 @@ def _moored(refusal: str) -> Callable[..., Any]:
         return {"ship": f"Ship {place}", "tons": 100 * len(place) + 7 * int(place[5:])}
 
     return moored
+
+
+def test_files_in_the_folder_that_a_server_was_started_with_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for name in ("a.log", "b.log", "logs/c.log", ".hidden"):
+        (tmp_path / name).write_text(f"{name} {len(name)}")
+
+    def size_of(path: str) -> dict[str, Any]:
+        """The size of a file."""
+        if not Path(path).is_file():
+            raise ToolError(f"{path!r} is not a file")
+        return {"bytes": len(Path(path).read_text())}
+
+    def size_below(file: str) -> dict[str, Any]:
+        """The size of a file in the shared folder."""
+        if file.startswith("/"):
+            raise ToolError("outside of the folder")
+        return size_of(str(tmp_path / file))
+
+    graph = World("disk", size_of, size_below).learned(places={"disk": [str(tmp_path)]})
+    asked = {tuple(fact.arguments.values()) for fact in graph.facts}
+    below = {("a.log",), ("b.log",), ("logs/c.log",)}
+    assert asked == below | {(f"{tmp_path}/{name}",) for (name,) in below}
+
+
+def test_a_tool_that_tells_the_day_of_today_gives_no_tasks_and_one_that_stores_it_does() -> None:
+    def current_day(port: Literal["Genoa", "Riga"]) -> dict[str, str]:
+        """Which day it is."""
+        return {"date": date.today().isoformat(), "port": port.upper()}
+
+    def arrival(ship: Literal["Aurora", "Juno"]) -> dict[str, str]:
+        """When a ship came in."""
+        return {"date": date.today().isoformat(), "from": f"the port of {ship}"}
+
+    graph = World("clock", current_day, arrival).learned()
+    assert {fact.spec.name for fact in graph.facts} == {"arrival"}
+    (silence,) = graph.silences
+    assert silence.tools == ("clock.current_day",) and "what time it is" in silence.sentence
+
+
+def test_tools_whose_names_say_that_they_read_are_offered_as_an_option_to_copy() -> None:
+    named = ("notes.get_note", "notes.delete_note", "notes.search_notes", "notes.get_or_create_note")
+    sentence = Silence("not_read_only", "does not say that it only reads", named).sentence
+    assert sentence.endswith("(by their names: --read-only notes.get_note,notes.search_notes)")
+    assert "by their names" not in Silence("not_read_only", "says nothing", ("a.put", "a.drop")).sentence
+
+
+def test_a_call_has_no_more_than_two_of_the_parameters_that_may_be_left_out() -> None:
+    def log(
+        author: _Letter | None = None, word: _Letter | None = None, path: _Letter | None = None
+    ) -> dict[str, int]:
+        """The commits of a repository."""
+        return {"commits": 40 + len(author or "") + 7 * len(word or "") + 49 * len(path or "")}
+
+    facts = World("repo", log).learned().facts
+    assert max(len(fact.arguments) for fact in facts) == 2

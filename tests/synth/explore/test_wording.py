@@ -16,6 +16,7 @@ from mcpagent.synth.explore.naming import (
     is_quantity,
     subject_of,
     topic,
+    unit_of,
 )
 from mcpagent.synth.explore.naturalness import overlap, spells_plan
 from mcpagent.synth.explore.wording import (
@@ -271,6 +272,10 @@ def test_an_item_of_a_list_is_called_what_such_lists_hold(
     leaf = Leaf("@.result[1].kind", "", "steamer")
     saying = asks_for(leaf, Fact(spec, arguments, (leaf,)), Random(0))
     assert saying is not None and item in saying.goal
+
+
+def test_a_count_of_days_is_not_told_in_hours_as_a_duration_is() -> None:
+    assert unit_of(Leaf("@.skipped_days", "", 3)) == "" and unit_of(Leaf("@.weight_kg", "", 3)) == "kg"
 
 
 def test_a_year_in_a_text_is_asked_for_as_a_year_and_a_word_of_yes_or_no_is_not_asked_for() -> None:
