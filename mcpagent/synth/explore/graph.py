@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 from mcpagent.core.records import JsonObject
@@ -231,3 +232,16 @@ def is_number_for(source: ToolSpec, leaf: Leaf, target: ToolSpec, parameter: str
         return True
     given = {*name_words(leaf.name), *name_words(source.name)} - _DOING
     return leaf.expression.endswith("]") and bool(given & {*name_words(target.name), *name_words(parameter)})
+
+
+def distinct(
+    rng: Random, twins: Sequence[tuple[Fact, Leaf]], count: int, value: str
+) -> list[tuple[Fact, Leaf]]:
+    """Some of the twins, each of another value than `value` and the others."""
+    picked: list[tuple[Fact, Leaf]] = []
+    seen = {value}
+    for other, same in rng.sample(list(twins), len(twins)):
+        if len(picked) < count and str(same.value) not in seen:
+            seen.add(str(same.value))
+            picked.append((other, same))
+    return picked

@@ -491,16 +491,3 @@ def between(values: Sequence[float], rng: Random) -> float | None:
     low, high = rng.choice(gaps)
     middle = rounded((low + high) / 2)
     return middle if low < middle < high else None
-
-
-def distinct(
-    rng: Random, twins: Sequence[tuple[Fact, Leaf]], count: int, value: str
-) -> list[tuple[Fact, Leaf]]:
-    """Some of the twins, each of another value than `value` and the others."""
-    picked: list[tuple[Fact, Leaf]] = []
-    seen = {value}
-    for other, same in rng.sample(list(twins), len(twins)):
-        if len(picked) < count and str(same.value) not in seen:
-            seen.add(str(same.value))
-            picked.append((other, same))
-    return picked

@@ -13,13 +13,12 @@ from random import Random
 
 from mcpagent.core.seeds import derive_seed
 from mcpagent.synth.explore.changes import Addition, draw_addition
-from mcpagent.synth.explore.graph import Edge, Fact, Leaf, ToolGraph
+from mcpagent.synth.explore.graph import Edge, Fact, Leaf, ToolGraph, distinct
 from mcpagent.synth.explore.invented import Inventor
 from mcpagent.synth.explore.naming import (
     at_step,
     between,
     column_of,
-    distinct,
     event_of,
     expression_of,
     field_words,
