@@ -30,6 +30,7 @@ def main() -> None:
         return
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
+    listener.listen()  # before the port is told: who connects at once waits until it is answered
     print(listener.getsockname()[1], flush=True)
     config = uvicorn.Config(build().streamable_http_app(), log_level="critical")
     uvicorn.Server(config).run(sockets=[listener])

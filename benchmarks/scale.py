@@ -305,10 +305,12 @@ def measure_shards(*, tasks: int = 400, counts: Sequence[int] = PROCESSES) -> li
                 _, status, used = os.wait4(pid, 0)
                 if status:
                     raise SystemExit(out.with_suffix(".log").read_text()[-4000:])
+                with out.open("rb") as lines:
+                    episodes = sum(1 for _ in lines)
                 shards.append(
                     Shard(
                         index=index,
-                        episodes=sum(1 for _ in out.open("rb")),
+                        episodes=episodes,
                         cpu_s=round(used.ru_utime + used.ru_stime, 2),
                         wall_s=round(time.monotonic() - started, 2),
                         peak=round(used.ru_maxrss / 1024, 1),
