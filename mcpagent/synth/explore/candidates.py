@@ -13,7 +13,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.answers import Leaf, listed_values
-from mcpagent.synth.explore.graph import SELECT, is_number_for, name_words
+from mcpagent.synth.explore.graph import OF_ONE_TABLE, SELECT, is_number_for, name_words
 from mcpagent.synth.explore.naming import lexicon
 from mcpagent.tools.probes.arguments import resolved
 from mcpagent.tools.workspace import files_below
@@ -84,7 +84,6 @@ _SENTENCES = (
     *("Turn left after the bridge", "marzipan", "We counted forty geese", "the museum of small things"),
 )
 _TABLE = r"[A-Za-z_]\w*(\.\w+)?"
-_OF_ONE = frozenset(("describe", "column", "schema", "field"))  # what says something of one table
 _AGGREGATES = (("MAX", "highest"), ("MIN", "lowest"), ("AVG", "average"), ("SUM", "total"))
 _DISCOVERY = (  # what a database says of itself, in the dialects that there are
     "SELECT name FROM sqlite_master WHERE type = 'table'",
@@ -463,7 +462,7 @@ def add_statements(slot: Slot, source: ToolSpec, arguments: Sequence[str], leaf:
                 slot.add(f"{source.dotted}:{table} of a column", 3.3, named)
     elif isinstance(leaf.value, str) and re.fullmatch(_TABLE, leaf.value):
         around = f"{leaf.expression} {source.name} {' '.join(arguments)}"
-        is_listed = "table" in name_words(around) and not _OF_ONE & set(name_words(source.name))
+        is_listed = "table" in name_words(around) and not OF_ONE_TABLE & set(name_words(source.name))
         score = 3.5 if is_listed else 1.0
         slot.add(f"{label} as a table", score, [SELECT + leaf.value])
         if score > 1:

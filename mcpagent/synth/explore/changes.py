@@ -444,10 +444,11 @@ def _folder(text: str) -> str:
 def _saying(slots: _Slots, values: Sequence[Any], existing: Collection[int]) -> Saying:
     """What is to be added: `add a note called Copper Kettle with the text "..." to Aurora`."""
     spec = slots.spec
-    said_of_tool = [word for word in topic(spec).split() if word not in lexicon("adds")]
+    verbs = lexicon("adds") | lexicon("reaches_out")
+    said_of_tool = [word for word in topic(spec).split() if word not in verbs]
     thing = one_of(" ".join(said_of_tool) or "entry")
-    verb = next((word for word in name_words(spec.name) if word in lexicon("adds")), "add")
-    verb = verb if verb in ("create", "write", "save", "record", "register") else "add"
+    verb = next((word for word in name_words(spec.name) if word in verbs), "add")
+    verb = verb if verb in ("create", "write", "save", "record", "register", "send", "post") else "add"
     named, about, told = "", "", list[str]()
     for number, (slot, value) in enumerate(zip(slots.slots, values, strict=True)):
         words, said = set(name_words(slot.name)), said_value(value)
@@ -463,6 +464,7 @@ def _saying(slots: _Slots, values: Sequence[Any], existing: Collection[int]) -> 
             about += f" for {said}"
         else:
             name = human(slot.name)
+            name = "text" if name == thing else name
             is_count = slot.type in ("integer", "number") and name.endswith("s")
             told.append(f"{said} {name}" if is_count else f"the {one_of(name)} {said}")
     article = "an" if thing[:1] in "aeiou" else "a"

@@ -30,6 +30,8 @@ _WRITING = re.compile(
     r"|commit|push|init|clone|bulk|batch|mark|assign|complete|archive|apply|install)\b"
 )
 
+# Of names of tools that say something of one table.
+OF_ONE_TABLE = frozenset(("describe", "column", "schema", "field"))
 SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 
 

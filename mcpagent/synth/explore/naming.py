@@ -16,7 +16,7 @@ import yaml
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.answers import Leaf, is_paging, one_of
-from mcpagent.synth.explore.graph import Fact
+from mcpagent.synth.explore.graph import OF_ONE_TABLE, Fact, name_words
 from mcpagent.tools.probes.arguments import resolved
 
 SQL = re.compile(r"\s*SELECT\s.*\sFROM\s+[\"'`\[]?(\w+)", re.IGNORECASE)
@@ -198,8 +198,10 @@ def kind_of(fact: Fact, place: Place, about: str = "") -> str:
             return one_of(spaced(match[1])) if about == match[1] else "entry"
         if set(spaced(name).split()) & lexicon("not_a_noun"):
             return "match"
-    member = frames()["members"].get(topic(fact.spec).split()[-1])
     words = one_of(topic(fact.spec))
+    if words == "table" and OF_ONE_TABLE & {*name_words(fact.spec.name)}:
+        return "column"
+    member = frames()["members"].get(topic(fact.spec).split()[-1])
     return member or (words if words.split()[-1] not in lexicon("generic") else "entry")
 
 

@@ -261,6 +261,7 @@ def test_a_call_that_names_only_times_or_choices_is_said_with_no_other_prepositi
     [
         (QUERY, {"query": "SELECT name FROM sqlite_master"}, "the second table in the database"),
         (tool("get_table_schema"), {"table": "ships"}, "the second column in ships"),
+        (tool("describe_table"), {"table_name": "ships"}, "the second column in ships"),
         (tool("directory_tree"), {"path": "/data"}, "the second entry in /data"),
         (tool("read_file"), {"path": "/data/fleet.csv"}, "the second row in /data/fleet.csv"),
         (tool("list_files"), {"path": "/data"}, "the second file in /data"),
