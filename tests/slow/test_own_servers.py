@@ -36,12 +36,21 @@ def _quickstart(folder: Path, name: str, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("server", "seed"), [("railway", 1), ("railway", 2), ("railway", 3), ("museum", 1), ("weather", 1)]
+    ("server", "seed", "options"),
+    [
+        ("railway", 1, ()),
+        ("railway", 2, ()),
+        ("railway", 3, ()),
+        ("museum", 1, ()),
+        ("weather", 1, ()),
+        ("shop", 1, ()),
+        ("clinic", 1, ("--read-only", "clinic")),
+    ],
 )
 def test_it_gets_better_on_a_server_of_ones_own_and_not_by_random_rewards(
-    server: str, seed: int, tmp_path: Path
+    server: str, seed: int, options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    document = _quickstart(tmp_path, server, "--seed", str(seed), "--controls")
+    document = _quickstart(tmp_path, server, "--seed", str(seed), "--controls", *options)
     success = "task_success_sampled_all"  # at temperature 1; episodes without a score count as failed
     before, after = (document[side]["metrics"][success] for side in ("warm_start", "trained"))
     heldout = list(read_tasks(tmp_path / document["run_dir"] / "data" / "heldout.jsonl"))
