@@ -116,6 +116,9 @@ def test_a_shard_costs_the_same_whatever_it_plays() -> None:
     assert each > 0 and episode > 0
 
 
+_PRICES_MIB = 20.0  # seen: 17 after 16,000 tasks, of which 8 in one process that was full after 11,000
+
+
 @_SLOW
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("tasks", "options"), [(12_000, []), (3000, ["--stdio"])])
@@ -129,7 +132,8 @@ def test_an_epoch_leaves_nothing_behind(tasks: int, options: list[str]) -> None:
     warm = rows[len(rows) // 3]
     allowed = epoch.GROWTH_MIB * (tasks - warm.tasks) / (100_000 - epoch.WARM)
     assert rows[-1].resident - warm.resident <= allowed
-    assert rows[-1].others - warm.others <= allowed
+    # Two of the server processes keep the prices of each of 400 companies once it was asked for, and no more.
+    assert rows[-1].others - warm.others <= allowed + _PRICES_MIB
     for row in rows:
         assert (row.files, row.processes, row.threads) == (warm.files, warm.processes, warm.threads)
     assert (end.processes, end.threads) == (0, 1) and end.files < warm.files

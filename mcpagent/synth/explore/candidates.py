@@ -338,13 +338,14 @@ def add_own_values(slot: Slot, spec: ToolSpec, *, seed: int) -> None:
 
 
 def add_places(slot: Slot, places: Sequence[str]) -> None:
-    """The paths that a server was started with, and the files in such folders."""
+    """The paths that a server was started with, and the files in such folders, to be tried where nothing
+    likelier is left: a tool that takes the folder itself would refuse them all."""
     if slot.form in ("path", "url"):
         slot.add("of the configuration", 4, places)
     for place in places if slot.form == "path" else ():
         files = files_below(Path(place), most=_DRAWN)
-        slot.add("in a folder of the configuration", 3.6, [f"{place.rstrip('/')}/{file}" for file in files])
-        slot.add("below a folder of the configuration", 3.0, files)
+        slot.add("in a folder of the configuration", 1.9, [f"{place.rstrip('/')}/{file}" for file in files])
+        slot.add("below a folder of the configuration", 1.8, files)
 
 
 _DRAWN_SCORE = {"timezone": 4.0, "date": 3.0, "time": 3.0, "date-time": 3.0, "expression": 3.0, "sql": 2.0}
