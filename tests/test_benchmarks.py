@@ -101,9 +101,9 @@ def test_a_process_with_shards_holds_its_share_of_a_step_and_never_a_whole_model
     whole = alone.ranks[0].parameters * 4 / 2**20
     for update in others:
         assert update.step <= scale.LIMITS[update.processes] * alone.step
-        # Its shard, and what was beside it for a while: some processes keep 300 MiB that are no weights.
         for rank in update.ranks:
-            assert whole / update.processes + rank.loading - rank.loaded < 0.8 * whole
+            assert rank.loading < whole
+            assert rank.loaded < 1.3 * whole / update.processes
         assert [rank.loss for rank in update.ranks] == pytest.approx([alone.ranks[0].loss] * update.processes)
 
 
