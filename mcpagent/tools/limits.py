@@ -190,8 +190,12 @@ async def settled(future: asyncio.Future[Any], timeout_s: float) -> bool:
     A loop that is held up (a computation that keeps the interpreter to itself) runs its timers late, and
     before it has read what arrived meanwhile; it may not even have sent the request. So a timer that fires
     late is set again, by its lateness.
+
+    Where it is done already, the loop still gets its turn, so that what waits for its end has heard of it: a
+    caller that looks again would else see the same as before, for ever.
     """
     if future.done():
+        await asyncio.sleep(0)
         return True
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] = loop.create_future()

@@ -10,7 +10,7 @@ from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.types import CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent, Tool
 
 from mcpagent import __version__
-from mcpagent.core.tools import FailureKind, ToolCall, ToolSpec
+from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import NONCE_META_KEY, Purpose
@@ -268,6 +268,33 @@ def test_a_stateful_builtin_gets_an_instance_for_each_session() -> None:
             assert await channel_length(pool, say=0) == before
 
     asyncio.run(run())
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("starter_first", [True, False])
+def test_a_call_at_the_very_moment_in_which_its_server_is_up_does_not_hold_up_the_loop(
+    starter_first: bool,
+) -> None:
+    async def call_when_up(pool: ToolPool) -> list[ToolResult]:
+        async with pool.session() as session:
+            opening: asyncio.Task[Any] | None = None
+
+            async def at_that_moment() -> ToolResult:
+                nonlocal opening
+                while opening is None or not opening.done():
+                    if opening is None:
+                        opening = next((t for t in asyncio.all_tasks() if t.get_name() == "open echo"), None)
+                    await asyncio.sleep(0)
+                return await call(session, "echo", text="now")
+
+            calls = [call(session, "echo", text="first"), at_that_moment()]
+            return await asyncio.gather(*(calls if starter_first else reversed(calls)))
+
+    async def run() -> list[ToolResult]:
+        async with ToolPool([memory_echo(isolation="episode")]) as pool:
+            return await call_when_up(pool)
+
+    assert [result.failure for result in asyncio.run(run())] == [None, None]
 
 
 def test_the_builtin_catalog_is_the_same_in_memory_and_over_stdio() -> None:
