@@ -18,7 +18,7 @@ from mcpagent.servers.sandbox import choose as linux
 from mcpagent.servers.sandbox.contract import SandboxKind, SandboxLimits
 from mcpagent.servers.sandbox.kernel_limits import in_cgroup
 from mcpagent.servers.sandbox.process import ProcessSandbox
-from tests.running import Python, children
+from tests.running import BOUND_S, Python, children
 from tests.servers.sandbox.boxes import FULL_PYTHON
 from tests.tools.wild import wait_for_end
 
@@ -115,15 +115,18 @@ def test_what_hides_ends_with_a_cancelled_call(kind: SandboxKind, way: str) -> N
 @pytest.mark.parametrize("kind", FULL_PYTHON)
 @pytest.mark.parametrize("way", ["alone", "daemon of one that stays", "stopped"])
 def test_what_hides_ends_with_a_server_that_was_killed(kind: SandboxKind, way: str) -> None:
+    # Nothing but the kill ends the call: at a limit of its own it would, before slow eyes have seen it.
     script = (
         "import tests.servers.sandbox.test_survivors as t\n"
         f"code = 'print(1, flush=True)\\n' + t.WAYS[{way!r}]\n"
-        f"t.unfiltered(t.SandboxKind({kind.value!r})).run_blocking(code, {{}})\n"
+        f"limits = t.SandboxLimits(wall_s={BOUND_S})\n"
+        f"t.unfiltered(t.SandboxKind({kind.value!r}), limits).run_blocking(code, {{}})\n"
     )
     with nothing_left(), Python("-c", script) as server:
         wanted = {"alone": 2, "daemon of one that stays": 3, "stopped": 3}[way]  # with process 1
         before: set[int] = set()
-        while len(before) < wanted and server.poll() is None:
+        while len(before) < wanted:
+            assert server.poll() is None
             before = {
                 child.pid for child in psutil.Process(server.pid).children(recursive=True)
             } & _elsewhere()

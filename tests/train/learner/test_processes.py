@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,23 +50,32 @@ ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 0.0, 0.0, 0.8, -0.8]
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def environment_of(rank: int, *, count: int, port: int) -> dict[str, str]:
-    """What a launcher sets for the process of that number."""
-    shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+def hosted_store() -> TCPStore:
+    """The store of a launcher, at a port that nobody else can take: as torchrun hosts it."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def environment_of(rank: int, *, count: int, store: TCPStore) -> dict[str, str]:
+    """What a launcher that hosts the store sets for the process of that number."""
+    shared = {
+        "WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": count,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": store.port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1}
     return os.environ | {name: str(value) for name, value in (shared | numbers).items()}
 
 
 def in_processes(folder: Path, *, count: int = 2, module: str = __name__) -> None:
     """Call `work(folder)` of the module in `count` processes that know of each other."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    store = hosted_store()
     code = f"import sys, {module} as this; from pathlib import Path; this.work(Path(sys.argv[1]))"
     started = [
         Python(
             *("-c", code, folder),
-            env=environment_of(rank, count=count, port=port),
+            env=environment_of(rank, count=count, store=store),
             cwd=Path(__file__).parents[3],
             stderr=subprocess.PIPE,
             text=True,
@@ -221,14 +229,13 @@ atexit.register(tell)
 @contextmanager
 def one_after_another(code: str, *, begun: int, count: int) -> Iterator[list[subprocess.Popen[str]]]:
     """The first `begun` of `count` processes, each begun when the one before it is about to join."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun hosts it
+    store = hosted_store()
     started: list[subprocess.Popen[str]] = []
     try:
         for rank in range(begun):
-            variables = environment_of(rank, count=count, port=store.port)
             process = subprocess.Popen(
                 [sys.executable, "-c", _BEGIN + code],
-                env=variables | {"TORCHELASTIC_USE_AGENT_STORE": "True"},
+                env=environment_of(rank, count=count, store=store),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
