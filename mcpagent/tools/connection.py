@@ -134,6 +134,8 @@ class Connection:
             else call_to_its_end(live.client.session, request, self._questions, keep=self.supervisor.keep)
         )
         task = asyncio.create_task(answer)
+        live.calls.add(task)
+        task.add_done_callback(live.calls.discard)
         try:
             in_time = await settled(task, pending.timeout_s)
         finally:

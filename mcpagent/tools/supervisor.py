@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -50,6 +50,7 @@ class Live:
     is_shaky: bool = False  # its last call was lost, though not the connection: calls wait out the backoff
     fault: str = "it ended by itself"
     is_counted: bool = False  # the breaker knows its end already
+    calls: set[asyncio.Task[Any]] = field(default_factory=set)  # sent, and not yet answered
 
 
 class HealthCheck:
@@ -163,6 +164,7 @@ async def _ping(client: Client) -> EmptyResult:
 
 log = logging.getLogger(__name__)
 
+_LAST_ANSWERS_S = 5.0  # for what was sent before the session was lost; new calls do not wait for it
 _CLOSE_TIMEOUT_S = 10.0  # the SDK's own escalation (EOF, SIGTERM, SIGKILL) takes up to 6.5 s
 
 
@@ -380,7 +382,10 @@ class ServerSupervisor:
                     live = Live(client=client, leave=leave, tool_list=tool_list, number=self._generations)
                     ready.set_result(live)
                     await leave.wait()
+                    has_left_by_itself = live.fault == Live.fault and not self._closed
                     self._note_end(live)
+                    if live.calls and has_left_by_itself:  # a session that HTTP has forgotten still answers
+                        await asyncio.wait(live.calls, timeout=_LAST_ANSWERS_S)
         except Exception as error:  # noqa: BLE001 - boundary: anything that a transport raises at start or end
             if not ready.done():
                 ready.set_exception(self._open_error(error))

@@ -222,6 +222,26 @@ def test_a_session_that_the_server_forgot_is_opened_again() -> None:
         asyncio.run(run(server))
 
 
+def test_a_call_that_was_under_way_when_the_session_was_forgotten_is_still_answered() -> None:
+    async def said(pool: ToolPool, tool: str, **arguments: Any) -> str:
+        async with pool.session() as session:
+            return (await call(session, tool, server="poison", **arguments)).content
+
+    async def run(server: HttpServer) -> str:
+        async with ToolPool([server]) as pool:
+            waiting = asyncio.create_task(said(pool, "wait"))
+            for _ in range(20):  # so that it has arrived
+                await said(pool, "echo", text="fine")
+            await said(pool, "forget")
+            assert await said(pool, "echo", text="back") == "back"
+            assert pool.metrics().restarts == 1
+            assert await said(pool, "release", after=1) == "released"
+            return await waiting
+
+    with http_poison() as server:
+        assert asyncio.run(run(server)) == "waited"
+
+
 def test_a_stream_that_ends_early_is_resumed() -> None:
     async def run(server: HttpServer) -> None:
         async with _client(server) as client:
