@@ -23,7 +23,8 @@ class ClosingServer:
         self.asked: list[str] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         while True:
@@ -63,6 +64,11 @@ class ClosingServer:
                 is_closing = path in self.closes_after
 
     def close(self) -> None:
+        """A thread that is left waiting at a closed socket may take the connections of the next one, which
+        gets its number."""
+        if self._accepting.is_alive():
+            self._listening.shutdown(socket.SHUT_RDWR)
+            self._accepting.join()
         self._listening.close()
 
 

@@ -56,8 +56,10 @@ class Hanging(Recording):
         self.released.wait(BOUND_S)
 
 
-def started(open_tracker: Callable[[], Tracker], notes: list[str], *, name: str = "mine") -> TrackerThread:
-    return TrackerThread(name, open_tracker, note=notes.append, deadline_s=0.05)
+def started(
+    open_tracker: Callable[[], Tracker], notes: list[str], *, deadline_s: float = 2 * BOUND_S
+) -> TrackerThread:
+    return TrackerThread("mine", open_tracker, note=notes.append, deadline_s=deadline_s)
 
 
 def test_a_tracker_gets_every_step_in_order_and_is_closed() -> None:
@@ -116,7 +118,7 @@ def test_a_tracker_that_hangs_is_left_alone_when_it_is_far_behind() -> None:
 def test_a_tracker_that_hangs_does_not_keep_the_run_from_ending() -> None:
     notes: list[str] = []
     hanging = Hanging()
-    thread = started(lambda: hanging, notes)
+    thread = started(lambda: hanging, notes, deadline_s=0.05)
     thread.log(1, {}, [])
     thread.close()
     hanging.released.set()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from mcpagent.evaluate.report.live import LiveServer
 from mcpagent.storage.trajectories import write_trajectories
 from tests.evaluate.report.browser import chromium
 from tests.evaluate.run_folder import learned, step_row, write_run
-from tests.running import mcpagent
+from tests.running import BOUND_S, mcpagent
 
 pytestmark = pytest.mark.system
+get = partial(httpx.get, timeout=BOUND_S)  # the first state is long in coming on a busy machine
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def server(run: Path) -> Iterator[LiveServer]:
 
 
 def _state(server: LiveServer, version: str = "") -> dict[str, Any]:
-    return httpx.get(f"{server.url}state", params={"version": version}).json()
+    return get(f"{server.url}state", params={"version": version}).json()
 
 
 def _changed(server: LiveServer, version: str) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def test_the_page_knows_a_new_step_and_its_episodes(run: Path, server: LiveServe
     expected = [learned(i, a, before=False).is_success for i in range(3) for a in range(2)]
     assert [row["outcome"] == "success" for row in rows] == expected
     assert second["figures"]["reward"]["data"][0]["x"][-1] == 31
-    page = httpx.get(server.url)
+    page = get(server.url)
     assert "connect-src 'self'" in page.text and page.headers["cache-control"] == "no-store"
 
 
@@ -93,7 +95,7 @@ def test_an_episode_is_shown_with_its_calls_and_what_it_earned_in_its_group(
     own = [row["reward"] for row in rows if row["task"] == rows[place]["task"]]
     relative = rows[place]["reward"] - sum(own) / len(own)
     assert rows[place]["relative"] == pytest.approx(relative)
-    shown = httpx.get(f"{server.url}episode", params={"file": "eval_trained_sampled", "place": place})
+    shown = get(f"{server.url}episode", params={"file": "eval_trained_sampled", "place": place})
     text = re.sub(r"<[^>]+>", " ", shown.text).replace("−", "-")
     assert rows[place]["task"] in text and "polygon.get_aggs(ticker=" in text
     assert f"({relative:+.2f} against its group)" in text
@@ -105,17 +107,17 @@ def test_an_episode_is_shown_with_its_calls_and_what_it_earned_in_its_group(
 )
 def test_only_episodes_of_the_run_are_given_out(server: LiveServer, file: str, place: str) -> None:
     _state(server)
-    found = httpx.get(f"{server.url}episode", params={"file": file, "place": place})
+    found = get(f"{server.url}episode", params={"file": file, "place": place})
     assert found.status_code == 404
 
 
 def test_other_names_other_methods_and_other_pages_are_refused(server: LiveServer, run: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    assert httpx.get(server.url, headers={"Host": "evil.example"}).status_code == 403
+    assert get(server.url, headers={"Host": "evil.example"}).status_code == 403
     for method in ("POST", "PUT", "DELETE", "PATCH"):
-        assert httpx.request(method, server.url).status_code in (405, 501)
-    assert httpx.get(f"{server.url}config.yaml").status_code == 404
-    assert httpx.get(f"{server.url}state").status_code == 200
+        assert httpx.request(method, server.url, timeout=BOUND_S).status_code in (405, 501)
+    assert get(f"{server.url}config.yaml").status_code == 404
+    assert get(f"{server.url}state").status_code == 200
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before  # it only reads
     assert server.server_address[0] == "127.0.0.1"
 
@@ -147,10 +149,13 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(run: Path) -> None:
     command = [sys.executable, "-m", "mcpagent", "view", str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        assert httpx.get(f"{url}state").json()["episodes"]
-        os.kill(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        try:
+            url = process.stdout.readline().strip()
+            assert get(f"{url}state").json()["episodes"]
+            os.kill(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=BOUND_S)
+        finally:
+            process.kill()
     assert process.returncode == 130 and "Traceback" not in errors
     assert errors.startswith("interrupted: the page is no longer served; begin again with: mcpagent view ")
 
