@@ -106,10 +106,10 @@ def _number_holds(expected: Any, answer: str, tolerance: float, evidence: Eviden
 def _includes_all(facts: Sequence[Any], answer: str, tolerance: float, evidence: Evidence) -> bool:
     """Every fact is there, and no more different numbers than the facts hold and a few."""
     held = {number for fact in facts for number in numbers_in(format_value(fact))}
-    new = _new_numbers(answer, evidence, held)
+    given = set(numbers_in(evidence.said)) - held  # an answer may repeat the question
     numeric = sum(not isinstance(fact, str) for fact in facts)
     allowed = MAX_DIFFERENT_NUMBERS + max(numeric, len(held))
-    if len({number for number, _, _ in new}) > allowed:
+    if len({number for number, _, _ in quantities_in(answer)} - given) > allowed:
         return False
     return all(_includes(fact, answer, tolerance, evidence) for fact in facts)
 

@@ -6,6 +6,7 @@ import pytest
 
 from mcpagent.core.tasks import AnswerCheck, StateCheck
 from mcpagent.reward.answer import answer_holds, says, state_holds
+from mcpagent.reward.phrasing import Evidence
 from tests.reward.records import made
 
 RESULTS = {"step1": {"close": 187.2, "name": "Apple Inc."}}
@@ -75,6 +76,16 @@ def test_a_number_may_be_said_with_its_scale(words: tuple[str, ...], zeros: str)
         for value, holds in ((f"7{zeros}", True), (f"7{zeros}0", False), (f"7{zeros[1:]}", False)):
             check = AnswerCheck(type="number", value=int(value))
             assert answer_holds(check, f"It is 7 {word}.", {}) is holds, (value, word)
+
+
+def test_numbers_of_the_question_do_not_count_where_they_are_all_that_the_answer_repeats() -> None:
+    check = AnswerCheck(type="must_include", value=["Moreau", "Rossi"])
+    said = "the last names of driver be9020ba-a63a-4194-b628-07eb0247d202 and 31, 32, 33, 34, 35 and 36?"
+    asked = f"You asked for {said} It is Moreau and Rossi."
+    assert answer_holds(check, asked, {}, Evidence(said=said))
+    assert not answer_holds(check, asked, {})
+    dumped = "It is Moreau and Rossi, 41, 42, 43, 44, 45 or 46."
+    assert not answer_holds(check, dumped, {}, Evidence(said=said))
 
 
 def test_an_answer_to_a_short_reference_may_have_sixty_words() -> None:

@@ -276,9 +276,18 @@ _OF_ALL = re.compile(
 )
 
 
-def is_paging(parameter: str) -> bool:
-    """Whether a parameter says which part of a list is given, by its name."""
-    return any(pattern.search(parameter) for pattern in (_CURSOR, _PAGE, _OFFSET, _LIMIT))
+def is_paging(parameter: str, value: object = 0) -> bool:
+    """Whether a parameter says which part of a list is given, by its name and what it is given: `start` may
+    be a date too."""
+    if _CURSOR.search(parameter):
+        return re.match(r"\d{4}-\d\d", str(value)) is None
+    is_number = not isinstance(value, str) or value.isdigit()
+    return is_number and any(pattern.search(parameter) for pattern in (_PAGE, _OFFSET, _LIMIT))
+
+
+def is_cursor(name: str) -> bool:
+    """Whether a field tells where a list goes on, which is nothing to ask for."""
+    return _NEXT.search(name) is not None and name.lower() != "next"
 
 
 def next_page(parameters: Sequence[str], arguments: JsonObject, value: Any) -> JsonObject | None:

@@ -12,7 +12,7 @@ from typing import Any
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.answers import Leaf, listed_values
+from mcpagent.synth.explore.answers import Leaf, is_cursor, is_paging, listed_values
 from mcpagent.synth.explore.graph import OF_ONE_TABLE, SELECT, is_number_for, name_words
 from mcpagent.synth.explore.naming import lexicon
 from mcpagent.tools.probes.arguments import resolved
@@ -424,6 +424,8 @@ def learned_kind(
     if slot.schema.get("enum") or slot.form == "sql" or slot.type not in ("string", "integer", "number"):
         return None
     is_number = not isinstance(value, str)
+    if is_paging(slot.name, value) or is_cursor(leaf.name):
+        return None  # pages are followed, not guessed
     if is_number and not is_number_for(source, leaf, spec, slot.name):
         return None
     if slot.type != "string" and not is_number:

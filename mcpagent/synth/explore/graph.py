@@ -10,7 +10,7 @@ from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.answers import Leaf, one_of
+from mcpagent.synth.explore.answers import Leaf, is_cursor, is_paging, one_of
 
 # The words by which a tool that lists what is in a folder, and a field with its names, are called.
 _LISTS_FILES = frozenset(("list", "dir", "directory", "folder", "tree", "ls", "browse", "glob"))
@@ -29,6 +29,9 @@ _WRITING = re.compile(
     r"|merge|send|post|put|save|store|load|import|export|upload|close|start|stop|run|execute|restore|undo|redo"
     r"|commit|push|init|clone|bulk|batch|mark|assign|complete|archive|apply|install)\b"
 )
+
+# Numbers that somebody has in mind: no tool tells them.
+_BOUNDS = frozenset(("min", "max", "minimum", "maximum", "least", "most", "threshold", "amount"))
 
 # Of names of tools that say something of one table.
 OF_ONE_TABLE = frozenset(("describe", "column", "schema", "field"))
@@ -190,7 +193,10 @@ class ToolGraph:
             for start in ("", SELECT)
             if text.startswith(start)
             for source, leaf, prefix in self._givers.get(text.removeprefix(start), ())
-            if leaf.is_near and source is not fact and text not in {given for _, given in source.texts}
+            if leaf.is_near
+            and source is not fact
+            and text not in {given for _, given in source.texts}
+            and _may_feed(source, leaf, fact, name, text)
         ]
         for name, number in fact.numbers:
             edges += [
@@ -198,6 +204,8 @@ class ToolGraph:
                 for source, leaf, _ in self._givers.get(number, ())
                 if leaf.is_near
                 and source is not fact
+                and _may_feed(source, leaf, fact, name, number)
+                and not _BOUNDS & {*name_words(name)}
                 and is_number_for(source.spec, leaf, fact.spec, name)
                 and number not in {given for _, given in source.numbers}
             ]
@@ -212,6 +220,15 @@ class ToolGraph:
                 target = f"{fact.spec.dotted}.{edge.parameter}"
                 row[target] = row.get(target, 0) + 1
         return table
+
+
+def _may_feed(source: Fact, leaf: Leaf, target: Fact, parameter: str, value: str | int) -> bool:
+    """Whether a value leads on: where a list goes on it is for that list alone, and what a tool works out of
+    two values is not put into it again."""
+    is_same = source.spec.dotted == target.spec.dotted
+    if is_paging(parameter, value) or is_cursor(leaf.name):
+        return is_same
+    return not (is_same and leaf.expression in ("@", "@.result") and len(target.arguments) > 1)
 
 
 def name_words(name: str) -> tuple[str, ...]:

@@ -174,7 +174,7 @@ class Inventor:
             name
             for name, value in fact.arguments.items()
             if name not in closed
-            and not is_paging(name)
+            and not is_paging(name, value)
             and not set(spaced(name).split()) & lexicon("not_a_noun")
             and len(list(scalars(value))) == 1
         ]

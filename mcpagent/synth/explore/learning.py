@@ -207,7 +207,7 @@ class _Tool:
     def _variation(self) -> _Attempt | None:
         """A call that is known to work, with one more parameter."""
         for slot in self.shape.optional:
-            if is_paging(slot.name):
+            if is_paging(slot.name, "" if slot.form else 0):
                 continue
             for kind in sorted(slot.kinds.values(), key=lambda k: -k.rank):
                 if not kind.is_open or kind.score < 2:

@@ -15,7 +15,7 @@ import yaml
 
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.answers import Leaf, is_paging, one_of
+from mcpagent.synth.explore.answers import Leaf, is_cursor, is_paging, one_of
 from mcpagent.synth.explore.graph import OF_ONE_TABLE, Fact, name_words
 from mcpagent.tools.probes.arguments import resolved
 
@@ -275,7 +275,7 @@ def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
     choices: list[str] = []  # what the schema gives to choose from says too little alone
     phrases = instead or {}
     for name, value in fact.arguments.items():
-        if is_paging(name):
+        if is_paging(name, value):
             continue  # nobody asks for a part of a list
         text = phrases.get(name) or said_value(value)
         if name not in phrases and " " in text and not text.startswith('"') and _is_free(name, value):
@@ -472,7 +472,7 @@ def subject_set(fact: Fact) -> frozenset[str]:
 def is_worth_asking(leaf: Leaf) -> bool:
     """Not what could be guessed: a short word, a small number, or the place in a list that it is asked of;
     nor what nobody would count to."""
-    if not leaf.is_near:
+    if not leaf.is_near or is_cursor(leaf.name):
         return False
     if isinstance(leaf.value, str):
         return len(leaf.value) >= 3 and any(character.isalnum() for character in leaf.value)

@@ -480,8 +480,9 @@ class Shapes:
 
 def _ask(rng: Random, fact: Fact) -> Leaf | None:
     """A leaf to ask for: the third word of a text less often than what has a name of its own."""
-    echoed = subject_set(fact)
-    askable = [leaf for leaf in fact.leaves if is_worth_asking(leaf) and str(leaf.value) not in echoed]
+    echoed, numbers = subject_set(fact), {v for v in scalars(fact.arguments) if is_number(v)}
+    told = [leaf for leaf in fact.leaves if is_worth_asking(leaf) and str(leaf.value) not in echoed]
+    askable = [leaf for leaf in told if leaf.value not in numbers]  # 49 is 49.0 too
     if not askable:
         return None
     whole = {leaf.expression for leaf in fact.leaves}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +14,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.placeholders import resolve_references
 from mcpagent.core.tasks import Task
-from mcpagent.synth.explore.answers import answer_fields, next_page
+from mcpagent.synth.explore.answers import answer_fields, is_paging, next_page
 from mcpagent.synth.explore.candidates import Kind
-from mcpagent.synth.explore.graph import Silence
+from mcpagent.synth.explore.graph import Fact, Silence
+from mcpagent.synth.explore.naming import is_worth_asking
 from mcpagent.synth.explore.walks import explore_dataset
 from tests.synth.explore.worlds import BOOKS, NOTES, SHIPS, STATIONS, World, harbour, library, notes, stations
 
@@ -81,6 +82,59 @@ def test_pages_are_followed_by_cursor_by_number_and_by_offset() -> None:
     paged = [fact for fact in graph.facts if fact.page == 2 and fact.spec.name == "list_books"]
     assert [edge.source.page for edge in graph.edges_into(paged[0])] == [1]
     assert world.refused.total() < 8
+
+
+def test_a_cursor_goes_on_only_in_the_list_that_gave_it_and_nobody_asks_for_it() -> None:
+    rows = {"crews": [f"crew {n}" for n in range(30)], "masts": [f"mast {n}" for n in range(30)]}
+
+    def part(kind: str, cursor: str | None) -> dict[str, Any]:
+        start = int(cursor or "0")
+        more = {"nextCursor": str(start + 10)} if start < 20 else {}
+        return {kind: [{"name": name} for name in rows[kind][start : start + 10]]} | more
+
+    def list_crews(cursor: str | None = None) -> dict[str, Any]:
+        """The crews."""
+        return part("crews", cursor)
+
+    def list_masts(cursor: str | None = None) -> dict[str, Any]:
+        """The masts."""
+        return part("masts", cursor)
+
+    graph = World("deck", list_crews, list_masts).learned()
+    edges = [edge for fact in graph.facts for edge in graph.edges_into(fact)]
+    assert {fact.page for fact in graph.facts} == {1, 2, 3}
+    further = {(edge.source.spec.name, edge.parameter) for edge in edges}
+    assert further == {("list_crews", "cursor"), ("list_masts", "cursor")}
+    assert all(fact.spec is edge.source.spec for fact in graph.facts for edge in graph.edges_into(fact))
+    cursors = [leaf for fact in graph.facts for leaf in fact.leaves if leaf.name == "nextCursor"]
+    assert cursors and not any(map(is_worth_asking, cursors))
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "is_part"),
+    [
+        ("start", 20, True), ("start", "20", True), ("start", "2024-05-01", False), ("after", "x9", True),
+        ("after", "2024-05-01", False), ("offset", 5, True), ("cursor", "x9", True), ("first", "Ada", False),
+    ],
+)  # fmt: skip
+def test_a_date_is_not_a_part_of_a_list(parameter: str, value: object, is_part: bool) -> None:
+    assert is_paging(parameter, value) == is_part
+
+
+def test_a_bound_or_an_amount_is_not_looked_up() -> None:
+    def list_rooms(min_seats: int = 0) -> list[dict[str, Any]]:
+        """The rooms."""
+        rooms = [{"name": f"{color} room", "seats": 4 + 3 * n} for n, color in enumerate(("Red", "Blue"))]
+        return [room for room in rooms if room["seats"] >= min_seats]
+
+    def later(day: str, days: int) -> str:
+        """The date so many days after a date (YYYY-MM-DD)."""
+        return (date.fromisoformat(day) + timedelta(days=days)).isoformat()
+
+    graph = World("rooms", list_rooms, later).learned()
+    assert {fact.spec.name for fact in graph.facts} == {"list_rooms", "later"}
+    graph.add(Fact(graph.facts[0].spec, {"min_seats": 7}, graph.facts[0].leaves))
+    assert not [edge for fact in graph.facts for edge in graph.edges_into(fact)]
 
 
 @pytest.mark.parametrize(
