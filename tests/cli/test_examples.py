@@ -326,6 +326,7 @@ def promised(words: list[str], place: Path, code: int, out: str, err: str) -> No
             assert answer["results"], "the search finds something"
 
 
+@pytest.mark.timeout(900)
 def test_the_cheap_examples_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     furnish(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -270,7 +270,7 @@ def test_a_stateful_builtin_gets_an_instance_for_each_session() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("starter_first", [True, False])
 def test_a_call_at_the_very_moment_in_which_its_server_is_up_does_not_hold_up_the_loop(
     starter_first: bool,
