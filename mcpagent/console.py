@@ -6,6 +6,7 @@ control character as its escape and a secret as its name.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import logging
@@ -226,16 +227,37 @@ class _Stderr:
     notes are lost and the work goes on."""
 
     def write(self, text: str) -> int:
-        with suppress(OSError, ValueError, AttributeError):
+        with _losing_notes():
             sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError, ValueError, AttributeError):
+        with _losing_notes():
             sys.stderr.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stderr, name)
+
+
+@contextmanager
+def _losing_notes() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        atexit.unregister(_drop_notes)
+        atexit.register(_drop_notes)
+    except (ValueError, AttributeError):  # it is closed, or there is none
+        pass
+
+
+def _drop_notes() -> None:
+    """Give up what the buffer of standard error still holds. The interpreter would try once more to write it,
+    and make the failure of that the exit code (120)."""
+    with suppress(OSError, ValueError, AttributeError):
+        try:
+            sys.stderr.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 class _Stdout(rich.console.Console):

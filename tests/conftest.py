@@ -20,6 +20,8 @@ settings.load_profile("quick")
 
 def pytest_configure() -> None:
     gc.set_threshold(GC_THRESHOLD)  # as in the commands: looking for cycles is a tenth of what tests cost
+    # Containers set it; a user's shell does not, and what is written and never flushed shows only without it.
+    os.environ.pop("PYTHONUNBUFFERED", None)
     # A shell starts background jobs with SIGINT ignored, nohup does so with SIGHUP, and children inherit it:
     # these signals would test nothing.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -231,9 +232,7 @@ def test_a_closed_terminal_is_one_too(slow: dict[str, Path]) -> None:
     if pid == 0:
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "mcpagent.cli.main", *words])
-    pause = threading.Event()
-    while not slow["called"].exists():
-        pause.wait(0.05)
+    read_until_there(terminal, slow["called"])
     os.close(terminal)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 130
@@ -275,6 +274,19 @@ def read_until(terminal: int, text: str, seen: str = "") -> str:
     return seen
 
 
+def read_until_there(terminal: int, file: Path) -> str:
+    """What is on the terminal by when the file is there, or the terminal is closed. One that nobody reads is
+    full after some seconds, and a command with a bar waits for its reader then."""
+    seen = ""
+    while not file.exists():
+        if select.select([terminal], [], [], 0.05)[0]:
+            try:
+                seen += os.read(terminal, 65536).decode(errors="replace")
+            except OSError:
+                return seen
+    return seen
+
+
 def last_line(seen: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen).replace("\r", "\n")  # over the ^C of the terminal
     return [line for line in plain.split("\n") if line.strip()][-1]
@@ -286,12 +298,9 @@ def test_ctrl_c_on_a_terminal_ends_with_one_line_that_names_the_command_to_go_on
 ) -> None:
     words = AT_A_BAR[command].format(d=slow["folder"]).split()
     with on_a_terminal(words, ROOT) as (process, terminal):
-        pause = threading.Event()
-        while not slow["called"].exists():
-            assert process.poll() is None, read_until(terminal, "never")
-            pause.wait(0.05)
+        seen = read_until_there(terminal, slow["called"])
         os.write(terminal, b"\x03")
-        seen = read_until(terminal, "never")
+        seen = read_until(terminal, "never", seen)
         assert process.wait() == 130, seen[-1000:]
     again = shlex.join(["mcpagent", *words])
     assert last_line(seen) == f"interrupted: nothing is half-written; begin again with: {again}"
