@@ -10,7 +10,7 @@ import pytest
 
 from mcpagent.core.tasks import Task
 from mcpagent.storage.datasets import read_tasks
-from mcpagent.synth.explore.naming import scalars
+from mcpagent.synth.explore.graph import scalars
 from mcpagent.tools.workspace import tree_digest
 from tests.running import mcpagent
 from tests.third_party.servers import Desk

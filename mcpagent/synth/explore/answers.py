@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -22,6 +23,8 @@ _SHORT = 60  # characters of a value that can be asked for
 _NEAR = 12  # items of a list that a person would count to: "the third ship", not "the 87th ship"
 _FIRST = ("first", "second", "third", "fourth", "fifth", "sixth")
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_KEY = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
+_WRAPPED = re.compile(r"(word|number|rest)\((.*), (-?\d+)\)")
 _WORD = re.compile(r"[\w/~.](\S*\w)?")  # no bracket, quote or comma at its ends: it can be passed on as it is
 _PAIR = re.compile(r"^[\s*-]*([A-Za-z][\w .*-]{0,30}):\**\s+(\S.{0,59})$")
 _HEADING = re.compile(r"^#{1,6}\s+(\S.{0,59})$")
@@ -78,6 +81,41 @@ class Leaf:
         """The item of a list that the value is a field of: what its expression says before the last place."""
         head, place, _ = self.expression.rpartition("]")
         return head + place
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a leaf stands: `rows` is the expression of the innermost list that it is in (None: in no list),
+    `index` its item there, `tail` the names below it, `kind` the name of the list."""
+
+    rows: str | None
+    index: int
+    tail: tuple[str, ...]
+    kind: str
+    wrap: tuple[str, int] | None
+
+    @property
+    def field(self) -> str:
+        """The name of the field; empty for an item that has none."""
+        return self.tail[-1] if self.tail else ""
+
+
+def place_of(leaf: Leaf) -> Place:
+    """Where the expression of a leaf leads."""
+    return _place(leaf.expression)
+
+
+@lru_cache(maxsize=65536)
+def _place(expression: str) -> Place:
+    wrapped = _WRAPPED.fullmatch(expression)
+    path = wrapped[2] if wrapped else expression
+    rows, index, kind, tail = None, 0, "", ()
+    for match in _KEY.finditer(path):
+        if match[2] is not None:
+            rows, index, kind, tail = path[: match.start()], int(match[2]), tail[-1] if tail else "", ()
+        else:
+            tail = (*tail, match[1])
+    return Place(rows, index, tail, kind, (wrapped[1], int(wrapped[3])) if wrapped else None)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolResult, ToolSpec
 from mcpagent.synth.explore.answers import one_of
 from mcpagent.synth.explore.candidates import Slot, add_own_values, argument_shape, learned_kind, value_form
-from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, name_words
+from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, name_words, scalars
 from mcpagent.synth.explore.invented import LEAST_KNOWN, invented_like
-from mcpagent.synth.explore.naming import frames, human, lexicon, said_value, scalars, topic
+from mcpagent.synth.explore.naming import frames, human, lexicon, said_value, topic
 from mcpagent.synth.explore.wording import Saying, Step, Walk, replaced_in
 from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -64,13 +65,14 @@ class Fact:
 
     def _scalars(self) -> Iterator[tuple[str, Any]]:
         for name, value in self.arguments.items():
-            yield from ((name, item) for item in _scalars(value))
+            yield from ((name, item) for item in scalars(value))
 
 
-def _scalars(value: Any) -> Iterator[Any]:
+def scalars(value: Any) -> Iterator[Any]:
+    """The values in lists and objects."""
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _scalars(item)
+            yield from scalars(item)
     else:
         yield value
 
@@ -264,3 +266,18 @@ def distinct(
             seen.add(str(same.value))
             picked.append((other, same))
     return picked
+
+
+def rounded(value: float) -> float:
+    """With two significant digits."""
+    return float(f"{value:.2g}")
+
+
+def between(values: Sequence[float], rng: Random) -> float | None:
+    """A round number between two neighbours, none of which it is equal to."""
+    gaps = [(low, high) for low, high in pairwise(values) if high > low]
+    if not gaps:
+        return None
+    low, high = rng.choice(gaps)
+    middle = rounded((low + high) / 2)
+    return middle if low < middle < high else None

@@ -11,8 +11,8 @@ from random import Random
 
 from mcpagent.synth.explore.answers import is_paging
 from mcpagent.synth.explore.candidates import argument_shape, value_form
-from mcpagent.synth.explore.graph import Fact
-from mcpagent.synth.explore.naming import CODE, lexicon, scalars, spaced
+from mcpagent.synth.explore.graph import Fact, scalars
+from mcpagent.synth.explore.naming import CODE, lexicon, spaced
 from mcpagent.synth.explore.wording import replaced_in
 
 LEAST_KNOWN = 3  # names of a kind, before one can be invented that looks like them

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
-from itertools import pairwise
-from random import Random
 from typing import Any
 
 import yaml
 
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.answers import Leaf, is_cursor, is_paging, one_of
-from mcpagent.synth.explore.graph import OF_ONE_TABLE, Fact, name_words
+from mcpagent.synth.explore.answers import Leaf, Place, is_cursor, is_paging, one_of, place_of
+from mcpagent.synth.explore.graph import OF_ONE_TABLE, Fact, name_words, scalars
 from mcpagent.tools.probes.arguments import resolved
 
 SQL = re.compile(r"\s*SELECT\s.*\sFROM\s+[\"'`\[]?(\w+)", re.IGNORECASE)
 _CATALOGUES = ("sqlite_master", "sqlite_schema", "information_schema")  # what lists the tables
-_KEY = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
-_WRAPPED = re.compile(r"(word|number|rest)\((.*), (-?\d+)\)")
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
-CODE = re.compile(r"[A-Za-z#]{0,4}[-_]?\d[\w-]*")
+CODE = re.compile(r"[A-Za-z#]{0,4}[-_]?\d[\w-]*|(?=\D*\d)[0-9a-f]{8}[0-9a-f-]{4,}")
 _QUOTABLE = re.compile(r"[\"'{}]")
 _LONGEST_NAME = 5  # words of a value that stands in a sentence without quotes
 # Words of names that say nothing of what is meant.
@@ -33,6 +28,8 @@ NO_NAME = 99
 _ADJUNCTS = ("from", "to", "on", "with", "without")  # what subjects without a thing begin with
 _OTHER_NAMING = ("symbol", "ticker", "code", "slug", "path", "key", "id")
 _PLACE = re.compile(r"\[(\d+)\]")
+_AMOUNT = re.compile(r"-?[\d.]+ \S.* in \S.*")  # of what is converted
+_SHIFTED = re.compile(r"-?[\d.]+ \w+ (after|before) \S.*")
 
 
 @lru_cache(maxsize=1)
@@ -47,46 +44,16 @@ def lexicon(what: str) -> frozenset[str]:
     return frozenset(frames()["words"][what].split())
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a leaf stands: `rows` is the expression of the innermost list that it is in (None: in no list),
-    `index` its item there, `tail` the names below it, `kind` the name of the list."""
-
-    rows: str | None
-    index: int
-    tail: tuple[str, ...]
-    kind: str
-    wrap: tuple[str, int] | None
-
-    @property
-    def field(self) -> str:
-        """The name of the field; empty for an item that has none."""
-        return self.tail[-1] if self.tail else ""
-
-
-def place_of(leaf: Leaf) -> Place:
-    """Where the expression of a leaf leads."""
-    return _place(leaf.expression)
-
-
-@lru_cache(maxsize=65536)
-def _place(expression: str) -> Place:
-    wrapped = _WRAPPED.fullmatch(expression)
-    path = wrapped[2] if wrapped else expression
-    rows, index, kind, tail = None, 0, "", ()
-    for match in _KEY.finditer(path):
-        if match[2] is not None:
-            rows, index, kind, tail = path[: match.start()], int(match[2]), tail[-1] if tail else "", ()
-        else:
-            tail = (*tail, match[1])
-    return Place(rows, index, tail, kind, (wrapped[1], int(wrapped[3])) if wrapped else None)
-
-
 def field_words(leaf: Leaf, fact: Fact) -> str:
     """What a person calls the field of a leaf: `weight in kg` for `weight_kg`, what the tool is about where
     its own name says nothing."""
     place = place_of(leaf)
     tail = [name for name in place.tail if name.lower() not in lexicon("generic")]
+    if not tail and {*name_words(fact.spec.name)} & lexicon("converts"):
+        return "amount"
+    if not tail and place.rows is None:
+        is_date = isinstance(leaf.value, str) and DATE.fullmatch(leaf.value)
+        return "date" if is_date else counted(topic(fact.spec), leaf.value)
     if not tail:
         return topic(fact.spec)
     if len(tail) > 1 and tail[-1].lower() in ("name", "value"):
@@ -97,8 +64,11 @@ def field_words(leaf: Leaf, fact: Fact) -> str:
 
 
 def _without_kind(words: str, fact: Fact) -> str:
-    """`name` for the `pub name` of a pub."""
+    """`name` for the `pub name` of a pub, but not for one that is found by another thing."""
     first, _, rest = words.partition(" ")
+    nouns = [noun for name in fact.arguments if (noun := noun_in(name)) and not is_paging(name)]
+    if nouns and all(first not in name_words(noun) for noun in nouns):
+        return words
     return rest if rest and first == one_of(topic(fact.spec).split()[-1]) else words
 
 
@@ -152,7 +122,10 @@ def human(name: str) -> str:
         return f"number of {plural(' '.join(words[:-1]))}"
     if len(words) > 1 and words[-1] in (*lexicon("units"), "percent"):
         return f"{' '.join(words[:-1])} in {words[-1]}"
-    return " ".join(frames()["written"].get(word, word) for word in words)
+    said = " ".join(words)
+    for phrase, noun in frames()["phrases"].items():
+        said = re.sub(rf"\b{phrase}$", noun, said)
+    return " ".join(frames()["written"].get(word, word) for word in said.split())
 
 
 def spaced(name: str) -> str:
@@ -189,6 +162,9 @@ def plural(noun: str) -> str:
 def kind_of(fact: Fact, place: Place, about: str = "") -> str:
     """What one item of the list is, in words; `about` is what the call is said to be about."""
     kind = spaced(place.kind)
+    head, _, last = kind.rpartition(" ")
+    if head and one_of(last) in lexicon("identifiers"):
+        kind = head  # `recipe_ids` lists recipes
     if kind and kind not in lexicon("generic"):
         return one_of(kind)
     for name, text in fact.texts:
@@ -270,6 +246,8 @@ def naming_rank(name: str) -> int:
 def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
     """What the call is about: its arguments as a person names them, some by a phrase `instead` of them.
     Empty for a call without arguments."""
+    if worked_out := _worked_out(fact, instead or {}):
+        return worked_out
     main: list[tuple[str, str]] = []
     extra: list[str] = []
     choices: list[str] = []  # what the schema gives to choose from says too little alone
@@ -291,6 +269,8 @@ def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
             extra.append(f"on {text}")
         elif isinstance(value, str) and name not in phrases and (noun := _choice_noun(fact.spec, name)):
             choices.append(f"the {noun} {text}")
+        elif name not in phrases and is_number(value) and (many := _of_number(name, text)):
+            extra.append(f"with {many}")
         elif main and isinstance(value, int | float):
             extra.append(f"with {noun_in(name) or spaced(name)} {text}")
         else:
@@ -305,6 +285,43 @@ def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
     return " ".join([" and ".join(things), *(f"for {choice}" for choice in choices), *extra]).strip()
 
 
+def _worked_out(fact: Fact, phrases: Mapping[str, str]) -> str:
+    """What is worked out of a number, as people say it: `97 CHF in USD`, `30 days after 2024-01-02`. Empty
+    for other calls."""
+    words = {*name_words(fact.spec.name)}
+    numbers = [(name, v) for name, v in fact.arguments.items() if is_number(v) and name not in phrases]
+    rest = {n: phrases.get(n) or said_value(v) for n, v in fact.arguments.items() if not is_number(v)}
+    if len(numbers) != 1 or len(rest) + 1 != len(fact.arguments):
+        return ""
+    name, number = numbers[0]
+    source, target = (
+        next((text for n, text in rest.items() if {*spaced(n).split()} & lexicon(side)), "")
+        for side in ("from", "to")
+    )
+    if words & lexicon("converts") and len(rest) == 2 and source and target:
+        is_phrase = source in phrases.values()
+        return f"{number}{' of' if is_phrase else ''} {source} in {target}"
+    when = "after" if words & lexicon("later") else "before" if words & lexicon("earlier") else ""
+    is_dated = len(rest) == 1 and all(DATE.fullmatch(str(fact.arguments[n])) for n in rest)
+    return f"{number} {noun_in(name)} {when} {next(iter(rest.values()))}" if when and is_dated else ""
+
+
+def _of_number(parameter: str, text: str) -> str:
+    """`at least 3 stars` for `min_stars`, `3 seats` for `seats`; empty where the name says no such thing."""
+    first, _, rest = noun_in(parameter).partition(" ")
+    bound = {"min": "least", "minimum": "least", "max": "most", "maximum": "most"}.get(first, "")
+    noun = rest if bound else noun_in(parameter)
+    is_several = noun.endswith("s") and one_of(noun) != noun and noun.split()[-1] not in lexicon("singular")
+    if not bound or not rest:
+        return f"{text} {noun}" if is_several else ""
+    return f"at {bound} {text} {noun}" if is_several else f"a {noun} of at {bound} {text}"
+
+
+def is_amount(subject: str) -> bool:
+    """Whether a subject is an amount of one thing in another: `97 CHF in USD`."""
+    return _AMOUNT.fullmatch(subject) is not None
+
+
 def _is_free(parameter: str, value: Any) -> bool:
     """Whether an argument is any text, rather than the name of a thing."""
     words = set(spaced(parameter).split())
@@ -313,7 +330,7 @@ def _is_free(parameter: str, value: Any) -> bool:
 
 def is_adjunct(subject: str) -> bool:
     """Whether a subject names no thing, only times or choices: `from USD to EUR`, `on 2025-01-02`."""
-    return subject.split(" ", 1)[0] in _ADJUNCTS
+    return subject.split(" ", 1)[0] in _ADJUNCTS or _SHIFTED.fullmatch(subject) is not None
 
 
 def of(subject: str) -> str:
@@ -338,7 +355,7 @@ def _named(fact: Fact, name: str, text: str) -> str:
 def noun_in(parameter: str) -> str:
     """The noun that a name of a parameter or field holds; empty for `query` or `id`."""
     words = [
-        w
+        frames()["codes"].get(w, w)
         for w in spaced(parameter).split()
         if w not in lexicon("identifiers") and w not in lexicon("not_a_noun")
     ]
@@ -451,17 +468,11 @@ def is_number(value: object) -> bool:
 
 def is_quantity(leaf: Leaf) -> bool:
     """Whether a leaf is a number that is more or less than another, which one that names a thing is not."""
-    last = spaced(place_of(leaf).field).rpartition(" ")[2]
-    return is_number(leaf.value) and last not in lexicon("identifiers")
-
-
-def scalars(value: Any) -> Iterator[Any]:
-    """The values in lists and objects."""
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from scalars(item)
-    else:
-        yield value
+    place = place_of(leaf)
+    if not place.tail and place.rows is not None and place.kind.lower() in ("", *lexicon("generic")):
+        return isinstance(leaf.value, float)  # whole numbers of a list without a name are those of things
+    last = spaced(place.field or place.kind).rpartition(" ")[2]
+    return is_number(leaf.value) and not {last, one_of(last)} & lexicon("identifiers")
 
 
 def subject_set(fact: Fact) -> frozenset[str]:
@@ -478,18 +489,3 @@ def is_worth_asking(leaf: Leaf) -> bool:
         return len(leaf.value) >= 3 and any(character.isalnum() for character in leaf.value)
     places = [int(place) for place in _PLACE.findall(leaf.expression)]
     return abs(leaf.value) > 2 and leaf.value not in places and leaf.value - 1 not in places
-
-
-def rounded(value: float) -> float:
-    """With two significant digits."""
-    return float(f"{value:.2g}")
-
-
-def between(values: Sequence[float], rng: Random) -> float | None:
-    """A round number between two neighbours, none of which it is equal to."""
-    gaps = [(low, high) for low, high in pairwise(values) if high > low]
-    if not gaps:
-        return None
-    low, high = rng.choice(gaps)
-    middle = rounded((low + high) / 2)
-    return middle if low < middle < high else None

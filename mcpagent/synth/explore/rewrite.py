@@ -31,7 +31,8 @@ from mcpagent.llm.endpoint import Endpoint, EndpointSettings, read_chat, read_re
 from mcpagent.llm.journal import Journal, JournaledClient
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
 from mcpagent.storage.datasets import DiskList
-from mcpagent.synth.explore.naming import frames, said_value, scalars
+from mcpagent.synth.explore.graph import scalars
+from mcpagent.synth.explore.naming import frames, said_value
 from mcpagent.synth.explore.naturalness import spells_plan
 from mcpagent.synth.tasks.inspect import answer_in_prompt
 from mcpagent.synth.tasks.run import CallCache, score

@@ -12,12 +12,12 @@ from functools import cached_property
 from random import Random
 
 from mcpagent.core.seeds import derive_seed
+from mcpagent.synth.explore.answers import Leaf, place_of
 from mcpagent.synth.explore.changes import Addition, draw_addition
-from mcpagent.synth.explore.graph import Edge, Fact, Leaf, ToolGraph, distinct
+from mcpagent.synth.explore.graph import Edge, Fact, ToolGraph, between, distinct, rounded, scalars
 from mcpagent.synth.explore.invented import Inventor
 from mcpagent.synth.explore.naming import (
     at_step,
-    between,
     column_of,
     event_of,
     expression_of,
@@ -30,11 +30,8 @@ from mcpagent.synth.explore.naming import (
     key_of,
     lexicon,
     noun_of,
-    place_of,
-    rounded,
     said_value,
     same_place,
-    scalars,
     spaced,
     subject_of,
     subject_set,

@@ -15,11 +15,10 @@ from random import Random
 from typing import Any, Literal
 
 from mcpagent.core.records import JsonObject
-from mcpagent.synth.explore.answers import Leaf
-from mcpagent.synth.explore.graph import Edge, Fact
+from mcpagent.synth.explore.answers import Leaf, Place, place_of
+from mcpagent.synth.explore.graph import Edge, Fact, scalars
 from mcpagent.synth.explore.naming import (
     CODE,
-    Place,
     at_of,
     counted,
     event_of,
@@ -28,16 +27,15 @@ from mcpagent.synth.explore.naming import (
     holder_of,
     human,
     is_adjunct,
+    is_amount,
     key_of,
     kind_of,
     lexicon,
     naming_rank,
     noun_in,
     of,
-    place_of,
     plural,
     said_value,
-    scalars,
     subject_of,
     topic,
     unit_of,
@@ -127,6 +125,8 @@ def asks_for(leaf: Leaf, fact: Fact, rng: Random, *, subject: str | None = None)
         return _of_text(leaf, fact, place, about)
     event = event_of(leaf)
     if place.rows is None:
+        if is_amount(about) and field == "amount":
+            return plainly(about)
         return _of_field(field, leaf.value, about or f"the {topic(fact.spec)}", rng, event=event)
     item = item_of(leaf, fact, place, about)
     if item is None:

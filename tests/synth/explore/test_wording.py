@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,9 @@ RAIN = ToolSpec(
         "$defs": {"Month": {"type": "string", "enum": ["january", "july"]}},
     },
 )
+
+
+_UUID = "fdcfd25e-0a7e-4fc7-9e83-183ac42a5bdd"
 
 
 def aurora(*leaves: Leaf) -> Fact:
@@ -111,6 +115,8 @@ def test_the_question_follows_from_the_field_and_the_type_of_its_value(
         ("digitized", 1999, "digitization year"),
         ("year_founded", 1850, "founding year"),
         ("certified", 1999, "certifying year"),
+        ("validUntil", "2031-02-03", "expiry date"),
+        ("license_expires_on", "2031-02-03", "license expiry date"),
     ],
 )
 def test_what_a_field_is_called_follows_from_what_it_holds(name: str, value: str | float, words: str) -> None:
@@ -125,6 +131,13 @@ def test_what_a_field_is_called_follows_from_what_it_holds(name: str, value: str
 def test_the_fields_of_a_thing_are_not_called_after_it_again(name: str, words: str) -> None:
     leaf = Leaf(f"@.{name}", name, "Aurora")
     assert field_words(leaf, Fact(tool("get_ships"), {}, (leaf,))) == words
+
+
+def test_a_thing_that_is_found_by_another_keeps_its_name() -> None:
+    leaf = Leaf("@.vehicleId", "", "v7")
+    found = Fact(tool("findVehicleByPlate"), {"licensePlate": "AB-12"}, (leaf,))
+    assert field_words(leaf, found) == "vehicle ID"
+    assert field_words(leaf, Fact(tool("getVehicle"), {"vehicle": "AB-12"}, (leaf,))) == "ID"
 
 
 def _compared(style: str, leaf: Leaf) -> set[str]:
@@ -265,6 +278,8 @@ def test_a_call_that_names_only_times_or_choices_is_said_with_no_other_prepositi
         (tool("directory_tree"), {"path": "/data"}, "the second entry in /data"),
         (tool("read_file"), {"path": "/data/fleet.csv"}, "the second row in /data/fleet.csv"),
         (tool("list_files"), {"path": "/data"}, "the second file in /data"),
+        (tool("recipes_with_ingredient"), {"name": "basil"}, "the second recipe for basil"),
+        (tool("hotels_near"), {"airport": "LIS"}, "the second hotel for LIS"),
     ],
 )
 def test_an_item_of_a_list_is_called_what_such_lists_hold(
@@ -273,6 +288,49 @@ def test_an_item_of_a_list_is_called_what_such_lists_hold(
     leaf = Leaf("@.result[1].kind", "", "steamer")
     saying = asks_for(leaf, Fact(spec, arguments, (leaf,)), Random(0))
     assert saying is not None and item in saying.goal
+
+
+def test_an_item_of_a_list_of_ids_is_the_thing_and_neither_compared_nor_added_up() -> None:
+    menu = tool("get_menu")
+    for name, kind in (("recipe_ids", "recipe"), ("orderNumbers", "order"), ("stages", "stage")):
+        leaf = Leaf(f"@.{name}[1]", "", 512)
+        saying = asks_for(leaf, Fact(menu, {"slug": "brunch"}, (leaf,)), Random(0))
+        assert saying is not None and saying.goal == f"the second {kind} for brunch"
+    assert not is_quantity(Leaf("@.recipe_ids[1]", "", 512)) and not is_quantity(Leaf("@.result[1]", "", 512))
+    assert is_quantity(Leaf("@.prices[1]", "", 512)) and is_quantity(Leaf("@.result[1]", "", 5.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "value", "question"),
+    [
+        ("convert_currency", {"amount": 97, "from": "CHF", "to": "USD"}, 99.5, "what is 97 CHF in USD"),
+        ("convert", {"value": 5, "from_unit": "mile", "to_unit": "km"}, 8.05, "what is 5 mile in km"),
+        (
+            "days_between",
+            {"start": "2024-01-02", "end": "2024-03-01"},
+            59,
+            "what is the number of days from 2024-01-02 to 2024-03-01",
+        ),
+        (
+            "add_days",
+            {"day": "2024-01-02", "days": 30},
+            "2024-02-01",
+            "what is the date 30 days after 2024-01-02",
+        ),
+        (
+            "subtract_weeks",
+            {"date": "2024-01-15", "weeks": 2},
+            "2024-01-01",
+            "what is the date 2 weeks before 2024-01-15",
+        ),
+    ],
+)
+def test_what_is_worked_out_is_asked_for_as_people_ask_for_it(
+    name: str, arguments: dict[str, Any], value: str | float, question: str
+) -> None:
+    leaf = Leaf("@.result", "result", value, "result")
+    saying = asks_for(leaf, Fact(tool(name), arguments, (leaf,)), Random(0))
+    assert saying is not None and saying.question == question and not saying.subject
 
 
 def test_a_count_of_days_is_not_told_in_hours_as_a_duration_is() -> None:
@@ -304,6 +362,11 @@ def test_a_year_in_a_text_is_asked_for_as_a_year_and_a_word_of_yes_or_no_is_not_
         (Fact(tool("get_order"), {"number": 5810}, ()), "order 5810"),
         (Fact(tool("patient"), {"id": "PT-40"}, ()), "patient PT-40"),
         (Fact(tool("count_words"), {"text": "b12"}, ()), "b12"),
+        (Fact(tool("get_hotels"), {"iata": "LIS", "min_stars": 3}, ()), "LIS with at least 3 stars"),
+        (Fact(tool("cars"), {"city": "Bonn", "max_price": 30}, ()), "Bonn with a price of at most 30"),
+        (Fact(tool("getCar"), {"carId": _UUID}, ()), f"car {_UUID}"),
+        (Fact(tool("airport"), {"iata": "L2"}, ()), "airport L2"),
+        (Fact(tool("tickets"), {"match": "M1", "seats": 3}, ()), "match M1 with 3 seats"),
         (Fact(RAIN, {"month": "july"}, ()), "the month july"),
         (Fact(RAIN, {"month": "july", "station": "Old Mill"}, ()), "Old Mill for the month july"),
         (
