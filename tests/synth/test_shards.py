@@ -97,6 +97,7 @@ def test_shards_of_exploring_are_the_bytes_of_one_run(home: Path, ships: int, tr
 
 def test_shards_of_a_model_are_the_bytes_of_one_run(tmp_path: Path) -> None:
     words = ("--n-samples", str(2 * KINDS), "--train", "4", "--validation", "1", "--heldout", "2")
+    words += ("--request-timeout", "3")  # two samples hang
     with service(model) as running:
         generate(running.url, tmp_path / "whole", *words)
     with service(model) as running:

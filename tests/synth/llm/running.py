@@ -19,18 +19,9 @@ SPLITS = ("train", "validation", "heldout")
 
 
 def options(url: str, out: Path, *more: str) -> list[str]:
-    chosen = [
-        "--base-url",
-        url,
-        "--model",
-        "scripted",
-        "--out",
-        str(out),
-        "--request-timeout",
-        "1.5",
-        "--json",
-    ]
-    return ["--llm", *chosen, "--request-timeout", "1.5", *more]
+    """A busy machine may take its time to an answer; where the model hangs, `more` gives it less."""
+    chosen = ["--base-url", url, "--model", "scripted", "--out", str(out), "--json"]
+    return ["--llm", *chosen, "--request-timeout", "60", *more]
 
 
 def start(url: str, out: Path, *more: str) -> subprocess.Popen[str]:

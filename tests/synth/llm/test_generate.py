@@ -29,6 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list
     out = tmp_path_factory.mktemp("made") / "out"
     with service(model) as running:
         options = ("--backend", "responses", "--distractors", "5", "--price-in", "1", "--price-out", "10")
+        options += ("--request-timeout", "6")  # two samples hang
         document = generate(running.url, out, "--n-samples", str(2 * KINDS), *options)
     tasks = [task for path in document["paths"].values() for task in read_tasks(path)]
     return document, tasks, running.received
@@ -149,6 +150,7 @@ def test_a_cap_of_cost_is_never_passed(tmp_path: Path) -> None:
     prices = ("--price-in", "1.5", "--price-out", "10", "--max-output-tokens", "200")
     with service(model) as running:
         options = ("--n-samples", "40", "--concurrency", "16", "--max-cost", "0.05")
+        options += ("--request-timeout", "1.5")
         document = generate(running.url, out, *options, *prices)
     assert document["stopped_by"] == ["max_cost"]
     answers = sum(line["kind"] == "answered" for line in journal(out))
@@ -347,7 +349,7 @@ def test_a_key_that_is_refused_in_the_middle_ends_the_run_and_keeps_what_was_ans
     ("wrong", "reason", "words"),
     [
         (error(500, "boom", retry_after_ms="1"), "server_error", ("500: boom", "wait until")),
-        (Answer(hangs=True), "timed_out", ("0.2 s", "--request-timeout")),
+        (Answer(hangs=True), "timed_out", ("within 2 s", "--request-timeout")),
         (error(429, "too fast", retry_after_ms="1"), "rate_limited", ("429: too fast", "--rpm")),
         (Answer(body=b"<html>"), "bad_body", ("<html>", "wait until")),
     ],
@@ -356,7 +358,7 @@ def test_a_cap_that_only_failures_reached_is_an_error_with_their_causes(
     wrong: Answer, reason: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     some = ("--n-samples", "4", "--concurrency", "1", "--max-requests", "2")
-    some += ("--request-timeout", "0.2" if wrong.hangs else "60")
+    some += ("--request-timeout", "2" if wrong.hangs else "60")
     with service(lambda _: wrong) as running:
         done = invoke(running.url, tmp_path / "out", *some)
         again = invoke(running.url, tmp_path / "out", *some)  # counts what the journal has, and asks nothing

@@ -11,13 +11,12 @@ from tests.synth.llm.running import JOURNAL, answered, generate, journal, start,
 
 pytestmark = pytest.mark.system
 
-# An attempt that a busy machine holds up past its deadline is asked again, and is no answer lost.
-OPTIONS = ("--n-samples", "20", "--concurrency", "6", "--seed", "5", "--request-timeout", "60")
+OPTIONS = ("--n-samples", "20", "--concurrency", "6", "--seed", "5")
 IN_FLIGHT = 6
 
 
 def model_that_breaks(received: Received) -> Answer:
-    """The scripted model; where it would hang for the whole of that deadline it closes the connection."""
+    """The scripted model; where it would hang until the deadline of the request it closes the connection."""
     answer = model(received)
     return Answer(breaks=True) if answer.hangs else answer
 
