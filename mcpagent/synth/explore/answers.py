@@ -36,6 +36,8 @@ _LISTED = re.compile(
     re.I,
 )
 _BARE = re.compile(r"[A-Za-z0-9_°/+.#-]+(?: [A-Za-z0-9_-]+)?")
+_PROPER = r"(?:[A-Z][a-z][\w'-]*(?: [A-Z][a-z][\w'-]*)*)"
+_NAMES = re.compile(rf"{_PROPER}(?:(?:, (?:and |or )?| and | or ){_PROPER})+")
 _MOST_LISTED = 60  # values that a text names
 _FAULT = re.compile(
     r"name '\w+' is not defined|has no attribute '|No module named|unexpected keyword argument|NoneType"
@@ -421,6 +423,14 @@ def listed_values(text: str) -> list[str]:
         parts = [part.strip(" '\"`*<>[]") for part in parts]
         values += [part for part in parts if _BARE.fullmatch(part) and len(part) <= 40]
     return list(dict.fromkeys(value.strip() for value in values if value.strip()))[:_MOST_LISTED]
+
+
+def named_in(text: str) -> list[str]:
+    """The names that a text lists in a sentence: `Mars, Saturn and Uranus`."""
+    names: list[str] = []
+    for listed in _NAMES.finditer(text):
+        names += re.split(r",\s*(?:and\s+|or\s+)?|\s+(?:and|or)\s+", listed[0])
+    return list(dict.fromkeys(names))[:_MOST_LISTED]
 
 
 def speaks_of(parameter: str, value: Any, refusal: str) -> bool:

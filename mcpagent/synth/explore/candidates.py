@@ -12,7 +12,7 @@ from typing import Any
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.answers import Leaf, is_cursor, is_paging, listed_values
+from mcpagent.synth.explore.answers import Leaf, is_cursor, is_paging, listed_values, named_in
 from mcpagent.synth.explore.graph import OF_ONE_TABLE, SELECT, is_number_for, name_words
 from mcpagent.synth.explore.naming import lexicon
 from mcpagent.tools.probes.arguments import resolved
@@ -334,6 +334,9 @@ def add_own_values(slot: Slot, spec: ToolSpec, *, seed: int) -> None:
     elif slot.type == "string":
         said = listed_values(slot.about)
         slot.add("described", 5, [value for value in said if not slot.form or _may_be(slot.form, value)])
+        if not slot.form:  # of the tool, by which something else may be meant
+            words = [*named_in(spec.description), *listed_values(spec.description)]
+            slot.add("named in the description", 2.2, words)
         slot.add("drawn", _DRAWN_SCORE.get(slot.form, 0.0), list(_texts(slot.form, rng)))
 
 

@@ -147,7 +147,8 @@ def topic(spec: ToolSpec) -> str:
             and word not in ("all", "the", "my")
         ):
             words.append(word)
-    return " ".join(words) or "result"
+    alike = [w for w in spaced(spec.name).split() if w in server and w not in lexicon("verbs")]
+    return " ".join(words) or " ".join(alike) or "result"
 
 
 def plural(noun: str) -> str:
@@ -484,6 +485,8 @@ def is_worth_asking(leaf: Leaf) -> bool:
     """Not what could be guessed: a short word, a small number, or the place in a list that it is asked of;
     nor what nobody would count to."""
     if not leaf.is_near or is_cursor(leaf.name):
+        return False
+    if place_of(leaf).wrap and not leaf.name and str(leaf.value).lower() in lexicon("stop"):
         return False
     if isinstance(leaf.value, str):
         return len(leaf.value) >= 3 and any(character.isalnum() for character in leaf.value)

@@ -14,7 +14,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.placeholders import resolve_references
 from mcpagent.core.tasks import Task
-from mcpagent.synth.explore.answers import answer_fields, is_paging, next_page
+from mcpagent.synth.explore.answers import answer_fields, is_paging, named_in, next_page
 from mcpagent.synth.explore.candidates import Kind
 from mcpagent.synth.explore.graph import Fact, Silence
 from mcpagent.synth.explore.naming import is_worth_asking
@@ -313,6 +313,43 @@ def test_a_text_that_is_json_is_read_as_the_object_that_it_is() -> None:
     leaves = {leaf.expression: leaf for leaf in answer_fields(answer)}
     assert leaves["@.result.rows[1].tons"].value == 4400
     assert resolve_references(leaves["@.result.rows[1].tons"].of_step(1), {"step1": answer}) == 4400
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The moons of a planet. Works for Mars, Saturn and New Horizon; the inner ones have none.",
+        "The moons of a planet: Mars and Saturn are known.",
+        "The moons of a planet, one of mars, saturn or uranus.",
+    ],
+)
+def test_what_the_description_names_is_tried_where_nothing_lists_it(said: str) -> None:
+    moons = {"mars": ["Phobos", "Deimos"], "saturn": ["Rhea", "Titan"]}
+
+    def moons_of(planet: str) -> str:
+        known = moons.get(planet.casefold())
+        return "\n".join(known) if known else f"I know no moons of {planet}."
+
+    moons_of.__doc__ = said
+    world = World("sky", moons_of)
+    asked = {fact.arguments["planet"].casefold() for fact in world.learned().facts}
+    assert asked == {"mars", "saturn"} and world.calls.total() < 16
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (
+            "Works for Mars, Saturn and New Horizon; Venus has none. Ask away.",
+            ["Mars", "Saturn", "New Horizon"],
+        ),
+        ("Returns JSON in UTC. Uses Markdown.", []),
+        ("Facts about Rome.", []),
+        ("Looks up Anna Berg or Ole Lund.\nArgs: Text", ["Anna Berg", "Ole Lund"]),
+    ],
+)
+def test_names_in_a_sentence_are_those_that_are_listed(text: str, names: list[str]) -> None:
+    assert named_in(text) == names
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from mcpagent.synth.explore.naming import (
     frames,
     human,
     is_quantity,
+    is_worth_asking,
     subject_of,
     topic,
     unit_of,
@@ -384,6 +385,8 @@ def test_names_of_fields_become_words() -> None:
         "number of prices", "weight in kg", "change in percent", "channel ID", "number of berths",
     ]  # fmt: skip
     assert topic(tool("get_weather_by_city")) == "weather" and topic(tool("port_list_all_ships")) == "ships"
+    named_alike = ToolSpec(server="moons", name="moons_of", description="", input_schema={})
+    assert topic(named_alike) == "moons"
     rate = Fact(RATE, {}, (Leaf("@.result", "result", 1.1),))
     assert field_words(rate.leaves[0], rate) == "exchange rate"
 
@@ -413,6 +416,12 @@ def test_a_frame_that_needs_one_subject_is_not_used_without_it() -> None:
         "berth 12",
         "Sorry, I mean berth 12.",
     }
+
+
+def test_a_word_that_says_nothing_is_not_asked_for_by_its_place() -> None:
+    leaves = answer_fields({"text": "Titan was discovered by Huygens from a garden near Delft in 1655."})
+    asked = {leaf.value for leaf in leaves if is_worth_asking(leaf)}
+    assert {"Huygens", "Titan", "garden"} <= asked and not asked & {"was", "by", "in", "from", "a"}
 
 
 def test_what_something_is_called_is_never_changed() -> None:
