@@ -196,6 +196,7 @@ class EmbeddedBuilder:
 BUILDER = EmbeddedBuilder()
 
 _WORD = re.compile(r"[A-Za-z0-9]+")
+_HEX = re.compile(r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{4,}")  # a part of a UUID, a hash
 # As often as in English, roughly: rare pairs of letters would cost more tokens than real names do.
 _VOWELS, _CONSONANTS = "eeeeeaaaaooooiiiuu", "ttttnnnnssssrrrrhhlllldddccmmppggbbffwwvkyjxqz"
 _COMMON = 0.25  # share of the questions above which a word belongs to the wording
@@ -456,7 +457,8 @@ def _scalars(value: Any, kept: set[str]) -> Iterator[str]:
 
 def _renamed(word: str, rng: random.Random) -> str:
     """Another word of the same shape: digits for digits, vowels for vowels. A number keeps its length."""
-    letters = [_like(letter, rng) for letter in word]
+    is_hex = _HEX.fullmatch(word) is not None
+    letters = [rng.choice("abcdef") if is_hex and c.isalpha() else _like(c, rng) for c in word]
     if word[0] != "0" and letters[0] == "0":
         letters[0] = rng.choice("123456789")
     return "".join(letters)

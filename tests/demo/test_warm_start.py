@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -122,6 +123,18 @@ def test_names_keep_their_shape_and_are_new_nearly_every_time() -> None:
     assert len({arguments["book"] for _, arguments, _, _ in made}) > 25
     assert len({result["title"] for _, _, result, _ in made}) > 25
     assert "BK-0417" not in {arguments["book"] for _, arguments, _, _ in made}
+
+
+def test_what_is_written_in_hexadecimal_stays_so() -> None:
+    ident = "fdcfd25e-0a7e-4fc7-9e83-183ac42a5bdd"
+    of = demonstration(
+        f"What is the title of {ident}?", book=ident, title="a4 sheets in bed2room", shelf="Q3"
+    )
+    made = [parts(each) for each in renamings(40, of=of)]
+    assert all(UUID(arguments["book"]) for _, arguments, _, _ in made)
+    assert len({arguments["book"] for _, arguments, _, _ in made}) > 25
+    assert {letter for _, arguments, _, _ in made for letter in arguments["book"]} == {*"0123456789abcdef-"}
+    assert any(re.search("[g-z]", result["title"].split()[0]) for _, _, result, _ in made)
 
 
 def test_the_words_of_the_catalog_and_arguments_that_nothing_tells_are_kept() -> None:
