@@ -64,10 +64,11 @@ def field_words(leaf: Leaf, fact: Fact) -> str:
 
 
 def _without_kind(words: str, fact: Fact) -> str:
-    """`name` for the `pub name` of a pub, but not for one that is found by another thing."""
+    """`name` for the `pub name` of a pub, not where another thing has found it."""
     first, _, rest = words.partition(" ")
     nouns = [noun for name in fact.arguments if (noun := noun_in(name)) and not is_paging(name)]
-    if nouns and all(first not in name_words(noun) for noun in nouns):
+    is_name = {*rest.lower().split()} <= lexicon("identifiers")
+    if is_name and nouns and all(first not in name_words(noun) for noun in nouns):
         return words
     return rest if rest and first == one_of(topic(fact.spec).split()[-1]) else words
 

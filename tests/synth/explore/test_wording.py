@@ -139,6 +139,8 @@ def test_a_thing_that_is_found_by_another_keeps_its_name() -> None:
     found = Fact(tool("findVehicleByPlate"), {"licensePlate": "AB-12"}, (leaf,))
     assert field_words(leaf, found) == "vehicle ID"
     assert field_words(leaf, Fact(tool("getVehicle"), {"vehicle": "AB-12"}, (leaf,))) == "ID"
+    age = Leaf("@.vehicleAge", "", 7)
+    assert field_words(age, Fact(found.spec, found.arguments, (age,))) == "age"
 
 
 def _compared(style: str, leaf: Leaf) -> set[str]:
