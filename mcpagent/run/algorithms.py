@@ -28,8 +28,9 @@ from mcpagent.run.lifecycle import (
     tracked,
 )
 from mcpagent.run.self_evaluation import SelfEvaluation
+from mcpagent.storage.datasets import DiskList
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.storage.trajectories import write_trajectories
+from mcpagent.storage.trajectories import ById, write_trajectories
 from mcpagent.train.actor import (
     ActorRecords,
     ActorSettings,
@@ -273,8 +274,8 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
     config, tools, place, watch = inputs.config, inputs.tools, inputs.place, inputs.watch
     # The model is looked at before the run folder is made: a wrong name must leave nothing behind.
     loaded = None if is_built(config.model.name) else load(config, processes=place.processes)
-    tasks, processes = list(inputs.tasks), place.processes
-    by_id = {task.id: task for task in tasks}
+    tasks, processes = inputs.tasks, place.processes
+    by_id = ById(tasks)
     local_demonstrations = tools.io.run(
         demonstrate(
             processes.share(tasks),
@@ -328,7 +329,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
         discovery=discovery(config.tools),
     )
     samples: Sequence[TrainSample] = (
-        list(encoded(demonstrations))
+        DiskList(encoded(demonstrations))
         if augmentation is None
         else RewrittenDemonstrations(
             demonstrations,
@@ -381,8 +382,8 @@ def _augmentation(
     return load_named(sft.augmentation, where="sft.augmentation")(demonstrations, catalog)
 
 
-def _rewritten(demonstrations: Sequence[Trajectory], augmentation: Augmentation) -> list[Trajectory]:
-    return [augmentation.rewritten(each, seed=place) for place, each in enumerate(demonstrations)]
+def _rewritten(demonstrations: Sequence[Trajectory], augmentation: Augmentation) -> Sequence[Trajectory]:
+    return DiskList(augmentation.rewritten(each, seed=place) for place, each in enumerate(demonstrations))
 
 
 def _curriculum(sft: SftConfig, augmentation: Augmentation | None) -> Curriculum | None:

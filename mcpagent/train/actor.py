@@ -190,7 +190,7 @@ class LocalActor:
 
     def _play(
         self, tasks: Sequence[Task], *, samples: int, temperature: float
-    ) -> tuple[EvalSummary, list[Trajectory]]:
+    ) -> tuple[EvalSummary, Sequence[Trajectory]]:
         settings = self._settings
         sampling = replace(settings.agent.sampling, temperature=temperature)
         share = self._io.run(

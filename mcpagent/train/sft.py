@@ -21,8 +21,9 @@ from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import attempts, collect_on_disk
 from mcpagent.storage.checkpoints import rotate
+from mcpagent.storage.datasets import DiskList
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.train.batch.samples import TrainSample, sample_from_segments
@@ -256,15 +257,15 @@ async def demonstrate(
     discovery: Discovery | None = None,
     per_task: int = 1,
     on_done: Callable[[Trajectory], None] | None = None,
-) -> list[Trajectory]:
+) -> DiskList[Trajectory]:
     """Play each task `per_task` times with the gold policy, through the real environment; real calls, real
     results.
 
     With `stop_early` and `wrong_tool` the demonstrations are of mixed quality (see `GoldPolicy`); with
     `discovery` they search for the tools first.
     """
-    return await collect(
-        list(attempts(tasks, per_task=per_task, seed=seed, label="demonstrations")),
+    return await collect_on_disk(
+        attempts(tasks, per_task=per_task, seed=seed, label="demonstrations"),
         policy=GoldPolicy(tasks, stop_early=stop_early, wrong_tool=wrong_tool),
         tools=tools,
         settings=AgentSettings(sampling=Sampling(), discovery=discovery),

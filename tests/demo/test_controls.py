@@ -31,7 +31,7 @@ def test_a_wasteful_demonstration_is_right_and_repeats_lookups_alone() -> None:
     tasks = {task.id: task for task in samples(count=40)}
 
     async def play(pool: ToolPool) -> tuple[list[Trajectory], dict[str, ToolSpec]]:
-        return await demonstrate(list(tasks.values()), tools=pool, seed=1), dict(pool.tools)
+        return list(await demonstrate(list(tasks.values()), tools=pool, seed=1)), dict(pool.tools)
 
     played, catalog = with_builtins(play)
     augmentation = wasteful(played, catalog)
@@ -57,7 +57,7 @@ def test_a_wasteful_demonstration_is_right_and_repeats_lookups_alone() -> None:
 
 def test_a_call_that_changes_something_is_never_repeated() -> None:
     tasks = [task for task in samples(count=40) if task.truth.state]
-    played = with_builtins(lambda pool: demonstrate(tasks, tools=pool, seed=1))
+    played = list(with_builtins(lambda pool: demonstrate(tasks, tools=pool, seed=1)))
     nothing = Wasteful([])
     assert played and [nothing.rewritten(each, seed=0) for each in played] == played
 

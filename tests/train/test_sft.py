@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import weakref
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,11 +132,48 @@ def test_a_budget_that_is_spent_ends_the_run_with_a_checkpoint(
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{steps:06d}"]
 
 
+class _FromFile(Sequence[Task]):
+    """Tasks that are made when they are asked for, as those of a file are; `alive` of them are held."""
+
+    def __init__(self, tasks: Sequence[Task], count: int) -> None:
+        self._tasks, self._count, self.alive = tasks, count, 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        if not 0 <= place < self._count:
+            raise IndexError(place)
+        sample = self._tasks[place % len(self._tasks)]
+        truth = sample.truth.model_copy(update={"task_id": f"task-{place}"})
+        task = sample.model_copy(
+            update={"reward_spec": sample.reward_spec.model_copy(update={"ground_truth": truth})}
+        )
+        self.alive += 1
+        weakref.finalize(task, self._forget)
+        return task
+
+    def _forget(self) -> None:
+        self.alive -= 1
+
+
+def test_demonstrations_of_any_number_hold_only_the_tasks_that_are_being_played() -> None:
+    tasks, most = _FromFile(samples(count=20), 300), 0
+
+    def count(_: Trajectory) -> None:
+        nonlocal most
+        most = max(most, tasks.alive)
+
+    played = with_builtins(lambda pool: demonstrate(tasks, tools=pool, seed=1, on_done=count))
+    assert [each.task_id for each in played] == [f"task-{place}" for place in range(300)]
+    assert 0 < most <= 250  # 64 episodes are open at a time; the first ones, each task and its plan are held
+
+
 def test_demonstrations_search_for_tools_before_they_call_them(renderer: Renderer) -> None:
     tasks = {task.id: task for task in samples(count=10)}
     discovery = Discovery()
 
-    async def play(pool: ToolPool) -> tuple[list[Trajectory], dict[str, ToolSpec]]:
+    async def play(pool: ToolPool) -> tuple[Sequence[Trajectory], dict[str, ToolSpec]]:
         played = await demonstrate(
             list(tasks.values()), tools=pool, seed=1, wrong_tool=0.5, stop_early=0.5, discovery=discovery
         )

@@ -218,16 +218,17 @@ class Processes:
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
         """The consecutive part of this process; `gather` of the parts is the whole again, in order."""
+        if self.count == 1:
+            return items
         start, end = (len(items) * i // self.count for i in (self.index, self.index + 1))
         return items[start:end]
 
-    def gather(self, items: Iterable[T]) -> list[T]:
+    def gather(self, items: Iterable[T]) -> Sequence[T]:
         """The items of all processes, those of the first one first."""
-        here = list(items)
         if self.count == 1:
-            return here
+            return items if isinstance(items, Sequence) else list(items)
         parts: list[list[T]] = [[] for _ in range(self.count)]
-        distributed.all_gather_object(parts, here)
+        distributed.all_gather_object(parts, list(items))
         return [item for part in parts for item in part]
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
