@@ -304,11 +304,13 @@ class TaskFile(Sequence[Task]):
     def __getitem__(self, index: int | slice) -> Task | list[Task]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        place = self._places[index] * _ENTRY.size
+        return self._read(self._index, self._places[index])[1]
+
+    def _read(self, index: IO[bytes], place: int) -> tuple[int, Task]:
         # pread leaves the position of a file alone, so threads can share it.
-        line, start, end = _ENTRY.unpack(os.pread(self._index.fileno(), _ENTRY.size, place))
-        raw = os.pread(self._file.fileno(), end - start, start)
-        return parse_task(decode_line(raw.strip(), path=self.path, line=line), where=f"{self.path}:{line}")
+        line, start, end = _ENTRY.unpack(os.pread(index.fileno(), _ENTRY.size, place * _ENTRY.size))
+        raw = os.pread(self._file.fileno(), end - start, start).strip()
+        return line, parse_task(decode_line(raw, path=self.path, line=line), where=f"{self.path}:{line}")
 
     def mentions(self, text: bytes) -> bool:
         """Whether `text` occurs anywhere in the file, in any record or field."""
@@ -348,41 +350,42 @@ class TaskFile(Sequence[Task]):
             return None
 
     def _made_index(self, max_tasks: int | None) -> IO[bytes]:
-        index = _unnamed_file()
+        index, digests = _unnamed_file(), array("Q")
         try:
-            is_whole = True
-            count = 0
-            for entry in self._entries():
-                index.write(_ENTRY.pack(*entry))
-                count += 1
-                if count == max_tasks:
-                    is_whole = False
-                    break
-            if not count:
+            with reading(self.path):
+                for line, start, end, record in locate_records(self._file, self.path):
+                    if isinstance(record, UserError):
+                        raise record
+                    digests.append(text_digest(parse_task(record, where=f"{self.path}:{line}").id))
+                    index.write(_ENTRY.pack(line, start, end))
+                    if is_cut := len(digests) == max_tasks:
+                        break
+                else:
+                    is_cut = False
+            if not digests:
                 raise empty_dataset(self.path)
+            index.flush()
+            self._refuse_doubles(index, digests)
         except UserError:
             index.close()
             raise
-        index.flush()
-        if is_whole and count >= _KEPT_FROM:
+        if not is_cut and len(digests) >= _KEPT_FROM:
             _keep(index, self.sha256)
         return index
 
-    def _entries(self) -> Iterator[tuple[int, int, int]]:
-        ids: dict[str, int] = {}
-        with reading(self.path):
-            for line, start, end, record in locate_records(self._file, self.path):
-                if isinstance(record, UserError):
-                    raise record
-                task = parse_task(record, where=f"{self.path}:{line}")
-                if (first := ids.get(task.id)) is not None:
-                    raise UserError(
-                        f"the task id {task.id!r} occurs twice, in lines {first} and {line}",
-                        where=str(self.path),
-                        remedy=f"mcpagent data validate {self.path} names the lines",
-                    )
-                ids[task.id] = line
-                yield line, start, end
+    def _refuse_doubles(self, index: IO[bytes], digests: array[int]) -> None:
+        import numpy as np  # where commands that read no dataset would only wait for it
+
+        order = np.argsort(digests, kind="stable")
+        ordered = np.asarray(digests)[order]
+        for place in np.flatnonzero(ordered[1:] == ordered[:-1]):
+            first, again = (self._read(index, int(order[place + i])) for i in (0, 1))
+            if first[1].id == again[1].id:  # and not only the digests of two ids
+                raise UserError(
+                    f"the task id {again[1].id!r} occurs twice, in lines {first[0]} and {again[0]}",
+                    where=str(self.path),
+                    remedy=f"mcpagent data validate {self.path} names the lines",
+                )
 
 
 def _copy(stream: IO[bytes], copy: IO[bytes], *, of: Path) -> None:
