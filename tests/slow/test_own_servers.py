@@ -45,6 +45,7 @@ def _quickstart(folder: Path, name: str, *options: str) -> dict[str, Any]:
         ("weather", 1, ()),
         ("shop", 1, ()),
         ("clinic", 1, ("--read-only", "clinic")),
+        ("recipes", 1, ()),
     ],
 )
 def test_it_gets_better_on_a_server_of_ones_own_and_not_by_random_rewards(

@@ -93,7 +93,7 @@ class ValidationReport:
 def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> ValidationReport:
     """Check every record as it is written; `catalog` None does not check tools against servers.
 
-    Task ids are remembered on disk, records are not. A broken line of JSONL is a finding; a broken JSON
+    Task ids are remembered, records are not. A broken line of JSONL is a finding; a broken JSON
     array, a file that cannot be read and one without records raise UserError.
     """
     report = ValidationReport()

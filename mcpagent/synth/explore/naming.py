@@ -20,6 +20,7 @@ SQL = re.compile(r"\s*SELECT\s.*\sFROM\s+[\"'`\[]?(\w+)", re.IGNORECASE)
 _CATALOGUES = ("sqlite_master", "sqlite_schema", "information_schema")  # what lists the tables
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 CODE = re.compile(r"[A-Za-z#]{0,4}[-_]?\d[\w-]*|(?=\D*\d)[0-9a-f]{8}[0-9a-f-]{4,}")
+PASTED = re.compile(r"(?=\S*\d)[\w-]{20,}")  # a UUID or hash: people copy one of them, and never type it
 _QUOTABLE = re.compile(r"[\"'{}]")
 _LONGEST_NAME = 5  # words of a value that stands in a sentence without quotes
 # Words of names that say nothing of what is meant.

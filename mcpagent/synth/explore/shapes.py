@@ -17,6 +17,7 @@ from mcpagent.synth.explore.changes import Addition, draw_addition
 from mcpagent.synth.explore.graph import Edge, Fact, ToolGraph, between, distinct, rounded, scalars
 from mcpagent.synth.explore.invented import Inventor
 from mcpagent.synth.explore.naming import (
+    PASTED,
     at_step,
     column_of,
     event_of,
@@ -209,6 +210,8 @@ class Shapes:
         plain = asks_for(leaf, fact, rng, subject="@")
         if plain is None or "@" not in plain.goal or len({*names} - {""}) < len(names):
             return None
+        if any(map(PASTED.search, names)):
+            return None  # nobody puts two of them into one question
         values = [at_step(each.expression, number) for number, each in enumerate(leaves, 1)]
         saying, answer = compared(style, plain, leaf, fact, names, values, rng)
         steps = [
@@ -240,7 +243,8 @@ class Shapes:
         )
         second = same_place(leaf, other)
         name = subject_of(other)
-        if bound == 0 or second is None or name in ("", saying.subject) or is_adjunct(name):
+        is_unsayable = is_adjunct(name) or PASTED.search(name)
+        if bound == 0 or second is None or name in ("", saying.subject) or is_unsayable:
             return None
         text = f"{saying.goal}, and if that is not over {written(bound)}, the one of {name} as well"
         said = Saying(f"what is {text}", "", "", text.removeprefix("the "))
@@ -256,8 +260,7 @@ class Shapes:
     # One call after the other
 
     def chain(self, rng: Random, fact: Fact) -> Walk | None:
-        """A field of something that is named only by what leads to it, through one result or several; both
-        arguments of a call may be found so."""
+        """A field of what is named only by what leads to it; both arguments of a call may be found so."""
         leaf = _ask(rng, fact)
         if leaf is None or (fact.page > 1 and key_of(leaf, fact) is None):
             return None

@@ -6,10 +6,14 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Sequence
+from random import Random
+from typing import Any
+from uuid import UUID
 
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
 
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
@@ -63,6 +67,36 @@ class Ledger:
                 return (await explore_dataset(pool, counts={"train": 60}, seed=3)).tasks["train"]
 
         return asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_nobody_types_two_ids_as_long_as_those_of_machines_into_one_question(is_long: bool) -> None:
+    rng = Random(5)
+    ids = [str(UUID(int=rng.getrandbits(128), version=4)) if is_long else f"P-{n}" for n in range(100, 130)]
+    parcels = {name: {"id": name, "weight_kg": rng.randint(1, 900), "shelf": f"S{name[-3:]}"} for name in ids}
+    server = MCPServer("depot", log_level="ERROR")
+
+    def list_parcels() -> list[str]:
+        """The ids of all parcels."""
+        return list(parcels)
+
+    def get_parcel(parcel_id: str) -> dict[str, Any]:
+        """One parcel."""
+        if parcel_id not in parcels:
+            raise ToolError("no such parcel")
+        return parcels[parcel_id]
+
+    for tool in (list_parcels, get_parcel):
+        server.add_tool(tool, annotations=ToolAnnotations(read_only_hint=True))
+
+    async def run() -> tuple[Task, ...]:
+        async with ToolPool([InProcessServer(name="depot", server=server)]) as pool:
+            return tuple((await explore_dataset(pool, counts={"train": 80}, seed=3)).tasks["train"])
+
+    asked = ["\n".join(m.content for m in task.prompt if m.role == "user") for task in asyncio.run(run())]
+    named = Counter(sum(name in text for name in ids) for text in asked)
+    assert named[1] > 10
+    assert (max(named) == 1) is is_long
 
 
 def test_a_server_that_says_nothing_of_its_tools_is_explored_as_far_as_they_are_named() -> None:
