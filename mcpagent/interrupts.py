@@ -80,7 +80,10 @@ def held_back(
         if asked:
             abandon()
         asked = True
-        on_interrupt()
+        try:
+            on_interrupt()
+        except RuntimeError:  # it came in the middle of a line, and what writes that cannot be entered twice
+            threading.Thread(target=on_interrupt, name="note of the interrupt").start()
 
     with handled_by(hold, echo_s=echo_s):
         yield lambda: asked

@@ -26,12 +26,12 @@ ROOT = Path(__file__).resolve().parents[1]
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _HOLDS = """
-import sys, threading
+import os, sys, threading
 from mcpagent.interrupts import listen, uninterrupted
 listen()
 try:
     with uninterrupted(lambda: print("finishing", flush=True)):
-        print("ready", flush=True)
+        os.write(1, b"ready\\n")  # a signal that comes before `print` has returned could not print itself
         sys.stdin.readline()  # the work; a signal does not end it
         print("finished", flush=True)
 except KeyboardInterrupt:
@@ -112,7 +112,7 @@ def test_a_signal_that_comes_twice_at_once_is_one() -> None:
     """`timeout` sends SIGTERM to the process and to its group. The second one is sent from where the first is
     being followed: on a busy machine, one from here could come too late to be taken for the same."""
     followed = 'lambda: (print("finishing", flush=True), os.kill(os.getpid(), signal.SIGTERM))'
-    text = "import os, signal" + _HOLDS.replace('lambda: print("finishing", flush=True)', followed)
+    text = "import signal" + _HOLDS.replace('lambda: print("finishing", flush=True)', followed)
     assert followed in text
     with script(text) as process:
         lines(process, "ready")
@@ -122,6 +122,36 @@ def test_a_signal_that_comes_twice_at_once_is_one() -> None:
         process.stdin.write("done\n")
         process.stdin.flush()
         lines(process, "finished", "stopped")
+
+
+_IN_THE_MIDDLE_OF_A_LINE = """
+import io, os, signal, sys
+from mcpagent.interrupts import listen, uninterrupted
+
+class Pipe(io.RawIOBase):
+    def writable(self):
+        return True
+    def write(self, data):
+        if b"step 1" in bytes(data):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return os.write(1, data)
+
+out = io.TextIOWrapper(io.BufferedWriter(Pipe()))
+listen()
+try:
+    with uninterrupted(lambda: print("finishing", file=out, flush=True)):
+        print("step 1", file=out, flush=True)
+        print("finished", file=out, flush=True)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_a_signal_in_the_middle_of_a_line_that_is_being_written_does_not_end_the_work() -> None:
+    with script(_IN_THE_MIDDLE_OF_A_LINE) as process:
+        assert process.stdout is not None
+        assert sorted(process.stdout.read().split()) == ["1", "finished", "finishing", "step"]
+        assert process.wait() == 130
 
 
 def test_what_is_ignored_stays_so() -> None:
