@@ -149,7 +149,8 @@ def topic(spec: ToolSpec) -> str:
             and word not in ("all", "the", "my")
         ):
             words.append(word)
-    alike = [w for w in spaced(spec.name).split() if w in server and w not in lexicon("verbs")]
+    named = spaced(spec.name).split()
+    alike = [] if lexicon("works_out") & {*named} else [w for w in named if w in server - lexicon("verbs")]
     return " ".join(words) or " ".join(alike) or "result"
 
 

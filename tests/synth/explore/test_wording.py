@@ -389,6 +389,8 @@ def test_names_of_fields_become_words() -> None:
     assert topic(tool("get_weather_by_city")) == "weather" and topic(tool("port_list_all_ships")) == "ships"
     named_alike = ToolSpec(server="moons", name="moons_of", description="", input_schema={})
     assert topic(named_alike) == "moons"
+    runs_it = ToolSpec(server="python", name="execute_python", description="", input_schema={})
+    assert topic(runs_it) == "result"  # nobody asks for the python of 2 + 2
     rate = Fact(RATE, {}, (Leaf("@.result", "result", 1.1),))
     assert field_words(rate.leaves[0], rate) == "exchange rate"
 
