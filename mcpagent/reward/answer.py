@@ -106,10 +106,9 @@ def _number_holds(expected: Any, answer: str, tolerance: float, evidence: Eviden
 def _includes_all(facts: Sequence[Any], answer: str, tolerance: float, evidence: Evidence) -> bool:
     """Every fact is there, and no more different numbers than the facts hold and a few."""
     held = {number for fact in facts for number in numbers_in(format_value(fact))}
-    given = set(numbers_in(evidence.said)) - held  # an answer may repeat the question
     numeric = sum(not isinstance(fact, str) for fact in facts)
     allowed = MAX_DIFFERENT_NUMBERS + max(numeric, len(held))
-    if len({number for number, _, _ in quantities_in(answer)} - given) > allowed:
+    if len({number for number, _, _ in quantities_in(answer)} - _given(evidence, held)) > allowed:
         return False
     return all(_includes(fact, answer, tolerance, evidence) for fact in facts)
 
@@ -117,9 +116,13 @@ def _includes_all(facts: Sequence[Any], answer: str, tolerance: float, evidence:
 def _new_numbers(answer: str, evidence: Evidence, targets: set[Any]) -> list[tuple[int | float, int, int]]:
     """The numbers of `answer` without those of the question, which an answer may repeat, unless they are
     targets. All of them where the question holds every one."""
-    given = set(numbers_in(evidence.said)) - targets
-    quantities = quantities_in(answer)
+    given, quantities = _given(evidence, targets), quantities_in(answer)
     return [quantity for quantity in quantities if quantity[0] not in given] or quantities
+
+
+def _given(evidence: Evidence, targets: set[Any]) -> set[int | float]:
+    """The numbers of the question, which an answer may repeat, but for those that are targets."""
+    return set(numbers_in(evidence.said)) - targets
 
 
 def _includes(fact: Any, answer: str, tolerance: float, evidence: Evidence) -> bool:

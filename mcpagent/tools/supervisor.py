@@ -48,7 +48,7 @@ class Live:
     number: int  # 1 for the first
     health_check: asyncio.Task[None] | None = None  # while it runs, calls wait for it
     is_shaky: bool = False  # its last call was lost, though not the connection: calls wait out the backoff
-    fault: str = "it ended by itself"
+    fault: str = ""  # why it has to end; empty where it ends by itself
     is_counted: bool = False  # the breaker knows its end already
     calls: set[asyncio.Task[Any]] = field(default_factory=set)  # sent, and not yet answered
 
@@ -382,9 +382,9 @@ class ServerSupervisor:
                     live = Live(client=client, leave=leave, tool_list=tool_list, number=self._generations)
                     ready.set_result(live)
                     await leave.wait()
-                    has_left_by_itself = live.fault == Live.fault and not self._closed
+                    may_answer = not live.fault and not self._closed  # as a session that HTTP has forgotten
                     self._note_end(live)
-                    if live.calls and has_left_by_itself:  # a session that HTTP has forgotten still answers
+                    if live.calls and may_answer:
                         await asyncio.wait(live.calls, timeout=_LAST_ANSWERS_S)
         except Exception as error:  # noqa: BLE001 - boundary: anything that a transport raises at start or end
             if not ready.done():
@@ -401,7 +401,7 @@ class ServerSupervisor:
         if self._live is live:
             self._live = None
             if not self._closed and not live.is_counted:
-                self._breaker.failed(live.fault)
+                self._breaker.failed(live.fault or "it ended by itself")
 
     def _open_error(self, error: Exception) -> OpenFailed:
         match innermost(error):

@@ -121,7 +121,7 @@ def _place(expression: str) -> Place:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Position:
     """Where a value stands in a result."""
 
     expression: str = "@"
@@ -143,14 +143,14 @@ class _Place:
 def answer_fields(value: Any, *, seed: int = 0) -> list[Leaf]:
     """The values of a result that can be referred to. Of a long list a sample of its items is taken, from
     anywhere in it, the same for the same `seed`."""
-    return list(_walk(value, _Place(), seed))
+    return list(_walk(value, _Position(), seed))
 
 
-def _walk(value: Any, place: _Place, seed: int) -> Iterator[Leaf]:
+def _walk(value: Any, place: _Position, seed: int) -> Iterator[Leaf]:
     if isinstance(value, dict):
         for key, item in value.items():
             if _NAME.fullmatch(key):
-                below = _Place(
+                below = _Position(
                     f"{place.expression}.{key}", (*place.path, key), key, place.key, place.count, place.depth
                 )
                 yield from _walk(item, below, seed)
@@ -174,7 +174,7 @@ def _is_of_phrases(items: Any, text: str) -> bool:
     return is_listed and any(isinstance(item, str) and " " in item for item in items)
 
 
-def _of_list(items: list[Any], place: _Place, seed: int) -> Iterator[Leaf]:
+def _of_list(items: list[Any], place: _Position, seed: int) -> Iterator[Leaf]:
     *above, kind = place.path or ("entries",)
     if " " in kind:  # one of a list, and itself a list
         above, kind = [*above, kind], "entries"
@@ -187,7 +187,7 @@ def _of_list(items: list[Any], place: _Place, seed: int) -> Iterator[Leaf]:
     for index in indices:
         item, expression = items[index], f"{place.expression}[{index}]"
         counted = f"{_ordinal(index)} {one_of(kind)}"
-        spot = _Place(
+        spot = _Position(
             expression, (*above, counted), place.name, place.key, max(place.count, index), place.depth + 1
         )
         if not keys or not isinstance(item, dict):
@@ -200,9 +200,9 @@ def _of_list(items: list[Any], place: _Place, seed: int) -> Iterator[Leaf]:
                 under, at = spot, None
             else:
                 at = (key, item[key])
-                under = _Place(expression, (*above, _called(kind, *at)), key=at, count=place.count)
+                under = _Position(expression, (*above, _called(kind, *at)), key=at, count=place.count)
             below = {name: value}
-            inner = _Place(expression, under.path, place.name, at, under.count, place.depth + 1)
+            inner = _Position(expression, under.path, place.name, at, under.count, place.depth + 1)
             yield from _walk(below, inner, seed)
 
 
@@ -244,7 +244,7 @@ def _words(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]", " ", name).lower()
 
 
-def _of_text(text: str, place: _Place) -> Iterator[Leaf]:
+def _of_text(text: str, place: _Position) -> Iterator[Leaf]:
     if len(text) <= _SHORT and "\n" not in text.strip() and text.strip():
         yield place.leaf(text)
     words = text.split()
@@ -277,7 +277,7 @@ def _of_text(text: str, place: _Place) -> Iterator[Leaf]:
         )
 
 
-def _of_pair(name: str, value: str, index: int, count: int, place: _Place) -> Leaf:
+def _of_pair(name: str, value: str, index: int, count: int, place: _Position) -> Leaf:
     """What a line says after `name:`; the `count`-th line of that name."""
     function = "rest" if " " in value else "word"
     named = name if count == 0 else f"{_ordinal(count)} {name}"
@@ -290,7 +290,7 @@ def _of_pair(name: str, value: str, index: int, count: int, place: _Place) -> Le
     )
 
 
-def _of_line(words: list[str], first: int, place: _Place) -> Iterator[Leaf]:
+def _of_line(words: list[str], first: int, place: _Position) -> Iterator[Leaf]:
     for index, word in enumerate(words, first):
         if _WORD.fullmatch(word):
             yield place.leaf(

@@ -250,12 +250,12 @@ def naming_rank(name: str) -> int:
 def subject_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
     """What the call is about: its arguments as a person names them, some by a phrase `instead` of them.
     Empty for a call without arguments."""
-    if worked_out := _worked_out(fact, instead or {}):
+    phrases = instead or {}
+    if worked_out := _worked_out(fact, phrases):
         return worked_out
     main: list[tuple[str, str]] = []
     extra: list[str] = []
     choices: list[str] = []  # what the schema gives to choose from says too little alone
-    phrases = instead or {}
     for name, value in fact.arguments.items():
         if is_paging(name, value):
             continue  # nobody asks for a part of a list
