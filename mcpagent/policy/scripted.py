@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mcpagent.core.placeholders import (
     PlaceholderError,
     format_value,
+    nested_value,
     reference_texts,
     resolve_references,
     text_value,
@@ -30,6 +31,7 @@ _TAG = re.compile(r"<(?=/?(?:tool_call|tool|think)>)")
 _FENCE = re.compile(r"```(?=json|tool_call)")
 _IDENTIFIER = re.compile(r"(?<=[a-z])(?:_id|Id|ID)$")
 _CALL = re.compile(r"\s*[\[{](?=.*\"(?:tool|name|arguments|parameters)\")", re.DOTALL)
+_LISTED = re.compile(r"step(\d+)\.result(?:\[|\s*\))")
 _WRITTEN = re.compile(r"<tool_call>\n(.*)\n</tool_call>")
 _CLAUSE = re.compile(r"[.;:?!,\n]+\s|\b(?:and|then|also|after|before|if|because)\b", re.IGNORECASE)
 _MAX_QUERY_CHARS = 200
@@ -150,6 +152,8 @@ class _GoldPlan:
         self._task = task
         self._searches_by_name = searches_by_name
         self.steps = sorted(task.truth.tool_sequence, key=lambda step: (step.user_turn, step.step))
+        # The steps whose result is referred to as a list.
+        self._listed = {int(number) for number in _LISTED.findall(task.reward_spec.model_dump_json())}
 
     def next_text(self, request: CompletionRequest, *, flaw: _Flaw) -> str:
         """The next calls (one, or a parallel group), or the text that ends the user turn."""
@@ -157,7 +161,7 @@ class _GoldPlan:
         queries, answers = _queries_and_answers(request.messages, search)
         user_turn = sum(message["role"] == "user" for message in request.messages) - 1
         results = {
-            f"step{step.step}": text_value(content)
+            f"step{step.step}": _seen(content, step.step, self._listed)
             for step, content in zip(self.steps, answers, strict=False)
         }
         planned = self.steps if flaw.steps is None else self.steps[: flaw.steps]
@@ -323,6 +327,17 @@ def _queries_and_answers(messages: Sequence[JsonObject], search: str | None) -> 
             else:
                 answers.append(message["content"])
     return queries, answers
+
+
+def _seen(content: str, step: int, listed: Collection[int]) -> JsonObject:
+    """What a plan's references see of what was shown. What a typed tool returns stands under `result`; a list
+    is shown as the SDK writes it, an item a line, each in JSON or as it is."""
+    value = text_value(content)
+    if [*value] != ["text"]:
+        return value
+    if step in listed and isinstance(nested_value(content), str):
+        return value | {"result": [text_value(line).get("result", line) for line in content.splitlines()]}
+    return value | {"result": content}
 
 
 def _clauses(said: str) -> list[str]:

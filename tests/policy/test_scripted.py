@@ -97,6 +97,24 @@ def test_gold_resolves_references_from_the_messages_that_it_sees() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("shown", "reference", "said"),
+    [
+        ("harvest\nwinter-menu", "result[1]", "winter-menu"),
+        ("harvest", "result[0]", "harvest"),
+        ("417\n93", "result[0]", "417"),
+        ("Sunny, 21 degrees", "result", "Sunny, 21 degrees"),
+        ('{"close": 5}\n{"close": 7}', "result[1].close", "7"),
+    ],
+)
+def test_gold_reads_what_a_typed_tool_returns_as_it_is_shown(shown: str, reference: str, said: str) -> None:
+    sent = {**SEND_STEP, "params": {"message": f"now ${{step1.{reference}}}"}}
+    task = make_task(tool_sequence=[QUOTE_STEP, sent], reference_answer="Sent.")
+    assert played(GoldPolicy([task]), [shown, '{"ok": true}'])[1] == call_text(
+        "send", {"message": f"now {said}"}
+    )
+
+
 def test_gold_plays_each_user_turn_and_its_parallel_groups() -> None:
     task = make_task(
         tool_sequence=[
