@@ -1,8 +1,8 @@
 """Text that is not what it looks like: removed from what a model reads, escaped where a person reads.
 
-Characters that nobody sees steer a terminal (escape sequences), reorder a line (direction marks), or carry
+Invisible characters steer a terminal (escape sequences), reorder a line (direction marks), or carry
 text that only a model reads (zero width, tags, variation selectors). Joiners within a script or an emoji are
-kept. Marks of a chat template pretend that somebody else speaks.
+kept. Marks of a chat template pretend that another role speaks.
 """
 
 from __future__ import annotations
@@ -61,18 +61,19 @@ def without_marks(text: str) -> str:
 
 
 def entity(mark: str) -> str:
-    """The mark with its first character as HTML writes it, so that it is not a mark any more."""
+    """Return the mark with its first character as HTML writes it, so that it is not a mark any more."""
     return _ENTITIES.get(mark[0], f"&#{ord(mark[0])};") + mark[1:]
 
 
 def schema_without_hidden(schema: Any) -> tuple[Any, int]:
-    """A JSON schema whose texts hide nothing, and how many characters that took. Names and data stay."""
+    """Return a JSON schema whose texts hide nothing, and how many characters that took. Names and data
+    stay."""
     return over_schema_texts(schema, without_hidden)
 
 
 def over_schema_texts(schema: Any, change: Callable[[str], tuple[str, int]]) -> tuple[Any, int]:
-    """A JSON schema with `change` made to its descriptions and titles, which gives the new text and a count;
-    and the sum of the counts. Names and data stay."""
+    """Return a JSON schema with `change` made to its descriptions and titles, which gives the new text and
+    a count; and the sum of the counts. Names and data stay."""
     if is_json_array(schema):
         changed = [over_schema_texts(item, change) for item in schema]
         return [item for item, _ in changed], sum(count for _, count in changed)
@@ -92,12 +93,12 @@ def over_schema_texts(schema: Any, change: Callable[[str], tuple[str, int]]) -> 
 
 
 def is_legible(name: str) -> bool:
-    """True for a name that stands on one line and hides nothing."""
+    """Return True for a name that stands on one line and hides nothing."""
     return _HIDDEN.search(name) is None and len(name.splitlines()) <= 1
 
 
 def illegible_name(schema: Any) -> str | None:
-    """The first key of a JSON schema, such as the name of a property, that is not legible."""
+    """Return the first key of a JSON schema, such as the name of a property, that is not legible."""
     if is_json_object(schema):
         for key, value in schema.items():
             if not is_legible(key):
@@ -110,7 +111,7 @@ def illegible_name(schema: Any) -> str | None:
 
 
 def _visible_part(run: re.Match[str]) -> int:
-    """How many characters at the start of a run of hidden ones join what stands around them."""
+    """Return how many characters at the start of a run of hidden ones join what stands around them."""
     before = run.string[run.start() - 1 : run.start()]
     if before.isascii() and run.string[run.end() : run.end() + 1] != _KEYCAP:
         return 0

@@ -5,15 +5,16 @@ may carry a `match` of its own), those of an end state stand in `StateCheck.expe
 
     {"any_of": [...]}       one of these values
     {"tolerance": x}        numbers may differ by x (absolute)
-    {"regex": "..."}        the pattern is found in the value
-    {"contains": v}         a text has v in it, a list has v among its items; of an object, v may name some
-                            fields only, each with a value or a rule
+    {"regex": "..."}        the pattern is found in the value (core/patterns.py); of a list, every pattern
+    {"contains": v}         a text has v in it, a list has v, or what a rule says, among its items; of an
+                            object, v may name some fields only, each with a value or a rule
+    {"case": true}          with `contains`: letter case counts in texts
     {"unordered": [...]}    a list of these items, in any order; true: of those of the gold value
     {"length": n}           a text, a list or an object has n characters, items or fields
 
 `match` only:
 
-    {"optional": true}      may be left out; if given, it must be acceptable (any value where none is stated)
+    {"optional": true}      may be left out; if given, it must be acceptable (any value if none is stated)
     {"ignore": true}        neither asked for nor counted
 
 `expect` only:
@@ -35,6 +36,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
+from mcpagent.core.patterns import PatternError, pattern_found, pattern_problem
 from mcpagent.core.placeholders import (
     PlaceholderError,
     format_value,
@@ -48,7 +50,7 @@ from mcpagent.core.tasks import PlanCall, PlanStep
 from mcpagent.core.tools import ToolCall
 from mcpagent.core.values import as_number, is_json_array, is_json_object, numbers_equal
 
-_SHARED: Final = frozenset({"any_of", "tolerance", "regex", "contains", "unordered", "length"})
+_SHARED: Final = frozenset({"any_of", "tolerance", "regex", "contains", "unordered", "length", "case"})
 RULE_NAMES: Final = _SHARED | {"optional", "ignore"}
 STATE_RULE_NAMES: Final = _SHARED | {"equals", "increased_by", "unchanged", "absent"}
 _REPLACING = ("regex", "contains", "length")  # they say what a value is like, not what it is
@@ -71,17 +73,17 @@ class Missing:
 
 UNRESOLVED: Final = UnresolvedReference()
 MISSING: Final = Missing()
-_PART = re.compile(r"([^.\[\]]+)|\[([0-9]+)\]")
+_PART = re.compile(r"""\[\s*(?:"([^"]*)"|'([^']*)'|(-?[0-9]+))\s*\]|([^.\[\]]+)""")
 
 
 def match_rules(step: PlanStep, gold: PlanCall) -> Mapping[str, JsonObject]:
-    """The rules for `gold`, which is `step` itself or one of its alternatives."""
+    """Return the rules for `gold`, which is `step` itself or one of its alternatives."""
     rules = (gold.model_extra or {}).get("match")
     return rules if is_json_object(rules) else step.match
 
 
 def resolve_params(params: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
-    """`params` with step references replaced, each on its own: UNRESOLVED where that is not possible."""
+    """`params` with step references replaced, each on its own: UNRESOLVED if that is not possible."""
     return {name: _resolved(value, results) for name, value in params.items()}
 
 
@@ -99,7 +101,7 @@ def resolve_rules(rules: Mapping[str, JsonObject], results: Mapping[str, Any]) -
 
 
 def inputs_are_known(gold: PlanCall, results: Mapping[str, Any]) -> bool:
-    """Whether `results` has every step that the parameters of `gold` refer to."""
+    """Return whether `results` has every step that the parameters of `gold` refer to."""
     try:
         return all(f"step{number}" in results for number in references(gold.params))
     except PlaceholderError:
@@ -135,7 +137,7 @@ def values_equal(gold: Any, given: Any, *, tolerance: float = 0.0) -> bool:
 def argument_score(
     params: Mapping[str, Any], rules: Mapping[str, JsonObject], arguments: Mapping[str, Any]
 ) -> float:
-    """Share of right arguments over the union of gold and given names, in 0..1; 1 where nothing is asked for.
+    """Share of right arguments over the union of gold and given names, in 0..1; 1 if nothing is asked for.
 
     `params` and `rules` are resolved (`resolve_params`, `resolve_rules`).
     """
@@ -159,35 +161,35 @@ def same_tool(gold: PlanCall, call: ToolCall) -> bool:
 def call_matches(
     gold: PlanCall, params: Mapping[str, Any], rules: Mapping[str, JsonObject], call: ToolCall
 ) -> bool:
-    """Whether `call` is the gold call: same tool, every argument acceptable, none superfluous."""
+    """Return whether `call` is the gold call: same tool, every argument acceptable, none superfluous."""
     return same_tool(gold, call) and argument_score(params, rules, call.arguments) == 1.0
 
 
 def is_rule(expected: Any) -> bool:
-    """Whether a value of `expect` is a rule: an object all of whose names are those of rules."""
+    """Return whether a value of `expect` is a rule: an object all of whose names are those of rules."""
     return is_json_object(expected) and bool(expected) and expected.keys() <= STATE_RULE_NAMES
 
 
 def needs_before(expect: Mapping[str, Any]) -> bool:
-    """Whether a rule of `expect` compares with the state before the episode."""
+    """Return whether a rule of `expect` compares with the state before the episode."""
     return any(is_rule(expected) and not _BEFORE.isdisjoint(expected) for expected in expect.values())
 
 
 def expect_holds(expect: Mapping[str, Any], now: Any, before: Any | None) -> bool:
-    """Whether the state `now` has at every path of `expect` (resolved) its value, or what its rule says.
-    `before` is the state before the episode, None where it was not read."""
+    """Return whether the state `now` has at every path of `expect` (resolved) its value, or what its rule
+    says. `before` is the state before the episode, None if it was not read."""
     return all(_expected(expected, _at(now, path), _at(before, path)) for path, expected in expect.items())
 
 
 def others_unchanged(expect: Mapping[str, Any], now: Any, before: Any) -> bool:
-    """Whether everything that no path of `expect` names is as it was `before`. Items that are named by their
-    place and are more than before were put in there; the others keep their order."""
+    """Return whether everything that no path of `expect` names is as it was `before`. Items that are named
+    by their place and are more than before were put in there; the others keep their order."""
     paths = [_path_parts(path) for path in expect]
     return values_equal(*_without_paths(before, now, paths))
 
 
 def rule_problems(rules: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the acceptance rules of a gold call, one sentence each."""
+    """Return what is wrong with the acceptance rules of a gold call, one sentence each."""
     problems: list[str] = []
     for name, rule in rules.items():
         unknown = sorted(set(rule) - RULE_NAMES) if is_json_object(rule) else []
@@ -201,7 +203,7 @@ def rule_problems(rules: Mapping[str, Any]) -> list[str]:
 
 
 def expect_problems(expect: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the paths and rules of a state check, one sentence each."""
+    """Return what is wrong with the paths and rules of a state check, one sentence each."""
     problems: list[str] = []
     for path, expected in expect.items():
         try:
@@ -217,7 +219,12 @@ def _expected_problems(expected: Any) -> list[str]:
         return []
     if is_rule(expected):
         nested = [expected[key] for key in ("contains",) if key in expected]
-        inner = [value for item in nested if is_json_object(item) for value in item.values()]
+        inner = [
+            value
+            for item in nested
+            if is_json_object(item)
+            for value in ([item] if is_rule(item) else item.values())
+        ]
         faults = [f".{problem}" for problem in _faults(expected)]
         return [*faults, *(f".contains{problem}" for value in inner for problem in _expected_problems(value))]
     likely = sorted(name for name in expected if get_close_matches(str(name), STATE_RULE_NAMES, 1, 0.8))
@@ -230,7 +237,7 @@ def _expected_problems(expected: Any) -> list[str]:
 
 
 def _faults(rule: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the values of a rule."""
+    """Return what is wrong with the values of a rule."""
     requirements: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "any_of": ("a list", lambda v: is_json_array(v) and bool(v)),
         "tolerance": (
@@ -245,6 +252,7 @@ def _faults(rule: Mapping[str, Any]) -> list[str]:
         "increased_by": ("a number", lambda v: as_number(v) is not None and not isinstance(v, str)),
         "unchanged": ("true", lambda v: v is True),
         "absent": ("true or false", lambda v: isinstance(v, bool)),
+        "case": ("true or false", lambda v: isinstance(v, bool)),
         "contains": ("a value", lambda v: v not in (None, "", {}, [])),
     }
     problems = [
@@ -252,26 +260,19 @@ def _faults(rule: Mapping[str, Any]) -> list[str]:
         for name, (what, is_right) in requirements.items()
         if name in rule and not reference_texts(rule[name]) and not is_right(rule[name])
     ]
-    if "regex" in rule and (flaw := pattern_problem(rule["regex"])):
-        problems.append(f"regex {flaw}")
+    patterns = _patterns_of(rule["regex"]) if "regex" in rule else []
+    problems += [f"regex {flaw}" for pattern in patterns if (flaw := pattern_problem(pattern))]
     return problems
 
 
-def pattern_problem(pattern: object) -> str | None:
-    """Why `pattern` is not a regular expression; None where it is one."""
-    if not isinstance(pattern, str):
-        return f"is {pattern!r}, but must be a string"
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        return f"{pattern!r} is not a regular expression: {error}"
-    return None
+def _patterns_of(rule: Any) -> list[Any]:
+    return list(rule) if is_json_array(rule) else [rule]
 
 
 def _acceptable(name: str, gold: Mapping[str, Any], rule: JsonObject, given: Any) -> bool:
     replacing = [key for key in _REPLACING if key in rule]
     if replacing:
-        return all(_is_like(key, rule[key], given) for key in replacing)
+        return all(_is_like(key, rule, given) for key in replacing)
     accepted = ([gold[name]] if name in gold else []) + list(rule.get("any_of", ()))
     if isinstance(rule.get("unordered"), list):
         accepted.append(rule["unordered"])
@@ -281,7 +282,7 @@ def _acceptable(name: str, gold: Mapping[str, Any], rule: JsonObject, given: Any
 
 
 def _expected(expected: Any, given: Any, before: Any) -> bool:
-    """Whether a value of a state is the expected one; MISSING stands for what is not there."""
+    """Return whether a value of a state is the expected one; MISSING stands for what is not there."""
     if not is_rule(expected):
         return given is not MISSING and values_equal(expected, given)
     if "absent" in expected:
@@ -294,7 +295,7 @@ def _expected(expected: Any, given: Any, before: Any) -> bool:
         accepted.append(expected["unordered"])
     return (
         (not accepted or _is_one_of(accepted, expected, given))
-        and all(_is_like(key, expected[key], given) for key in _REPLACING if key in expected)
+        and all(_is_like(key, expected, given) for key in _REPLACING if key in expected)
         and ("increased_by" not in expected or _has_grown(before, given, expected["increased_by"], expected))
         and ("unchanged" not in expected or (before is not MISSING and values_equal(before, given)))
     )
@@ -307,29 +308,44 @@ def _is_one_of(accepted: Iterable[Any], rule: Mapping[str, Any], given: Any) -> 
     return any(values_equal(value, given, tolerance=tolerance) for value in accepted)
 
 
-def _is_like(key: str, expected: Any, given: Any) -> bool:
+def _is_like(key: str, rule: Mapping[str, Any], given: Any) -> bool:
+    expected = rule[key]
     match key:
         case "regex":
-            return isinstance(expected, str) and re.search(expected, format_value(given)) is not None
+            return all(_is_found(pattern, format_value(given)) for pattern in _patterns_of(expected))
         case "length":
             length = len(given) if isinstance(given, str) else _length(given)
             return length is not None and length == as_number(expected)
         case _:
-            return _contains(expected, given)
+            return _contains(expected, given, case=rule.get("case") is True)
 
 
-def _contains(expected: Any, given: Any) -> bool:
+def _is_found(pattern: Any, text: str) -> bool:
+    try:
+        return isinstance(pattern, str) and pattern_found(pattern, text)
+    except PatternError:
+        return False
+
+
+def _contains(expected: Any, given: Any, *, case: bool) -> bool:
     if isinstance(given, str):
-        return expected is not UNRESOLVED and format_value(expected).casefold() in given.casefold()
+        text = format_value(expected)
+        is_in = text in given if case else text.casefold() in given.casefold()
+        return expected is not UNRESOLVED and is_in
     if is_json_object(given):
         return _has_fields(expected, given)
     if is_json_array(given):
-        return any(_has_fields(expected, item) or values_equal(expected, item) for item in given)
+        if is_rule(expected):
+            return any(_expected(expected, item, MISSING) for item in given)
+        same = (format_value(item) == format_value(expected) for item in given)
+        likes = (_has_fields(expected, item) or values_equal(expected, item) for item in given)
+        return any(likes if not case or is_json_object(expected) else same)
     return False
 
 
 def _has_fields(expected: Any, given: Any) -> bool:
-    """Whether `given` has the fields that `expected` names, each with its value or as its rule says."""
+    """Return whether `given` has the fields that `expected` names, each with its value or as its rule
+    says."""
     return (
         is_json_object(expected)
         and is_json_object(given)
@@ -364,7 +380,7 @@ def _size(value: Any) -> float | None:
 
 
 def _length(value: Any) -> int | None:
-    """The number of items of an array or fields of an object; None for what is neither."""
+    """Return the number of items of an array or fields of an object; None for what is neither."""
     return len(value) if is_json_array(value) or is_json_object(value) else None
 
 
@@ -378,7 +394,8 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _path_parts(path: str) -> tuple[str | int, ...]:
-    return tuple(int(index) if index else name for name, index in _PART.findall(path))
+    parts = _PART.findall(path)
+    return tuple(int(index) if index else double or single or name for double, single, index, name in parts)
 
 
 def _without_paths(before: Any, now: Any, paths: Sequence[tuple[str | int, ...]]) -> tuple[Any, Any]:
@@ -390,7 +407,13 @@ def _without_paths(before: Any, now: Any, paths: Sequence[tuple[str | int, ...]]
             deeper.setdefault(path[0], []).append(path[1:])
     if is_json_object(before) and is_json_object(now):
         left = {name: item for name, item in before.items() if name not in whole}
-        right = {name: item for name, item in now.items() if name not in whole}
+        # An object of which a path names a field is new as a whole, or gone as a whole.
+        right = {
+            name: item
+            for name, item in now.items()
+            if name not in whole and not (name in deeper and name not in before)
+        }
+        left = {name: item for name, item in left.items() if name in now or name not in deeper}
         for name in left.keys() & right.keys() & deeper.keys():
             left[name], right[name] = _without_paths(left[name], right[name], deeper[name])
         return left, right
@@ -399,6 +422,13 @@ def _without_paths(before: Any, now: Any, paths: Sequence[tuple[str | int, ...]]
         rest = [item for place, item in enumerate(now) if place not in places]
         if len(now) - len(before) == len(places):
             return before, rest
+        if len(now) == len(before):
+            pairs = [
+                _without_paths(was, item, deeper.get(place, []))
+                for place, (was, item) in enumerate(zip(before, now, strict=True))
+                if place not in whole
+            ]
+            return [was for was, _ in pairs], [item for _, item in pairs]
         return [item for place, item in enumerate(before) if place not in places], rest
     return before, now
 

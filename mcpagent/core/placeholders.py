@@ -66,7 +66,7 @@ def resolve_references(value: Any, results: Mapping[str, Any]) -> Any:
 
 
 def references(value: Any) -> set[int]:
-    """Numbers of the steps that `value` refers to. Raises PlaceholderError where one is malformed."""
+    """Return numbers of the steps that `value` refers to. Raises PlaceholderError if one is malformed."""
     steps: set[int] = set()
     if isinstance(value, str):
         for match in _REFERENCE.finditer(value):
@@ -77,33 +77,40 @@ def references(value: Any) -> set[int]:
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """The values of a JSON object or the items of an array; nothing of anything else."""
+    """Return the values of a JSON object or the items of an array; nothing of anything else."""
     if is_json_object(value):
         return value.values()
     return value if is_json_array(value) else ()
 
 
 def result_value(result: ToolResult) -> dict[str, Any]:
-    """What a step reference sees of a result: its structured content, else what its text says."""
+    """Return all that a result holds, for the environment's own calls: its structured content, else what its
+    text says."""
     return result.structured if result.structured is not None else text_value(result.content)
 
 
+def shown_value(result: ToolResult) -> dict[str, Any]:
+    """Return what a step reference sees of a result: what its text says, which is all that a model is shown
+    of it."""
+    return text_value(result.content)
+
+
 def text_value(content: str) -> dict[str, Any]:
-    """What a step reference sees of a result of which only the text is at hand: the object that it is in
-    JSON; other JSON under `result`, as MCP servers wrap it; plain text under `text`. Lists and objects that a
-    server in Python printed as they are count as JSON."""
+    """Return what a step reference sees of a text that a model was shown: the object that it is in JSON;
+    other JSON, and several documents one after the other, under `result`, as MCP servers wrap lists; plain
+    text under `text`. Lists and objects that a server in Python printed as they are count as JSON."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
-        value = _printed(content)
+        value = _printed(content) or _documents(content.lstrip())
         if value is None:
             return {"text": content}
     return dict(value) if is_json_object(value) else {"result": value}
 
 
 def nested_value(text: str) -> Any:
-    """The object or list that a text is in JSON or in Python's notation, the list of several such in JSON, or
-    that of a table, rows or items (`core.text_records`); else the text itself."""
+    """Return the object or list that a text is in JSON or in Python's notation, the list of several such
+    in JSON, or that of a table, rows or items (`core.text_records`); else the text itself."""
     value = None
     if text[:1] in ("[", "{"):
         try:
@@ -116,7 +123,7 @@ def nested_value(text: str) -> Any:
 
 
 def _printed(content: str) -> Any:
-    """A list or an object in Python's notation, as JSON has it; None where it is neither."""
+    """Return a list or an object in Python's notation, as JSON has it; None if it is neither."""
     if content[:1] not in ("[", "{"):
         return None
     try:
@@ -142,13 +149,13 @@ def _documents(content: str) -> list[Any] | None:
 
 
 def lookup_path(value: Any, path: str) -> Any:
-    """What is at `path` (`messages[0].text`) of a JSON value. Raises PlaceholderError."""
+    """Return what is at `path` (`messages[0].text`) of a JSON value. Raises PlaceholderError."""
     joined = path if path.startswith("[") else f".{path}"
     return _value(f"step0{joined}", {"step0": value})
 
 
 def reference_texts(value: Any) -> list[str]:
-    """Every `${...}` of `value` as it is written, in order."""
+    """Return every `${...}` of `value` as it is written, in order."""
     if isinstance(value, str):
         return [match[0] for match in _REFERENCE.finditer(value)]
     return [text for item in _items(value) for text in reference_texts(item)]
@@ -225,7 +232,10 @@ def _evaluate(node: ast.expr, results: Mapping[str, Any]) -> Any:
                 raise PlaceholderError(f"{name} has no result")
             return results[name]
         case ast.Subscript(value=base, slice=key):
-            return _lookup(_evaluate(base, results), _key(key))
+            container = _evaluate(base, results)
+            if isinstance(base, ast.Name) and _key(key) == "result" and "result" not in container:
+                return _unwrapped(container)
+            return _lookup(container, _key(key))
         case ast.UnaryOp(op=op, operand=operand):
             value = _number(_evaluate(operand, results))
             return -value if isinstance(op, ast.USub) else value
@@ -249,9 +259,21 @@ def _arithmetic(op: ast.operator, left: Any, right: Any) -> int | float:
     return _without_noise(_number(value)) if isinstance(value, float) else value
 
 
+def _unwrapped(shown: Mapping[str, Any]) -> Any:
+    """Return what a typed tool returned, of which the text shows no `result` around it: a list of one item
+    is shown as that item, a text as it is."""
+    return _Returned(shown["text"]) if [*shown] == ["text"] else [shown]
+
+
+class _Returned(str):
+    """The text of a result of which a reference reads `result`."""
+
+
 def _lookup(container: Any, key: str | int) -> Any:
     if isinstance(container, str):  # many servers give an object, a list or a table as a text
-        container = nested_value(container)
+        container = _opened(container)
+    elif isinstance(container, int | float) and isinstance(key, int):
+        container = [container]  # a list of one number is shown as that number
     if is_json_object(container) and isinstance(key, str) and key in container:
         return container[key]
     if is_json_array(container) and isinstance(key, int):
@@ -305,7 +327,7 @@ def _round(value: Any, digits: Any = 0) -> int | float:
 
 
 def _arguments(values: tuple[Any, ...]) -> list[Any]:
-    """The arguments of a function, or the list that is the only one."""
+    """Return the arguments of a function, or the list that is the only one."""
     items: Any = values[0] if len(values) == 1 and is_json_array(values[0]) else values
     return list(items)
 
@@ -319,7 +341,7 @@ def _extreme(pick: Callable[[list[int | float]], int | float], values: tuple[Any
 
 def _place(value: Any, items: list[Any]) -> int:
     if (count := items.count(value)) != 1:
-        raise PlaceholderError(f"{value!r} occurs {count} times, where one place is asked for")
+        raise PlaceholderError(f"{value!r} occurs {count} times, but one place is asked for")
     return items.index(value)
 
 
@@ -330,10 +352,19 @@ def _sum(*values: Any) -> int | float:
 
 def _list(value: Any) -> list[Any]:
     if isinstance(value, str):
-        value = nested_value(value)
+        value = _opened(value)
     if not is_json_array(value):
         raise PlaceholderError(f"{repr(value)[:80]} is not a list")
     return list(value)
+
+
+def _opened(text: str) -> Any:
+    """Return the list or object that a text is; of what a typed tool returned, else its lines, since a list
+    is shown as a line for each item."""
+    nested = nested_value(text)
+    if not (isinstance(text, _Returned) and isinstance(nested, str)):
+        return nested
+    return [text_value(line).get("result", line) for line in text.splitlines()]
 
 
 def _count(items: Any) -> int:

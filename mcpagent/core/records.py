@@ -25,7 +25,7 @@ class OpenRecord(BaseModel):
 
 
 def reason(error: pydantic_core.ErrorDetails) -> str:
-    """Why a value was refused, to follow "KEY is VALUE, but"."""
+    """Return why a value was refused, to follow "KEY is VALUE, but"."""
     message = error["msg"]
     if error["type"] == "value_error":
         return message.removeprefix("Value error, ")
@@ -35,7 +35,7 @@ def reason(error: pydantic_core.ErrorDetails) -> str:
 
 
 def describe(error: pydantic_core.ErrorDetails, *, root: str = "record") -> str:
-    """One finding as a sentence: the dotted key, the value where that helps, the reason."""
+    """One finding as a sentence: the dotted key, the value if that helps, the reason."""
     key = ".".join(str(part) for part in error["loc"]) or root
     if error["type"] == "missing":
         return f"{key} is missing"
@@ -48,7 +48,7 @@ def describe(error: pydantic_core.ErrorDetails, *, root: str = "record") -> str:
 
 
 def shown_value(value: Any, *, limit_chars: int = 80) -> str:
-    """`value` for a message, cut in the middle where it is long."""
+    """`value` for a message, cut in the middle if it is long."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     if len(text) <= limit_chars:
         return text

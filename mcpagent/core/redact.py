@@ -32,7 +32,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 # Shorter values are not treated as secrets, and replacing them would spoil ordinary text. One whose name
-# says that it is a secret may have the first length; below it, it is found beside its name only.
+# says that it is a secret may have the first length; below it, it is found next to its name only.
 _SHORTEST_NAMED, _SHORTEST = 6, 8
 _BESIDE_NAME = 3
 _LONG = 1000  # a longer value is looked for in pieces of a fifth of it: it may be said in part
@@ -158,7 +158,8 @@ class Secrets:
         return self._cleaned(value, where)
 
     def _may_hold(self, value: Any) -> bool:
-        """Whether anything in `value` is worth a closer look; one pass instead of one for each text."""
+        """Return whether anything in `value` is worth a closer look; one pass instead of one for each
+        text."""
         try:
             data = json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
         except (ValueError, RecursionError):
@@ -181,8 +182,8 @@ class Secrets:
         value = value.strip()
         if len(value) < _SHORTEST_NAMED:
             if _SECRET_NAME.search(name) and len(value) >= _BESIDE_NAME and value.lower() not in _UNIVERSAL:
-                for beside in "=:":
-                    self.add(f"{name.rpartition('.')[2]}{beside}{value}", name)
+                for sign in "=:":
+                    self.add(f"{name.rpartition('.')[2]}{sign}{value}", name)
         elif is_secret(value, name):
             self.add(value, name)
 
@@ -197,7 +198,8 @@ class Secrets:
         return matcher
 
     def _spans(self, data: bytes, matches: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, _Form]]:
-        """Where in `data` a secret stands: the matches in its squeezed form, in order, overlaps joined."""
+        """Return where in `data` a secret stands: the matches in its squeezed form, in order, overlaps
+        joined."""
         import numpy as np  # here, as the matcher: `--help` needs neither
 
         array = np.frombuffer(data, np.uint8)
@@ -235,13 +237,13 @@ class WithoutSecrets:
         return clean[:end]
 
     def end(self) -> bytes:
-        """What is left at the end of the stream, without secrets."""
+        """Return what is left at the end of the stream, without secrets."""
         rest, self._held = SECRETS.data(self._held), b""
         return rest
 
 
 def is_secret(value: str, name: str) -> bool:
-    """Whether a value of that name is one that must not be seen, rather than ordinary text."""
+    """Return whether a value of that name is one that must not be seen, rather than ordinary text."""
     if value.lower() in _UNIVERSAL:
         return False
     if _SECRET_NAME.search(name):
@@ -282,7 +284,7 @@ def _squeezed(data: bytes) -> bytes:
 
 
 def _widened(data: bytes, start: int, end: int, form: _Form) -> tuple[int, int]:
-    """The span with the characters beside it that hold bits of the secret, and without half an escape."""
+    """Return the span with its neighbours that hold bits of the secret, and without half an escape."""
     for _ in range(form.before):
         start -= start > 0 and data[start - 1] in _BASE64_CHARS
     for _ in range(form.after):
@@ -308,13 +310,13 @@ def _is_ordinary(value: str, name: str) -> bool:
 
 
 def _is_random(text: str) -> bool:
-    """Whether a segment of a path is a key, as in the address of a webhook."""
+    """Return whether a segment of a path is a key, as in the address of a webhook."""
     kinds = (str.isdigit, str.islower, str.isupper)
     return len(text) >= 16 and all(any(kind(char) for char in text) for kind in kinds)
 
 
 def _parts(name: str, value: str) -> Iterator[tuple[str, str]]:
-    """What in a value is to be kept secret: itself, and what it is made of."""
+    """Yield what in a value is to be kept secret: itself, and what it is made of."""
     if len(value) > _LONG:
         yield from ((name, value[start : start + _LONG // 5]) for start in range(0, len(value), _LONG // 5))
         return
@@ -350,7 +352,7 @@ def _url_parts(name: str, url: str) -> Iterator[tuple[str, str]]:
     prefix = f"{name}." if name else ""
     for form in {password, unquote(password)} - {""}:
         yield f"{prefix}password", form
-        yield f"{prefix}password", f"{user}:{form}"  # found beside its user where it is short
+        yield f"{prefix}password", f"{user}:{form}"  # found next to its user if it is short
     yield f"{prefix}user", unquote(user)
     yield from ((prefix + key, part) for key, part in query)
     yield from ((f"{prefix}path", segment) for segment in parts.path.split("/") if _is_random(segment))
@@ -382,7 +384,8 @@ def _decoded(credentials: str) -> str:
 
 
 def _forms(value: str) -> Iterator[tuple[bytes, int, int]]:
-    """The value as software writes it, squeezed, each with how many characters beside it hold bits of it."""
+    """Yield the value as software writes it, squeezed, each with how many characters next to it hold bits
+    of it."""
     data = value.encode("utf-8", "surrogatepass")
     texts = {
         value,

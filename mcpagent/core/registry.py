@@ -38,7 +38,7 @@ class Family(Mapping[str, Member]):
         return len(self._members)
 
     def load(self, name: str) -> Any:
-        """The implementation of `name`. Raises LookupError, which lists the names, for any other."""
+        """Return the implementation of `name`. Raises LookupError, which lists the names, for any other."""
         member = self._members.get(name)
         if member is None:
             raise LookupError(f"{name!r} is not a name of a {self.kind}; there are {', '.join(self)}")
@@ -62,12 +62,8 @@ ADVANTAGES = Family(
         "group": ("against the mean of the group", f"{_ADVANTAGES}:GROUP"),
         "rloo": ("against the mean of the group's other attempts", f"{_ADVANTAGES}:RLOO"),
         "reinforce++": ("against the mean of the whole batch", f"{_ADVANTAGES}:REINFORCE"),
-        "reinforce++_baseline": (
-            "against the mean of the group, in deviations of the batch",
-            f"{_ADVANTAGES}:REINFORCE_BASELINE",
-        ),
         "gae": ("against a learned value of each turn", f"{_ADVANTAGES}:GAE"),
-        "turn": ("each turn's own credit beside the outcome", f"{_ADVANTAGES}:TURN"),
+        "turn": ("each turn's own credit and the outcome", f"{_ADVANTAGES}:TURN"),
     },
 )
 LOSSES = Family(
@@ -109,7 +105,10 @@ REWARD_METHODS = Family(
     "reward method",  # reward_spec.method of a record: graders of an ended episode
     {
         "rule": ("deterministic, from calls, answer and end state", "mcpagent.reward.rule:grade_by_rule"),
-        "judge": ("a model's verdict; where a rule can check, of its successes", f"{_JUDGE}:grade_by_judge"),
+        "judge": (
+            "a model's verdict; on the successes of a rule, if one can check",
+            f"{_JUDGE}:grade_by_judge",
+        ),
         "rule+judge": ("the rule, and a model on its successes", f"{_JUDGE}:grade_by_rule_and_judge"),
     },
 )
@@ -128,6 +127,10 @@ TRACKERS = Family(
         "trackio": ("a local dashboard", "mcpagent.train.trackers:Trackio"),
         "tensorboard": ("event files", "mcpagent.train.trackers:TensorBoard"),
     },
+)
+TOOL_PROVIDERS = Family(
+    "tool provider",  # called with the names and the settings of its servers; gives how to start them
+    {"builtin": ("the servers that ship with mcpagent", "mcpagent.servers.provider:builtin_servers")},
 )
 ENGINES = Family(
     "engine",  # engine: instances of `Engine`

@@ -6,6 +6,6 @@ import hashlib
 
 
 def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from any printable parts: `derive_seed(run_seed, "rollout", task_id, attempt)`."""
+    """Return a 63-bit seed from any printable parts: `derive_seed(run_seed, "rollout", task_id, attempt)`."""
     text = "\x1f".join(str(p) for p in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

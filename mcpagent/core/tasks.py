@@ -59,23 +59,59 @@ class TaskLimits(OpenRecord):
     max_tools: int | None = None
 
 
-class AnswerCheck(OpenRecord):
-    """How the final answer is judged.
+AnswerType = Literal[
+    "number",
+    "date",
+    "name",
+    "set",
+    "list",
+    "pairs",
+    "choice",
+    "yes_no",
+    "string",
+    "regex",
+    "must_include",
+    "abstention",
+]
 
-    number: the last number of the answer equals `value` within `tolerance` (absolute), and the answer
-    holds at most four different numbers besides those of the question, of times and of dates. string: equal
-    after trimming and case folding. regex: `value` is found. must_include: every fact of `value` is found.
+
+class AnswerCheck(OpenRecord):
+    """How the final answer is judged: by the kind of thing that it is.
+
+    number: equals `value` as precisely as the answer shows it (two decimals and three digits at least), or
+    within `tolerance` (absolute); `unit` is what it is counted in, and another unit must come to the same.
+    date: a date, a time or both, in ISO form (`2026-05-05T09:34`); `precision` says how much of it must be
+    said. name: a name or a short text. set, list: the items in any order, or in this one. pairs: an object of
+    things and their values, which must belong together. choice: one of `options`. yes_no: true or false.
+    `accept` holds other right values of the same type.
+
+    Datasets of others also have string: equal after trimming and case folding. regex: `value` is found.
+    must_include: every fact of `value` is found.
     abstention: no tool is right, or the plan finds nothing, and the answer invents nothing
     (`mcpagent.reward.abstention`); `value` is `cannot`, `asks` or `replies`, `about` names what is to be
     asked for, `without` what must not be said.
     Values may hold `${stepN.path}` references, resolved against the real results of the episode.
     """
 
-    type: Literal["number", "string", "regex", "must_include", "abstention"]
+    type: AnswerType
     value: Any
     tolerance: float = 0.0
+    unit: str | None = None
+    precision: Literal["year", "month", "day", "minute", "second"] | None = None
+    options: tuple[Any, ...] = ()
+    accept: tuple[Any, ...] = ()
     about: tuple[str, ...] = ()
     without: tuple[Any, ...] = ()
+
+
+class EvidenceFact(OpenRecord):
+    """What an episode must have seen before its answer: `value`, in what a result shows, of the thing that
+    `about` identifies. Each entry of `about` is an identifier, or several of the same thing; one of them
+    stands in the arguments of the call, or in the same record (object, row or line) as the value.
+    """
+
+    value: Any
+    about: tuple[str | tuple[str, ...], ...] = ()
 
 
 class StateCall(OpenRecord):
@@ -89,7 +125,7 @@ class StateCheck(OpenRecord):
     """Read the state with `call`; every path of `expect` must hold its value in the structured result, or
     what a rule says of it (see `core.matching`).
 
-    It is read when `user_turn` ends (None: the episode) and fails where the plan has calls in that user turn,
+    It is read when `user_turn` ends (None: the episode) and fails if the plan has calls in that user turn,
     but nothing was called in it. `nothing_else_changed`: every value that `expect` does not name is as it was
     before the episode.
     """
@@ -101,7 +137,11 @@ class StateCheck(OpenRecord):
 
 
 class GroundTruth(OpenRecord):
-    """What a right episode looks like. Unknown fields are kept."""
+    """What a right episode looks like. Unknown fields are kept.
+
+    With `evidence` any calls that show its facts are a way to the answer, and `tool_sequence` is one of them;
+    what is required besides are the calls of `success`, and those of the plan that write.
+    """
 
     task_id: str
     complexity: Complexity = "simple"
@@ -110,6 +150,8 @@ class GroundTruth(OpenRecord):
     tool_sequence: tuple[PlanStep, ...] = ()
     limits: TaskLimits = TaskLimits()
     final_answer: AnswerCheck | None = None
+    answer_line: bool = False  # the answer is the last line, `Answer: ...`, and that line alone is graded
+    evidence: tuple[EvidenceFact, ...] = ()
     state: dict[str, tuple[StateCheck, ...]] = {}
     setup: dict[str, tuple[StateCall, ...]] = {}
     user_turns: tuple[str, ...] = ()
@@ -174,11 +216,6 @@ class Task(OpenRecord):
         """`server.tool` names that the task offers at the start; None offers the whole catalog."""
         tools = self.extra_info.get("tools")
         return tuple(tools) if tools is not None else None
-
-    @property
-    def has_baked_tools(self) -> bool:
-        """Whether the system message holds the schemas of the tools (`env.tool_format.bake_tools`)."""
-        return self.extra_info.get("baked_tools") is True
 
     def offered_in(self, user_turn: int) -> tuple[str, ...] | None:
         """`server.tool` names that the task offers once `user_turn` has begun; the last user turn has all."""

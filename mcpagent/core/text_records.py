@@ -53,8 +53,9 @@ _Record = dict[str, str]
 
 
 def text_records(text: str) -> list[Any] | None:
-    """What a text lists, in order: objects with the fields that it names, or `id` and `name`; or strings.
-    None where it is not a list. Fields of which each value is written as JSON writes numbers are numbers."""
+    """Return what a text lists, in order: objects with the fields that it names, or `id` and `name`; or
+    strings. None if it is not a list. Fields of which each value is written as JSON writes numbers are
+    numbers."""
     if len(text) > _LONGEST:
         return None
     if "\n" not in text.strip():
@@ -64,7 +65,7 @@ def text_records(text: str) -> list[Any] | None:
 
 
 def _enumerated(text: str) -> list[Any] | None:
-    """Names in one line: `Rooms: A1, B2 and C3`; where it does not say what they are, four words or more."""
+    """Names in one line: `Rooms: A1, B2 and C3`; if it does not say what they are, four words or more."""
     label, names = match.groups() if (match := _LABEL.fullmatch(text)) else ("", text)
     items = [_bare(item) for item in re.split(r",\s+(?:and\s+|or\s+)?|\s+and\s+", names)]
     least = 3 if label else 4
@@ -76,7 +77,7 @@ def _enumerated(text: str) -> list[Any] | None:
 
 
 def _joined(line: str) -> list[Any] | None:
-    """The names that a line joins by commas alone, as JavaScript prints a list."""
+    """Return the names that a line joins by commas alone, as JavaScript prints a list."""
     parts = line.split(",")
     least = 2 if all(map(_FILE.fullmatch, parts)) else _LEAST_JOINED
     is_list = len(parts) >= least and len(set(parts)) == len(parts)
@@ -96,7 +97,7 @@ def _parsed(text: str) -> tuple[dict[str, Any] | str | int | float, ...] | None:
 
 
 def _typed(records: Sequence[_Record]) -> list[dict[str, Any]]:
-    """The records with numbers in the fields that hold nothing else."""
+    """Return the records with numbers in the fields that hold nothing else."""
     values: dict[str, list[str]] = {}
     for record in records:
         for name, value in record.items():
@@ -110,7 +111,7 @@ def _is_number(text: str) -> bool:
 
 
 def _table(lines: Sequence[str]) -> list[_Record] | None:
-    """A table of Markdown, or one that is drawn with + and |."""
+    """Return a table of Markdown, or one that is drawn with + and |."""
     rules = [number for number, line in enumerate(lines) if "-" * 2 in line or "==" in line]
     for number in rules:
         if number == 0 or not _TABLE_RULE.fullmatch(lines[number]) or "|" not in lines[number - 1]:
@@ -162,7 +163,7 @@ def _blocks(lines: Sequence[str]) -> list[_Record] | None:
             if blocks and line.strip() and not _RULE.fullmatch(line):
                 blocks[-1].append(line)
         records = [_of_block(block) for block in blocks]
-        # A title or a count may stand before the things, and after them where a gap sets it apart.
+        # A title or a count may stand before the things, and after them if a gap sets it apart.
         if starts is not _at_mark and records and records[0] is None:
             del records[0]
         if starts is _after_gap and records and records[-1] is None:
@@ -191,7 +192,7 @@ def _at_mark(lines: Sequence[str], number: int) -> bool:
 
 
 def _of_block(block: Sequence[str]) -> _Record | None:
-    """The fields that the lines of a block name; its first line may be the name of the thing alone."""
+    """Return the fields that the lines of a block name; its first line may be the name of the thing alone."""
     record: _Record = {}
     for number, line in enumerate(block):
         text = _HEADING.sub("", _MARK.sub("", line, count=1), count=1) if number == 0 else line
@@ -271,7 +272,7 @@ def _record(names: Sequence[str], values: Sequence[str]) -> _Record:
 
 
 def _fields(names: Sequence[str]) -> list[str] | None:
-    """Names as fields of a record; None where one cannot be a name, or two are the same."""
+    """Names as fields of a record; None if one cannot be a name, or two are the same."""
     fields = [re.sub(r"\W+", "_", _bare(name).lower()).strip("_") for name in names]
     is_named = all(map(_FIELD.fullmatch, fields)) and len(set(fields)) == len(fields)
     return fields if is_named else None

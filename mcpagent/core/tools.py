@@ -14,6 +14,7 @@ from mcpagent.core.values import is_json_array, is_json_object
 
 PURPOSE_META_KEY = "mcpagent/purpose"  # in a request's `_meta`: who makes the call (`tools.contract.Purpose`)
 NONCE_META_KEY = "mcpagent/nonce"  # in a result's `_meta`: fresh for each call that reached a built-in server
+LEDGER_ENV = "MCPAGENT_CALL_LEDGER"  # the file in which built-in servers record the calls that reach them
 
 _API_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a function, in OpenAI-style APIs
 
@@ -78,7 +79,7 @@ SEARCH_TOOL = ToolSpec(
 
 
 def search_name(schemas: Iterable[JsonObject]) -> str | None:
-    """The name of the search among offered schemas, as `chat_schema` makes them; None where it is not."""
+    """Return the name of the search among offered schemas, as `chat_schema` makes them; None if it is not."""
     described = ((s["function"]["name"], s["function"].get("description")) for s in schemas)
     names = (name for name, text in described if SEARCH_TOOL.name in name and text == SEARCH_TOOL.description)
     return next(names, None)
@@ -102,7 +103,7 @@ class FailureKind(StrEnum):
 
     @property
     def is_infrastructure(self) -> bool:
-        """True where the fault is not the model's: never turned into reward (`ToolResult.is_lost`)."""
+        """True if the fault is not the model's: never turned into reward (`ToolResult.is_lost`)."""
         return self in {
             FailureKind.TIMEOUT,
             FailureKind.CRASHED,
@@ -116,7 +117,7 @@ class FailureKind(StrEnum):
 
 class ToolCall(Record):
     """A call that the model wrote and that parsed. `server` is empty until the catalog resolves it, and
-    `written_as` what the model called the tool, where that is not `tool`."""
+    `written_as` what the model called the tool, if that is not `tool`."""
 
     id: str
     tool: str
@@ -125,7 +126,7 @@ class ToolCall(Record):
     written_as: str | None = None
 
     def resolved(self, tool: ToolSpec) -> ToolCall:
-        """The call of `tool`, which the model may have called otherwise."""
+        """Return the call of `tool`, which the model may have called otherwise."""
         written_as = None if self.tool == tool.name else self.tool
         return self.model_copy(update={"server": tool.server, "tool": tool.name, "written_as": written_as})
 
@@ -170,7 +171,7 @@ class ToolResult(Record):
 
 
 def failed_result(call: ToolCall, failure: FailureKind, text: str, *, latency_s: float = 0.0) -> ToolResult:
-    """A result for a call that failed; `text` tells the model why."""
+    """Return a result for a call that failed; `text` tells the model why."""
     return ToolResult(
         call_id=call.id,
         server=call.server,
@@ -192,9 +193,9 @@ def catalog_hash(tools: Iterable[ToolSpec]) -> str:
 
 
 def model_names(tools: Iterable[ToolSpec]) -> dict[str, ToolSpec]:
-    """The name under which the model sees each tool: its own; `server__tool` only where two collide.
+    """Return the name under which the model sees each tool: its own; `server__tool` only if two collide.
 
-    A prefixed name fits chat APIs (64 letters, digits, `_` and `-`); where it had to be changed for that,
+    A prefixed name fits chat APIs (64 letters, digits, `_` and `-`); if it had to be changed for that,
     or is still not unique, it ends in a hash of server and tool. Does not depend on the order of `tools`.
     """
     tools = list(tools)
@@ -214,7 +215,7 @@ def model_names(tools: Iterable[ToolSpec]) -> dict[str, ToolSpec]:
 
 
 def chat_schema(name: str, tool: ToolSpec) -> JsonObject:
-    """The tool as chat templates and OpenAI-style APIs take it, without the titles of its schema."""
+    """Return the tool as chat templates and OpenAI-style APIs take it, without the titles of its schema."""
     return {
         "type": "function",
         "function": {

@@ -43,7 +43,7 @@ class PolicySpan(Record):
 
 
 class TokenUsage(Record):
-    """What a model behind an API used for one step; `cost_usd` is None where no prices are given."""
+    """What a model behind an API used for one step; `cost_usd` is None if no prices are given."""
 
     input_tokens: int
     output_tokens: int
@@ -59,7 +59,7 @@ class Completion(Record):
     token_ids: tuple[int, ...] = Field(default=(), exclude=True)
     logprobs: tuple[float, ...] = Field(default=(), exclude=True)
     policy_versions: tuple[PolicySpan, ...] = ()
-    usage: TokenUsage | None = None  # of a model behind an API, where it says
+    usage: TokenUsage | None = None  # of a model behind an API, if it says
 
 
 class RewardTerm(Record):
@@ -71,7 +71,7 @@ class RewardTerm(Record):
 
 
 class JudgeVote(Record):
-    """One answer of a judge and what it was read as; where that is None, `fault` says why."""
+    """One answer of a judge and what it was read as; if that is None, `fault` says why."""
 
     answer: str | None = None
     verdict: bool | None = None
@@ -135,6 +135,9 @@ class Trajectory(Record):
     reward_terms: tuple[RewardTerm, ...] = ()
     state_results: tuple[ToolResult, ...] = ()  # the environment's own calls: set-up, state before and after
     read_only: tuple[str, ...] | None = None  # tools of the plan that only read, as their servers say
+    writing: tuple[
+        str, ...
+    ] = ()  # tools called that may change something, on servers that say which only read
     judgement: Judgement | None = None  # None: no judge was asked
     errors: tuple[str, ...] = ()
 

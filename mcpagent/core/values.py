@@ -13,23 +13,6 @@ from typing import Any, NoReturn, TypeGuard
 
 # Dates carry no quantity: "187.2 on 2025-03-04" ends with the number 187.2.
 _ISO_DATE = re.compile(r"(?<![0-9A-Za-z])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])")
-_MONTH = (
-    r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|"
-    r"Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)\.?"
-)
-_DAY = r"[0-9]{1,2}(?:st|nd|rd|th)?"
-# Times and dates carry no quantity either: "187.2 as of 14:05 UTC+1 on March 4, 2025".
-_MOMENT = re.compile(
-    r"(?<![\w.:/])(?:"
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?)?"
-    r"|[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:\s?[AaPp]\.?[Mm]\b\.?)?"
-    r"|[0-9]{1,2}\s?(?:[AaPp]\.?[Mm]\b\.?|o['’]clock)"
-    r"|[0-9]{1,2}/[0-9]{1,2}/[0-9]{2,4}|[0-9]{1,2}\.[0-9]{1,2}\.[0-9]{4}|[0-9]{4}/[0-9]{2}/[0-9]{2}"
-    rf"|{_MONTH}\s+{_DAY}(?:,?\s+[0-9]{{4}})?|{_DAY}\s+(?:of\s+)?{_MONTH}(?:,?\s+[0-9]{{4}})?"
-    rf"|{_MONTH},?\s+[0-9]{{4}}|(?:FY|[Ff]iscal year|Q[1-4]|[Yy]ear)\s+[0-9]{{4}}"
-    r")(?:Z|\s?(?:UTC|GMT)?[+-][0-9]{2}:?(?:[0-9]{2})?)?(?![\w/]|[:.][0-9])"
-    r"|\b(?:UTC|GMT)[+-][0-9]{1,2}(?::?[0-9]{2})?\b"
-)
 _NUMBER = re.compile(
     r"(?<![\w.])"  # not inside a word ("Q3", "step1") and not the tail of another number ("1.2.3")
     r"(?P<sign>[-+−])?[$€£¥]?(?P<inner>[-−])?"
@@ -43,18 +26,13 @@ _MAX_INT_DIGITS = 15  # past this a float would not tell neighbours apart, and i
 
 
 def numbers_in(text: str) -> list[int | float]:
-    """Every number of `text` in order: thousands separators, currency signs and % are read over, a minus
-    after a digit or letter is a dash ("10-20" is 10 and 20), ISO dates are skipped."""
-    return [value for value, _, _ in _numbers(text)]
+    """Return every number of `text` in order: thousands separators, currency signs and % are read over, a
+    minus after a digit or letter is a dash ("10-20" is 10 and 20), ISO dates are skipped."""
+    return [value for value, _, _ in located_numbers(text)]
 
 
-def quantities_in(text: str) -> list[tuple[int | float, int, int]]:
-    """(number, start, end) for what `numbers_in` finds outside of times and dates of any usual form. Where
-    there is nothing else, the numbers of times and dates."""
-    return list(_numbers(_MOMENT.sub(_blank, text))) or list(_numbers(text))
-
-
-def _numbers(text: str) -> Iterator[tuple[int | float, int, int]]:
+def located_numbers(text: str) -> Iterator[tuple[int | float, int, int]]:
+    """Yield (number, start, end) for what `numbers_in` finds."""
     for match in _NUMBER.finditer(_ISO_DATE.sub(_blank, text)):
         negative = match["sign"] in ("-", "−") or match["inner"] is not None
         digits = match["digits"].replace(",", "")
@@ -68,17 +46,17 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def is_json_object(value: object) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a JSON value is an object; its names are strings then."""
+    """Return whether a JSON value is an object; its names are strings then."""
     return isinstance(value, Mapping)
 
 
 def is_json_array(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
-    """Whether a JSON value is an array; frozen records hold arrays as tuples."""
+    """Return whether a JSON value is an array; frozen records hold arrays as tuples."""
     return isinstance(value, list | tuple)
 
 
 def as_number(value: object) -> float | None:
-    """The number that `value` is: an int, a float, or a string that is a plain number; else None."""
+    """Return the number that `value` is: an int, a float, or a string that is a plain number; else None."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -89,7 +67,8 @@ def as_number(value: object) -> float | None:
 
 
 def numbers_equal(gold: float, given: float, *, tolerance: float = 0.0) -> bool:
-    """Whether two numbers differ by no more than `tolerance` and the noise of floating-point arithmetic.
+    """Return whether two numbers differ by no more than `tolerance` and the noise of floating-point
+    arithmetic.
 
     Whole numbers carry none: identifiers and times in milliseconds are large, and one more is another one.
     Noise is relative, so that small constants are told apart, but what should be 0 may come out as 1e-17.
@@ -115,8 +94,8 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def decode_model_json(text: str, position: int = 0, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, int]:
-    """The JSON value that begins at `position` and where it ends. Raises ValueError, which says what is
-    wrong with it."""
+    """Return the JSON value that begins at `position` and where it ends. Raises ValueError, which says
+    what is wrong with it."""
     try:
         value, end = _DECODER.raw_decode(text, position)
         # An escaped lone surrogate cannot be stored or sent, and 1e999 decodes to infinity.
@@ -139,17 +118,18 @@ def _is_deeper(value: object, limit: int) -> bool:
 
 
 def backoff_s(failures: int, *, first_s: float, max_s: float, asked_s: float | None = None) -> float:
-    """Seconds to wait before the next try, after `failures` in a row: what the server asked for (`asked_s`),
-    else `first_s`, doubled each time up to `max_s`, less up to a quarter at random so that many clients of
-    one service do not return at once."""
+    """Return seconds to wait before the next try, after `failures` in a row: what the server asked for
+    (`asked_s`), else `first_s`, doubled each time up to `max_s`, less up to a quarter at random so that many
+    clients of one service do not return at once."""
     if asked_s is not None:
         return asked_s
     return min(max_s, first_s * 2.0 ** min(failures - 1, 64)) * random.uniform(0.75, 1.0)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a response asks to wait: `Retry-After-Ms`, as language model APIs have it, else what RFC
-    9110 section 10.2.3 allows, a number or a date. `headers` are looked up without regard to case."""
+    """Return seconds that a response asks to wait: `Retry-After-Ms`, as language model APIs have it, else
+    what RFC 9110 section 10.2.3 allows, a number or a date. `headers` are looked up without regard to
+    case."""
     for name, divisor in (("Retry-After-Ms", 1000.0), ("Retry-After", 1.0)):
         text = headers.get(name, "").strip()
         try:

@@ -45,7 +45,7 @@ class CallOutcome:
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
     call: ToolCall
-    refusal: ToolResult | None = None  # set where the call is not made
+    refusal: ToolResult | None = None  # set if the call is not made
     may_overlap: bool = True
     is_search: bool = False
 

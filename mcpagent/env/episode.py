@@ -26,9 +26,9 @@ from mcpagent.env.parsing import observations, parse_action
 from mcpagent.env.user import UserSimulator, UserTurn
 from mcpagent.errors import EpisodeError
 from mcpagent.reward.judge import Judge
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, Reward, checks_with_before, state_checks
 from mcpagent.reward.rule import turn_terms
-from mcpagent.reward.terms import DEFAULT_REWARD, Reward
+from mcpagent.reward.terms import DEFAULT_REWARD
 from mcpagent.tools.contract import Purpose, ToolProvider
 from mcpagent.tools.wire import cut_middle
 
@@ -39,7 +39,7 @@ _MORE_TO_FIND = "From now on {} finds more tools."
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeLimits:
-    """Hard limits of the environment, besides those of the task. `timeout_s` is wall clock from `start`;
+    """Hard limits of the environment, on top of those of the task. `timeout_s` is wall clock from `start`;
     messages of the task that are longer than `message_limit_chars` are cut in the middle."""
 
     max_turns: int | None = None
@@ -77,7 +77,8 @@ class StepOutput:
     def as_turn(
         self, index: int, completion: Completion, *, added_token_ids: tuple[int, ...] = (), wall_s: float
     ) -> Turn:
-        """The record of the step; `added_token_ids` is what stood between the completion before and this."""
+        """Return the record of the step; `added_token_ids` is what stood between the completion before and
+        this."""
         return Turn(
             index=index,
             user_turn=self.user_turn,
@@ -114,7 +115,7 @@ class Episode:
         judge: Judge | None = None,
     ) -> None:
         """`discovery`: tools are searched for; None offers all of the task's at once. `user` says the later
-        user messages in its own words, by `seed`; None says them as the task has them. `judge` is asked where
+        user messages in its own words, by `seed`; None says them as the task has them. `judge` is asked if
         the task names one; None leaves its terms unscored."""
         self.task = task
         self.episode_id = episode_id
@@ -145,7 +146,7 @@ class Episode:
 
     @property
     def state_results(self) -> tuple[ToolResult, ...]:
-        """The environment's own calls: set-up first, then the state before the episode where a check compares
+        """The environment's own calls: set-up first, then the state before the episode if a check compares
         with it, then the state checks in the order of `state_checks`."""
         return (*self._setup_results, *self._before, *self._state)
 
@@ -157,6 +158,15 @@ class Episode:
         return tuple(sorted(planned & read_only_tools))
 
     @property
+    def writing(self) -> tuple[str, ...]:
+        """The tools called (`server.tool`) that may change something, on servers that say of some of their
+        tools that they only read: of other servers nothing is known."""
+        specs = self._catalog.values()
+        telling = {spec.server for spec in specs if spec.annotations.read_only}
+        writes = {s.dotted for s in specs if s.server in telling and not s.annotations.read_only}
+        return tuple(sorted(writes & {f"{c.server}.{c.tool}" for turn in self._turns for c in turn.calls}))
+
+    @property
     def record(self) -> EpisodeRecord:
         """What the reward sees. An episode that has not ended counts as failed."""
         return EpisodeRecord(
@@ -166,13 +176,14 @@ class Episode:
             state_results=tuple(self._state),
             state_before=tuple(self._before),
             read_only=frozenset(self.read_only),
+            writing=frozenset(self.writing),
             judgement=self.judgement,
         )
 
     async def start(self) -> EpisodeStart:
         """Put the servers into their initial state.
 
-        Raises UserError where the catalog lacks a tool that is or will be offered, EpisodeError where the
+        Raises UserError if the catalog lacks a tool that is or will be offered, EpisodeError if the
         set-up fails.
         """
         truth, timeout_s = self.task.truth, self._limits.timeout_s
@@ -203,8 +214,7 @@ class Episode:
         for server, check in checks_with_before(truth):
             self._before.append(await self._read(server, check))
         messages = prompt_messages(self.task, self._limits.message_limit_chars)
-        schemas = () if self.task.has_baked_tools else offered.schemas
-        return EpisodeStart(messages=messages, tool_schemas=schemas)
+        return EpisodeStart(messages=messages, tool_schemas=offered.schemas)
 
     async def step(self, action: str, *, finish: FinishReason = FinishReason.STOP) -> StepOutput:
         """Carry out what the model wrote; `finish` says what ended its completion."""
@@ -240,7 +250,8 @@ class Episode:
         self._stop(stop_reason, *([error] if error else []))
 
     async def grade(self) -> tuple[RewardTerm, ...]:
-        """The reward terms; reads the state that is still to be checked first. Needs a finished episode."""
+        """Return the reward terms; reads the state that is still to be checked first. Needs a finished
+        episode."""
         if not self.done:
             raise RuntimeError("grade needs a finished episode; call finish first")
         if self._terms is None:
@@ -256,7 +267,7 @@ class Episode:
     async def trajectory(
         self, turns: Sequence[Turn], *, prompt: Sequence[JsonObject], group_id: str, attempt: int, seed: int
     ) -> Trajectory:
-        """The record of the ended episode, graded; `turns` are those of its steps, in order."""
+        """Return the record of the ended episode, graded; `turns` are those of its steps, in order."""
         terms = await self.grade()
         graded = self.turn_terms or ((),) * len(turns)
         return Trajectory(
@@ -276,6 +287,7 @@ class Episode:
             reward_terms=terms,
             state_results=self.state_results,
             read_only=self.read_only,
+            writing=self.writing,
             judgement=self.judgement,
             errors=tuple(self.errors),
         )
@@ -289,7 +301,7 @@ class Episode:
         self.stop_reason = self.stop_reason or reason
 
     async def _end_user_turn(self, text: str) -> StepOutput:
-        """Text without a call: the final answer where no user message remains."""
+        """Text without a call: the final answer if no user message remains."""
         remaining = self.task.truth.user_turns[self._user_turn :]
         if remaining:
             checks = state_checks(self.task.truth)
@@ -378,13 +390,13 @@ class Episode:
 
 
 def search_turns(task: Task) -> int:
-    """Model steps that may do nothing but search besides the steps that a task allows: one for each call of
+    """Model steps that may do nothing but search, with the steps that a task allows: one for each call of
     its plan and each user turn, and two more."""
     return len(task.truth.tool_sequence) + len(task.truth.user_turns) + 3
 
 
 def prompt_messages(task: Task, limit_chars: int) -> list[JsonObject]:
-    """What a model sees of the task first; longer messages are cut in the middle."""
+    """Return what a model sees of the task first; longer messages are cut in the middle."""
     return [
         {**message.model_dump(), "content": cut_middle(message.content, limit_chars)[0]}
         for message in task.prompt

@@ -10,38 +10,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jsonschema import Draft202012Validator, SchemaError
-from jsonschema.exceptions import best_match
-from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import SEARCH_TOOL, ToolSpec, chat_schema
 from mcpagent.errors import UserError
-
-_MAX_PROBLEM_CHARS = 200
+from mcpagent.tools.schemas import SchemaCheck
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfferedTool:
-    """One tool under the name that the model sees. `validator` is None where the server's schema is not a
-    valid JSON schema: then only the server can judge the arguments."""
+    """One tool under the name that the model sees."""
 
     name: str
     spec: ToolSpec
     schema: JsonObject  # as chat templates take it
-    validator: Validator | None
+    check: SchemaCheck
 
     def argument_problem(self, arguments: JsonObject) -> str | None:
-        """What is wrong with `arguments`, short enough for the model's context; None where they fit."""
-        if self.validator is None or self.validator.is_valid(arguments):
-            return None
-        error = best_match(self.validator.iter_errors(arguments))
-        where = ".".join(str(part) for part in error.absolute_path)
-        return (f"{where}: {error.message}" if where else error.message)[:_MAX_PROBLEM_CHARS]
+        """Return what is wrong with `arguments`, short enough for the model's context; None if they fit, or
+        if only the server can judge them."""
+        return self.check.fault(arguments)
 
 
 class OfferedTools:
@@ -57,17 +45,17 @@ class OfferedTools:
         self.schemas: tuple[JsonObject, ...] = tuple(tool.schema for tool in tools)
 
     def find(self, name: str) -> OfferedTool | None:
-        """The tool by any of its names; None where it is not offered."""
+        """Return the tool by any of its names; None if it is not offered."""
         return self._by_name.get(name)
 
     def schema_of(self, name: str) -> JsonObject | None:
-        """The input schema of a tool by any of its names; None where it is not offered."""
+        """Return the input schema of a tool by any of its names; None if it is not offered."""
         tool = self._by_name.get(name)
         return None if tool is None else tool.spec.input_schema
 
 
 def offer(catalog: Mapping[str, ToolSpec], names: Sequence[str] | None, *, task_id: str) -> OfferedTools:
-    """The tools `names` (`server.tool`; None is the whole catalog) of the live catalog, in that order.
+    """Return the tools `names` (`server.tool`; None is the whole catalog) of the live catalog, in that order.
 
     Raises UserError that lists the tools which the catalog lacks.
     """
@@ -95,28 +83,16 @@ def _compiled(name: str, spec: ToolSpec) -> OfferedTool:
     if cached is not None and (cached.spec is spec or cached.spec == spec):
         return cached
     tool = OfferedTool(
-        name=name, spec=spec, schema=chat_schema(name, spec), validator=_validator(spec.input_schema)
+        name=name, spec=spec, schema=chat_schema(name, spec), check=SchemaCheck(spec.input_schema)
     )
     _cache[key] = tool
     return tool
 
 
-def _validator(schema: JsonObject) -> Validator | None:
-    kind = validator_for(schema, default=Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-        # An empty registry: a schema of an untrusted server must not make us fetch an address.
-        validator = kind(schema, registry=Registry())
-        validator.is_valid({})
-    except (SchemaError, Unresolvable):
-        return None
-    return validator
-
-
 @dataclass(frozen=True, kw_only=True)
 class Discovery:
     """Tools are searched for, not offered all at once. `pinned` (`server.tool`, or a server) are offered from
-    the start where the task has them; one result of a search holds at most `result_chars` characters of
+    the start if the task has them; one result of a search holds at most `result_chars` characters of
     schemas, those of its best match apart."""
 
     pinned: tuple[str, ...] = ()
@@ -139,7 +115,7 @@ class SearchableTools:
         *,
         task_id: str,
     ) -> None:
-        """`names` as for `offer`, which raises where the catalog lacks one."""
+        """`names` as for `offer`, which raises if the catalog lacks one."""
         self._catalog, self._discovery, self._task_id = catalog, discovery, task_id
         self._index = _index_of(catalog)
         self._search = _search_tool(catalog)
@@ -172,13 +148,13 @@ class SearchableTools:
         return tuple(tool.schema for tool in pinned.values())
 
     def why_unknown(self, name: str) -> str:
-        """What tells the model that it called a tool which is not loaded."""
+        """Return what tells the model that it called a tool which is not loaded."""
         hidden = OfferedTools(list(self._hidden.values())).find(name)
         what = f"there is no tool {name!r}" if hidden is None else f"the tool {name!r} is not loaded"
         return f"{what}; find tools with {self.search_name} first, then call what it returns"
 
     def search(self, arguments: JsonObject) -> tuple[str, tuple[JsonObject, ...], tuple[str, ...]]:
-        """The result that the model sees, and the schemas and `server.tool` names that it loads."""
+        """Return the result that the model sees, and the schemas and `server.tool` names that it loads."""
         limit = int(arguments.get("limit", DEFAULT_RESULTS))
         hits = self._index.best(arguments["query"], among=self._hidden.keys() | self._loaded.keys())[:limit]
         matches: list[OfferedTool] = []
@@ -205,7 +181,7 @@ class SearchableTools:
 
 
 def discovery(config: ToolsConfig) -> Discovery | None:
-    """How tools are searched for, None where all are offered (`tools.discovery`)."""
+    """Return how tools are searched for, None if all are offered (`tools.discovery`)."""
     if config.discovery == "all":
         return None
     return Discovery(pinned=config.pinned, result_chars=config.result_limit_chars)
@@ -218,14 +194,14 @@ def first_schemas(
     *,
     task_id: str,
 ) -> tuple[JsonObject, ...]:
-    """The schemas that an episode begins with. Raises UserError as `offer`."""
+    """Return the schemas that an episode begins with. Raises UserError as `offer`."""
     if discovery is None:
         return offer(catalog, names, task_id=task_id).schemas
     return SearchableTools(catalog, names, discovery, task_id=task_id).offered.schemas
 
 
 def _search_tool(catalog: Mapping[str, ToolSpec]) -> OfferedTool:
-    """The search, under a name that no server's tool has."""
+    """Return the search, under a name that no server's tool has."""
     name = SEARCH_TOOL.name
     taken = {*catalog, *(n for spec in catalog.values() for n in (spec.name, spec.qualified_name))}
     while name in taken:
@@ -255,7 +231,8 @@ _NAME_WEIGHT, _SERVER_WEIGHT, _TEXT_WEIGHT, _PARAMETER_WEIGHT, _PREFIX_WEIGHT = 
 
 
 def search_words(text: str) -> list[str]:
-    """The words that a search goes by: without those that say nothing, without endings, names split."""
+    """Return the words that a search goes by: without those that say nothing, without endings, names
+    split."""
     words: list[str] = []
     for word in _WORD.findall(_CAMEL.sub(" ", text)):
         if _UNSPACED.fullmatch(word) and len(word) > 1:
@@ -297,7 +274,7 @@ class _ToolIndex:
                 tools[dotted] = rarity * weight * (_K1 + 1) / (weight + discount)
 
     def best(self, query: str, *, among: Iterable[str]) -> list[str]:
-        """The tools of `among` (`server.tool`) that share a word with the query, best first."""
+        """Return the tools of `among` (`server.tool`) that share a word with the query, best first."""
         scores: defaultdict[str, float] = defaultdict(float)
         words = search_words(query)
         for word, factor in sorted(_with_prefixes(Counter(words)).items()):

@@ -30,7 +30,7 @@ DIALECT_OF: Mapping[str, Dialect] = {"auto": AUTO, **LOADED_DIALECTS}
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedAction:
-    """`thinking` is None where there is none; `text` is what remains without thinking and calls, trimmed."""
+    """`thinking` is None if there is none; `text` is what remains without thinking and calls, trimmed."""
 
     calls: tuple[ToolCall, ...] = ()
     failures: tuple[ParseFailure, ...] = ()
@@ -115,7 +115,7 @@ def _tags(name: str) -> re.Pattern[str]:
 
 
 def error_content(message: str) -> str:
-    """An error of the environment as the model sees it."""
+    """Return an error of the environment as the model sees it."""
     return json.dumps({"error": message}, ensure_ascii=False)
 
 
@@ -126,8 +126,8 @@ def observations(
     *,
     calls: Sequence[ToolCall] = (),
 ) -> list[JsonObject]:
-    """The messages that a model sees after its step. A result has the `name` by which `calls` called the
-    tool: some chat templates write it."""
+    """Return the messages that a model sees after its step. A result has the `name` by which `calls`
+    called the tool: some chat templates write it."""
     names = {call.id: call.written_as for call in calls}
     seen: list[JsonObject] = [
         {"role": "tool", "content": r.content, "name": names.get(r.call_id) or r.tool} for r in results

@@ -35,7 +35,8 @@ from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput, prompt_messages, search_turns
 from mcpagent.env.offer import discovery
 from mcpagent.errors import EpisodeError, UserError
-from mcpagent.reward.terms import Reward, load_reward
+from mcpagent.reward.record import Reward
+from mcpagent.reward.terms import load_reward
 from mcpagent.tools.setup import Tools, open_tools
 
 ENV_ID = "MCPToolEnv"
@@ -84,7 +85,7 @@ class EnvConfig(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpisodePlace:
-    """Which attempt at which task an environment plays, for records of it. `renders` is True where the one
+    """Which attempt at which task an environment plays, for records of it. `renders` is True if the one
     who drives the environment keeps control tokens out of texts itself."""
 
     group_id: str
@@ -100,8 +101,8 @@ def register() -> None:
 
 
 def start_servers(env_config: object = None) -> Tools:
-    """Start the servers that environments of this configuration share, where they are not running; they end
-    with the process. Raises UserError where one does not start."""
+    """Start the servers that environments of this configuration share, if they are not running; they end
+    with the process. Raises UserError if one does not start."""
     return _runtime(_parse_config(env_config)).tools
 
 
@@ -133,8 +134,8 @@ class MCPToolEnv(BaseTextEnv):
         return tuple(self._errors)
 
     def init(self, prompt: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        """The prompt, and the offered schemas under `tools`. Raises UserError for a record that can't be run;
-        servers that fail are reported by the first step."""
+        """Return the prompt, and the offered schemas under `tools`. Raises UserError for a record that
+        can't be run; servers that fail are reported by the first step."""
         task = _task(prompt, self._extras)
         self._runtime = _runtime(self._config)
         return self._runtime.tools.io.run(self._begin(task))
@@ -219,7 +220,7 @@ class MCPToolEnv(BaseTextEnv):
         return self._output(output, reward=trajectory.reward or 0.0, metadata=metadata)
 
     async def finish(self, reason: StopReason) -> None:
-        """End the episode from outside, such as where the context leaves no room for another turn."""
+        """End the episode from outside, as when the context leaves no room for another turn."""
         if self._episode is not None and not self._errors:
             try:
                 await self._episode.finish(reason)
@@ -228,7 +229,7 @@ class MCPToolEnv(BaseTextEnv):
                 await self._fail(error)
 
     async def trajectory(self) -> Trajectory:
-        """The record of the ended episode, with its reward. Needs an episode that has begun."""
+        """Return the record of the ended episode, with its reward. Needs an episode that has begun."""
         assert self._episode is not None and self._place is not None
         trajectory = await self._episode.trajectory(
             self._turns,
@@ -260,7 +261,7 @@ class MCPToolEnv(BaseTextEnv):
             await self._episode.close()
 
     def get_metrics(self) -> dict[str, Any]:
-        """Numbers of the episode: counts, reward terms that ran, and whether it was scored."""
+        """Return numbers of the episode: counts, reward terms that ran, and whether it was scored."""
         scored = self._reward is not None
         terms = {name: value for name, value in self._terms.items() if value is not None}
         # A mean over episodes has those alone that report the number: `success` that of the scored ones.
@@ -342,7 +343,7 @@ _starting = threading.Lock()
 
 
 def _runtime(config: EnvConfig) -> _Runtime:
-    """Started at first use, ended with the process. Raises UserError where a server does not start."""
+    """Started at first use, ended with the process. Raises UserError if a server does not start."""
     key = config.section.model_dump_json()
     with _starting:
         if key not in _runtimes:
@@ -393,8 +394,8 @@ def _plain(value: Any) -> Any:
 
 
 def _task(prompt: Sequence[Mapping[str, str]], extras: Mapping[str, Any]) -> Task:
-    """The record that SkyRL took apart. A parquet file stores the ground truth as JSON text, or fills missing
-    keys with nulls. Raises UserError."""
+    """Return the record that SkyRL took apart. A parquet file stores the ground truth as JSON text, or
+    fills missing keys with nulls. Raises UserError."""
     reward_spec = dict(extras.get("reward_spec") or {})
     try:
         reward_spec["ground_truth"] = _from_text(reward_spec.get("ground_truth"))
@@ -427,7 +428,8 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _unmarked(value: Any) -> Any:
-    """A message or a schema whose texts hold no mark of a chat template: the tokenizer is not ours to ask."""
+    """Return a message or a schema whose texts hold no mark of a chat template: the tokenizer is not ours
+    to ask."""
     if isinstance(value, str):
         return without_marks(value)
     if isinstance(value, dict):

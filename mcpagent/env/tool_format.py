@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Message, Task
 from mcpagent.core.tools import ToolSpec, chat_schema
 from mcpagent.env.dialects.contract import Dialect
 from mcpagent.env.parsing import DIALECT_OF, LOADED_DIALECTS, parse_action
 from mcpagent.errors import UserError
 from mcpagent.models.conversation import calling_message, thought, tool_message
-from mcpagent.models.tokens import Renderer, refuse_forgery, with_schemas
+from mcpagent.models.tokens import Renderer, refuse_forgery
 
 # A call that is hard to read back: text that looks like a number, quotes, line breaks, every JSON type.
 GOLD_TOOL = ToolSpec(
@@ -46,10 +47,10 @@ _MAX_SHOWN = 160  # characters of a call in an error
 
 
 def open_renderer(tokenizer: Any, *, name: str, tool_format: str = "auto") -> Renderer:
-    """The renderer of a model, once its template has passed: suffixes do not depend on the history, a call
-    that the template writes reads back as the same call, control tokens cannot be forged.
+    """Return the renderer of a model, once its template has passed: suffixes do not depend on the history, a
+    call that the template writes reads back as the same call, control tokens cannot be forged.
 
-    `auto` is the dialect that the template writes; where it writes none, the model is told to write Hermes.
+    `auto` is the dialect that the template writes; if it writes none, the model is told to write Hermes.
     Another one is taught in the system message, in place of what the template would say of tools. Raises
     UserError with the reason and the remedy.
     """
@@ -88,8 +89,84 @@ def open_renderer(tokenizer: Any, *, name: str, tool_format: str = "auto") -> Re
     return dialect_renderer
 
 
+# Questions whose answer is one call, to see in which format a model would write it.
+QUESTIONS: Sequence[tuple[str, ToolSpec]] = tuple(
+    (question, ToolSpec(server="mcpagent", name=name, description=description, input_schema=schema))
+    for question, name, description, argument in (
+        ("What is the weather in Oslo?", "get_weather", "Get the weather of a city.", "city"),
+        ("Which items are in order A-1207?", "get_order", "Get an order by its id.", "order_id"),
+        ("Who wrote the novel Middlemarch?", "find_book", "Find a book by its title.", "title"),
+    )
+    for schema in [{"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}]
+)
+_HARDLY = -10.0  # nats: a token that is sampled once in 22,000 times was never trained
+_EASILY = -7.0  # nats: what another format must have to be taken in place of the template's
+_PLAIN = ("json", "xml", "hermes")  # what text can write without tokens of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatChoice:
+    """The format that a model is told to call tools in. `openings` has, for each format that was measured,
+    the logprob (nats) of the least likely token with which a call begins; `why` is for the user if the
+    template does not decide."""
+
+    tool_format: str
+    openings: Mapping[str, float] = field(default_factory=dict)
+    why: str | None = None
+
+
+Score = Callable[[Sequence[int], Sequence[int]], Sequence[float]]
+
+
+def measured_format(tokenizer: Any, *, name: str, score: Score) -> FormatChoice:
+    """Return what `auto` means for a model whose weights are at hand: the format of its template, unless the
+    model hardly ever begins a call so and easily begins one of another format, under that format's own
+    rendering. `score` gives the logprobs of tokens after others. Raises what `open_renderer` does."""
+    of_template = open_renderer(tokenizer, name=name)
+    template = of_template.tool_format
+    if DIALECT_OF[template].read_turn is not None:
+        return FormatChoice(tool_format=template)
+    openings = {template: _opening(of_template, score)}
+    if openings[template] >= _HARDLY:
+        return FormatChoice(tool_format=template, openings=openings)
+    for other in _PLAIN:
+        if other != template and not (other == "hermes" and template == "auto"):
+            openings[other] = _opening(open_renderer(tokenizer, name=name, tool_format=other), score)
+    best = max(openings, key=lambda each: openings[each])
+    hardly = f"the template of {name} asks for {_begins(template)!r}, of which the model holds a token at "
+    hardly += f"e^{openings[template]:.0f}: never trained"
+    if openings[best] < _EASILY:
+        why = f"{hardly}, and it begins no other call easily ({best}: e^{openings[best]:.1f})"
+        return FormatChoice(tool_format=template, openings=openings, why=why)
+    why = f"{hardly}; tool format {best} is used, which it begins at e^{openings[best]:.1f}"
+    return FormatChoice(tool_format=best, openings=openings, why=why)
+
+
+def _begins(tool_format: str) -> str:
+    """What a call of a format begins with, whatever tool it is of."""
+    return DIALECT_OF[tool_format].write([("TOOL", {})]).partition("TOOL")[0]
+
+
+def opening_ids(renderer: Renderer) -> tuple[int, ...]:
+    """Return the tokens with which a call begins, whatever tool it is of."""
+    turn = DIALECT_OF[renderer.tool_format].turn
+    of_two = (renderer.action_ids(turn("", [(name, {})])) for name in ("get_item", "list_items"))
+    return tuple(ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*of_two, strict=False)))
+
+
+def _opening(renderer: Renderer, score: Score) -> float:
+    """The logprob of the least likely token with which a call begins, the mean over the questions."""
+    opening = opening_ids(renderer)
+    logprobs = [
+        min(score(renderer.prompt_ids([{"role": "user", "content": question}], schemas), opening))
+        for question, tool in QUESTIONS
+        for schemas in [[chat_schema(tool.name, tool)]]
+    ]
+    return sum(logprobs) / len(logprobs)
+
+
 def read_back(written: str) -> Dialect | None:
-    """The dialect that reads `written`, a call of the gold tool, as that call and nothing else."""
+    """Return the dialect that reads `written`, a call of the gold tool, as that call and nothing else."""
     for dialect in LOADED_DIALECTS.values():
         parsed = parse_action(written, tool_format=dialect.name, schema_of=lambda _: GOLD_TOOL.input_schema)
         calls = [(call.tool, call.arguments) for call in parsed.calls]
@@ -101,8 +178,9 @@ def read_back(written: str) -> Dialect | None:
 def gold_conversation(
     renderer: Renderer, tools: Sequence[JsonObject]
 ) -> tuple[list[int], list[JsonObject], list[JsonObject]]:
-    """A conversation of three turns, two of them calls, each after a thought where the template knows them:
-    its tokens as an episode keeps them, its messages as an API would hold them, and the tools offered."""
+    """Return a conversation of three turns, two of them calls, each after a thought if the template knows
+    them: its tokens as an episode keeps them, its messages as an API would hold them, and the tools
+    offered."""
     offered = [*tools, _SCHEMA]
     dialect = DIALECT_OF[renderer.tool_format]
     called = (GOLD_TOOL.name, GOLD_ARGUMENTS)
@@ -124,7 +202,8 @@ def gold_conversation(
 
 
 def _gold_turn(renderer: Renderer, turn: JsonObject, offered: Sequence[JsonObject]) -> tuple[JsonObject, str]:
-    """The turn after a thought where the template knows them, and as the template has a model write it."""
+    """Return the turn after a thought if the template knows them, and as the template has a model write
+    it."""
     thinking = {**turn, **thought("I look.")} if renderer.has_reasoning else turn
     for message in (thinking, turn):
         text = renderer.turn_text(message, offered)
@@ -135,7 +214,7 @@ def _gold_turn(renderer: Renderer, turn: JsonObject, offered: Sequence[JsonObjec
 
 
 def rewritten(text: str, tool_format: str) -> str:
-    """A turn of a scripted policy, which writes Hermes, in another dialect."""
+    """Return a turn of a scripted policy, which writes Hermes, in another dialect."""
     parsed, dialect = parse_action(text), DIALECT_OF[tool_format]
     if tool_format in ("auto", "hermes") or (not parsed.calls and dialect.read_turn is None):
         return text
@@ -143,7 +222,7 @@ def rewritten(text: str, tool_format: str) -> str:
 
 
 def _own_dialect(renderer: Renderer, *, is_needed: bool) -> Dialect | None:
-    """The dialect that the template itself writes, None where it writes no calls. Raises UserError where
+    """Return the dialect that the template itself writes, None if it writes no calls. Raises UserError if
     `is_needed` and nothing here reads what it writes."""
     written = renderer.call_text(GOLD_TOOL.name, GOLD_ARGUMENTS, [_SCHEMA])
     if written is None:
@@ -154,27 +233,11 @@ def _own_dialect(renderer: Renderer, *, is_needed: bool) -> Dialect | None:
             f"the chat template of {renderer.name} writes a tool call in a form that no parser here reads: "
             f"{written[:_MAX_SHOWN]!r}",
             where="rollout.tool_format",
-            remedy="--tool-format hermes (or --set rollout.tool_format=hermes) teaches another form in the "
-            "system message instead",
+            remedy="--set rollout.tool_format=hermes teaches another form in the system message instead",
         )
     return dialect
 
 
 def _teaches(renderer: Renderer) -> bool:
-    """Whether what the template says of tools shows Hermes' tags (the embedded model's does)."""
+    """Return whether what the template says of tools shows Hermes' tags (the embedded model's does)."""
     return "<tool_call>" in renderer.render_text([{"role": "user", "content": "question"}], [_SCHEMA])
-
-
-def bake_tools(task: Task, schemas: Sequence[JsonObject], *, tool_format: str = "auto") -> Task:
-    """The task with the schemas of its tools in its system message, and how they are called: for trainers
-    that pass no tools to the chat template. An episode of it then shows no schemas beside them."""
-    if task.has_baked_tools or not schemas:
-        return task
-    prompt = [message.model_dump() for message in task.prompt]
-    taught = with_schemas(prompt, schemas, DIALECT_OF[tool_format].instruction)
-    return task.model_copy(
-        update={
-            "prompt": tuple(Message.model_validate(message) for message in taught),
-            "extra_info": {**task.extra_info, "baked_tools": True},
-        }
-    )

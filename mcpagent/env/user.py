@@ -6,8 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mcpagent.core.placeholders import format_value, reference_texts
@@ -18,6 +17,7 @@ from mcpagent.core.tools import ToolResult
 from mcpagent.core.trajectory import SimulatedUser
 from mcpagent.core.values import numbers_in
 from mcpagent.errors import EpisodeError
+from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
 from mcpagent.reward.phrasing import has_words, plain
 
@@ -62,7 +62,7 @@ class UserTurn:
         results: Sequence[ToolResult],
         tool_names: Iterable[str],
     ) -> UserTurn:
-        """The turn of an episode of `task`."""
+        """Return the turn of an episode of `task`."""
         check = task.truth.final_answer
         answer = None if check is None or check.type in ("regex", "abstention") else check.value
         secrets = [format_value(leaf) for leaf in _leaves(answer) if not reference_texts(leaf)]
@@ -80,12 +80,12 @@ class UserSimulator(Protocol):
     """Says what a user would say at a turn of the script."""
 
     async def say(self, turn: UserTurn, *, seed: int) -> tuple[str, SimulatedUser]:
-        """The message and how it came about. Raises EpisodeError."""
+        """Return the message and how it came about. Raises EpisodeError."""
         ...
 
 
 def fault_of(text: str, turn: UserTurn) -> str | None:
-    """Why an honest user would not say `text` at this turn; None where it may stand.
+    """Return why an honest user would not say `text` at this turn; None if it may stand.
 
     It has to say every name, number and code of the goal, and none that neither the goal nor an earlier
     message of the user holds; no text of a result that the user never said, and no name of a tool.
@@ -142,46 +142,16 @@ def _leaves(value: Any) -> Iterator[str]:
         yield value
 
 
-@dataclass
-class UserCache:
-    """Replies by question, in memory and, with a `path`, as a line of JSON each: what was asked once is not
-    asked again, in this run or another."""
-
-    path: Path | None = None
-    _replies: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.path is None or not self.path.exists():
-            return
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-                self._replies[record["key"]] = record["text"]
-            except (ValueError, KeyError, TypeError):
-                continue  # cut short by a kill: it is asked again
-
-    def get(self, key: str) -> str | None:
-        """The reply; None where it was never asked."""
-        return self._replies.get(key)
-
-    def put(self, key: str, text: str) -> None:
-        """Keep a reply."""
-        self._replies[key] = text
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps({"key": key, "text": text}, ensure_ascii=False) + "\n")
-
-
 class ModelUser:
-    """A `UserSimulator` with a model. The same model, turn and seed give the same message."""
+    """A `UserSimulator` with a model. With a client that has a journal, the same model, turn and seed give
+    the same message."""
 
-    def __init__(self, client: ChatClient, *, model: str, cache: UserCache) -> None:
-        self._client, self._model, self._cache = client, model, cache
+    def __init__(self, client: ChatClient, *, model: str) -> None:
+        self._client, self._model = client, model
 
     async def say(self, turn: UserTurn, *, seed: int) -> tuple[str, SimulatedUser]:
-        """The first message that passes `fault_of`, else the script. Raises EpisodeError where there is no
-        answer."""
+        """Return the first message that passes `fault_of`, else the script. Raises EpisodeError if there
+        is no answer."""
         rejected: list[str] = []
         for attempt in range(_ATTEMPTS):
             text = await self._ask(turn, seed=derive_seed(seed, "user", len(turn.said), attempt) % _MAX_SEED)
@@ -198,8 +168,6 @@ class ModelUser:
         )
         question = json.dumps([self._model, messages, seed], ensure_ascii=False)
         key = hashlib.sha256(question.encode("utf-8", "replace")).hexdigest()
-        if (cached := self._cache.get(key)) is not None:
-            return cached
         request = ChatRequest(messages=messages, max_output_tokens=_MAX_TOKENS, temperature=1.0, seed=seed)
         try:
             reply = await self._client.ask(request, key=f"user-{key}")
@@ -207,6 +175,6 @@ class ModelUser:
             raise EpisodeError(
                 f"the simulated user gave no answer ({failure.reason}): {failure.text}"
             ) from failure
-        text = reply.text.strip()
-        self._cache.put(key, text)
-        return text
+        except BudgetSpent as spent:
+            raise EpisodeError(f"the simulated user is past its cap (api.{spent.cap})") from spent
+        return reply.text.strip()

@@ -1,22 +1,28 @@
 """Checks of the final answer and of the end state.
 
-A right answer states what is asked for: it has the facts, does not deny them, is about as long as the
-reference, and is not a copy of what the tools returned or a list to choose from.
+With the answer line only that line counts (`mcpagent.reward.line`). Without it the whole text is searched: a
+right one has the facts, does not deny them, is about as long as the reference, and is not a copy of what the
+tools returned or a list to choose from.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
+from mcpagent.core.answer_line import split_answer
 from mcpagent.core.matching import expect_holds, others_unchanged
+from mcpagent.core.patterns import PatternError, pattern_found
 from mcpagent.core.placeholders import PlaceholderError, format_value, resolve_references, result_value
 from mcpagent.core.tasks import AnswerCheck, StateCheck
 from mcpagent.core.tools import ToolResult
-from mcpagent.core.values import as_number, numbers_equal, numbers_in, quantities_in
+from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.abstention import abstention_holds
-from mcpagent.reward.phrasing import Evidence, has_words, is_denied, is_dump, plain, without_markup
+from mcpagent.reward.line import blanked, is_given, line_holds, read_answer, unwrapped, value_spans
+from mcpagent.reward.phrasing import AnswerContext, denied_after, is_affirmed, is_dump, plain
+from mcpagent.reward.reading import Amount, Span, amounts, canonical, is_conversion
 
 MAX_DIFFERENT_NUMBERS = 4
 MAX_WORDS = (
@@ -24,59 +30,61 @@ MAX_WORDS = (
 )
 FEW_WORDS = 60  # an answer may always have so many
 WORDS_PER_REFERENCE_WORD = 8
-_SCALES = {
-    **dict.fromkeys(("thousand", "k"), 3),
-    **dict.fromkeys(("million", "m", "mn", "mio"), 6),
-    **dict.fromkeys(("billion", "b", "bn"), 9),
-    **dict.fromkeys(("trillion", "t", "tn"), 12),
-}
-_SCALE = re.compile(rf"\s?({'|'.join(sorted(_SCALES, key=len, reverse=True))})\b", re.IGNORECASE)
-_FALLING = re.compile(
-    r"\b(?:fell|fall(?:s|en|ing)?|down|drop\w*|declin\w+|los[et]|loss(?:es)?|decreas\w+|lower|minus"
-    r"|negative|sank|slid|shed)\b",
-    re.IGNORECASE,
+_ZERO = ("0", "none", "no", "nobody", "nothing", "never")
+_SENTENCE = re.compile(
+    r"(?<=[.!?;])\s+(?!\d|(?:jan|feb|mar|apr|may|ju[nl]|aug|sep|oct|nov|dec)[a-z]*\.?,? \d{4})|\n+| - ", re.I
 )
-_NOTHING = Evidence()
+_NOTHING = AnswerContext()
 
 
 def as_facts(value: Any) -> list[Any]:
-    """The facts of a check's value: those of a list, or the one that it is."""
+    """Return the facts of a check's value: those of a list, the things and values of pairs, or itself."""
+    if is_json_object(value):
+        return [item for pair in value.items() for item in pair]
     return [*cast("list[Any] | tuple[Any, ...]", value)] if isinstance(value, list | tuple) else [value]
 
 
 def answer_holds(
-    check: AnswerCheck, answer: str | None, results: Mapping[str, Any], evidence: Evidence = _NOTHING
+    check: AnswerCheck,
+    answer: str | None,
+    results: Mapping[str, Any],
+    context: AnswerContext = _NOTHING,
+    *,
+    on_line: bool = False,
 ) -> bool:
-    """Whether `answer` passes. `results` resolves step references of the expected value; one that the episode
-    never produced cannot be answered, so it fails. None (no answer was given) fails."""
+    """Return whether `answer` passes; `on_line` grades its answer line alone. `results` resolves step
+    references of the expected value; one that the episode never produced cannot be answered, so it fails.
+    None (no answer was given) fails."""
     if answer is None:
+        return False
+    before, line = split_answer(answer) if on_line else ("", answer)
+    if line is None:
         return False
     try:
         value = resolve_references(check.value, results)
-        if check.type == "abstention":
-            return abstention_holds(check, answer, resolve_references(check.without, results), evidence)
+        accepted = [value, *resolve_references(list(check.accept), results)]
+        without = resolve_references(check.without, results)
     except PlaceholderError:
         return False
-    facts = as_facts(value)
-    match check.type:
-        case "string":
-            return plain(str(value)) == plain(answer)
-        case "number":
-            holds = _number_holds(value, answer, check.tolerance, evidence)
-        case "regex":
-            facts = []
-            holds = re.search(str(value), answer) is not None
-        case "must_include":
-            holds = _includes_all(facts, answer, check.tolerance, evidence)
-    texts = [format_value(fact) for fact in facts]
-    return holds and _is_short(check, answer, texts, evidence) and not is_dump(answer, texts, evidence)
+    if check.type == "abstention":
+        told = f"{before}\n{line}" if on_line else answer
+        return abstention_holds(check, told, without, context, line=line if on_line else None)
+    if check.type == "regex":
+        # What the reference says may be said, whatever a result says too.
+        facts = [context.reference] if context.reference else []
+        return _is_found(str(value), line) and (on_line or _is_answer(check, line, facts, context))
+    if on_line:
+        return line_holds(check, accepted, line, replace(context, on_line=True))
+    if check.type == "string":
+        return any(plain(str(each)) == plain(answer) for each in accepted)
+    return any(_text_holds(check, each, answer, context) for each in accepted)
 
 
 def state_holds(
     check: StateCheck, result: ToolResult, results: Mapping[str, Any], before: ToolResult | None = None
 ) -> bool:
-    """Whether the end state that `result` reports is as expected. `results` as above; `before` is what the
-    same call reported before the episode, which only some rules need: without it they fail."""
+    """Return whether the end state that `result` reports is as expected. `results` as above; `before` is what
+    the same call reported before the episode, which only some rules need: without it they fail."""
     if result.is_error:
         return False
     was = None if before is None or before.is_error else result_value(before)
@@ -90,85 +98,117 @@ def state_holds(
     )
 
 
-def _number_holds(expected: Any, answer: str, tolerance: float, evidence: Evidence) -> bool:
-    target = as_number(expected)
-    if target is None and isinstance(expected, str):
-        numbers = numbers_in(expected)
-        target = float(numbers[-1]) if numbers else None
+def _is_found(pattern: str, text: str) -> bool:
+    try:
+        return pattern_found(pattern, text)
+    except PatternError:
+        return False  # what cannot be searched in bounded time is not found; `data validate` says so
+
+
+def _text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerContext) -> bool:
+    facts, answer = as_facts(value), unwrapped(answer, check)
+    texts = [format_value(fact) for fact in facts]
+    return _states(check, value, read_answer(answer, check), context) and _is_answer(
+        check, answer, texts, context
+    )
+
+
+def _is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
+    return _is_short(check, answer, facts, context) and not is_dump(answer, facts, context)
+
+
+def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:
+    """Whether the value is said and not denied: a number or facts anywhere, anything else by a sentence that
+    would do as the answer line."""
+    if check.type == "number":
+        return _states_number(check, value, text, context)
+    if check.type == "must_include":
+        return _includes_all(as_facts(value), check, text, context)
+    parts = [part for part in dict.fromkeys([text, *_SENTENCE.split(text)]) if part.strip()]
+    options = (True, False) if check.type == "yes_no" else check.options
+    given = [option for part in parts[1:] for option in options if is_given(check, [option], part, context)]
+    if given and given[-1] != value:
+        return False  # corrected
+    return any(
+        is_given(check, [value], part, context) and not denied_after(text, text.find(part) + len(part))
+        for part in parts
+    )
+
+
+def _is_said(spans: Sequence[Span], text: str, context: AnswerContext) -> bool:
+    return any(
+        (text[start:end].casefold() in _ZERO and not denied_after(text, end))
+        or is_affirmed(text, start, end, said=context.said)
+        for start, end in spans
+    )
+
+
+def _states_number(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:
+    """Whether the number is said last, and not among a choice of others. Numbers of the question may stand
+    anywhere, and an amount in another unit next to it."""
+    target = as_number(value)
+    if target is None and isinstance(value, str):
+        numbers = numbers_in(value)
+        target = numbers[-1] if numbers else None
     if target is None:
         return False
-    new = _new_numbers(answer, evidence, {target})
-    if not new or len({number for number, _, _ in new}) > MAX_DIFFERENT_NUMBERS:
+    exact = value if isinstance(value, int) else target
+    stated = value_spans(check, exact, text, context, is_strict=False)
+    if not _is_said(stated, text, context):
         return False
-    return _states(new[-1], target, answer, tolerance, evidence)
+    new = _new_amounts(_without_remarks(text, stated), context, {exact})
+    if len({amount.number for amount in new}) > MAX_DIFFERENT_NUMBERS:
+        return False
+    right = [amount for amount in new if any(start <= amount.start < end for start, end in stated)]
+    told = [a for a in new if a in right or not any(is_conversion(a, one) for one in right)]
+    return not told or told[-1] in right or not right
 
 
-def _includes_all(facts: Sequence[Any], answer: str, tolerance: float, evidence: Evidence) -> bool:
-    """Every fact is there, and no more different numbers than the facts hold and a few."""
+def _without_remarks(text: str, stated: Sequence[Span]) -> str:
+    """A text without the brackets that none of the spans is in."""
+    remarks = [match.span() for match in re.finditer(r"\([^()]*\)", text) if not _is_reading(match[0][1:-1])]
+    told = [span for span in remarks if not any(span[0] <= start < span[1] for start, _ in stated)]
+    return blanked(text, told)
+
+
+def _is_reading(remark: str) -> bool:
+    """Whether a bracket gives an amount with its unit, or a choice, rather than a remark."""
+    told = amounts(remark)
+    whole = len(told) == 1 and told[0].unit is not None and not remark[: told[0].start].strip("≈~= $€£")
+    return remark.startswith("or ") or (whole and told[0].end == len(remark))
+
+
+def _includes_all(facts: Sequence[Any], check: AnswerCheck, text: str, context: AnswerContext) -> bool:
+    """Whether every fact is there, and no more different numbers than the facts hold and a few."""
     held = {number for fact in facts for number in numbers_in(format_value(fact))}
     numeric = sum(not isinstance(fact, str) for fact in facts)
     allowed = MAX_DIFFERENT_NUMBERS + max(numeric, len(held))
-    if len({number for number, _, _ in quantities_in(answer)} - _given(evidence, held)) > allowed:
+    if len({amount.number for amount in amounts(text)} - _given(context, held)) > allowed:
         return False
-    return all(_includes(fact, answer, tolerance, evidence) for fact in facts)
+    return all(_is_said(_fact_spans(fact, check, text, context), text, context) for fact in facts)
 
 
-def _new_numbers(answer: str, evidence: Evidence, targets: set[Any]) -> list[tuple[int | float, int, int]]:
-    """The numbers of `answer` without those of the question, which an answer may repeat, unless they are
-    targets. All of them where the question holds every one."""
-    given, quantities = _given(evidence, targets), quantities_in(answer)
-    return [quantity for quantity in quantities if quantity[0] not in given] or quantities
+def _fact_spans(fact: Any, check: AnswerCheck, text: str, context: AnswerContext) -> list[Span]:
+    as_it_is = check.model_copy(update={"type": "must_include"})
+    return value_spans(as_it_is, fact, text, context, is_strict=False)
 
 
-def _given(evidence: Evidence, targets: set[Any]) -> set[int | float]:
+def _new_amounts(text: str, context: AnswerContext, targets: set[Any]) -> list[Amount]:
+    """The numbers of a text without those of the question, which an answer may repeat, unless they are
+    targets. All of them if the question holds every one."""
+    given = _given(context, targets)
+    return [amount for amount in amounts(text) if amount.number not in given] or list(amounts(text))
+
+
+def _given(context: AnswerContext, targets: set[Any]) -> set[int | float]:
     """The numbers of the question, which an answer may repeat, but for those that are targets."""
-    return set(numbers_in(evidence.said)) - targets
+    return set(numbers_in(canonical(context.said))) - targets
 
 
-def _includes(fact: Any, answer: str, tolerance: float, evidence: Evidence) -> bool:
-    """Somewhere in `answer`, and not denied there."""
-    target = as_number(fact)
-    if target is not None and (not isinstance(fact, str) or not fact.strip().startswith("0")):
-        quantities = [q for q in quantities_in(answer) if _states(q, target, answer, tolerance, evidence)]
-        if quantities or not isinstance(fact, str):
-            return bool(quantities)
-    text = without_markup(answer).replace("’", "'").casefold()
-    return any(not is_denied(text, start, end, said=evidence.said) for start, end in _places(fact, text))
-
-
-def _places(fact: Any, text: str) -> Iterator[tuple[int, int]]:
-    """Where the words of a fact stand, whole: "AAP" is not in "AAPL"."""
-    words = r"\s+".join(map(re.escape, without_markup(plain(str(fact))).split()))
-    for match in re.finditer(rf"(?<!\w){words}(?!\w)", text):
-        yield match.start(), match.end()
-
-
-def _states(
-    quantity: tuple[int | float, int, int], target: float, answer: str, tolerance: float, evidence: Evidence
-) -> bool:
-    """Whether a number of `answer` is said to be `target`: as it stands, as "2.9 trillion", or for -2 as
-    "fell by 2"."""
-    number, start, end = quantity
-    scale = _SCALE.match(answer, end)
-    readings = [number, *([number * 10 ** _SCALES[scale[1].lower()]] if scale else ())]
-    if target < 0 < number and _FALLING.search(answer):
-        readings += [-reading for reading in readings]
-    is_close = any(numbers_equal(target, reading, tolerance=tolerance) for reading in readings)
-    return is_close and not is_denied(answer, start, end, said=evidence.said)
-
-
-def _is_short(check: AnswerCheck, answer: str, facts: Sequence[str], evidence: Evidence) -> bool:
+def _is_short(check: AnswerCheck, answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
     limit = (check.model_extra or {}).get("max_words")
     if limit is None:
-        reference = evidence.reference or " ".join(facts)
+        reference = context.reference or " ".join(facts)
         expected = max(len(reference.split()), sum(len(fact.split()) for fact in facts))
         limit = max(FEW_WORDS, WORDS_PER_REFERENCE_WORD * expected) if expected else MAX_WORDS
     return len(answer.split()) <= limit
-
-
-def says(fact: Any, text: str) -> bool:
-    """Whether a fact stands in a text: a number as a number, anything else as whole words."""
-    target = as_number(fact)
-    if target is not None and any(numbers_equal(target, number) for number in numbers_in(text)):
-        return True
-    return has_words(plain(format_value(fact)), plain(text))

@@ -15,7 +15,7 @@ from mcpagent.core.matching import (
     resolve_rules,
     same_tool,
 )
-from mcpagent.core.placeholders import PlaceholderError, references, result_value
+from mcpagent.core.placeholders import PlaceholderError, references, shown_value
 from mcpagent.core.tasks import PlanCall, PlanStep
 from mcpagent.reward.record import RecordedCall
 
@@ -36,7 +36,7 @@ class Assignment:
 
 
 def assign(plan: Sequence[PlanStep], calls: Sequence[RecordedCall]) -> Assignment:
-    """The assignment with the most gold calls carried out exactly; the rest is credited by best match.
+    """Return the assignment with the most gold calls carried out exactly; the rest is credited by best match.
 
     References in gold parameters are resolved against the results of the calls assigned to earlier steps.
     Order matters only there: a call that uses a result has to come in a later model step.
@@ -95,7 +95,7 @@ class _Search:
         return sorted(candidates, key=lambda position: (self._calls[position].result.is_error, position))
 
     def _fitting(self, index: int, assigned: Mapping[int, int]) -> list[int]:
-        """Calls that carry out the step; the same under every choice where it refers to no other step."""
+        """Calls that carry out the step; the same under every choice if it refers to no other step."""
         if index in self._independent:
             return self._independent[index]
         step = self._plan[index]
@@ -171,14 +171,15 @@ def _results(
     before_turn: int | None = None,
 ) -> dict[str, Any]:
     return {
-        f"step{plan[index].step}": result_value(calls[position].result)
+        f"step{plan[index].step}": shown_value(calls[position].result)
         for index, position in assigned.items()
         if before_turn is None or calls[position].turn < before_turn
     }
 
 
 def depends_on(step: PlanStep) -> set[int]:
-    """Numbers of the steps whose results `step` or one of its alternatives uses. Raises PlaceholderError."""
+    """Return numbers of the steps whose results `step` or one of its alternatives uses. Raises
+    PlaceholderError."""
     used: set[int] = set()
     for gold in _golds(step):
         used |= references(gold.params) | references(dict(match_rules(step, gold)))

@@ -3,7 +3,7 @@
 What is judged was written by others, the policy under training and the servers among them. It is quoted as
 one JSON object between marks that follow from the question, and a vote is a code that follows from the mark:
 text inside an episode can know neither. A verdict is held against a control: the same episode under a rubric
-whose outcome is known to be the opposite; where that gets the same verdict, the rubric does not decide.
+whose outcome is known to be the opposite; if that gets the same verdict, the rubric does not decide.
 Whatever cannot be read, or does not hold, leaves the term unscored: it is never 0.
 """
 
@@ -35,7 +35,7 @@ from mcpagent.reward.record import EpisodeRecord
 from mcpagent.reward.rule import INVALID_COST, MAX_PENALTY, WEIGHTS, grade_by_rule
 
 JUDGE_TERM = "judge"
-JUDGE_WEIGHT = 0.2  # beside the rule's terms
+JUDGE_WEIGHT = 0.2  # next to the rule's terms
 JUDGED_METHODS = ("judge", "rule+judge")
 PROMPTS_FILE = "templates/prompts/judge.yaml"
 _SHOWN_CHARS = 4000  # of one result
@@ -75,7 +75,7 @@ class JudgePrompts:
 
     @classmethod
     def load(cls, path: Path | None = None) -> JudgePrompts:
-        """The prompts of `path`, or those of mcpagent. Raises UserError."""
+        """Return the prompts of `path`, or those of mcpagent. Raises UserError."""
         path = path or resource_path(PROMPTS_FILE)
         try:
             raw = path.read_bytes()
@@ -107,7 +107,7 @@ class JudgeRules:
     model: str
     base_url: str | None
     votes: int
-    max_output_tokens: int
+    max_output_tokens: int = 1024  # of one vote
     controls: bool
     prompts: JudgePrompts
 
@@ -118,7 +118,7 @@ class JudgeRules:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def as_json(self) -> JsonObject:
-        """What a manifest, a result and a certificate say of the judge."""
+        """Return what a manifest, a result and a certificate say of the judge."""
         return {
             **self._facts,
             "temperature": 0.0,
@@ -161,7 +161,7 @@ class Question:
     failed: str
 
     def messages(self, vote: int) -> tuple[JsonObject, ...]:
-        """The messages of a vote."""
+        """Return the messages of a vote."""
         return (
             {"role": "system", "content": self.system[vote % 2]},
             {"role": "user", "content": self.user},
@@ -173,7 +173,7 @@ class Question:
         return hashlib.sha256(json.dumps([*self.system, self.user]).encode()).hexdigest()
 
     def read(self, answer: str) -> bool | None:
-        """The verdict of an answer; None where it is not one object with a reason and one of the codes."""
+        """Return the verdict of an answer; None if it is not one object with a reason and a code."""
         text = answer.strip()
         if text.startswith("```"):
             text = text.partition("\n")[2].rpartition("```")[0]
@@ -201,7 +201,7 @@ def question(
     variant: Variant = PLAIN,
     opposite_of: bool | None = None,
 ) -> Question:
-    """The question about an episode; with `opposite_of` a verdict, that under the rubric of its control."""
+    """Return the question about an episode; with `opposite_of` a verdict, under its control's rubric."""
     texts = rules.prompts.texts
     said = record.final_answer or ""
     if variant.is_padded:
@@ -248,7 +248,7 @@ def _derived(*parts: str) -> str:
 
 
 def rubric_text(task: Task) -> str:
-    """The task's own rubric: its text, or its criteria as JSON. Empty where it has none."""
+    """Return the task's own rubric: its text, or its criteria as JSON. Empty if it has none."""
     rubric = task.truth.judge_rubric
     if isinstance(rubric, dict):
         return json.dumps(rubric, ensure_ascii=False, indent=1) if rubric else ""
@@ -265,26 +265,26 @@ def _shown(text: str) -> str:
 
 
 def majority(votes: Sequence[bool | None]) -> bool | None:
-    """What more than half of all votes say, those that could not be read among them; None where they do not
-    agree."""
+    """Return what more than half of all votes say, those that could not be read among them; None if they do
+    not agree."""
     return next((side for side in (True, False) if 2 * votes.count(side) > len(votes)), None)
 
 
 def has_checkable_truth(truth: GroundTruth) -> bool:
-    """Whether the rule can tell a success of the task."""
+    """Return whether the rule can tell a success of the task."""
     checks = (truth.tool_sequence, truth.final_answer, truth.state, truth.success.must_call, truth.abstain)
     return any(checks)
 
 
 def is_open_to_judge(task: Task, record: EpisodeRecord) -> bool:
-    """Whether a judge has a say: the task names one, and the rule finds no failure."""
+    """Return whether a judge has a say: the task names one, and the rule finds no failure."""
     if task.reward_spec.method not in JUDGED_METHODS or record.is_unscorable:
         return False
     return not has_checkable_truth(task.truth) or _value(grade_by_rule(task, record), "success") == 1.0
 
 
 def verdict_of(votes: Sequence[JudgeVote], control: JudgeVote | None, rules: JudgeRules) -> bool | None:
-    """What the votes say; None where they do not agree, and where the control did not say the opposite."""
+    """Return what the votes say; None if they or the control do not agree."""
     said = majority([vote.verdict for vote in votes])
     if said is None or not rules.controls:
         return said
@@ -294,8 +294,8 @@ def verdict_of(votes: Sequence[JudgeVote], control: JudgeVote | None, rules: Jud
 def judgement_problem(
     task: Task, record: EpisodeRecord, judgement: Judgement, rules: JudgeRules
 ) -> str | None:
-    """What does not hold in a stored judgement of this episode by this judge; None where all of it follows
-    from the answers that the judge gave."""
+    """Return what does not hold in a stored judgement of this episode by this judge; None if all of it
+    follows from the answers that the judge gave."""
     if judgement.identity != rules.identity:
         return "it was judged by another judge"
     asked = question(task, record, rules)
@@ -323,7 +323,7 @@ class Judge(Protocol):
     """Judges an ended episode."""
 
     async def judge(self, task: Task, record: EpisodeRecord) -> Judgement | None:
-        """None where the judge has no say in the episode. What went wrong is in the result, not raised."""
+        """Return None if the judge has no say in the episode. Errors are in the result, not raised."""
         ...
 
 
@@ -334,7 +334,7 @@ class RecordedJudge:
     judgement: Judgement | None
 
     async def judge(self, task: Task, record: EpisodeRecord) -> Judgement | None:
-        """The stored judgement."""
+        """Return the stored judgement."""
         return self.judgement
 
 
@@ -353,11 +353,11 @@ class ModelJudge:
     )
 
     async def judge(self, task: Task, record: EpisodeRecord) -> Judgement | None:
-        """The verdict on an episode that `is_open_to_judge`."""
+        """Return the verdict on an episode that `is_open_to_judge`."""
         return await self.ask(task, record) if is_open_to_judge(task, record) else None
 
     async def ask(self, task: Task, record: EpisodeRecord, *, variant: Variant = PLAIN) -> Judgement:
-        """The verdict on any episode. A `variant` other than PLAIN gets one vote and no control."""
+        """Return the verdict on any episode. A `variant` other than PLAIN gets one vote and no control."""
         asked = question(task, record, self.rules, variant=variant)
         count = self.rules.votes if variant == PLAIN else 1
         judgement = Judgement(
@@ -392,7 +392,7 @@ class ModelJudge:
             async with self._asking.setdefault(key, asyncio.Lock()):
                 reply = await self.client.ask(request, key=key)
         except BudgetSpent as spent:
-            fault = f"its budget is spent (judge.{spent.cap})"
+            fault = f"its budget is spent (api.{spent.cap})"
         except (ChatFailed, UserError) as failure:
             fault = f"no answer: {failure}"[:300]
         else:
@@ -435,8 +435,8 @@ def _judged(record: EpisodeRecord) -> float | None:
 
 
 def grade_by_rule_and_judge(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
-    """The terms of the rule, and `judge`: 1 for a success that the judge approves. An unscored one has no
-    weight, so that the reward is the rule's. A task that the rule cannot check is left to the judge."""
+    """Return the terms of the rule, and `judge`: 1 for a success that the judge approves. An unscored one has
+    no weight, so that the reward is the rule's. A task that the rule cannot check is left to the judge."""
     if not has_checkable_truth(task.truth):
         return grade_by_judge(task, record)
     terms = grade_by_rule(task, record)
@@ -447,8 +447,8 @@ def grade_by_rule_and_judge(task: Task, record: EpisodeRecord) -> tuple[RewardTe
 
 
 def grade_by_judge(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
-    """The rule's terms where the judge decides success, and the rule may only deny it. Without a verdict the
-    episode is unscored. Where there is no plan, calls beyond it are not counted."""
+    """Return the rule's terms if the judge decides success, and the rule may only deny it. Without a
+    verdict the episode is unscored. Where there is no plan, calls beyond it are not counted."""
     terms = grade_by_rule(task, record)
     if record.is_unscorable:
         return (*terms, RewardTerm(name=JUDGE_TERM, value=None))
@@ -468,7 +468,7 @@ def grade_by_judge(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
 
 
 def is_unjudged(terms: Sequence[RewardTerm]) -> bool:
-    """Whether they are of a success to which the judge that should have judged it gave no verdict."""
+    """Return whether they are of a success to which the judge that should have judged it gave no verdict."""
     judged = next((term for term in terms if term.name == JUDGE_TERM), None)
     return judged is not None and judged.value is None and _value(terms, "success") == 1.0
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from mcpagent.core.placeholders import nested_value, result_value
 from mcpagent.core.tools import ToolResult
+from mcpagent.reward.reading import WORDS, pattern
 
 PHRASE_WORDS = 12  # the longest run of words of a result that an answer may repeat
 _OTHER_VALUES = 2  # values of other fields that an answer may mention beside a fact
@@ -22,44 +23,17 @@ _TOKEN = re.compile(r"[^\W_]+")
 _JSON = re.compile(r"""[{\[]\s*(?:\{\s*)?["'][^"'\n]{1,80}["']\s*:""")
 _PAIR = re.compile(r"[\s*-]*[A-Za-z][\w .*-]{0,30}:\**\s+\S")  # a line that names what it tells
 _ESCAPED = re.compile(r"\\[nrt]")  # a text that was put into JSON
-_SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
-
-# "n't" is written out before these are looked for.
-_UNTRUE = (
-    r"wrong(?:ly)?|false(?:ly)?|incorrect(?:ly)?|untrue|inaccurate|invalid|mistaken(?:ly)?|mistake|error"
-    r"|nonsense|a lie|lies?|myth|fiction|rumou?r|impossible|denie[sd]|deny|doubts?|refute[sd]?"
-    r"|reject(?:s|ed)?|disagree[sd]?|contrary|opposite|exclude[sd]?|excluding|ruled? out"
-)
-_NOT = (
-    r"not|never|no|nor|neither|nobody|none|nothing|hardly|scarcely|cannot|unlike|except|without"
-    r"|anything but|other than|instead of|rather than|far from"
-)
-_STRONG = re.compile(rf"\b(?:{_UNTRUE}|not\s+(?:\w+\s+)?(?:true|correct|right|so|the case|the fact))\b")
-_NEGATOR = re.compile(rf"\b(?:{_UNTRUE}|{_NOT})\b")
-_AFFIRMS = re.compile(
-    r"\b(?:no|without(?: a| any)?|beyond|not in) (?:doubt|question|problem|worries|change)\b|\bno need\b"
-    r"|\bno (?:less|more|fewer|later|longer|others?) than\b|\bnot (?:only|just|merely)\b"
-    r"|\bwithout (?:a|its|the) sign\b"
-    r"|\bcan ?not be (?:wrong|clearer)\b|\bnothing (?:else|other|more|but)\b"
-    r"|\brounding error\b|\bwithout (?:any )?rounding\b|\bnot (?:rounded|including|counting)\b"
-)
-# "It is not Energy but Technology", "it is not Energy, it is Technology": what follows is said to be so.
-_CONTRAST = re.compile(
-    r"(?<!anything )(?<!nothing )\bbut\b|\binstead\b(?! of)|\brather\b(?! than)"
-    r"|,\s*(?:it|this|the \w+)(?:'s| is| was)\b|,\s*(?:it|they) (?:are|were)\b"
-)
-_DENIED_AFTER = re.compile(
-    r"^[\"')\]*_\s]*(?:,?\s*(?:which|that|this|and (?:that|this)|but (?:that|this|it))\s+)?"
-    r"(?:(?!and\b|but\b|so\b)\w+\s+){0,3}?"
-    rf"(?:not|never|cannot|no longer|{_UNTRUE})\b(?!\s+(?:only|just|merely|including|counting|rounded))"
-    r"|^\W*(?:not|not really|no|nope|wrong|false|incorrect|untrue|just kidding|if only)\s*(?:[.!?)\]]|$)"
-)
-_DENIED_NEXT = re.compile(
-    r"^\W*(?:(?:but|and|well|actually|however|sorry|of course|no|wait),?\s+)*(?:all (?:of )?)?"
-    r"(?:that|this|it|which)(?:'s| is| was| would be| seems)\s+(?:\w+\s+){0,2}?"
-    rf"(?:{_UNTRUE}|not\s+(?:true|correct|right|so|the case|the \w+))\b"
-    r"|^\W*(?:no|not|nope|wrong|false|incorrect|untrue|just kidding)\s*(?:[.!?]|$)"
-)
+_HEDGES = "|".join(re.split(r"(?<!\\) +", WORDS["hedges"]))
+HEDGE = re.compile(rf"\b(?:{_HEDGES})\b|\?|[<>≠≤≥不非¬❌✗✘❎🚫⛔👎✖☒]", re.IGNORECASE)
+# "More than X" and "the one next to X" are not X.
+_QUALIFIED_BEFORE = pattern("qualified_before")
+_BOUNDED_BEFORE = re.compile(r"\b(?:over|under|above|below|beyond|up to)\s+$")  # of an amount
+_QUALIFIED_AFTER = pattern("qualified_after")
+# What is said in a clause holds for it alone; what is wrong ahead of a colon is what follows.
+_CLAUSE_END = re.compile(r"(?<=[.!?;])[^\w\s]*(?=\s|$)|\n| - |,(?! (?:or|and)\b)|\b(?:but|and|so)\b")
+_BRACKETS = re.compile(r"\([^()]*\)")
+_NO_DENIAL = pattern("no_denial")
+_DENIED_AFTER = pattern("denied_after")
 
 
 def plain(text: str) -> str:
@@ -77,48 +51,43 @@ def tokens(text: str) -> list[str]:
     return _TOKEN.findall(text.casefold())
 
 
-def is_denied(text: str, start: int, end: int, *, said: str = "") -> bool:
-    """Whether `text[start:end]` is said not to be so: in its sentence, or in the one that comments on it.
+def is_affirmed(text: str, start: int, end: int, *, said: str) -> bool:
+    """Whether canonical `text[start:end]` is said to be so: its clause neither denies nor doubts it, and what
+    follows does not take it back. Words of the question may be repeated."""
+    if is_qualified(text, start, end) or denied_after(text, end):
+        return False
+    before, after = (_NO_DENIAL.sub(" ", _BRACKETS.sub(" ", part)) for part in (text[:start], text[end:]))
+    clause = f"{_CLAUSE_END.split(before)[-1]} \0 {_CLAUSE_END.split(after)[0]}"
+    quoted = f" {' '.join(tokens(said))} "
+    return not any(
+        f" {' '.join(tokens(clause[match.start() :])[:2])} " not in quoted for match in HEDGE.finditer(clause)
+    )
 
-    Words of denial that the question itself uses (`said`, plain) are read over: an answer may repeat it.
-    """
-    text = text.casefold().replace("’", "'")
-    before = re.split(_SENTENCE_END, text[:start])[-1]
-    rest = text[end:]
-    stop = _SENTENCE_END.search(rest)
-    after, following = (rest, "") if stop is None else (rest[: stop.end()], rest[stop.end() :])
-    if _denies_what_follows(_spelt_out(before), said):
+
+def denied_after(text: str, end: int) -> bool:
+    """Whether what stands behind `text[:end]` says that it is not so."""
+    return _DENIED_AFTER.match(text[end : end + 80].casefold()) is not None
+
+
+def is_qualified(text: str, start: int, end: int) -> bool:
+    """Whether `text[start:end]` is not what is said, but something that is told by it: "more than X"."""
+    before, after = text[max(0, start - 40) : start].casefold(), text[end : end + 20].casefold()
+    if not text[start].isalpha() and _BOUNDED_BEFORE.search(before):
         return True
-    return bool(_DENIED_AFTER.search(_spelt_out(after)) or _DENIED_NEXT.search(_spelt_out(following)))
-
-
-def _denies_what_follows(before: str, said: str) -> bool:
-    before = _AFFIRMS.sub(" ", before)
-    if not _STRONG.search(before):
-        before = _CONTRAST.split(before)[-1]
-    return any(not _is_quoted(match, before, said) for match in _NEGATOR.finditer(before))
-
-
-def _is_quoted(match: re.Match[str], text: str, said: str) -> bool:
-    """Whether the denial and the word after it stand in the question."""
-    phrase = re.match(r"\w+\s+\w+", text[match.start() :])
-    return phrase is not None and f" {' '.join(phrase[0].split())} " in f" {' '.join(tokens(said))} "
-
-
-def _spelt_out(text: str) -> str:
-    text = re.sub(r"\b(ca|wo|sha)n't\b", r"\1n not", text).replace("cant ", "can not ")
-    return re.sub(r"n't\b", " not", text)
+    return _QUALIFIED_BEFORE.search(before) is not None or _QUALIFIED_AFTER.match(after) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class AnswerContext:
     """What an answer is held against besides its check: what the user `said`, the `offered` tools in the
-    words of the system message, the `reference` answer, and this episode's `results`."""
+    words of the system message, the `reference` answer, and this episode's `results`. `on_line`: the answer
+    line alone is read."""
 
     said: str = ""
     offered: str = ""
     reference: str | None = None
     results: tuple[ToolResult, ...] = ()
+    on_line: bool = False
 
     @cached_property
     def token_lines(self) -> tuple[str, ...]:
@@ -131,31 +100,36 @@ class Evidence:
         return tuple(result_value(result) for result in self.results if not result.is_error)
 
 
-def is_dump(answer: str, facts: Sequence[str], evidence: Evidence) -> bool:
+def holds_json(text: str) -> bool:
+    """Whether a text has an object of JSON in it, also one that was put into JSON as a text."""
+    return _JSON.search(_ESCAPED.sub(" ", text).replace("\\", "")) is not None
+
+
+def is_dump(answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
     """Whether `answer`, which has every one of `facts`, repeats results instead of answering: it holds their
     JSON, or a run of their words that is longer than a phrase, or values that compete with the facts."""
-    answer = _ESCAPED.sub(" ", answer).replace("\\", "")
-    if _JSON.search(answer) and not any(_JSON.search(fact) for fact in facts):
+    if holds_json(answer) and not any(map(holds_json, facts)):
         return True
-    return _repeats_results(answer, facts, evidence) or _offers_others(answer, facts, evidence)
+    answer = _ESCAPED.sub(" ", answer).replace("\\", "")
+    return _repeats_results(answer, facts, context) or _offers_others(answer, facts, context)
 
 
-def _repeats_results(answer: str, facts: Sequence[str], evidence: Evidence) -> bool:
+def _repeats_results(answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
     words = tokens(answer)
     line = f" {' '.join(words)} "
     # Names and values of a whole result, whatever marks stand between them.
     most = len(tokens(" ".join(facts))) + _WORDS_BESIDE_FACTS
-    for result, whole in zip(evidence.results, evidence.token_lines, strict=True):
+    for result, whole in zip(context.results, context.token_lines, strict=True):
         if whole in line and len(whole.split()) > most and _is_record(result.content):
             return True
-    expected = [*facts, evidence.reference or ""]
+    expected = [*facts, context.reference or ""]
     length = max(PHRASE_WORDS, *(len(tokens(text)) + 2 for text in expected)) + 1
     if len(words) < length:
         return False
-    quoted = f" {' '.join(tokens(evidence.said))} "
+    quoted = f" {' '.join(tokens(context.said))} "
     for index in range(len(words) - length + 1):
         run = f" {' '.join(words[index : index + length])} "
-        if run not in quoted and any(run in text for text in evidence.token_lines):
+        if run not in quoted and any(run in text for text in context.token_lines):
             return True
     return False
 
@@ -168,14 +142,14 @@ def _is_record(content: str) -> bool:
     return len(lines) > 1 and all(map(_PAIR.match, lines))
 
 
-def _offers_others(answer: str, facts: Sequence[str], evidence: Evidence) -> bool:
+def _offers_others(answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
     """Whether values of the results stand beside the facts: another one of a list, or several others."""
-    given = plain(" ".join([evidence.said, evidence.reference or "", *facts]))
+    given = plain(" ".join([context.said, context.reference or "", *facts]))
     plain_facts = {plain(fact) for fact in facts}
     spoken = plain(without_markup(answer))
     named: dict[str, str] = {}  # value -> its field, of the values that the answer mentions
     fields: set[str] = set()  # that hold a fact
-    for count, (place, value) in enumerate(_values(evidence.values, "")):
+    for count, (place, value) in enumerate(_values(context.values, "")):
         if count >= _MAX_VALUES:
             break
         text = plain(value)
@@ -188,7 +162,8 @@ def _offers_others(answer: str, facts: Sequence[str], evidence: Evidence) -> boo
     rivals = [text for text, place in named.items() if place in fields]
     # One value inside another ("Apple" in "Apple Inc.") is one mention.
     others = [text for text in named if not any(text != longer and text in longer for longer in named)]
-    return bool(rivals) or len(others) > _OTHER_VALUES
+    # A list of things may follow their number.
+    return bool(rivals) or (len(others) > _OTHER_VALUES and [str(len(others))] != list(facts))
 
 
 def has_words(words: str, text: str) -> bool:

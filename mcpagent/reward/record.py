@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mcpagent.core.matching import needs_before
+from mcpagent.core.records import JsonObject
 from mcpagent.core.registry import REWARD_METHODS
 from mcpagent.core.tasks import GroundTruth, StateCheck, Task
 from mcpagent.core.tools import FailureKind, ParseFailure, ToolCall, ToolResult
@@ -43,7 +45,7 @@ class RecordedTurn:
         user_turn: int,
         parse_failures: Sequence[ParseFailure] = (),
     ) -> RecordedTurn:
-        """The record of a step that called and searched."""
+        """Return the record of a step that called and searched."""
         made = list(zip(calls, results, strict=True))
         return cls(
             user_turn=user_turn,
@@ -88,10 +90,11 @@ class RecordedCall:
 @dataclass(frozen=True, kw_only=True)
 class EpisodeRecord:
     """An ended episode. `state_results` has one result for each of `state_checks(truth)`, in order; empty
-    where the state was not read. `state_before` has those of `checks_with_before(truth)` before the episode.
+    if the state was not read. `state_before` has those of `checks_with_before(truth)` before the episode.
     `read_only` are the tools of the plan (`server.tool`) of which their servers say that they only read; None
-    where that was not kept: as in MCP, a tool of which nothing is known may change something. `judgement` is
-    what a judge said, where one was asked."""
+    if that was not kept: as in MCP, a tool of which nothing is known may change something. `writing`
+    are the tools called that do not only read, on servers that say of some of theirs that they do.
+    `judgement` is what a judge said, if one was asked."""
 
     turns: tuple[RecordedTurn, ...]
     final_answer: str | None
@@ -99,6 +102,7 @@ class EpisodeRecord:
     state_results: tuple[ToolResult, ...] = ()
     state_before: tuple[ToolResult, ...] = ()
     read_only: frozenset[str] | None = None
+    writing: frozenset[str] = frozenset()
     judgement: Judgement | None = None
 
     @property
@@ -131,15 +135,15 @@ class EpisodeRecord:
 
 
 def state_checks(truth: GroundTruth) -> list[tuple[str, StateCheck]]:
-    """The state checks with their servers, in the order in which they are read: as user turns end, and then
-    those of the end."""
+    """Return the state checks with their servers, in the order in which they are read: as user turns end, and
+    then those of the end."""
     checks = [(server, check) for server, checks in truth.state.items() for check in checks]
     last = len(truth.user_turns) + 1
     return sorted(checks, key=lambda item: last if item[1].user_turn is None else item[1].user_turn)
 
 
 def checks_with_before(truth: GroundTruth) -> list[tuple[str, StateCheck]]:
-    """Those state checks that compare with the state before the episode, in the same order."""
+    """Return those state checks that compare with the state before the episode, in the same order."""
     return [
         (server, check)
         for server, check in state_checks(truth)
@@ -151,7 +155,7 @@ def state_readings(
     truth: GroundTruth, after: Sequence[ToolResult], before: Sequence[ToolResult]
 ) -> list[tuple[str, StateCheck, ToolResult, ToolResult | None]] | None:
     """Each state check with its server, what was read at its time, and what was read before the episode where
-    it compares with that; None where the state was not read."""
+    it compares with that; None if the state was not read."""
     checks, compared = state_checks(truth), checks_with_before(truth)
     if len(checks) != len(after) or len(compared) != len(before):
         return None
@@ -163,7 +167,7 @@ def state_readings(
 
 
 def record_of(task: Task, trajectory: Trajectory) -> EpisodeRecord:
-    """The record of a stored trajectory, to grade it anew."""
+    """Return the record of a stored trajectory, to grade it anew."""
     setup_count = sum(len(calls) for calls in task.truth.setup.values())
     before_count = len(checks_with_before(task.truth))
     readings = trajectory.state_results[setup_count:]
@@ -182,6 +186,7 @@ def record_of(task: Task, trajectory: Trajectory) -> EpisodeRecord:
         state_results=readings[before_count:],
         state_before=readings[:before_count],
         read_only=None if trajectory.read_only is None else frozenset(trajectory.read_only),
+        writing=frozenset(trajectory.writing),
         judgement=trajectory.judgement,
     )
 
@@ -195,12 +200,32 @@ def attempts_by_user_turn(record: EpisodeRecord) -> dict[int, int]:
     return attempts
 
 
+@dataclass(frozen=True)
+class Graded:
+    """The terms of an episode, and why terms of one's own did not run."""
+
+    terms: tuple[RewardTerm, ...]
+    errors: tuple[str, ...] = ()
+
+
+class Reward(Protocol):
+    """Says what an ended episode is worth. Pure: the same for the same task and record."""
+
+    def grade(self, task: Task, record: EpisodeRecord) -> Graded:
+        """Return the terms of an ended episode; their weighted sum is the reward."""
+        ...
+
+    def as_json(self) -> JsonObject:
+        """Return what the manifest of a run says of the reward."""
+        ...
+
+
 Grader = Callable[[Task, EpisodeRecord], tuple[RewardTerm, ...]]
 
 
 def grade(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
-    """The terms of an ended episode, by the method that its task names. Raises UserError for a task that was
-    built in code with a method that there is not; a record that is read cannot have one."""
+    """Return the terms of an ended episode, by the method that its task names. Raises UserError for a task
+    that was built in code with a method that there is not; a record that is read cannot have one."""
     method = task.reward_spec.method
     if method not in REWARD_METHODS:
         raise UserError(

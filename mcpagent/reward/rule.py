@@ -16,7 +16,8 @@ from mcpagent.core.tasks import GroundTruth, PlanStep, StateCheck, Task
 from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.answer import answer_holds, state_holds
 from mcpagent.reward.assignment import Assignment, assign
-from mcpagent.reward.phrasing import Evidence
+from mcpagent.reward.evidence import showing_calls
+from mcpagent.reward.phrasing import AnswerContext, plain
 from mcpagent.reward.record import EpisodeRecord, RecordedCall, attempts_by_user_turn, state_readings
 
 
@@ -25,22 +26,46 @@ def required_calls(
     calls: Sequence[RecordedCall],
     assignment: Assignment,
     read_only: Collection[str] | None,
+    seen: Sequence[int | None] = (),
 ) -> float | None:
-    """1 where every call that the task requires was made; None where it requires none.
+    """Return 1 if every call that the task requires was made; None if it requires none.
 
-    Required are the tools of `must_call_tool`, and beside an answer or an end state: each step of the plan
-    that may change something which no state check reads, and some call in every user turn of the plan.
+    Required are the tools of `must_call_tool`, and for an answer or an end state each step of the plan that
+    may change something which no state check reads. Besides, every fact of the evidence must have been seen
+    (`seen`, as `showing_calls` gives it); without evidence, some call in every user turn of the plan. What
+    the plan does not find must have been looked for.
     """
     demands = [_was_called(name, truth, calls, assignment) for name in truth.success.must_call]
+    demands += [position is not None for position in seen]
     if truth.tool_sequence and (truth.final_answer is not None or truth.state):
         demands += [index in assignment.exact for index in writing_steps(truth, read_only)]
-        answered = {made.user_turn for made in _ordinary(calls, assignment)}
-        demands += [user_turn in answered for user_turn in _turns_with_calls(truth)]
+        absent = [(at, step) for at, step in enumerate(truth.tool_sequence) if step.finds_nothing]
+        demands += [at in assignment.exact or _was_sought(step, calls) for at, step in absent]
+        if not truth.evidence:
+            answered = {made.user_turn for made in _ordinary(calls, assignment)}
+            answered |= {step.user_turn for _, step in absent}
+            demands += [user_turn in answered for user_turn in _turns_with_calls(truth)]
     return float(all(demands)) if demands else None
 
 
+def _was_sought(step: PlanStep, calls: Sequence[RecordedCall]) -> bool:
+    """Whether a call looked for what `step` does not find: it asked the server for one of its values,
+    whatever came back, or the result is an ordinary one, such as the list that has no such item."""
+    sought = {plain(format_value(value)) for value in step.params.values()}
+    return any(
+        made.was_made
+        and (made.user_turn, made.call.server) == (step.user_turn, step.server)
+        and (
+            not made.result.is_error
+            or sought & {plain(format_value(value)) for value in made.call.arguments.values()}
+        )
+        for made in calls
+    )
+
+
 def writing_steps(truth: GroundTruth, read_only: Collection[str] | None) -> list[int]:
-    """The steps (by index in the plan) whose call changes something that only the call itself shows."""
+    """Return the steps (by index in the plan) whose call changes something that only the call itself
+    shows."""
     return [
         index
         for index, step in enumerate(truth.tool_sequence)
@@ -48,6 +73,33 @@ def writing_steps(truth: GroundTruth, read_only: Collection[str] | None) -> list
         and step.server not in truth.state
         and f"{step.server}.{step.tool}" not in (read_only or ())
     ]
+
+
+def stray_writes(
+    truth: GroundTruth,
+    calls: Sequence[RecordedCall],
+    assignment: Assignment,
+    writing: Collection[str],
+) -> list[int]:
+    """Return the calls (by index) that wrote what was not asked for: on a server whose state is not checked,
+    any but the gold calls; on one whose state is, as many as are more than the plan has there. A state of
+    which nothing else may change says so itself."""
+    gold = set(assignment.exact.values())
+    left = Counter(step.server for step in truth.tool_sequence if step.server in truth.state)
+    strict = {server for server, checks in truth.state.items() if all(c.nothing_else_changed for c in checks)}
+    stray: list[int] = []
+    for position, made in enumerate(calls):
+        server = made.call.server
+        is_write = f"{server}.{made.call.tool}" in writing and made.was_made and not made.result.is_error
+        if not is_write or server in strict:
+            continue
+        if server in truth.state:
+            left[server] -= 1
+            if left[server] < 0:
+                stray.append(position)
+        elif position not in gold:
+            stray.append(position)
+    return stray
 
 
 def quiet_turns(truth: GroundTruth) -> tuple[int, ...]:
@@ -60,7 +112,7 @@ def quiet_turns(truth: GroundTruth) -> tuple[int, ...]:
 
 
 def _turns_with_calls(truth: GroundTruth) -> list[int]:
-    """The user turns of the plan, those apart whose end a state check reads: it fails where nothing was
+    """The user turns of the plan, those apart whose end a state check reads: it fails if nothing was
     called in them."""
     read = {check.user_turn for checks in truth.state.values() for check in checks}
     turns = {step.user_turn for step in truth.tool_sequence if not _is_optional(step)}
@@ -70,7 +122,7 @@ def _turns_with_calls(truth: GroundTruth) -> list[int]:
 def _was_called(
     required: str, truth: GroundTruth, calls: Sequence[RecordedCall], assignment: Assignment
 ) -> bool:
-    """`required` is `server.tool`, a tool or a server; where the plan has it, only those user turns count."""
+    """`required` is `server.tool`, a tool or a server; if the plan has it, only those user turns count."""
     planned = {
         step.user_turn
         for step in truth.tool_sequence
@@ -115,12 +167,13 @@ WEIGHTS = {"success": SUCCESS_WEIGHT, "partial": PARTIAL_WEIGHT, "penalty": PENA
 _PARTIAL_SHARES = {"S": 0.5, "coverage": 0.25, "answer": 0.25}
 TERM_NAMES = (
     *("success", "partial", "penalty", "S", "coverage", "answer", "must_call", "state", "abstain"),
-    *("excess", "invalid_rate", "sequence_exact"),
+    *("stray_writes", "excess", "invalid_rate", "sequence_exact"),
 )
 
 
 def grade_by_rule(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
-    """The terms of an ended episode, named and ordered as TERM_NAMES; only the first three have a weight.
+    """Return the terms of an ended episode, named and ordered as TERM_NAMES; only the first three have a
+    weight.
 
     None is the value of a term that the task does not have. An episode in which the machinery failed or the
     deadline passed is unscored: every term is None.
@@ -129,11 +182,12 @@ def grade_by_rule(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
         return tuple(RewardTerm(name=name, value=None, weight=WEIGHTS.get(name, 0.0)) for name in TERM_NAMES)
     truth, calls = task.truth, record.calls
     assignment = assign(truth.tool_sequence, calls)
-    values = _components(task, record, calls, assignment)
+    seen = showing_calls(truth.evidence, calls, assignment.results)
+    values = _components(task, record, calls, assignment, seen)
     is_missing = record.stop_reason is StopReason.NOT_RECORDED
     values["success"] = 0.0 if is_missing else _success(truth, values)
     values["partial"] = _partial(truth, values)
-    values["excess"] = float(sum(_excess_by_turn(truth, record, assignment)))
+    values["excess"] = float(sum(_excess_by_turn(truth, record, assignment, seen)))
     values["invalid_rate"] = _invalid_rate(calls, record.invalid_attempts) or 0.0
     values["penalty"] = min(
         MAX_PENALTY, EXCESS_COST * values["excess"] + INVALID_COST * values["invalid_rate"]
@@ -144,7 +198,7 @@ def grade_by_rule(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
 
 
 def total_reward(terms: Sequence[RewardTerm]) -> float | None:
-    """The weighted sum; None where a weighted term did not run, or there is none."""
+    """Return the weighted sum; None if a weighted term did not run, or there is none."""
     weighted = [(term.weight, term.value) for term in terms if term.weight != 0.0]
     if not weighted:
         return None
@@ -166,20 +220,22 @@ def with_penalty(
 
 
 def turn_terms(task: Task, record: EpisodeRecord) -> tuple[tuple[RewardTerm, ...], ...]:
-    """What each model step contributed, without weight: `coverage` sums up to the episode's, as does
-    `excess`; `invalid_rate` is that of the step, None where it called nothing."""
+    """Return what each model step contributed, without weight: `coverage` sums up to the episode's, as does
+    `excess`; `invalid_rate` is that of the step, None if it called nothing."""
     if record.is_unscorable:
         return tuple(() for _ in record.turns)
     calls = record.calls
     assignment = assign(task.truth.tool_sequence, calls)
-    plan_length = len(task.truth.tool_sequence)
+    seen = showing_calls(task.truth.evidence, calls, assignment.results)
+    parts = _earned(task.truth, calls, assignment, record.read_only, seen)
     earned = [0.0] * len(record.turns)
-    for step, position in assignment.credited_call.items():
-        earned[calls[position].turn] += assignment.credit[step] / plan_length
-    excess = _excess_by_turn(task.truth, record, assignment)
+    for credit, position in parts:
+        if position is not None:
+            earned[calls[position].turn] += credit / len(parts)
+    excess = _excess_by_turn(task.truth, record, assignment, seen)
     return tuple(
         (
-            RewardTerm(name="coverage", value=earned[index] if plan_length else None),
+            RewardTerm(name="coverage", value=earned[index] if parts else None),
             RewardTerm(name="excess", value=float(excess[index])),
             RewardTerm(
                 name="invalid_rate",
@@ -191,9 +247,13 @@ def turn_terms(task: Task, record: EpisodeRecord) -> tuple[tuple[RewardTerm, ...
 
 
 def _components(
-    task: Task, record: EpisodeRecord, calls: Sequence[RecordedCall], assignment: Assignment
+    task: Task,
+    record: EpisodeRecord,
+    calls: Sequence[RecordedCall],
+    assignment: Assignment,
+    seen: Sequence[int | None],
 ) -> dict[str, float | None]:
-    """S, coverage and the gates; None where the task has no such component or it was not read."""
+    """S, coverage and the gates; None if the task has no such component or it was not read."""
     truth = task.truth
     plan = truth.tool_sequence
     attempts = attempts_by_user_turn(record)
@@ -205,21 +265,49 @@ def _components(
         values["sequence_exact"] = float(not attempts)
     elif plan:
         quiet = attempts.keys() <= {step.user_turn for step in plan}
-        values["S"] = float(len(assignment.exact) == len(plan) and quiet)
-        values["coverage"] = sum(assignment.credit) / len(plan)
+        earned = _earned(truth, calls, assignment, record.read_only, seen)
+        values["coverage"] = sum(credit for credit, _ in earned) / len(earned)
+        values["S"] = float(quiet and all(credit == 1.0 for credit, _ in earned))
         values["sequence_exact"] = float(_is_sequence_exact(truth, record, calls, assignment))
     if truth.final_answer is not None:
-        evidence = _evidence(task, record, assignment)
-        holds = answer_holds(truth.final_answer, record.final_answer, assignment.results, evidence)
+        context = _context(task, record, assignment)
+        holds = answer_holds(
+            truth.final_answer,
+            record.final_answer,
+            assignment.results,
+            context,
+            on_line=truth.answer_line,
+        )
         values["answer"] = float(holds)
-    values["must_call"] = required_calls(truth, calls, assignment, record.read_only)
+    values["must_call"] = required_calls(truth, calls, assignment, record.read_only, seen)
     if quiet := quiet_turns(truth):
         values["abstain"] = float(attempts.keys().isdisjoint(quiet))
     values["state"] = _state(truth, record, assignment)
+    values["stray_writes"] = float(len(stray_writes(truth, calls, assignment, record.writing)))
+    if values["stray_writes"] and plan:
+        values["S"] = 0.0
     return values
 
 
-def _evidence(task: Task, record: EpisodeRecord, assignment: Assignment) -> Evidence:
+def _earned(
+    truth: GroundTruth,
+    calls: Sequence[RecordedCall],
+    assignment: Assignment,
+    read_only: Collection[str] | None,
+    seen: Sequence[int | None],
+) -> list[tuple[float, int | None]]:
+    """What each part of the way to the answer earned, in 0..1, and the call (by index) that earned it. The
+    parts are the facts of the evidence and the steps that write; without evidence, the steps of the plan."""
+    steps = range(len(truth.tool_sequence))
+    if truth.evidence:
+        steps = writing_steps(truth, read_only)
+    return [
+        *((float(position is not None), position) for position in seen),
+        *((assignment.credit[step], assignment.credited_call.get(step)) for step in steps),
+    ]
+
+
+def _context(task: Task, record: EpisodeRecord, assignment: Assignment) -> AnswerContext:
     described = [message.content for message in task.prompt if message.role == "system"]
     # Of a search the names alone: what servers say of their tools is no source of facts.
     loaded = [name for turn in record.turns for _, result in turn.searches for name in result.loaded or ()]
@@ -231,7 +319,7 @@ def _evidence(task: Task, record: EpisodeRecord, assignment: Assignment) -> Evid
         )
     except PlaceholderError:
         reference = None
-    return Evidence(
+    return AnswerContext(
         said="\n".join([*said, *task.truth.user_turns]),
         offered="\n".join([*described, *loaded]),
         reference=reference,
@@ -240,7 +328,7 @@ def _evidence(task: Task, record: EpisodeRecord, assignment: Assignment) -> Evid
 
 
 def _state(truth: GroundTruth, record: EpisodeRecord, assignment: Assignment) -> float | None:
-    """1 where every state check holds; None where the task has none, or the state was not read."""
+    """1 if every state check holds; None if the task has none, or the state was not read."""
     readings = state_readings(truth, record.state_results, record.state_before)
     if not readings:
         return None
@@ -253,7 +341,7 @@ def _state(truth: GroundTruth, record: EpisodeRecord, assignment: Assignment) ->
 
 
 def _may_hold(check: StateCheck, truth: GroundTruth, record: EpisodeRecord) -> bool:
-    """Its user turn was reached, and something was called in it where the plan has something to call: what
+    """Its user turn was reached, and something was called in it if the plan has something to call: what
     an earlier user turn did counts for that one only."""
     at = check.user_turn
     if at is None:
@@ -264,7 +352,7 @@ def _may_hold(check: StateCheck, truth: GroundTruth, record: EpisodeRecord) -> b
 
 
 def _success(truth: GroundTruth, values: dict[str, float | None]) -> float | None:
-    """1 where every gate that applies holds; None where one of them could not be read, or there is none."""
+    """1 if every gate that applies holds; None if one of them could not be read, or there is none."""
     gates = [value for name in ("must_call", "abstain") if (value := values[name]) is not None]
     outcome = [
         *([values["state"]] if truth.state else []),
@@ -277,37 +365,49 @@ def _success(truth: GroundTruth, values: dict[str, float | None]) -> float | Non
         gates.append(values["S"])
     if not gates or any(gate is None for gate in gates):
         return None
+    if values["stray_writes"]:
+        return 0.0
     return float(all(gate == 1.0 for gate in gates))
 
 
 def _partial(truth: GroundTruth, values: dict[str, float | None]) -> float | None:
-    """The shares of what the task has; where it has none of them, success is all that can be said. Where no
-    call is right there is nothing to do by halves: silence alone, or an invented answer, earns nothing."""
+    """The shares of what the task has; if it has none of them, success is all that can be said. If no
+    call is right there is nothing to do by halves: silence alone, or an invented answer, earns nothing. Who
+    writes what was not asked for has half of it."""
     present = {name: value for name in _PARTIAL_SHARES if (value := values[name]) is not None}
     if truth.abstain or values["success"] is None or not present:
         return values["success"]
     total = sum(_PARTIAL_SHARES[name] for name in present)
-    return min(1.0, sum(_PARTIAL_SHARES[name] * value for name, value in present.items()) / total)
+    share = min(1.0, sum(_PARTIAL_SHARES[name] * value for name, value in present.items()) / total)
+    return share / 2 if values["stray_writes"] else share
 
 
-def _excess_by_turn(truth: GroundTruth, record: EpisodeRecord, assignment: Assignment) -> list[int]:
+def _excess_by_turn(
+    truth: GroundTruth, record: EpisodeRecord, assignment: Assignment, seen: Sequence[int | None]
+) -> list[int]:
     """By model step: repeats of a call beyond what the gold needs, and others beyond one a user turn; and
-    searches for tools beyond what finding those of the plan takes."""
+    searches for tools beyond what finding those of the plan takes. With evidence, calls that first show a
+    fact are no others, and the steps of the plan that were not taken are as many free ones."""
     calls = record.calls
     gold = set(assignment.exact.values())
-    seen = {calls[position].identity for position in gold}
-    others: dict[int, int] = {}
+    made_before = {calls[position].identity for position in gold}
+    showing = {position for position in seen if position is not None}
+    free: Counter[int] = Counter()
+    if truth.evidence:
+        left = (step for index, step in enumerate(truth.tool_sequence) if index not in assignment.exact)
+        free.update(step.user_turn for step in left)
+    others: Counter[int] = Counter()
     excess = _excess_searches(truth, record)
     for position, made in enumerate(calls):
         if position in gold:
             continue
-        if made.identity in seen:
+        if made.identity in made_before:
             excess[made.turn] += 1
             continue
-        seen.add(made.identity)
-        others[made.user_turn] = others.get(made.user_turn, 0) + 1
-        if others[made.user_turn] > FREE_OTHER_CALLS:
-            excess[made.turn] += 1
+        made_before.add(made.identity)
+        if position not in showing:
+            others[made.user_turn] += 1
+            excess[made.turn] += others[made.user_turn] > FREE_OTHER_CALLS + free[made.user_turn]
     return excess
 
 

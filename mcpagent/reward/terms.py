@@ -28,7 +28,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import RewardTerm, Trajectory
 from mcpagent.errors import UserError
 from mcpagent.reward.judge import JUDGE_TERM, JUDGE_WEIGHT, JudgePrompts, JudgeRules
-from mcpagent.reward.record import EpisodeRecord, grade, record_of
+from mcpagent.reward.record import EpisodeRecord, Graded, Reward, grade, record_of
 from mcpagent.reward.rule import MAX_PENALTY, TERM_NAMES, WEIGHTS, with_penalty
 
 _WHERE = "reward.terms"
@@ -49,7 +49,7 @@ class TermFunction:
     source_sha256: str
 
     def value(self, task: Task, record: EpisodeRecord) -> float | str:
-        """What the function gives, or why that is no value of a term."""
+        """Return what the function gives, or why that is no value of a term."""
         try:
             # Copies, because what a function changes would change the trajectory and the next episodes.
             value = self.function(task.model_copy(deep=True), deepcopy(record))
@@ -60,14 +60,6 @@ class TermFunction:
         if not isinstance(value, _RETURNS) or not math.isfinite(value) or not 0.0 <= value <= 1.0:
             return f"it returned {value!r}, and a term is a number from 0 to 1"
         return float(value)
-
-
-@dataclass(frozen=True)
-class Graded:
-    """The terms of an episode, and why terms of one's own did not run."""
-
-    terms: tuple[RewardTerm, ...]
-    errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,7 @@ class RewardBounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reward:
+class ConfiguredReward:
     """`weights` are those that were chosen, by term; the method of a task has the others. `judge` is what is
     asked for the term of that name."""
 
@@ -93,7 +85,7 @@ class Reward:
     judge: JudgeRules | None = None
 
     def grade(self, task: Task, record: EpisodeRecord) -> Graded:
-        """The terms of an ended episode: those of the method that its task names, then one's own."""
+        """Return the terms of an ended episode: those of the method that its task names, then one's own."""
         terms = grade(task, record)
         if self.weights:
             terms = tuple(map(self._weighted, terms))
@@ -136,7 +128,7 @@ class Reward:
         return not self.functions and self.judge is None and self.effective_weights == WEIGHTS
 
     def as_json(self) -> JsonObject:
-        """What a manifest and the provenance of a result say of the reward."""
+        """Return what a manifest and the provenance of a result say of the reward."""
         bounds = self.bounds
         return {
             "weights": self.effective_weights,
@@ -151,7 +143,7 @@ class Reward:
         }
 
     def notes(self) -> list[str]:
-        """What a user is told of a reward that is not the default: the property, or how it is broken."""
+        """Return what a user is told of a reward that is not the default: the property, or what breaks it."""
         if self.is_default:
             return []
         bounds = self.bounds
@@ -167,35 +159,34 @@ class Reward:
         ]
 
 
-DEFAULT_REWARD = Reward()
+DEFAULT_REWARD = ConfiguredReward()
 
 
-def load_reward(config: RewardConfig, judge: JudgeConfig | None = None) -> Reward:
-    """The reward of a configuration, its functions imported and looked at, and the `judge` that it names.
-    Raises UserError."""
+def load_reward(config: RewardConfig, judge: JudgeConfig | None = None) -> ConfiguredReward:
+    """Return the reward of a configuration, its functions imported and looked at, and the `judge` that it
+    names. Raises UserError."""
     rules = None if judge is None else judge_rules(judge)
     if not config.weights and not config.terms and rules is None:
         return DEFAULT_REWARD
     functions = tuple(_load(place) for place in config.terms)
-    return Reward(weights=dict(config.weights), functions=functions, judge=rules)
+    return ConfiguredReward(weights=dict(config.weights), functions=functions, judge=rules)
 
 
 def judge_rules(judge: JudgeConfig) -> JudgeRules | None:
-    """What the judge of a configuration is asked; None where it names none. Raises UserError."""
+    """Return what the judge of a configuration is asked; None if it names none. Raises UserError."""
     if judge.model is None:
         return None
     return JudgeRules(
         model=judge.model,
         base_url=judge.base_url,
         votes=judge.votes,
-        max_output_tokens=judge.max_output_tokens,
         controls=judge.controls,
         prompts=JudgePrompts.load(None if judge.prompts is None else Path(judge.prompts)),
     )
 
 
 def regraded(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
-    """A stored episode as `reward` grades it now; a penalty that was out of force stays so."""
+    """Return a stored episode as `reward` grades it now; a penalty that was out of force stays so."""
     graded = reward.grade(task, record_of(task, trajectory))
     terms = graded.terms
     if any(term.name == "penalty" and term.weight == 0.0 for term in trajectory.reward_terms):

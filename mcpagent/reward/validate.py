@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mcpagent.core.matching import expect_problems, match_rules, pattern_problem, rule_problems
-from mcpagent.core.placeholders import PlaceholderError, format_value, references
+from mcpagent.core.answer_line import ASKS_FOR_LINE, with_answer_line, written_answer
+from mcpagent.core.matching import expect_problems, match_rules, rule_problems
+from mcpagent.core.patterns import pattern_problem
+from mcpagent.core.placeholders import PlaceholderError, references
 from mcpagent.core.tasks import AnswerCheck, GroundTruth, Task
-from mcpagent.core.values import as_number
+from mcpagent.core.values import as_number, is_json_array, is_json_object
 from mcpagent.reward.abstention import ABSTENTIONS
-from mcpagent.reward.answer import answer_holds, as_facts
+from mcpagent.reward.answer import answer_holds
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.judge import JUDGED_METHODS, rubric_text
-from mcpagent.reward.phrasing import Evidence
+from mcpagent.reward.line import polarity
+from mcpagent.reward.phrasing import AnswerContext
+from mcpagent.reward.reading import whole_moment
 
 _INVENTED_PASSES = (
     "abstain without final_answer: any answer without a call succeeds, an invented one too; give it a "
@@ -30,7 +34,7 @@ _ANY_CALL_PASSES = (
 
 
 def task_problems(task: Task) -> list[str]:
-    """Why the reward could not judge `task` as it stands, one sentence each; empty where it can."""
+    """Return why the reward could not judge `task` as it stands, one sentence each; empty if it can."""
     truth = task.truth
     check = truth.final_answer
     answer_problems = [] if check is None else list(_answer_problems(check, truth))
@@ -38,6 +42,8 @@ def task_problems(task: Task) -> list[str]:
         *_purpose_problems(task),
         *_plan_problems(truth),
         *(answer_problems or _own_answer_problems(task)),
+        *_line_problems(task),
+        *_evidence_problems(truth),
         *_state_problems(truth),
         *_offer_problems(task),
     ]
@@ -99,9 +105,29 @@ def _answer_problems(check: AnswerCheck, truth: GroundTruth) -> Iterator[str]:
     if check.type == "must_include" and check.value in ([], "", None):
         yield f"{where} is empty, so every answer would pass"
         return
+    if is_literal and (flaw := _type_flaw(check)):
+        yield f"{where} is {check.value!r}, but {flaw}"
     if check.type == "abstention":
         yield from _abstention_problems(check, truth)
     yield from _reference_problems("final_answer.without", check.without, references, steps)
+
+
+def _type_flaw(check: AnswerCheck) -> str | None:
+    """Why the value of a check is not of its type."""
+    value = check.value
+    match check.type:
+        case "date" if whole_moment(str(value)) is None:
+            return "type date needs a date or a time in ISO form, such as 2026-05-05T09:34"
+        case "set" | "list" if not is_json_array(value):
+            return f"type {check.type} needs a list"
+        case "pairs" if not is_json_object(value) or not value:
+            return "type pairs needs an object of things and their values"
+        case "choice" if value not in check.options or len(check.options) < 2:
+            return f"type choice needs one of two or more options, which are {list(check.options)}"
+        case "yes_no" if polarity(written_answer(value)) is None:
+            return "type yes_no needs true or false"
+        case _:
+            return None
 
 
 def _abstention_problems(check: AnswerCheck, truth: GroundTruth) -> Iterator[str]:
@@ -118,25 +144,27 @@ def _own_answer_problems(task: Task) -> Iterator[str]:
         return
     if reference is None and check.type in ("regex", "abstention"):
         return
-    facts = as_facts(check.value)
-    said = reference if reference is not None else " ".join(map(format_value, facts))
+    said = reference if reference is not None else written_answer(check.value)
+    if on_line := task.truth.answer_line:
+        said = with_answer_line(said, None if check.type == "abstention" else check.value)
     user = [message.content for message in task.prompt if message.role == "user"]
-    evidence = Evidence(
+    context = AnswerContext(
         said="\n".join([*user, *task.truth.user_turns]),
         offered="\n".join(message.content for message in task.prompt if message.role == "system"),
         reference=reference,
     )
-    if not answer_holds(check, said, {}, evidence):
+    if not answer_holds(check, said, {}, context, on_line=on_line):
         what = "reference_answer" if reference is not None else "an answer of the facts alone"
         yield f"{what}, {said[:200]!r}, does not pass final_answer"
 
 
 def task_warnings(task: Task) -> list[str]:
-    """How `task` could be passed without doing it, one sentence each. It can be judged, but not trusted."""
+    """Return how `task` could be passed without doing it, one sentence each. It can be judged, but not
+    trusted."""
     truth, check = task.truth, task.truth.final_answer
     if check is None:
         return [_INVENTED_PASSES] if truth.abstain else []
-    if truth.abstain or truth.state or truth.success.must_call:
+    if truth.abstain or truth.state or truth.success.must_call or truth.evidence:
         return []
     if not truth.tool_sequence:
         return [_NO_CALL_REQUIRED]
@@ -145,12 +173,29 @@ def task_warnings(task: Task) -> list[str]:
     return [] if is_proven or references(check.value) else [_ANY_CALL_PASSES]
 
 
+def _line_problems(task: Task) -> Iterator[str]:
+    asks = any("answer:" in message.content.casefold() for message in task.prompt)
+    if task.truth.answer_line and not asks:
+        yield f"answer_line is true, but no message of the prompt asks for it, as in: {ASKS_FOR_LINE}"
+
+
+def _evidence_problems(truth: GroundTruth) -> Iterator[str]:
+    steps = {step.step for step in truth.tool_sequence}
+    for place, fact in enumerate(truth.evidence):
+        where = f"evidence[{place}]"
+        if fact.value in (None, "", [], {}):
+            yield f"{where} has no value, so nothing could show it"
+        if any(not name for name in fact.about):
+            yield f"{where}.about has an empty name"
+        yield from _reference_problems(f"{where}.value", fact.value, references, steps)
+
+
 def _state_problems(truth: GroundTruth) -> Iterator[str]:
     steps = {step.step for step in truth.tool_sequence}
     for server, checks in truth.state.items():
         for check in checks:
             where = f"state.{server} ({check.call.tool})"
-            if not check.expect:
+            if not (check.expect or check.nothing_else_changed):
                 yield f"{where} expects nothing, so every end state would pass"
             if check.user_turn is not None and check.user_turn > len(truth.user_turns):
                 yield f"{where} has user_turn {check.user_turn}, but the last one is {len(truth.user_turns)}"

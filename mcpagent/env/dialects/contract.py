@@ -24,7 +24,7 @@ class NotACall(Exception):
 
 class ParsedCalls:
     """Calls and failures in the order of the text. `schema_of` gives the input schema of a tool by the name
-    that the model uses, None where it is not offered."""
+    that the model uses, None if it is not offered."""
 
     def __init__(self, *, next_id: int, schema_of: Callable[[str], JsonObject | None]) -> None:
         self._next_id = next_id
@@ -80,18 +80,18 @@ def _checked_arguments(arguments: object) -> JsonObject:
 
 
 def end_of(body: str, position: int, tag: str) -> int:
-    """Where `tag` ends that comes next; the end of the text where none does."""
+    """Return where `tag` ends that comes next; the end of the text if none does."""
     end = body.find(tag, position)
     return len(body) if end < 0 else end + len(tag)
 
 
 def skip_space(body: str, position: int) -> int:
-    """The first position from `position` on that is not white space."""
+    """Return the first position from `position` on that is not white space."""
     return _SPACE.match(body, position).end()  # type: ignore[union-attr]  # it matches the empty string
 
 
 def decode_json(text: str, position: int) -> tuple[Any, int]:
-    """The JSON value at `position` (after white space) and where it ends. Raises NotACall."""
+    """Return the JSON value at `position` (after white space) and where it ends. Raises NotACall."""
     try:
         return decode_model_json(text, skip_space(text, position))
     except ValueError as error:
@@ -106,13 +106,14 @@ BlockReader = Callable[[str, int, int, ParsedCalls], int]
 class Dialect:
     """One way of writing calls.
 
-    `blocks` are read wherever their opening tag stands, `strays` are tags that mean a broken call where no
-    block has taken them; around both there may be text. `read_text` is asked where neither was found, and
+    `blocks` are read wherever their opening tag stands, `strays` are tags that mean a broken call if no
+    block has taken them; around both there may be text. `read_text` is asked if neither was found, and
     gives what is left of the text once its calls are out. `write` is what the parser reads back as the same
     calls, given their names and arguments. `thinking` are the tags around a thought.
 
-    Where a turn is made of messages of its own, each to somebody, `read_turn` reads it instead of all that,
-    and gives the thought and the text; `frame` writes it, of a text and of calls as `write` writes them.
+    If a turn is made of messages of its own, each with an addressee, `read_turn` reads it instead of all
+    that, and gives the thought and the text; `frame` writes it, of a text and of calls as `write` writes
+    them.
     """
 
     name: str
@@ -125,7 +126,7 @@ class Dialect:
     frame: Callable[[str, str], str] = lambda text, calls: "\n".join(part for part in (text, calls) if part)
 
     def turn(self, text: str, calls: Sequence[tuple[str, JsonObject]]) -> str:
-        """A whole turn: the text, then the calls."""
+        """Return a whole turn: the text, then the calls."""
         return self.frame(text, self.write(calls) if calls else "")
 
     @property
@@ -141,7 +142,7 @@ _PYTHON_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
 
 
 def typed_values(values: Mapping[str, str], schema: JsonObject | None) -> JsonObject:
-    """Each value as the type that the schema gives its key.
+    """Return each value as the type that the schema gives its key.
 
     A text that the type does not allow stays what it reads as, so that the schema check names it. Where the
     schema says nothing, what reads as JSON is JSON. Never raises.
@@ -153,7 +154,7 @@ def typed_values(values: Mapping[str, str], schema: JsonObject | None) -> JsonOb
 
 
 def text_of(value: Any) -> str:
-    """How such a dialect writes a value."""
+    """Return how such a dialect writes a value."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -165,7 +166,7 @@ def _typed(text: str, types: frozenset[str]) -> Any:
 
 
 def _read(text: str) -> Any:
-    """The value that the text reads as; the text itself where it is only text."""
+    """Return the value that the text reads as; the text itself if it is only text."""
     stripped = text.strip()
     if stripped in _PYTHON_WORDS:
         return _PYTHON_WORDS[stripped]
@@ -195,7 +196,7 @@ def _type_of(value: Any) -> frozenset[str]:
 
 
 def _types(schema: Any, root: JsonObject, depth: int = 0) -> frozenset[str]:
-    """The JSON types that a schema allows; empty where it does not say."""
+    """Return the JSON types that a schema allows; empty if it does not say."""
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return frozenset()
     named = schema.get("type")
@@ -215,7 +216,7 @@ def _types(schema: Any, root: JsonObject, depth: int = 0) -> frozenset[str]:
 
 
 def _referred(reference: str, root: JsonObject) -> Any:
-    """What `#/$defs/Name` points to; None for anything that is not in this schema."""
+    """Return what `#/$defs/Name` points to; None for anything that is not in this schema."""
     place: Any = root
     for part in reference.removeprefix("#/").split("/"):
         place = place.get(part) if isinstance(place, dict) else None

@@ -61,7 +61,7 @@ def _read_gemma(body: str, start: int, position: int, parsed: ParsedCalls) -> in
 
 
 def _fields(body: str, position: int, depth: int, notation: _Notation) -> tuple[JsonObject, int]:
-    """What stands between { and }, and the position after that. Raises NotACall."""
+    """Return what stands between { and }, and the position after that. Raises NotACall."""
     fields: JsonObject = {}
     position = skip_space(body, position)
     while not body.startswith("}", position):
@@ -85,7 +85,7 @@ def _fields(body: str, position: int, depth: int, notation: _Notation) -> tuple[
 
 
 def _value(body: str, position: int, depth: int, notation: _Notation) -> tuple[Any, int]:
-    """A value `depth` containers deep, and the position after it. Raises NotACall."""
+    """Return a value `depth` containers deep, and the position after it. Raises NotACall."""
     if depth > MAX_JSON_DEPTH:
         raise NotACall("nested too deeply")
     position = skip_space(body, position)
@@ -113,7 +113,7 @@ def _comma(body: str, position: int) -> int:
 
 
 def _scalar(body: str, position: int, notation: _Notation) -> tuple[Any, int]:
-    """A number, a boolean or nothing, in the words of JSON or of Python. Raises NotACall."""
+    """Return a number, a boolean or nothing, in the words of JSON or of Python. Raises NotACall."""
     if (word := _WORD.match(body, position)) is not None:
         return _WORDS.get(word[1]), word.end()
     if _NUMBER.match(body, position) is not None:
@@ -204,7 +204,7 @@ def _read_python(body: str, start: int, position: int, parsed: ParsedCalls) -> i
 
 
 def _python_arguments(body: str, position: int) -> tuple[JsonObject, int]:
-    """The arguments up to the closing bracket, and the position after that. Raises NotACall."""
+    """Return the arguments up to the closing bracket, and the position after that. Raises NotACall."""
     arguments: JsonObject = {}
     while not body.startswith(")", position):
         if arguments:
@@ -228,7 +228,8 @@ def _python_arguments(body: str, position: int) -> tuple[JsonObject, int]:
 
 
 def _python_text(body: str, position: int) -> tuple[str, int]:
-    """A text ends at a quote after which a call goes on: it may hold line breaks and its own quote."""
+    """Return a text and where it ends: at a quote after which a call goes on, so that it may hold line breaks
+    and its own quote."""
     closing = _TEXT_END[body[position]]
     at = position + 1
     while (match := closing.search(body, at)) is not None:
@@ -249,7 +250,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def _quoted_text(body: str, position: int) -> tuple[str, int]:
-    """A text within a list or an object, which ends at the first quote of its kind."""
+    """Return a text within a list or an object, which ends at the first quote of its kind."""
     at = position + 1
     while (match := _QUOTE_END[body[position]].search(body, at)) is not None:
         if not match[0].startswith("\\"):
@@ -300,7 +301,7 @@ class _Framed:
 
 
 def _framed(turn: str, end_of_call: Callable[[str, int], int]) -> Iterator[_Framed]:
-    """The messages of a turn; the header of the first began in the prompt. `end_of_call` is where the
+    """Yield the messages of a turn; the header of the first began in the prompt. `end_of_call` is where the
     arguments end that begin at a position, so that what they spell ends no message."""
     position = header_end = 0
     while position >= 0:

@@ -37,7 +37,7 @@ class TaggedBlock:
     rest_form: str
 
     def read(self, body: str, start: int, position: int, parsed: ParsedCalls) -> int:
-        """A `dialect.BlockReader`."""
+        """Return a `dialect.BlockReader`."""
         try:
             name, values, end = self._fields(body, position)
             arguments = typed_values(values, parsed.schema_of(name))
@@ -72,7 +72,8 @@ _CLOSING = re.compile(r"\s*</tool_call>")
 
 
 def _read_hermes(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
-    """The JSON is decoded before the closing tag is looked for, since an argument may hold the tag's text."""
+    """Return the JSON is decoded before the closing tag is looked for, since an argument may hold the
+    tag's text."""
     try:
         value, end = decode_json(body, position)
     except NotACall as problem:
