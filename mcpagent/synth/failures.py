@@ -30,7 +30,7 @@ _NO_TEMPLATE = ""
 @dataclass(frozen=True)
 class Skill:
     """What a task takes: its class (those in which calls follow each other are one) and the tools of its
-    plan in order. `template` is empty where it has none."""
+    plan in order. `template` is empty if it has none."""
 
     kind: str
     tools: tuple[str, ...]
@@ -38,13 +38,13 @@ class Skill:
 
     @classmethod
     def of(cls, kind: str | None, tools: Sequence[str], *, template: str = _NO_TEMPLATE) -> Skill:
-        """The skill of a class and its calls, whichever of the class's names is used."""
+        """Return the skill of a class and its calls, whichever of the class's names is used."""
         is_acting = kind in _ACTING or (kind is None and bool(tools))
         return cls("acting" if is_acting else kind or "abstain", tuple(tools), template)
 
     @classmethod
     def of_task(cls, task: Task) -> Skill:
-        """The skill of a record, also of one where the right thing is not to call."""
+        """Return the skill of a record, also of one in which the right thing is not to call."""
         info, truth = task.extra_info, task.truth
         steps: Sequence[Mapping[str, Any]] = info.get("would_call") or [
             {"server": step.server, "tool": step.tool} for step in truth.tool_sequence
@@ -62,14 +62,14 @@ class Skill:
 
     @classmethod
     def of_template(cls, template: Template) -> Skill:
-        """The skill of the tasks that a template makes."""
+        """Return the skill of the tasks that a template makes."""
         kind = None if template.kind is None else str(template.kind)
         if kind is None and template.user_turns:
             kind = "multi_turn"
         return cls.of(kind, [f"{s.server}.{s.tool}" for s in template.plan], template=template.name)
 
     def relation_to(self, failed: Skill) -> Relation | None:
-        """What a task of this skill is to one that was failed; None: another matter."""
+        """Return what a task of this skill is to one that was failed; None: another matter."""
         if self.template and failed.template:
             if self.template == failed.template:
                 return "same"
@@ -103,15 +103,15 @@ class Variation:
     _relations: dict[Skill, dict[Relation, float]] = field(default_factory=dict, compare=False)
 
     def weight(self, skill: Skill) -> float:
-        """How often tasks of a skill are to be made, relative to others; 0: never."""
+        """Return how often tasks of a skill are to be made, relative to others; 0: never."""
         return sum(_WEIGHTS[relation] * count for relation, count in self._of(skill).items())
 
     def share(self, skill: Skill) -> float:
-        """The weight in 0..1, where 1 is that of the skill failed most."""
+        """Return the weight in 0..1, where 1 is that of the skill failed most."""
         return min(1.0, self.weight(skill) / max(self.failed.values()))
 
     def templates(self, templates: Sequence[Template]) -> list[Template]:
-        """Those near a failed skill, weighted anew."""
+        """Return those near a failed skill, weighted anew."""
         weights = [self.weight(Skill.of_template(template)) for template in templates]
         return [
             template.model_copy(update={"weight": weight})
@@ -120,11 +120,11 @@ class Variation:
         ]
 
     def admits(self, task: Task) -> bool:
-        """Whether the task is new, and about nothing that is held out."""
+        """Return whether the task is new, and about nothing that is held out."""
         return task.id not in self.task_ids and not (subjects_of(task) & set(self.held_out))
 
     def described(self, task: Task) -> Task:
-        """The task with what it is to the failed ones."""
+        """Return the task with what it is to the failed ones."""
         relations = self._of(Skill.of_task(task))
         relation = max(relations, key=lambda name: relations[name], default=None)
         info = {**task.extra_info, "from_failures": {"relation": relation}}
@@ -142,7 +142,7 @@ class Variation:
 
 
 def subjects_of(task: Task) -> set[str]:
-    """What a generated task is about: the entities in its slots, or the call that explored it."""
+    """Return what a generated task is about: the entities in its slots, or the call that explored it."""
     slots = task.extra_info.get("slots", {})
     subjects = {str(value) for value in slots.values() if isinstance(value, str)}
     return subjects | ({str(task.extra_info["about"])} if "about" in task.extra_info else set())
@@ -158,15 +158,16 @@ class FailedTasks:
     template_names: frozenset[str]
     n_tasks: int
     n_played: int
+    answer_line: bool  # whether the failed tasks ask for it
 
     def templates_among(self, sets: Iterable[TemplateSet]) -> TemplateSet | None:
-        """The first set that made some of the failed tasks; None where exploring did, or what cannot make
+        """Return the first set that made some of the failed tasks; None if exploring did, or what cannot make
         more of them."""
         mine = (s for s in sets if self.template_names & {template.name for template in s.templates})
         return next(mine, None)
 
     def as_json(self) -> JsonObject:
-        """What the document of `gen-data --json` says of them."""
+        """Return what the document of `gen-data --json` says of them."""
         return {
             "played": self.n_played,
             "failed": self.n_tasks,
@@ -178,7 +179,8 @@ class FailedTasks:
 
 
 def read_failures(run: Path, *, seed: int) -> FailedTasks:
-    """The tasks that the policy of a run failed when it last met them, by at least half of its attempts.
+    """Return the tasks that the policy of a run failed when it last met them, by at least half of its
+    attempts.
 
     Only the training episodes count: those of evaluations would teach what is held out. Raises UserError
     where there is none.
@@ -196,6 +198,7 @@ def read_failures(run: Path, *, seed: int) -> FailedTasks:
             remedy="name a run whose training has failed some: mcpagent runs",
         )
     skills: defaultdict[Skill, float] = defaultdict(float)
+    has_line = False
     seeds: Counter[int] = Counter()
     ids, ours, theirs, splits = set[str](), set[str](), set[str](), ["train"]
     for task in read_tasks(path):
@@ -203,6 +206,7 @@ def read_failures(run: Path, *, seed: int) -> FailedTasks:
         ours |= subjects_of(task)
         if task.id in failed:
             skills[Skill.of_task(task)] += failed[task.id]
+            has_line = has_line or task.truth.answer_line
             seeds[int(task.extra_info.get("seed", 0))] += 1
     for split in ("validation", "heldout"):
         for sibling in _sibling(path, split):
@@ -231,6 +235,7 @@ def read_failures(run: Path, *, seed: int) -> FailedTasks:
         template_names=names,
         n_tasks=seeds.total(),
         n_played=len(shares),
+        answer_line=has_line,
     )
 
 

@@ -1,4 +1,4 @@
-"""Datasets from templates or from exploring: generated, counted, and written beside their servers."""
+"""Datasets from templates or from exploring: generated, counted, and written with their servers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -20,28 +22,31 @@ from mcpagent.config.environment import resource_path
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.console import Console, counted
 from mcpagent.core.records import JsonObject
+from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import write_text
-from mcpagent.storage.datasets import DiskList, part_path, write_jsonl, write_part
+from mcpagent.storage.datasets import DiskList, write_jsonl
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.explore.candidates import Slot, argument_shape
 from mcpagent.synth.explore.changes import Effects
-from mcpagent.synth.explore.learning import Learned, LearningProgress, learn
-from mcpagent.synth.explore.walks import explore_dataset
+from mcpagent.synth.explore.learning import learn
+from mcpagent.synth.explore.tasks import Learned, explore_dataset
 from mcpagent.synth.failures import FailedTasks, Variation
+from mcpagent.synth.tasks.prove import plays_alike
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.pools import SPLITS
 from mcpagent.synth.templates.rules import (
-    DatasetShard,
     GeneratedData,
     Progress,
     generate_dataset,
+    share_of,
     short_note,
     why_short,
 )
 from mcpagent.synth.templates.template import TemplateSet, load_templates
+from mcpagent.tools.schemas import SchemaCheck
 from mcpagent.tools.servers_config import server_places
 from mcpagent.tools.setup import Tools, configured_servers, open_tools, strict_cassette
 
@@ -62,7 +67,7 @@ class DatasetOutput:
     overwrite: bool
 
     def write(self, tasks: Mapping[str, Sequence[Task]]) -> dict[str, Path]:
-        """The files of the splits, as `write_splits` writes them."""
+        """Return the files of the splits, as `write_splits` writes them."""
         return write_splits(tasks, self.folder, servers=self.servers, overwrite=self.overwrite)
 
 
@@ -73,18 +78,20 @@ def make_dataset(
     *,
     seed: int,
     distractors: int | None,
+    answer_line: bool,
     explore: bool,
     console: Console,
     seed_values: Mapping[str, Sequence[Any]] | None = None,
     failures: FailedTasks | None = None,
     rewriting: RewriteRun | None = None,
-    shard: tuple[int, int] | None = None,
+    shard: tuple[int, int] = (1, 1),
 ) -> JsonObject:
     """Generate the tasks and write the splits; the document of `gen-data --json`. `templates` is `core`,
     `full` or a folder. Without a template for the servers, and with `explore`, the tasks come from what
     read-only tools are seen to do, asked first about `seed_values` (`values_by_slot`). With `failures` they
-    are near those that a policy failed, made the way that those were. With a `shard` (I, N) no split is
-    written, but what the I-th of N shards made, for `data merge`. Raises UserError."""
+    are near those that a policy failed, made the way that those were. With `answer_line` the tasks ask for a
+    last line that gives the answer, which is graded alone. A `shard` (I, N) makes the I-th of N
+    shares of the tasks. Raises UserError."""
     started = time.perf_counter()
     template_set = load_templates(
         resource_path(_SHIPPED[templates]) if templates in _SHIPPED else Path(templates)
@@ -94,37 +101,22 @@ def make_dataset(
         shipped = (resource_path(folder) for folder in _SHIPPED.values())
         made_by = failures.templates_among([template_set, *map(load_templates, shipped)])
         template_set, explore = made_by or template_set, explore or made_by is None
-    part = None if shard is None else DatasetShard(number=shard[0], of=shard[1], seed=seed)
-    if part is not None and failures is not None:
-        part.described = failures.variation.described
     data, more = _generate(
         template_set,
         tools,
         console,
-        shard=part,
+        shard=shard,
         counts=output.counts,
         seed=seed,
         distractors=distractors,
+        answer_line=answer_line,
         explore=explore,
         seed_values=seed_values or {},
         variation=None if failures is None else failures.variation,
         rewriting=rewriting,
     )
-    if part is not None and shard is not None:
-        run = {
-            "made_by": "explore" if "explored" in more else "rules",
-            "seed": seed,
-            "counts": dict(output.counts),
-            "distractors": distractors,
-            "catalog_hash": data.catalog_hash,
-            "templates_sha256": None if "explored" in more else template_set.sha256,
-            "from_failures": None if failures is None else failures.as_json(),
-            "divided": part.divided,
-        }
-        head = {"drawn": part.drawn, "entities": data.entities, "executed_calls": data.executed_calls}
-        write_servers(output.servers)
-        document = write_part(part_path(output.folder, shard), shard, part.rows, head=head, run=run)
-        return document | {"seconds": round(time.perf_counter() - started, 3), **more}
+    if strict_cassette(tools) is None:
+        data, more["fresh_start"] = _proven_anew(data, tools, console, seed=seed)
     if failures is not None:
         described = failures.variation.described
         data = replace(data, tasks={s: DiskList(map(described, of)) for s, of in data.tasks.items()})
@@ -132,7 +124,7 @@ def make_dataset(
     paths = output.write(data.tasks)
     document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
     document |= more
-    if short := data.short_of(output.counts):
+    if short := data.short_of(share_of(output.counts, shard)):
         document["short"] = {split: {"made": made, "asked": asked} for split, (made, asked) in short.items()}
         console.note(short_note(short, why_short(data)))
     return document
@@ -146,14 +138,16 @@ def _generate(
     counts: Mapping[str, int],
     seed: int,
     distractors: int | None,
+    answer_line: bool,
     explore: bool,
     seed_values: Mapping[str, Sequence[Any]],
     variation: Variation | None,
     rewriting: RewriteRun | None,
-    shard: DatasetShard | None,
+    shard: tuple[int, int],
 ) -> tuple[GeneratedData, JsonObject]:
     """The tasks, and what else the document says: what was explored, what the cassette did."""
     drawing: dict[str, Any] = {"counts": counts, "seed": seed, "distractors": distractors}
+    drawing["answer_line"] = answer_line
     drawing |= {"variation": variation, "shard": shard}
     with open_tools(tools, on_note=console.note) as opened:
         fitting = templates.for_servers({tool.server for tool in opened.pool.tools.values()})
@@ -170,9 +164,42 @@ def _generate(
                 "--seed-value is for exploring, but there are templates for these servers",
                 remedy="add --explore, or leave it out",
             )
-        with _task_progress(console, counts, shard) as on_progress:
+        with _task_progress(console, share_of(counts, shard)) as on_progress:
             making = generate_dataset(opened.pool, fitting, on_progress=on_progress, **drawing)
             return opened.io.run(making), _cassette_of(opened)
+
+
+def _proven_anew(
+    data: GeneratedData, tools: ToolsConfig, console: Console, *, seed: int
+) -> tuple[GeneratedData, JsonObject]:
+    """Return the tasks whose plans are right on newly started servers too, played in another order; and how
+    many were left out, by reason."""
+    dropped: dict[str, str] = {}
+    reasons: Counter[str] = Counter()
+    everything = [task for tasks in data.tasks.values() for task in tasks]
+    Random(derive_seed(seed, "fresh start")).shuffle(everything)
+    with (
+        open_tools(tools, on_note=console.note) as opened,
+        console.progress("Fresh start", total=len(everything)) as advance,
+    ):
+        cache = CallCache(opened.pool)
+        for task in everything:
+            outcome = opened.io.run(plays_alike(task, cache))
+            advance(1)
+            if outcome is not None:
+                dropped[task.id] = outcome.detail
+                reasons[outcome.code.value] += 1
+    if dropped:
+        first = next(iter(dropped))
+        console.note(
+            f"{counted(len(dropped), 'task')} left out, whose plans are not right on newly started servers, "
+            f"such as {first}: {dropped[first][:200]}"
+        )
+    kept = {
+        split: DiskList(task for task in tasks if task.id not in dropped)
+        for split, tasks in data.tasks.items()
+    }
+    return replace(data, tasks=kept), {"played": len(everything), "left_out": dict(reasons)}
 
 
 def _cassette_of(opened: Tools) -> JsonObject:
@@ -189,22 +216,20 @@ def _explore(
     counts: Mapping[str, int],
     seed: int,
     distractors: int | None,
+    answer_line: bool,
     variation: Variation | None,
-    shard: DatasetShard | None,
+    shard: tuple[int, int],
 ) -> tuple[GeneratedData, JsonObject]:
     """The tasks, and what was learned on the way to them."""
     console.note("no templates: the tasks come from what the read-only tools are seen to do")
     pool, io = opened.pool, opened.io
     specs = list(pool.tools.values())
     seed_values = values_by_slot(given, specs)
-    cache = CallCache(pool, own_instances=opened.own_instances if shard is None else ())
-    calls = 0
+    cache = CallCache(pool, own_instances=opened.own_instances)
     with console.progress("Exploring") as advance:
 
-        def on_call(state: LearningProgress) -> None:
-            nonlocal calls
-            advance(state.calls - calls, note=f"calls, {counted(state.facts, 'fact')}, {state.tool}")
-            calls = state.calls
+        def on_call(facts: int, tool: str) -> None:
+            advance(1, note=f"calls, {counted(facts, 'fact')}, {tool}")
 
         graph = io.run(learn(cache, seed=seed, seed_values=seed_values, places=places, on_progress=on_call))
         effects = Effects(cache, graph, opened.own_state, seed=seed)
@@ -217,9 +242,8 @@ def _explore(
         "facts": {spec.dotted: n for spec in specs if (n := sum(fact.spec is spec for fact in graph.facts))},
         "edges": edges,
         "silent": [{"reason": s.reason, "tools": list(s.tools), "sentence": s.sentence} for s in silences],
-        "additions": {
-            addition.spec.dotted: [read.spec.dotted for read in addition.reads]
-            for addition in effects.additions
+        "changes": {
+            change.spec.dotted: [read.spec.dotted for read in change.reads] for change in effects.changes
         },
     }
     console.note(
@@ -227,35 +251,25 @@ def _explore(
         f"{counted(edges, 'edge')} from a tool to another's parameter, by {counted(graph.calls, 'call')} "
         f"of which {graph.failed} failed"
     )
-    for addition in effects.additions:
-        shown = " and ".join(dict.fromkeys(read.spec.dotted for read in addition.reads))
-        console.note(f"{addition.spec.dotted} adds something that {shown} shows")
+    for change in effects.changes:
+        shown = " and ".join(dict.fromkeys(read.spec.dotted for read in change.reads))
+        console.note(f"{change.spec.dotted} changes something that {shown} shows")
     for silence in silences:
         console.note(silence.sentence)
-    with _task_progress(console, counts, shard) as on_progress:
-
-        def made() -> GeneratedData:
-            return io.run(
-                explore_dataset(
-                    pool,
-                    counts=counts,
-                    seed=seed,
-                    distractors=distractors,
-                    on_progress=on_progress,
-                    learned=Learned(cache, graph, effects.additions),
-                    variation=variation,
-                    shard=shard,
-                )
+    with _task_progress(console, share_of(counts, shard)) as on_progress:
+        data = io.run(
+            explore_dataset(
+                pool,
+                counts=counts,
+                seed=seed,
+                distractors=distractors,
+                answer_line=answer_line,
+                on_progress=on_progress,
+                learned=Learned(cache, graph, effects.changes, effects.watch),
+                variation=variation,
+                shard=shard,
             )
-
-        data = made()
-        if io.run(cache.depends_on_order()):
-            console.note(
-                "what a tool answers depends on what was read before: every proof gets an instance of its own"
-            )
-            data = made()
-    if shard is not None:
-        return data, learned
+        )
     unused = set(learned["facts"]) - {
         tool for tasks in data.tasks.values() for task in tasks for tool in _tools_of(task)
     }
@@ -272,12 +286,9 @@ def _tools_of(task: Task) -> Iterator[str]:
 
 
 @contextmanager
-def _task_progress(
-    console: Console, counts: Mapping[str, int], shard: DatasetShard | None
-) -> Iterator[Progress]:
+def _task_progress(console: Console, counts: Mapping[str, int]) -> Iterator[Progress]:
     done: dict[str, int] = {}
-    total = sum(counts.values()) if shard is None else sum(map(shard.enough, counts.values()))
-    with console.progress("Tasks", total=total) as advance:
+    with console.progress("Tasks", total=sum(counts.values())) as advance:
 
         def on_progress(split: str, kept: int, _: int) -> None:
             advance(kept - done.get(split, 0), note=split)
@@ -337,8 +348,8 @@ def check_dataset_servers(servers: DatasetServers, *, overwrite: bool) -> None:
 
 
 def carry_servers(source: Path, folder: Path, *, overwrite: bool) -> DatasetServers | None:
-    """What the folder of the file `source` remembers, for its tasks in `folder`; None where that is the same
-    folder, or nothing is remembered. Raises UserError where the tasks of `folder` have other servers."""
+    """Return what the folder of the file `source` remembers, for its tasks in `folder`; None if that is the
+    same folder, or nothing is remembered. Raises UserError if the tasks of `folder` have other servers."""
     remembered = read_dataset_servers(source)
     if remembered is None or source.resolve().parent == folder.resolve():
         return None
@@ -348,7 +359,7 @@ def carry_servers(source: Path, folder: Path, *, overwrite: bool) -> DatasetServ
 
 
 def write_servers(servers: DatasetServers | None) -> None:
-    """Write what a folder is to remember, where there is something. Before its tasks: tasks without their
+    """Write what a folder is to remember, if there is something. Before its tasks: tasks without their
     servers would be played on others."""
     if servers is not None:
         write_text(servers.path, servers.as_yaml(), is_settings=True)
@@ -365,7 +376,7 @@ def write_splits(
     and return the paths of the splits.
 
     Nothing appears in `folder` before every file is complete. With `overwrite`, files of splits without tasks
-    are removed: beside splits of another seed they would leak. Raises UserError.
+    are removed: next to splits of another seed they would leak. Raises UserError.
     """
     tasks = {split: members for split, members in tasks.items() if members}
     check_output(folder, overwrite=overwrite)
@@ -390,8 +401,8 @@ def split_path(folder: Path, split: str) -> Path:
 
 
 def read_seed_values(given: Sequence[str], path: Path | None) -> dict[str, list[Any]]:
-    """The values by the name of their parameter: `[SERVER.][TOOL.]PARAM=VALUE` texts, and those of a YAML
-    file, in which a name has a value or a list of them. Raises UserError."""
+    """Return the values by the name of their parameter: `[SERVER.][TOOL.]PARAM=VALUE` texts, and those of a
+    YAML file, in which a name has a value or a list of them. Raises UserError."""
     values: dict[str, list[Any]] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -422,7 +433,7 @@ def read_seed_values(given: Sequence[str], path: Path | None) -> dict[str, list[
 
 
 def values_by_slot(given: Mapping[str, Sequence[Any]], specs: Sequence[ToolSpec]) -> dict[str, list[Any]]:
-    """The values that a person named, by `SERVER.TOOL.PARAM` and as that parameter takes them. Raises
+    """Return the values that a person named, by `SERVER.TOOL.PARAM` and as that parameter takes them. Raises
     UserError for a name that no tool has, and for a value that its parameter cannot take."""
     by_slot: dict[str, list[Any]] = {}
     slots = [(spec, slot) for spec in specs for slot in argument_shape(spec).slots]
@@ -445,15 +456,13 @@ def values_by_slot(given: Mapping[str, Sequence[Any]], specs: Sequence[ToolSpec]
                 where="--seed-value",
                 remedy=f"if it does: --read-only {tools.replace(', ', ',')}",
             )
-        for value in values:
-            for spec, slot in readers:
-                try:
-                    taken = _converted(slot, value)
-                except ValueError as error:
-                    raise UserError(
-                        f"{spec.dotted} takes {error} as {slot.name}, not {value!r}", where="--seed-value"
-                    ) from None
-                by_slot.setdefault(f"{spec.dotted}.{slot.name}", []).append(taken)
+        for spec, slot in readers:
+            taken = [_converted(slot, value) for value in values]
+            if fault := next(filter(None, map(SchemaCheck(slot.schema).fault, taken)), None):
+                raise UserError(
+                    f"{spec.dotted} does not take it as {slot.name}: {fault}", where="--seed-value"
+                )
+            by_slot.setdefault(f"{spec.dotted}.{slot.name}", []).extend(taken)
     return by_slot
 
 
@@ -464,37 +473,19 @@ def _names_of(slot: Slot, spec: ToolSpec) -> list[str]:
 
 
 def _converted(slot: Slot, value: Any) -> Any:
-    """A value that a person named, as the slot takes it. Raises ValueError that says what it takes."""
-    if (values := slot.schema.get("enum")) is not None:
-        if (match := next((v for v in values if str(v) == str(value)), None)) is None:
-            raise ValueError(f"one of {', '.join(map(str, values))}")
-        return match
-    match slot.type:
-        case "string":
-            return value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
-        case "boolean":
-            if str(value).lower() not in ("true", "false"):
-                raise ValueError("true or false")
-            return str(value).lower() == "true"
-        case "numbers":
-            if isinstance(value, str):
-                value = [part for part in re.split(r"[,\s\[\]]+", value) if part]
-            return [_number_of(item) for item in (value if isinstance(value, list) else [value])]
-        case "integer" | "number":
-            number = _number_of(value)
-            if slot.type == "integer" and not isinstance(number, int):
-                raise ValueError("a whole number")
-            return number
-        case _:
-            return value
+    """A value that a person named, of the type that the slot takes if it can be one."""
+    if slot.schema.get("enum"):
+        return next((each for each in slot.schema["enum"] if str(each) == str(value)), value)
+    if slot.type == "string":
+        return value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
+    if slot.type == "numbers":
+        parts = re.split(r"[,\s\[\]]+", value) if isinstance(value, str) else value
+        return [_parsed(part) for part in (parts if isinstance(parts, list) else [parts]) if part != ""]
+    return _parsed(value)
 
 
-def _number_of(value: Any) -> int | float:
+def _parsed(value: Any) -> Any:
     try:
-        return int(str(value))
+        return json.loads(str(value).lower())
     except ValueError:
-        pass
-    try:
-        return float(str(value))
-    except ValueError:
-        raise ValueError("a number") from None
+        return value

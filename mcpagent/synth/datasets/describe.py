@@ -57,7 +57,7 @@ class DatasetCounts:
             counter.update(" > ".join(names[i : i + n]) for i in range(len(names) - n + 1))
 
     def passed(self, tasks: Iterable[Task]) -> Iterator[Task]:
-        """The tasks, each counted as it passes."""
+        """Yield the tasks, each counted as it passes."""
         for task in tasks:
             self.add(task)
             yield task
@@ -78,7 +78,7 @@ class DatasetCounts:
             "prompt_chars_max": self.prompt_chars_max,
             "question_chars": {str(n): count for n, count in sorted(self.question_chars.items())},
             "volatile": self.volatile,
-            # Bits: how many yes-or-no questions name the next run of n tools; 0 where all are the same.
+            # Bits: how many yes-or-no questions name the next run of n tools; 0 if all are the same.
             "sequence_entropy_bits": {
                 str(n): round(_entropy(counter), 3) for n, counter in enumerate(self.sequences, 1)
             },
@@ -88,7 +88,7 @@ class DatasetCounts:
 
 
 def count_tasks(tasks: Iterable[Task]) -> DatasetCounts:
-    """The counts over all `tasks`, which are read once."""
+    """Return the counts over all `tasks`, which are read once."""
     counts = DatasetCounts()
     for task in tasks:
         counts.add(task)
@@ -96,7 +96,7 @@ def count_tasks(tasks: Iterable[Task]) -> DatasetCounts:
 
 
 def task_class(task: Task) -> str:
-    """What kind of behaviour the task asks for: as it says itself, else the first that applies."""
+    """Return what kind of behaviour the task asks for: as it says itself, else the first that applies."""
     truth = task.truth
     if "class" in task.extra_info:
         return str(task.extra_info["class"])
@@ -117,11 +117,11 @@ def _sorted(counter: Counter[str]) -> dict[str, int]:
 
 def _entropy(counter: Counter[str]) -> float:
     total = counter.total()
-    return -sum(n / total * math.log2(n / total) for n in counter.values()) if total else 0.0
+    return sum(n / total * math.log2(total / n) for n in counter.values()) if total else 0.0
 
 
 def _largest_share(counter: Counter[str]) -> float | None:
-    """None where no record says its template."""
+    """None if no record says its template."""
     return round(max(counter.values()) / counter.total(), 4) if counter else None
 
 

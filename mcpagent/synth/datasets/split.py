@@ -40,7 +40,7 @@ class SplitOutcome:
     crossing: int
 
     def as_json(self) -> JsonObject:
-        """The document of `data split --json`."""
+        """Return the document of `data split --json`."""
         return {
             "records": sum(self.counts.values()) + self.crossing,
             "by_split": self.counts,
@@ -139,7 +139,7 @@ def _groups(path: Path, group_by: GroupBy, common: set[int]) -> array[int]:
 def _check_sizes(groups: int, largest: int, records: int, shares: SplitShares, path: Path) -> None:
     if (largest > _share(shares, "train") * records and groups > 1) or groups == 1:
         raise UserError(
-            f"{largest} of {records} tasks hang together through what they name, so they cannot be divided",
+            f"{largest} of {records} tasks are linked by the things they name, so they cannot be divided",
             where=str(path),
             remedy="add --drop-crossing to leave out tasks that would be in two splits, or --group-by plan",
         )
@@ -194,15 +194,15 @@ class DedupeReport:
             self.examples.append({"task_id": task.id, "reason": reason, "like": kept})
 
     def as_json(self) -> JsonObject:
-        """The document of `data dedupe --json`."""
+        """Return the document of `data dedupe --json`."""
         removed = dict(sorted(self.removed.items()))
         return {"records": self.records, "kept": self.kept, "removed": removed, "examples": self.examples}
 
 
 def distinct_tasks(path: Path, *, threshold: float, report: DedupeReport) -> Iterator[Task]:
-    """The first task of each kind, in the order of the file, which is read twice. `threshold` is the Jaccard
-    similarity of the questions, in pieces of five characters, from which tasks that call the same tools about
-    the same things are one."""
+    """Yield the first task of each kind, in the order of the file, which is read twice. `threshold` is the
+    Jaccard similarity of the questions, in pieces of five characters, from which tasks that call the same
+    tools about the same things are one."""
     plans: dict[int, str] = {}
     alike = _AlikeTasks(threshold)
     kinds = Counter(_kind(task) for task in read_tasks(path))
@@ -222,7 +222,7 @@ def distinct_tasks(path: Path, *, threshold: float, report: DedupeReport) -> Ite
 
 
 class _AlikeTasks:
-    """Locality-sensitive hashing of questions: two are alike where any band of their sketches is equal."""
+    """Locality-sensitive hashing of questions: two are alike if any band of their sketches is equal."""
 
     def __init__(self, threshold: float) -> None:
         # Only this needs scipy, which takes most of a second to import.

@@ -72,7 +72,7 @@ class ValidationReport:
         return self.records - self.rejects.total()
 
     def as_json(self) -> JsonObject:
-        """The document of `data validate --json`."""
+        """Return the document of `data validate --json`."""
         stages = {**VALIDATION_STAGES, **(EXECUTION_STAGES if self.is_executed else {})}
         rejects = {code.value: self.rejects[code] for code in RejectCode if self.rejects[code]}
         findings = [{"code": f.code.value, "where": f.where, "message": f.message} for f in self.findings]
@@ -146,7 +146,7 @@ async def proven_tasks(
 
 
 def keep_sound(path: Path, shelf: ToolShelf | None, report: ValidationReport, *, out: Path | None) -> None:
-    """Check every record as it is written, and write the good ones to `out` where it is given."""
+    """Check every record as it is written, and write the good ones to `out` if it is given."""
     tasks = (task for _, task in sound_tasks(path, shelf, report))
     if out is not None:
         _drop_empty(out, write_jsonl(out, tasks))
@@ -156,7 +156,7 @@ def keep_sound(path: Path, shelf: ToolShelf | None, report: ValidationReport, *,
 
 
 async def keep_proven(path: Path, cache: CallCache, report: ValidationReport, *, out: Path | None) -> None:
-    """Run every record as well, and write the proven ones to `out`, as JSONL, where it is given."""
+    """Run every record as well, and write the proven ones to `out`, as JSONL, if it is given."""
     if out is None:
         async for _ in proven_tasks(path, cache, report):
             pass

@@ -32,7 +32,7 @@ from mcpagent.synth.tasks.run import CallCache
 DATA_SOURCE = "synthetic/dependent"
 ENV_CLASS = "MCPToolEnv"
 _GENERATOR = "dependent-spec"
-# Of a solution: the fields of a ground truth that may stand beside the plan.
+# Of a solution: the fields of a ground truth that may stand next to the plan.
 _TAKEN_OVER = ("success", "final_answer", "answer_facts", "state", "setup", "abstain", "reference_answer")
 
 

@@ -16,9 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jsonschema.validators import validator_for
 from pydantic import Field, ValidationError, model_validator
-from referencing import Registry
 
 from mcpagent.core.placeholders import PlaceholderError, reference_texts, references
 from mcpagent.core.records import JsonObject, OpenRecord, describe
@@ -27,6 +25,7 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.json_stream import open_bytes, reading
 from mcpagent.tools.catalog import near_match
+from mcpagent.tools.schemas import SchemaCheck
 
 _KEY = "dependent_dataset"
 # The words of other datasets for the same three levels.
@@ -60,7 +59,7 @@ class SpecFault:
     remedy: str
 
     def as_json(self) -> JsonObject:
-        """The fault as `convert --json` shows it."""
+        """Return the fault as `convert --json` shows it."""
         return {
             "code": self.code.value,
             "pointer": self.pointer,
@@ -129,7 +128,7 @@ class Scenario(OpenRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadTask:
-    """A task as far as it could be read: `task` is None where its structure is wrong."""
+    """A task as far as it could be read: `task` is None if its structure is wrong."""
 
     pointer: str
     raw: Any
@@ -139,7 +138,7 @@ class ReadTask:
 
 
 def read_spec(path: Path) -> Iterator[ReadTask]:
-    """The tasks of the spec in order. Raises UserError for a file that is not a spec at all."""
+    """Yield the tasks of the spec in order. Raises UserError for a file that is not a spec at all."""
     for number, raw in enumerate(_scenarios(path)):
         pointer = f"/{_KEY}/{number}"
         try:
@@ -215,7 +214,7 @@ def conversation_faults(task: SpecTask, pointer: str) -> Iterator[SpecFault]:
         yield SpecFault(
             code=SpecFaultCode.CONVERSATION,
             pointer=f"{pointer}/conversation",
-            message=f"has no user message (its roles are {', '.join(roles)}), so nobody asks for anything",
+            message=f"has no user message (its roles are {', '.join(roles)}), so no user asks for anything",
             remedy='add {"role": "user", "content": "..."}',
         )
     elif roles.count("system") > 1 or "system" in roles[1:]:
@@ -390,8 +389,7 @@ def _argument_faults(step: SpecStep, pointer: str, tool: ToolSpec) -> Iterator[S
             message=f"{tool.dotted} has no parameter {name!r}",
             remedy=near_match(name, properties) or f"its parameters are {', '.join(properties)}",
         )
-    kind = validator_for(tool.input_schema)
-    for error in kind(tool.input_schema, registry=Registry()).iter_errors(step.params):
+    for error in SchemaCheck(tool.input_schema).errors(step.params):
         if reference_texts(error.instance) and error.instance is not step.params:
             continue
         yield SpecFault(

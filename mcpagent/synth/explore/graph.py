@@ -1,53 +1,38 @@
-"""What the read-only tools of a server were seen to do: facts, and which of them feeds which call."""
+"""What the tools of a server were seen to do: facts, and which of them feeds which call."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from random import Random
 from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.answers import Leaf, is_cursor, is_paging, one_of
+from mcpagent.synth.explore.leaves import Leaf
+from mcpagent.synth.explore.paging import is_cursor, is_paging
+from mcpagent.synth.explore.words import VERBS, name_words
 
 # The words by which a tool that lists what is in a folder, and a field with its names, are called.
 _LISTS_FILES = frozenset(("list", "dir", "directory", "folder", "tree", "ls", "browse", "glob"))
 _FILE_NAMES = frozenset(("name", "file", "filename", "file_name", "path", "entry", "folder", "directory"))
 
-# What tools do, of whatever they do it to.
-_DOING = frozenset(("get", "list", "find", "read", "search", "show", "lookup", "fetch", "number", "all"))
-
-# What the names of tools say that only read, and of those that may do more.
-_READING = re.compile(
-    r"\b(get|list|read|search|find|show|describe|lookup|view|count|check|compare|calculate|calc|validate|open|query"
-    r"|fetch|tree|info|schema|stat|statistic|status|history|is|has|convert|parse|suggest|next|previous|between)\b"
-)
-_WRITING = re.compile(
-    r"\b(set|add|create|new|insert|update|upsert|edit|write|append|delete|remove|clear|drop|reset|move|copy|rename"
-    r"|merge|send|post|put|save|store|load|import|export|upload|close|start|stop|run|execute|restore|undo|redo"
-    r"|commit|push|init|clone|bulk|batch|mark|assign|complete|archive|apply|install)\b"
-)
-
 # Numbers that somebody has in mind: no tool tells them.
 _BOUNDS = frozenset(("min", "max", "minimum", "maximum", "least", "most", "threshold", "amount"))
 
-# Of names of tools that say something of one table.
-OF_ONE_TABLE = frozenset(("describe", "column", "schema", "field"))
 SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A call that gave an answer of its own. `page` is more than 1 where its arguments say how far to go on
-    in the answer of a call before it."""
+    """A call that gave an answer of its own. `page` is more than 1 if its arguments say how far to go on in
+    the answer of a call before it; `is_whole`: the lists of the answer are all that there is."""
 
     spec: ToolSpec
     arguments: JsonObject
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[Leaf, ...] = ()
     page: int = 1
+    is_whole: bool = True
 
     @property
     def texts(self) -> Iterator[tuple[str, str]]:
@@ -57,11 +42,7 @@ class Fact:
     @property
     def numbers(self) -> Iterator[tuple[str, int]]:
         """(parameter, number) of the whole numbers among the arguments."""
-        return (
-            (name, item)
-            for name, item in self._scalars()
-            if isinstance(item, int) and not isinstance(item, bool)
-        )
+        return ((name, item) for name, item in self._scalars() if type(item) is int)
 
     def _scalars(self) -> Iterator[tuple[str, Any]]:
         for name, value in self.arguments.items():
@@ -69,7 +50,7 @@ class Fact:
 
 
 def scalars(value: Any) -> Iterator[Any]:
-    """The values in lists and objects."""
+    """Yield the values in lists and objects."""
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from scalars(item)
@@ -79,7 +60,7 @@ def scalars(value: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Edge:
-    """`source` gives the text that is `parameter` of another fact: `leaf`, after `prefix` where that is the
+    """`source` gives the text that is `parameter` of another fact: `leaf`, after `prefix` if that is the
     folder or the like that `source` was asked about."""
 
     source: Fact
@@ -103,9 +84,9 @@ def given_by(fact: Fact) -> list[tuple[str | int, Leaf, str]]:
             (prefix + text, leaf, prefix)
             for text, leaf, _ in given[: len(fact.leaves)]
             if isinstance(text, str)
-            and leaf.expression.count("[") < 2  # not what lies in a folder below
+            and len(leaf.levels) < 2  # not what lies in a folder below
             and re.fullmatch(r"[^/\s\d][^/\s]*|\d[^/\s]*\.[A-Za-z]\w*", text)
-            and (not leaf.name or leaf.expression.endswith("]") or leaf.name.lower() in _FILE_NAMES)
+            and (leaf.in_prose or not leaf.tail or leaf.name.lower() in _FILE_NAMES)
         ]
     return given
 
@@ -123,34 +104,15 @@ class Silence:
     @property
     def sentence(self) -> str:
         """All of it in one sentence."""
-        if self.reason == "not_read_only" and len(self.tools) > 1:
-            count = f"{len(self.tools)} tools do not say that they only read and were never called"
-            reading = [tool for tool in self.tools if _seems_to_read(tool)]
-            hint = f" (by their names: --read-only {','.join(reading)})" if reading else ""
-            return f"{count}: {', '.join(self.tools)}; name those that do with --read-only{hint}"
-        named = " and ".join(
-            [", ".join(self.tools[:-1]), self.tools[-1]] if len(self.tools) > 1 else self.tools
-        )
-        hint = (
-            " and was never called; name it with --read-only if it does"
-            if self.reason == "not_read_only"
-            else ""
-        )
-        return f"{named} {self.text}{hint}" + (f" ({self.detail})" if self.detail else "")
-
-
-def _seems_to_read(dotted: str) -> bool:
-    words = " ".join(name_words(dotted.partition(".")[2]))
-    return _READING.search(words) is not None and _WRITING.search(words) is None
-
-
-def no_value(tool: str, parameters: Sequence[str], detail: str, *, is_tried: bool) -> Silence:
-    """That a tool cannot be called, since nobody knows what it takes for these parameters."""
-    names = list(dict.fromkeys(parameters))
-    options = " ".join(f"--seed-value {name}=..." for name in names)
-    why = "for which it took nothing that was tried" if is_tried else "which nothing gave"
-    text = f"cannot be asked without {' and '.join(names)}, {why}; name one: {options}"
-    return Silence("no_value", text, (tool,), detail)
+        if self.reason == "not_read_only":
+            count = "1 tool does" if len(self.tools) == 1 else f"{len(self.tools)} tools do"
+            return (
+                f"{count} not say that they only read and were never called: {', '.join(self.tools)}; name "
+                "those that do with --read-only, or take a guess by their names with --yes-read-only"
+            )
+        *others, last = self.tools
+        named = f"{', '.join(others)} and {last}" if others else last
+        return f"{named} {self.text}" + (f" ({self.detail})" if self.detail else "")
 
 
 @dataclass
@@ -182,35 +144,23 @@ class ToolGraph:
         self.silences.append(silence)
 
     def told_silences(self, tried: Collection[str], more: Sequence[Silence]) -> list[Silence]:
-        """Why tools gave nothing, those apart that were `tried` since then, of which `more` says it."""
+        """Return why tools gave nothing, those apart that were `tried` since then, of which `more` says
+        it."""
         left = [replace(s, tools=tuple(t for t in s.tools if t not in tried)) for s in self.silences]
         return [*(silence for silence in left if silence.tools), *more]
 
     def edges_into(self, fact: Fact) -> list[Edge]:
         """Every way to learn an argument of `fact` from another fact that did not have it to begin with, and
         of which a person could say what it is."""
-        edges = [
-            Edge(source, leaf, name, text, start + prefix)
-            for name, text in fact.texts
-            for start in ("", SELECT)
-            if text.startswith(start)
-            for source, leaf, prefix in self._givers.get(text.removeprefix(start), ())
-            if leaf.is_near
-            and source is not fact
-            and text not in {given for _, given in source.texts}
-            and _may_feed(source, leaf, fact, name, text)
-        ]
-        for name, number in fact.numbers:
-            edges += [
-                Edge(source, leaf, name, str(number))
-                for source, leaf, _ in self._givers.get(number, ())
-                if leaf.is_near
-                and source is not fact
-                and _may_feed(source, leaf, fact, name, number)
-                and not _BOUNDS & {*name_words(name)}
-                and is_number_for(source.spec, leaf, fact.spec, name)
-                and number not in {given for _, given in source.numbers}
-            ]
+        edges: list[Edge] = []
+        for name, value in (*fact.texts, *fact.numbers):
+            start = SELECT if isinstance(value, str) and value.startswith(SELECT) else ""
+            told = value.removeprefix(start) if isinstance(value, str) else value
+            for source, leaf, prefix in self._givers.get(told, ()):
+                if source is fact or not leaf.is_near or not _may_feed(source, leaf, fact, name, value):
+                    continue
+                if value not in {given for _, given in (*source.texts, *source.numbers)}:
+                    edges.append(Edge(source, leaf, name, str(value), start + prefix))
         return edges
 
     def tool_edges(self) -> dict[str, dict[str, int]]:
@@ -225,59 +175,24 @@ class ToolGraph:
 
 
 def _may_feed(source: Fact, leaf: Leaf, target: Fact, parameter: str, value: str | int) -> bool:
-    """Whether a value leads on: where a list goes on it is for that list alone, and what a tool works out of
-    two values is not put into it again."""
+    """Whether a value leads on: where a list goes on it is for that list alone, what a tool works out of two
+    values is not put into it again, and a number is for a parameter of its name that is no bound."""
     is_same = source.spec.dotted == target.spec.dotted
     if is_paging(parameter, value) or is_cursor(leaf.name):
         return is_same
-    return not (is_same and leaf.expression in ("@", "@.result") and len(target.arguments) > 1)
-
-
-def name_words(name: str) -> tuple[str, ...]:
-    """The words of a field or parameter, each for one thing: `shipIDs` and `ship_id` are `ship`, `id`."""
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", " ", name)
-    return tuple(one_of(word) if len(word) > 3 or word == "ids" else word for word in spaced.lower().split())
-
-
-def is_named_alike(field_name: str, parameter: str) -> bool:
-    """Whether a field may hold what a parameter asks for, by their names: `id` and `ship_id`, not `id` and
-    `limit`."""
-    one, other = set(name_words(field_name)), set(name_words(parameter))
-    return bool(one) and bool(other) and (one <= other or other <= one)
+    if isinstance(value, int) and (
+        _BOUNDS & {*name_words(parameter)} or not is_number_for(source.spec, leaf, target.spec, parameter)
+    ):
+        return False
+    return not (is_same and leaf.expression in ("@.result", "@.text") and len(target.arguments) > 1)
 
 
 def is_number_for(source: ToolSpec, leaf: Leaf, target: ToolSpec, parameter: str) -> bool:
-    """Whether a whole number that `source` gave may be what `target` asks for, by the names. An item of a
-    list has none of its own: those of its tool and its list count, `recent_orders` for `order`."""
-    if is_named_alike(leaf.name, parameter):
+    """Return whether a whole number that `source` gave may be what `target` asks for, by the names: `id` for
+    `ship_id`, not for `limit`. An item of a list has none of its own: those of its tool and its list count,
+    `recent_orders` for `order`."""
+    one, other = set(name_words(leaf.name)), set(name_words(parameter))
+    if one and other and (one <= other or other <= one):
         return True
-    given = {*name_words(leaf.name), *name_words(source.name)} - _DOING
-    return leaf.expression.endswith("]") and bool(given & {*name_words(target.name), *name_words(parameter)})
-
-
-def distinct(
-    rng: Random, twins: Sequence[tuple[Fact, Leaf]], count: int, value: str
-) -> list[tuple[Fact, Leaf]]:
-    """Some of the twins, each of another value than `value` and the others."""
-    picked: list[tuple[Fact, Leaf]] = []
-    seen = {value}
-    for other, same in rng.sample(list(twins), len(twins)):
-        if len(picked) < count and str(same.value) not in seen:
-            seen.add(str(same.value))
-            picked.append((other, same))
-    return picked
-
-
-def rounded(value: float) -> float:
-    """With two significant digits."""
-    return float(f"{value:.2g}")
-
-
-def between(values: Sequence[float], rng: Random) -> float | None:
-    """A round number between two neighbours, none of which it is equal to."""
-    gaps = [(low, high) for low, high in pairwise(values) if high > low]
-    if not gaps:
-        return None
-    low, high = rng.choice(gaps)
-    middle = rounded((low + high) / 2)
-    return middle if low < middle < high else None
+    given = {*one, *name_words(source.name)} - VERBS - {"number"}
+    return not leaf.tail and bool(leaf.levels) and bool(given & {*name_words(target.name), *other})

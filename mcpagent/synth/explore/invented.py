@@ -9,117 +9,62 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from random import Random
 
-from mcpagent.synth.explore.answers import is_paging
-from mcpagent.synth.explore.candidates import argument_shape, value_form
+from mcpagent.synth.explore.candidates import value_form
 from mcpagent.synth.explore.graph import Fact, scalars
-from mcpagent.synth.explore.naming import CODE, lexicon, spaced
-from mcpagent.synth.explore.wording import replaced_in
+from mcpagent.synth.explore.paging import is_paging
+from mcpagent.synth.explore.questions import is_choice
+from mcpagent.synth.explore.words import FREE_TEXT, spaced
 
 LEAST_KNOWN = 3  # names of a kind, before one can be invented that looks like them
 _TRIES = 24
-_MOST_WORDS = 4  # of a name; what is longer is a sentence
 _TOO_LIKE = 0.85  # a name that differs by a letter is a slip of the pen, and means the real thing
-_WORD = re.compile(r"[^\W\d_]{3,}(?:'[^\W\d_]+)?")
-_VOWELS = frozenset("aeiouyäöüåøæéèáóíú")
-_NUMBERED = re.compile(r"\d")
-# Forms of values that cannot name what does not exist, or that a sentence does not hold.
-_NO_NAMES = frozenset(("url", "date", "time", "date-time", "timezone", "mime", "color", "uuid"))
+_PARTS = re.compile(r"[^\W\d_]+|\d+|[\W_]+")
+_MOST_PARTS = 4  # in which names differ: of more it is a sentence
+_SHORTEST = 3  # letters of a word of which a part is a beginning
+_NO_NAMES = frozenset(("url", "date", "time", "timezone"))
 
 
 def invented_like(names: Sequence[str | int], taken: Collection[str], rng: Random) -> str | int | None:
-    """A value that looks like those of `names` and is not in `taken` (in small letters); None where they have
-    nothing in common that could be made again."""
-    if len(names) < LEAST_KNOWN:
-        return None
-    for _ in range(_TRIES):
-        made = _made(names, rng)
+    """Return a value that looks like those of `names` and is not in `taken` (in small letters); None if they
+    have nothing in common that could be made again."""
+    for _ in range(_TRIES if len(names) >= LEAST_KNOWN else 0):
+        one = rng.choice(names)
+        if isinstance(one, int):  # beyond what may be counted through, or of as many digits
+            highest = max(each for each in names if isinstance(each, int))
+            made: str | int | None = highest + rng.randint(1, max(9, highest // 2))
+        else:
+            made = _name(one, [other for other in names if isinstance(other, str) and other != one], rng)
         if made is not None and str(made).casefold() not in taken:
             return made
     return None
 
 
-def _made(names: Sequence[str | int], rng: Random) -> str | int | None:
-    one = rng.choice(names)
-    if isinstance(one, int):
-        return _number(one, names, rng)
-    others = [other for other in names if isinstance(other, str) and other != one]
-    form = value_form(one)
-    if form in _NO_NAMES or not others:
-        return None
-    if form == "email":
-        local, _, host = one.partition("@")
-        made = _name(local, [other.partition("@")[0] for other in others], rng)
-        return made and f"{made}@{host}"
-    if form == "path":
-        return _path(one, others, rng)
-    return _name(one, others, rng)
-
-
-def _number(one: int, names: Sequence[str | int], rng: Random) -> int:
-    """One of as many digits; of small numbers, which may be counted through, one beyond them."""
-    highest = max(each for each in names if isinstance(each, int))
-    if abs(highest) < 1000:
-        return highest + rng.randint(1, max(9, highest // 2))
-    digits = len(str(abs(one)))
-    return rng.randint(10 ** (digits - 1), 10**digits - 1)
-
-
-def _path(one: str, others: Sequence[str], rng: Random) -> str | None:
-    """Another file of the same folder, of the same type."""
-    folder, _, name = one.rpartition("/")
-    stem, dot, ending = name.partition(".")
-    stems = [other.rpartition("/")[2].partition(".")[0] for other in others]
-    made = _name(stem, [other for other in stems if other != stem], rng)
-    return made and f"{folder}/{made}{dot}{ending}" if folder else made and f"{made}{dot}{ending}"
-
-
 def _name(one: str, others: Sequence[str], rng: Random) -> str | None:
-    """A code with other digits, the beginning of a name with the end of another, or two words in one."""
-    if CODE.fullmatch(one) or (_NUMBERED.search(one) and " " not in one):
-        alike = [other for other in others if len(other) == len(one)]
-        return "".join(
-            rng.choice("123456789" if character != "0" else "0123456789")
-            if character.isdigit() and (not alike or any(other[place] != character for other in alike))
-            else character  # what all of them share belongs to the kind
-            for place, character in enumerate(one)
-        )
-    words = one.split()
-    if not words or len(words) > _MOST_WORDS or not all(_WORD.fullmatch(word) for word in words):
+    """Return `one` with other digits, the last word of another name, or of a single word the beginning with
+    the end of another. What all names share, such as a folder or an ending, stays."""
+    if value_form(one) in _NO_NAMES:
         return None
-    alike = [split for other in others if len(split := other.split()) == len(words)]
-    alike = [split for split in alike if all(_WORD.fullmatch(word) for word in split)]
-    if not alike:
+    parts = _PARTS.findall(one)
+    alike = [theirs for other in others if len(theirs := _PARTS.findall(other)) == len(parts)]
+    places = [n for n, part in enumerate(parts) if part.isalnum() and any(t[n] != part for t in alike)]
+    if not 0 < len(places) <= _MOST_PARTS:
         return None
-    if len(words) == 1:
-        made = _blended(one, rng.choice(alike)[0], rng)
-    else:
-        made = " ".join([*words[:-1], rng.choice(alike)[-1]])
-    return made if made and not _is_slip(made, [one, *others]) else None
-
-
-def _blended(one: str, other: str, rng: Random) -> str | None:
-    """The head of a word and the tail of another, where a vowel and a consonant meet; in capitals, where any
-    letters do."""
-    if one.isupper() and other.isupper():
-        cut = rng.randint(1, len(one) - 1)
-        return one[:cut] + other[-(len(one) - cut) :]
-    joints = [
-        (head, tail)
-        for head in range(2, len(one) - 1)
-        for tail in range(2, len(other) - 1)
-        if (one[head - 1].lower() in _VOWELS) != (other[tail].lower() in _VOWELS)
-        and 4 <= head + len(other) - tail <= 12
-    ]
-    if not joints:
-        return None
-    head, tail = rng.choice(joints)
-    return one[:head] + other[tail:].lower()
-
-
-def _is_slip(made: str, names: Sequence[str]) -> bool:
-    """Whether a person would take the name for a real one, written wrongly."""
-    lowered = [each.casefold() for each in names]
-    return bool(difflib.get_close_matches(made.casefold(), lowered, 1, _TOO_LIKE))
+    digits, last = [n for n in places if parts[n].isdigit()], places[-1]
+    word, other = parts[last], rng.choice(alike)[last]
+    if digits:
+        for n in digits:
+            parts[n] = "".join(rng.choice("123456789") for _ in parts[n])
+    elif len(places) > 1:
+        parts[last] = other
+    elif len(word) > _SHORTEST - word.isupper():
+        least = 1 if word.isupper() else 2
+        cut = rng.randint(least, len(word) - 1)
+        mixed = word[:cut] + other[-max(least, len(other) - cut) :]
+        parts[last] = mixed[: len(word)] if word.isupper() else mixed
+    words = [word.casefold(), *(theirs[last].casefold() for theirs in alike)]
+    is_mixed = not digits and len(places) == 1 and not word.isupper()
+    is_slip = is_mixed and difflib.get_close_matches(parts[last].casefold(), words, 1, _TOO_LIKE)
+    return None if is_slip else "".join(parts)
 
 
 class Inventor:
@@ -128,28 +73,24 @@ class Inventor:
 
     def __init__(self, facts: Sequence[Fact], everything: Sequence[Fact]) -> None:
         self._known = _values(facts)
+        self._all_known = _values(everything)
         self._everything = everything
 
     @cached_property
     def taken(self) -> set[str]:
         """Every value that is known, in small letters."""
-        values = (
-            value
-            for fact in self._everything
-            for value in (*scalars(fact.arguments), *(leaf.value for leaf in fact.leaves))
-        )
-        return {str(value).casefold() for value in values}
+        return known_values(self._everything)
 
     def unlike(self, fact: Fact, rng: Random) -> tuple[Fact, str] | None:
-        """The call about a thing that there is not, of which nothing is told, and what that is called."""
+        """Return the call about a thing that there is not, of which nothing is told, and what that is
+        called."""
         parameter = self._naming_parameter(fact)
-        if parameter is None:
-            return None
-        value = invented_like(list(self._known.get((fact.spec.dotted, parameter), ())), self.taken, rng)
-        return None if value is None else (_about(fact, parameter, value), str(value))
+        things = list(self._known.get((fact.spec.dotted, parameter or ""), ()))
+        value = invented_like(things, self.taken, rng)
+        return None if value is None or parameter is None else (_about(fact, parameter, value), str(value))
 
     def also(self, fact: Fact, name: str) -> list[Fact]:
-        """The same of every other tool that was asked about things of the kind of that of `fact`."""
+        """Return the same of every other tool that was asked about things of the kind of that of `fact`."""
         parameter = self._naming_parameter(fact)
         kind = set(map(str, self._all_known.get((fact.spec.dotted, parameter or ""), ())))
         made: dict[str, Fact] = {}
@@ -163,23 +104,24 @@ class Inventor:
             made[other.spec.dotted] = _about(other, theirs, value)
         return list(made.values())
 
-    @cached_property
-    def _all_known(self) -> dict[tuple[str, str], dict[str | int, None]]:
-        return _values(self._everything)
-
     def _naming_parameter(self, fact: Fact) -> str | None:
         """The parameter that names what a call is about: that of which the most values are known."""
-        closed = {slot.parameter for slot in argument_shape(fact.spec).slots if slot.schema.get("enum")}
         names = [
             name
             for name, value in fact.arguments.items()
-            if name not in closed
+            if not is_choice(fact.spec, name)
             and not is_paging(name, value)
-            and not set(spaced(name).split()) & lexicon("not_a_noun")
+            and not set(spaced(name).split()) & FREE_TEXT
             and len(list(scalars(value))) == 1
         ]
         values = self._all_known
         return max(names, key=lambda name: len(values.get((fact.spec.dotted, name), ())), default=None)
+
+
+def known_values(facts: Iterable[Fact]) -> set[str]:
+    """Return every value that is known, in small letters."""
+    values = (v for fact in facts for v in (*scalars(fact.arguments), *(leaf.value for leaf in fact.leaves)))
+    return {str(value).casefold() for value in values}
 
 
 def _values(facts: Iterable[Fact]) -> dict[tuple[str, str], dict[str | int, None]]:
@@ -193,6 +135,5 @@ def _values(facts: Iterable[Fact]) -> dict[tuple[str, str], dict[str | int, None
 
 
 def _about(fact: Fact, parameter: str, value: str | int) -> Fact:
-    (before,) = scalars(fact.arguments[parameter])
-    changed = replaced_in(fact.arguments[parameter], str(before), value)
-    return Fact(fact.spec, {**fact.arguments, parameter: changed}, ())
+    is_listed = isinstance(fact.arguments[parameter], list)
+    return Fact(fact.spec, {**fact.arguments, parameter: [value] if is_listed else value})

@@ -1,67 +1,37 @@
 """Which questions there are about what was learned: of one call, of several, of a list, of what leads where.
 
 Each shape draws a walk: the calls that answer it, which of their arguments come out of earlier results, the
-expression of the answer over the results (`core.placeholders`), and what is said.
+expression of the answer over the results (`core.placeholders`), and what is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from random import Random
+from typing import Any
 
+from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
-from mcpagent.synth.explore.answers import Leaf, place_of
-from mcpagent.synth.explore.changes import Addition, draw_addition
-from mcpagent.synth.explore.graph import Edge, Fact, ToolGraph, between, distinct, rounded, scalars
+from mcpagent.synth.explore import questions
+from mcpagent.synth.explore.graph import Edge, Fact, ToolGraph, scalars
 from mcpagent.synth.explore.invented import Inventor
-from mcpagent.synth.explore.naming import (
-    PASTED,
-    at_step,
-    column_of,
-    event_of,
-    expression_of,
-    field_words,
-    frames,
-    is_adjunct,
-    is_number,
-    is_quantity,
-    is_worth_asking,
-    key_of,
-    lexicon,
-    noun_of,
-    said_value,
-    same_place,
-    spaced,
-    subject_of,
-    subject_set,
-    tables_of,
-    unit_of,
-    whole_of,
-)
-from mcpagent.synth.explore.wording import (
-    Saying,
-    Step,
-    Walk,
-    asks_for,
-    compared,
-    group_of,
-    in_unit,
-    is_beyond,
-    is_labelled,
-    is_named_by_call,
-    leads_to,
-    plainly,
-    sister_of,
-    totals_of,
-    unrelated_fields,
-    written,
-)
+from mcpagent.synth.explore.leaves import Leaf, Level, at_step, is_naming
+from mcpagent.synth.explore.paging import is_paging
+from mcpagent.synth.explore.questions import goal_of, is_amount, is_worth_asking, thing_of
+from mcpagent.synth.explore.walks import Answer, Seen, Step, Walk, replaced_in
 
 _LONGEST = 4  # calls of a walk
 _FEW = 4  # things that are compared, or gone through one by one
-_ROUNDING = 2  # decimals of a converted answer
+_LEAST_ROWS = 3  # of a list that is counted
+_SHOWN = 8  # items that an answer lists
+_MOST_OF = 3  # "the captain of the ship of the first berth of port Riga"
+# What no server tells of its things.
+_UNTOLD = ("price", "phone number", "rating", "owner", "postal address", "insurance number")
+_PASTED = re.compile(r"(?=\S*\d)[\w-]{20,}")  # a UUID or hash: people copy one of them, and never type it
 
 
 @dataclass
@@ -72,7 +42,6 @@ class Shapes:
     graph: ToolGraph
     facts: Sequence[Fact]
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
-    additions: Sequence[Addition] = ()
     _by_spec: dict[str, list[Fact]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,30 +49,52 @@ class Shapes:
             self._by_spec.setdefault(fact.spec.dotted, []).append(fact)
 
     @cached_property
-    def _by_subject(self) -> Mapping[frozenset[str], list[Fact]]:
-        table: dict[frozenset[str], list[Fact]] = {}
-        for fact in self.graph.facts:
-            table.setdefault(subject_set(fact), []).append(fact)
-        return table
-
-    @cached_property
     def _fields(self) -> set[str]:
         """The words of every field that a tool was seen to tell."""
+        leaves = ((leaf, fact) for fact in self.graph.facts for leaf in fact.leaves[:200])
         return {
             word
-            for fact in self.graph.facts
-            for leaf in fact.leaves[:200]
-            for word in field_words(leaf, fact).lower().split()
+            for leaf, fact in leaves
+            for word in re.findall(r"\w+", questions.field_of(leaf, fact).lower())
         }
 
     @cached_property
-    def _inventor(self) -> Inventor:
+    def _things(self) -> set[str]:
+        """What tools are asked about: a line `Sonnblick: open` in a list of lifts is no field of theirs."""
+        facts = self.graph.facts
+        return {name.casefold() for fact in facts for names in self._arguments(fact) for name in names} - {""}
+
+    @cached_property
+    def _values(self) -> Mapping[str, set[str]]:
+        """Every value that a tool tells of what a question may ask for: two for one are ambiguous."""
+        told: dict[str, set[str]] = {}
+        for fact in self.graph.facts:
+            for leaf in fact.leaves:
+                if is_worth_asking(leaf, fact) and (goal := goal_of(leaf, fact)):
+                    told.setdefault(goal.casefold(), set()).add(str(leaf.value))
+        return told
+
+    @cached_property
+    def _columns(self) -> Mapping[tuple[str, str], set[Any]]:
+        """Every value of a field, by the tool that tells it."""
+        columns: dict[tuple[str, str], set[Any]] = {}
+        for fact in self.graph.facts:
+            for leaf in fact.leaves:
+                columns.setdefault((fact.spec.dotted, leaf.column), set()).add(leaf.value)
+        return columns
+
+    def _is_amount(self, leaf: Leaf, fact: Fact) -> bool:
+        """Whether the numbers of a field can be added up and compared: they name no thing and no year."""
+        return is_amount(leaf, self._columns[(fact.spec.dotted, leaf.column)])
+
+    @cached_property
+    def inventor(self) -> Inventor:
+        """What makes names of things that there are not."""
         return Inventor(self.facts, self.graph.facts)
 
     def draw(self, rng: Random) -> Walk | None:
-        """A random question about one of the facts; None where this one has nothing to ask."""
-        weights = {name: w for name, w in self.weights.items() if name != "added" or self.additions}
-        shape = rng.choices(list(weights), weights=list(weights.values()))[0]
+        """Return a random question about one of the facts; None if this one has nothing to ask."""
+        shape = rng.choices(list(self.weights), weights=list(self.weights.values()))[0]
         # A tool with few facts is asked about as often as one with many, half of the time.
         pool = self.facts if rng.random() < 0.5 else self._by_spec[rng.choice(sorted(self._by_spec))]
         fact = rng.choice(pool)
@@ -114,387 +105,402 @@ class Shapes:
     # One call
 
     def single(self, rng: Random, fact: Fact) -> Walk | None:
-        """A field of what one call says."""
-        leaf = _ask(rng, fact)
-        saying = asks_for(leaf, fact, rng) if leaf else None
-        return self._of_leaf("single", "single", fact, leaf, saying) if leaf and saying else None
-
-    def converted(self, rng: Random, fact: Fact) -> Walk | None:
-        """A field in another unit."""
-        leaves = [
-            leaf for leaf in fact.leaves if is_quantity(leaf) and unit_of(leaf) and is_worth_asking(leaf)
-        ]
-        if not leaves:
-            return None
-        leaf = rng.choice(leaves)
-        unit, factor = rng.choice(list(frames()["conversions"][unit_of(leaf)].items()))
-        saying = asks_for(leaf, fact, rng)
-        walk = self._of_leaf("single", "converted", fact, leaf, saying) if saying else None
-        if walk is None or saying is None:
-            return None
-        reference = f"${{round({expression_of(leaf, fact, 1)} * {factor!r}, {_ROUNDING})}}"
-        return replace(
-            walk, answer=(reference,), saying=in_unit(saying, leaf, unit), tolerance=10**-_ROUNDING
-        )
+        """Return a field of what one call says."""
+        leaf = self._ask(rng, fact)
+        goal = leaf and self._clear_goal(leaf, fact)
+        return self._of_leaf("single", fact, leaf, goal) if leaf and goal else None
 
     def counted(self, rng: Random, fact: Fact) -> Walk | None:
-        """How many there are, how many of them have more or less than so much, the most or the sum of it."""
-        tables = tables_of(fact)
-        if not tables:
+        """Return how many there are, how many of them have more or less than so much, the most or the sum of
+        it."""
+        table = self._table(rng, fact)
+        if table is None:
             return None
-        rows, leaf = rng.choice(tables)
-        group = group_of(fact, place_of(leaf))
-        column = f'pluck({at_step(rows, 1)}, "{place_of(leaf).field}")'
-        said = field_words(leaf, fact)
-        if not is_quantity(leaf) or rng.random() < 0.3:
-            text = f"how many {group} there are"
-            saying = Saying(
-                f"how many {group} are there", f"the number of {group}", text, f"number of {group}"
-            )
-            return self._of_list("counted", fact, f"count({at_step(rows, 1)})", saying)
-        if rng.random() < 0.5:
-            values = sorted(float(value) for value in column_of(fact, leaf) if not isinstance(value, str))
-            bound = between(values, rng)
-            if bound is None:
+        leaf, level, column = table
+        group = questions.group_of(fact, level)
+        said, name, rows = questions.field_of(leaf, fact), leaf.tail[0], at_step(level.rows, 1)
+        shape, goal, expression = "counted", f"the number of {group}", f"count({rows})"
+        if said and self._is_amount(leaf, fact) and rng.random() < 0.7:
+            bound = _between(sorted(float(value) for value in column), rng)
+            over = ("filtered", rng.choice(("over", "under")))
+            shape, function = rng.choice((over, *_functions(leaf)))
+            goal, expression = f"the {shape} {said} of all {group}", f'{function}(pluck({rows}, "{name}"))'
+            if shape == "filtered" and bound is None:
                 return None
-            than = rng.choice(("over", "under"))
-            what = is_beyond(leaf, said, is_more=than == "over", bound=bound)
-            text, bare = f"how many of the {group} {what}", f"number of {group} that {what}"
-            saying = Saying(text, text, text, bare)
-            return self._of_list("filtered", fact, f"count_{than}({column}, {bound!r})", saying)
-        name, function = rng.choice(totals_of(leaf))
-        return self._of_list(
-            name, fact, f"{function}({column})", plainly(f"the {name} {said} of all {group}")
+            if shape == "filtered":
+                goal = f"the number of {group} with {said} {function} {bound:g}"
+                expression = f'count_{function}(pluck({rows}, "{name}"), {bound!r})'
+        # Who has seen the first and the last item of a list has seen the list.
+        ends = tuple(
+            Seen(f"${{{rows}[{place}].{name}}}", self._arguments(fact)) for place in (0, len(column) - 1)
         )
+        return Walk("single", shape, (Step(fact),), goal, Answer("number", (f"${{{expression}}}",)), ends)
 
     def extreme(self, rng: Random, fact: Fact) -> Walk | None:
-        """Which item of a list has the most or the least of something."""
-        tables = [(rows, leaf) for rows, leaf in tables_of(fact) if is_quantity(leaf) and key_of(leaf, fact)]
-        if not tables:
+        """Return which item of a list has the most or the least of something."""
+        table = self._table(rng, fact)
+        if table is None or not table[1].key or not self._is_amount(table[0], fact):
             return None
-        rows, leaf = rng.choice(tables)
-        key = key_of(leaf, fact)
-        assert key is not None
-        which, function = rng.choice(totals_of(leaf)[:2])
-        group, said = group_of(fact, place_of(leaf)), field_words(leaf, fact)
-        table = at_step(rows, 1)
-        place = f'arg{function}(pluck({table}, "{place_of(leaf).field}"))'
-        answer = f'${{at({place}, pluck({table}, "{place_of(key).field}"))}}'
-        text = f"which of the {group} has the {which} {said}"
-        saying = Saying(text, text, text, f"{which} {said} of the {group}, which one")
-        return Walk("single", "extreme", (Step(fact),), (answer,), saying)
+        leaf, level, column = table
+        most, function = rng.choice((("highest", max), ("lowest", min)))
+        if column.count(function(column)) > 1:
+            return None
+        rows, said = at_step(level.rows, 1), questions.field_of(leaf, fact)
+        place = f'arg{function.__name__}(pluck({rows}, "{leaf.tail[0]}"))'
+        value = f'${{at({place}, pluck({rows}, "{level.key}"))}}'
+        kind = questions.singular(questions.item_kind(level, fact))
+        goal = questions.within(f"the {kind} with the {most} {said}", questions.around(level, fact))
+        goal = f"the {questions.spaced(level.key)} of {goal}"
+        return Walk("single", "extreme", (Step(fact),), goal, Answer("name", (value,)), (Seen(value, ()),))
+
+    def listed(self, rng: Random, fact: Fact) -> Walk | None:
+        """Every item of a whole list that has the same text in a field, or all of a short one."""
+        table = self._table(rng, fact)
+        if table is None:
+            return None
+        leaf, level, column = table
+        name, rows, group = level.key or leaf.tail[0], at_step(level.rows, 1), questions.group_of(fact, level)
+        goal, picked = (
+            f"the {questions.plural(questions.spaced(name))} of all {group}",
+            list(range(len(column))),
+        )
+        if level.key and isinstance(leaf.value, str):
+            value = rng.choice(column)
+            picked = [place for place, other in enumerate(column) if other == value]
+            goal = f"{goal} with {questions.field_of(leaf, fact)} {questions.said_value(value)}"
+        elif not is_naming(name) or len({str(value) for value in column}) < len(column):
+            return None
+        if not 2 <= len(picked) <= _SHOWN:
+            return None
+        values = tuple(f"${{{rows}[{place}].{name}}}" for place in picked)
+        told = tuple(Seen(value, self._arguments(fact)) for value in values)
+        return Walk("single", "listed", (Step(fact),), goal, Answer("set", values), told)
+
+    def _table(self, rng: Random, fact: Fact) -> tuple[Leaf, Level, list[Any]] | None:
+        """A list that is whole, a leaf of a column, and the values of that column."""
+        columns: dict[tuple[str, tuple[str, ...]], list[Leaf]] = {}
+        for leaf in fact.leaves if fact.is_whole else ():
+            if len(leaf.levels) == 1 and len(leaf.tail) == 1 and not leaf.line and not leaf.in_prose:
+                columns.setdefault((leaf.levels[0].rows, leaf.tail), []).append(leaf)
+        full = [
+            leaves
+            for leaves in columns.values()
+            if len(leaves) >= _LEAST_ROWS
+            and [leaf.levels[0].index for leaf in leaves] == list(range(len(leaves)))
+        ]
+        if not full:
+            return None
+        leaves = rng.choice(full)
+        return leaves[0], leaves[0].levels[0], [leaf.value for leaf in leaves]
 
     # Several calls side by side
 
     def both(self, rng: Random, fact: Fact) -> Walk | None:
-        """The same field of two things, what they differ by, or of several the one with the most of it."""
-        leaf = _ask(rng, fact)
-        if leaf is None or not is_named_by_call(leaf, fact):
+        """Return the same field of two things, what they differ by, or of several the one with the most of
+        it."""
+        leaf = self._ask(rng, fact)
+        if leaf is None or leaf.levels or not fact.arguments:
             return None
         twins = [
             (other, same)
-            for other in self._by_spec[fact.spec.dotted]
-            if other is not fact
-            and (same := same_place(leaf, other)) is not None
-            and str(same.value) != str(leaf.value)
+            for other in rng.sample(self._by_spec[fact.spec.dotted], len(self._by_spec[fact.spec.dotted]))
+            if other is not fact and (same := _same_place(leaf, other)) and str(same.value) != str(leaf.value)
         ]
-        if not twins:
-            return None
-        has_number = is_quantity(leaf)
-        styles = ("both", "difference", "most", *(() if event_of(leaf) else ("sum",)))
-        style = rng.choice(styles if has_number and not is_adjunct(subject_of(fact)) else ("both",))
+        distinct = list({str(same.value): (other, same) for other, same in twins}.values())
+        styles = ("both", "difference", "most", "sum") if self._is_amount(leaf, fact) else ("both",)
+        style = rng.choice(styles[:3] if not questions.is_added(leaf) else styles)
         count = rng.randint(2, _FEW) if style == "most" else 2
-        picked = distinct(rng, twins, count - 1, str(leaf.value))
-        facts, leaves = [fact, *(other for other, _ in picked)], [leaf, *(same for _, same in picked)]
-        names = [subject_of(each) for each in facts]
-        plain = asks_for(leaf, fact, rng, subject="@")
-        if plain is None or "@" not in plain.goal or len({*names} - {""}) < len(names):
+        compared = [(fact, leaf), *distinct[: count - 1]]
+        names = [thing_of(each) for each, _ in compared]
+        said = questions.field_of(leaf, fact)
+        if len(compared) < count or len({*names} - {""}) < count or not said:
             return None
-        if any(map(PASTED.search, names)):
-            return None  # nobody puts two of them into one question
-        values = [at_step(each.expression, number) for number, each in enumerate(leaves, 1)]
-        saying, answer = compared(style, plain, leaf, fact, names, values, rng)
-        steps = [
-            Step(each, others=self._others(each, of_each))
-            for each, of_each in zip(facts, leaves, strict=True)
-        ]
-        return Walk(
-            "parallel", style, tuple(steps), answer, saying,
-            is_number=len(answer) == 1 and has_number, is_parallel=True,
-            tolerance=1e-6 if style in ("difference", "sum") else 0.0,
-            is_ambiguous=any(map(self._is_ambiguous, facts, leaves)),
-        )  # fmt: skip
-
-    def conditional(self, rng: Random, fact: Fact) -> Walk | None:
-        """One thing is enough if it has more than so much; else another one is needed too."""
-        leaf = _ask(rng, fact)
-        if leaf is None or not is_quantity(leaf) or not is_named_by_call(leaf, fact):
-            return None
-        others = [
-            o for o in self._by_spec[fact.spec.dotted] if o is not fact and same_place(leaf, o) is not None
-        ]
-        saying = asks_for(leaf, fact, rng)
-        if not others or saying is None:
-            return None
-        other = rng.choice(others)
-        is_enough, value = rng.random() < 0.5, float(leaf.value)
-        bound = rounded(
-            value * (rng.uniform(0.5, 0.9) if (value > 0) == is_enough else rng.uniform(1.1, 1.6))
+        if sum(bool(_PASTED.search(name)) for name in names) or any(
+            self._clear_goal(each, of) is None for of, each in compared
+        ):
+            return None  # nobody puts two hashes into one question
+        both = questions.joined([questions.within("", name).strip() for name in names])
+        values = [each.at_step(number) for number, (_, each) in enumerate(compared, 1)]
+        goal = f"the {said} {both}"
+        answer = Answer("pairs", tuple(f"${{{v}}}" for v in values), tuple(names))
+        if style == "difference":
+            goal = f"the difference between {goal}"
+            answer = Answer("number", (f"${{abs({values[0]} - {values[1]})}}",))
+        elif style == "sum":
+            goal, answer = f"the total {said} {both}", Answer("number", (f"${{{values[0]} + {values[1]}}}",))
+        elif style == "most":
+            most, function = rng.choice((("highest", max), ("lowest", min)))
+            numbers = [float(each.value) for _, each in compared]
+            right = names[numbers.index(function(numbers))]
+            goal, answer = f"the {most} {said}", Answer("choice", (right,), tuple(names))
+        told = tuple(
+            Seen(f"${{{value}}}", self._told_by(each, of))
+            for value, (of, each) in zip(values, compared, strict=True)
         )
-        second = same_place(leaf, other)
-        name = subject_of(other)
-        is_unsayable = is_adjunct(name) or PASTED.search(name)
-        if bound == 0 or second is None or name in ("", saying.subject) or is_unsayable:
-            return None
-        text = f"{saying.goal}, and if that is not over {written(bound)}, the one of {name} as well"
-        said = Saying(f"what is {text}", "", "", text.removeprefix("the "))
-        facts = [fact] if is_enough else [fact, other]
-        answer = [f"${{{at_step(leaf.expression, n)}}}" for n in range(1, len(facts) + 1)]
-        steps = tuple(Step(each, others=self._others(each, same_place(leaf, each))) for each in facts)
-        is_ambiguous = any(self._is_ambiguous(each, same_place(leaf, each)) for each in (fact, other))
-        return Walk(
-            "sequential", "conditional", steps, tuple(answer), said,
-            is_number=is_enough, is_ambiguous=is_ambiguous,
-        )  # fmt: skip
+        steps = tuple(Step(of) for of, _ in compared)
+        return Walk("parallel", style, steps, goal, answer, told, is_parallel=True)
 
     # One call after the other
 
     def chain(self, rng: Random, fact: Fact) -> Walk | None:
-        """A field of what is named only by what leads to it; both arguments of a call may be found so."""
-        leaf = _ask(rng, fact)
-        if leaf is None or (fact.page > 1 and key_of(leaf, fact) is None):
+        """Return a field of what is named only by what leads to it; both arguments of a call may be found
+        so."""
+        leaf = self._ask(rng, fact)
+        if leaf is None or self._clear_goal(leaf, fact) is None or (fact.page > 1 and not leaf.levels):
             return None
         steps: list[Step] = []
-        phrase = self._reached(rng, fact, steps, depth=rng.randint(1, _LONGEST - 2), taken=[fact])
-        if phrase is None or len(steps) < 2:
+        phrase = self._reached(rng, leaf, fact, steps, depth=rng.randint(1, _LONGEST - 2), taken=[fact])
+        given = {str(value) for step in steps for value in scalars(step.fact.arguments)}
+        if phrase is None or len(steps) < 2 or str(leaf.value) in given:
             return None
-        saying = asks_for(leaf, fact, rng, subject=phrase)
-        if saying is None:
+        goal = goal_of(leaf, fact, about=phrase)
+        if goal is None or goal.count(" of ") > _MOST_OF:
             return None
-        reference = f"${{{expression_of(leaf, fact, len(steps))}}}"
-        steps[-1] = replace(steps[-1], others=self._others(fact, leaf))
-        is_joined = len(steps[-1].links) > 1
+        value = f"${{{leaf.at_step(len(steps))}}}"
         return Walk(
-            "sequential", "joined" if is_joined else "chain", tuple(steps), (reference,), saying,
-            is_number=is_number(leaf.value), is_ambiguous=self._is_ambiguous(fact, leaf),
+            "sequential", "joined" if len(steps[-1].links) > 1 else "chain", tuple(steps), goal,
+            _answer_of(leaf, value), (Seen(value, self._told_by(leaf, fact)),),
         )  # fmt: skip
 
     def _reached(
-        self, rng: Random, fact: Fact, steps: list[Step], *, depth: int, taken: list[Fact]
+        self, rng: Random, leaf: Leaf, fact: Fact, steps: list[Step], *, depth: int, taken: list[Fact]
     ) -> str | None:
-        """Append the calls that lead to `fact`, and the call itself; what it is about, in words."""
+        """Append the calls that lead to `fact`, of which `leaf` is used, and the call itself; return what it
+        is about, in words."""
         phrases: dict[str, str] = {}
         links: list[tuple[str, str]] = []
-        if depth > 0:
-            by_parameter: dict[str, list[Edge]] = {}
-            for edge in self.graph.edges_into(fact):
-                if not any(edge.source is other for other in taken):
-                    by_parameter.setdefault(edge.parameter, []).append(edge)
-            for parameter, edges in by_parameter.items():
-                if len(steps) + 2 > _LONGEST:
-                    break
-                edge = rng.choice(edges)
-                if self._is_detour(fact, edge):
-                    return None
-                taken.append(edge.source)
-                source = self._reached(rng, edge.source, steps, depth=depth - 1, taken=taken)
-                phrase = leads_to(edge, source) if source is not None else None
-                if phrase is None:
-                    return None
-                phrases[parameter] = phrase
-                expression = expression_of(edge.leaf, edge.source, len(steps))
-                links.append((edge.text, f"{edge.prefix}${{{expression}}}"))
+        by_parameter: dict[str, list[Edge]] = {}
+        for edge in self.graph.edges_into(fact) if depth > 0 else ():
+            if not any(edge.source is other for other in taken):
+                by_parameter.setdefault(edge.parameter, []).append(edge)
+        for parameter, edges in by_parameter.items():
+            if len(steps) + 2 > _LONGEST:
+                break
+            edge = rng.choice(edges)
+            if self._is_detour(fact, edge) or _goes_back(edge, leaf, fact):
+                return None
+            taken.append(edge.source)
+            source = self._reached(rng, edge.leaf, edge.source, steps, depth=depth - 1, taken=taken)
+            phrase = questions.found_by(edge, source) if source is not None else None
+            if phrase is None:
+                return None
+            phrases[parameter] = phrase
+            links.append((edge.text, f"{edge.prefix}${{{edge.leaf.at_step(len(steps))}}}"))
         steps.append(Step(fact, tuple(links)))
-        if fact.page > 1:  # which page it is on is not what anybody asks
-            rest = {name: value for name, value in fact.arguments.items() if name not in phrases}
-            return subject_of(Fact(fact.spec, rest, ()))
-        return subject_of(fact, instead=phrases)
+        return thing_of(fact, instead=phrases)
 
     def _is_detour(self, fact: Fact, edge: Edge) -> bool:
-        """Whether the call could be made with what the question says already, or has nothing to do with what
-        the edge gives: a search that does not find it."""
-        key = key_of(edge.leaf, edge.source)
-        if key is not None and sister_of(fact, edge, str(key.value), self.graph.facts) is not None:
-            return True
-        is_search = set(spaced(edge.parameter).split()) & lexicon("not_a_noun") and not edge.prefix
-        told = [leaf for leaf in fact.leaves if str(leaf.value).casefold() == edge.text.casefold()]
-        return bool(is_search) and not any(key_of(leaf, fact) is None for leaf in told)
+        """Whether the call could be made with the name by which the question tells the item of a list."""
+        level = edge.leaf.level
+        if level is None or not level.key or level.key == edge.leaf.name:
+            return False
+        return _sister(fact, edge, str(level.called), self.graph.facts) is not None
 
     def each(self, rng: Random, fact: Fact) -> Walk | None:
-        """The most, the least or the sum of a field over the things of a short list, each with its call."""
-        leaf = _ask(rng, fact)
-        if leaf is None or not is_quantity(leaf) or place_of(leaf).wrap:
-            return None
-        edges = [e for e in self.graph.edges_into(fact) if place_of(e.leaf).rows and not e.prefix]
-        if not edges:
+        """Return the most, the least or the sum of a field over the things of a short list, each with its
+        call."""
+        leaf = self._ask(rng, fact)
+        edges = [
+            e for e in self.graph.edges_into(fact) if e.leaf.levels and not e.prefix and e.source.is_whole
+        ]
+        if leaf is None or leaf.levels or not self._is_amount(leaf, fact) or not edges:
             return None
         edge = rng.choice(edges)
-        place = place_of(edge.leaf)
-        column = [
-            other
-            for other in edge.source.leaves
-            if (at := place_of(other)).rows == place.rows and at.tail == place.tail and at.wrap is None
-        ]
-        if not 2 <= len(column) <= _FEW:
+        level = edge.leaf.levels[-1]
+        column = [o for o in edge.source.leaves if o.column == edge.leaf.column and not o.in_prose]
+        is_whole = [o.levels[-1].index for o in column] == list(range(len(column)))
+        if len(edge.leaf.levels) > 1 or not is_whole or not 2 <= len(column) <= _FEW:
             return None
-        if [place_of(other).index for other in column] != list(range(len(column))):
-            return None
-        facts = [sister_of(fact, edge, str(other.value), self.facts) for other in column]
-        if any(each is None or same_place(leaf, each) is None for each in facts):
-            return None
-        steps = [Step(edge.source)]
-        for other, each in zip(column, facts, strict=True):
-            assert each is not None
+        facts = [_sister(fact, edge, str(other.value), self.facts) for other in column]
+        steps, values = [Step(edge.source)], list[str]()
+        for number, (other, each) in enumerate(zip(column, facts, strict=True), 2):
+            same = _same_place(leaf, each) if each else None
+            if each is None or same is None:
+                return None
             steps.append(Step(each, ((str(other.value), f"${{{at_step(other.expression, 1)}}}"),)))
-        values = ", ".join(at_step(leaf.expression, n) for n in range(2, len(steps) + 1))
-        name, function = rng.choice(totals_of(leaf))
-        group = group_of(edge.source, place)
-        saying = plainly(f"the {name} {field_words(leaf, fact)} of all {group}")
-        is_ambiguous = any(self._is_ambiguous(each, same_place(leaf, each)) for each in facts if each)
-        return Walk(
-            "sequential", "each", tuple(steps), (f"${{{function}({values})}}",), saying,
-            is_number=True, tolerance=1e-6, is_ambiguous=is_ambiguous,
-        )  # fmt: skip
+            values.append(same.at_step(number))
+        most, function = rng.choice(_functions(leaf))
+        goal = f"the {most} {questions.field_of(leaf, fact)} of all {questions.group_of(edge.source, level)}"
+        told = tuple(
+            Seen(f"${{{value}}}", self._told_by(leaf, step.fact))
+            for value, step in zip(values, steps[1:], strict=True)
+        )
+        answer = Answer("number", (f"${{{function}({', '.join(values)})}}",))
+        return Walk("sequential", "each", tuple(steps), goal, answer, told)
 
     # What cannot be done as it is asked
 
     def missing_function(self, rng: Random, fact: Fact) -> Walk | None:
-        """A question like the others, of which the tool is taken away."""
+        """Return a question like the others, of which the tool is taken away."""
         walk = self.single(rng, fact)
         return walk and replace(walk, kind="missing_function", shape="missing_function", lack="function")
 
     def missing_entity(self, rng: Random, fact: Fact) -> Walk | None:
-        """A question like the others that does not say what it is about; the user may say it when asked."""
-        texts = list(fact.texts)
-        leaf = _ask(rng, fact)
-        if leaf is None or len(texts) != 1 or len(list(scalars(fact.arguments))) != 1:
+        """Return a question like the others that does not say what it is about; the user may say it when
+        asked."""
+        leaf = self._ask(rng, fact)
+        if leaf is None or len(fact.arguments) != 1 or len(list(scalars(fact.arguments))) != 1:
             return None
-        parameter, _ = texts[0]
-        noun = noun_of(fact, parameter)
-        saying = asks_for(leaf, fact, rng, subject=f"the {noun}") if noun else None
-        walk = self._of_leaf("missing_parameter", "told", fact, leaf, saying) if saying else None
-        if walk is None:
+        if leaf.level and leaf.level.key:
+            return None  # the question names a thing, of which another tool may tell it
+        ((parameter, value),) = fact.arguments.items()
+        kind = questions.kind_of(fact.spec, parameter)
+        goal = goal_of(leaf, fact, about=f"the {kind}") if kind else None
+        if not goal or questions.table_of(value) or self._clear_goal(leaf, fact) is None:
             return None
+        walk = self._of_leaf("told", fact, leaf, goal)
         if rng.random() < 0.5:
-            return replace(walk, names=subject_of(fact), missing=(noun,))
-        words = dict.fromkeys([noun, *noun.split(), "which", "one"])
-        return replace(walk, shape="asked", lack="entity", missing=tuple(words), answer=())
+            return replace(walk, kind="missing_parameter", names=thing_of(fact), missing=(kind,))
+        words = tuple(dict.fromkeys([kind, *kind.split(), "which", "one"]))
+        return replace(
+            walk, kind="missing_parameter", shape="asked", lack="entity", missing=words, answer=None, seen=()
+        )
 
     def unknown_entity(self, rng: Random, fact: Fact) -> Walk | None:
-        """A question like the others about a thing that there is not."""
-        leaf, made = _ask(rng, fact), self._inventor.unlike(fact, rng)
-        if leaf is None or made is None or place_of(leaf).rows is not None or not is_labelled(leaf):
+        """Return a question like the others about a thing that there is not."""
+        leaf, made = self._ask(rng, fact), self.inventor.unlike(fact, rng)
+        if leaf is None or made is None or leaf.levels or not leaf.name:
             return None
         unlike, name = made
-        saying = asks_for(leaf, fact, rng, subject=subject_of(unlike))
-        others = self._inventor.also(fact, name)
-        kind = "unknown_entity"
-        return saying and Walk(
-            kind, kind, (Step(unlike, others=tuple(others)),), (str(leaf.value),), saying,
-            lack="existence", invented=name,
-        )  # fmt: skip
+        goal, kind, answer = goal_of(leaf, unlike), "unknown_entity", _answer_of(leaf, str(leaf.value))
+        if goal is None:
+            return None
+        return Walk(kind, kind, (Step(unlike),), goal, answer, lack="existence", invented=name)
 
     def unrelated(self, rng: Random, fact: Fact) -> Walk | None:
-        """A question like the others about what no tool tells."""
-        fields = unrelated_fields(self._fields)
-        real = _ask(rng, fact)
-        like = asks_for(real, fact, rng) if real else None
-        if not fields or like is None or not like.subject:
+        """Return a question like the others about what no tool tells."""
+        fields = [field for field in _UNTOLD if not set(field.split()) & self._fields]
+        thing = thing_of(fact)
+        if not fields or not thing or self._ask(rng, fact) is None:
             return None
-        plain = asks_for(Leaf("@.wanted", "wanted", "text"), fact, rng, subject=like.subject)
-        if plain is None:
-            return None
-        untold = fields[derive_seed(0, "unrelated", like.subject) % len(fields)]  # one of each thing
-        saying = Saying(**{name: text.replace("wanted", untold) for name, text in vars(plain).items()})
-        return Walk("irrelevance", "unrelated", (Step(fact),), (like.subject,), saying, lack="field")
+        untold = fields[derive_seed(0, "unrelated", thing) % len(fields)]  # one of each thing
+        goal = questions.within(f"the {untold}", thing)
+        return Walk("irrelevance", "unrelated", (Step(fact),), goal, lack="field")
 
     def forbidden(self, rng: Random, fact: Fact) -> Walk | None:
-        """The wish to change what can only be read."""
-        leaf = _ask(rng, fact)
-        saying = asks_for(leaf, fact, rng) if leaf else None
-        if leaf is None or saying is None or not saying.subject or place_of(leaf).wrap:
+        """Return the wish to change what can only be read."""
+        leaf = self._ask(rng, fact)
+        goal = leaf and self._clear_goal(leaf, fact)
+        if not leaf or not goal or not leaf.name:
             return None
         twins = [
-            s for o in self._by_spec[fact.spec.dotted] if (s := same_place(leaf, o)) and s.value != leaf.value
+            same.value
+            for other in self._by_spec[fact.spec.dotted]
+            if (same := _same_place(leaf, other)) and same.value != leaf.value
         ]
-        value = (
-            rng.choice(twins).value
-            if twins
-            else rounded(float(leaf.value) * 1.3)
-            if is_quantity(leaf)
-            else ""
-        )
-        if value == "":
+        if not twins:
             return None
-        return Walk(
-            "missing_function", "forbidden", (Step(fact),), (), saying, lack="right", change=said_value(value)
-        )
-
-    def added(self, rng: Random, fact: Fact) -> Walk | None:
-        """The wish that something be there."""
-        return draw_addition(self.additions, self.facts, self._inventor.taken, rng)
+        value = questions.said_value(rng.choice(twins))
+        return Walk("missing_function", "forbidden", (Step(fact),), goal, lack="right", change=value)
 
     # Parts
 
-    def _of_leaf(self, kind: str, shape: str, fact: Fact, leaf: Leaf, saying: Saying) -> Walk:
-        return Walk(
-            kind, shape, (Step(fact, others=self._others(fact, leaf)),),
-            (f"${{{expression_of(leaf, fact, 1)}}}",), saying,
-            is_number=is_number(leaf.value), is_ambiguous=self._is_ambiguous(fact, leaf),
-        )  # fmt: skip
+    @cached_property
+    def _names(self) -> Mapping[str, set[str]]:
+        """Other names of things, as lists tell them: the id of a ship and its name."""
+        names: dict[str, set[str]] = {}
+        for fact in self.graph.facts:
+            for leaf in fact.leaves:
+                if leaf.level and leaf.level.key and is_naming(leaf.name):
+                    one, other = str(leaf.value), str(leaf.level.called)
+                    names.setdefault(one, set()).add(other)
+                    names.setdefault(other, set()).add(one)
+        return names
 
-    def _of_list(self, shape: str, fact: Fact, expression: str, saying: Saying) -> Walk:
-        return Walk(
-            "single", shape, (Step(fact),), (f"${{{expression}}}",), saying, is_number=True, tolerance=1e-6
-        )
+    def _told_by(self, leaf: Leaf, fact: Fact) -> tuple[tuple[str, ...], ...]:
+        """What identifies the thing that a value is of: the names of its item, or what the call is about."""
+        called = [str(level.called) for level in leaf.levels if level.key]
+        return tuple(map(self._named, called)) or self._arguments(fact)
 
-    def _rivals(self, fact: Fact, leaf: Leaf | None) -> Iterator[tuple[Fact, Leaf]]:
-        """Other tools, asked about the same, that have a field of the same name."""
-        if leaf is None:
-            return
-        said, place = field_words(leaf, fact), place_of(leaf)
-        for other in self._by_subject.get(subject_set(fact), ()):
-            if other.spec.dotted == fact.spec.dotted or (not fact.arguments and not other.arguments):
-                continue
-            for theirs in other.leaves:
-                if place_of(theirs).wrap == place.wrap and field_words(theirs, other) == said:
-                    yield other, theirs
+    def _arguments(self, fact: Fact) -> tuple[tuple[str, ...], ...]:
+        given = [
+            str(value)
+            for name, argument in fact.arguments.items()
+            if not is_paging(name, argument) and not questions.is_choice(fact.spec, name)
+            for value in scalars(argument)
+            if not questions.table_of(value)
+        ]
+        return tuple(map(self._named, given))
 
-    def _others(self, fact: Fact, leaf: Leaf | None) -> tuple[Fact, ...]:
-        """Calls of other tools that answer as well."""
-        same = [other for other, theirs in self._rivals(fact, leaf) if leaf and theirs.value == leaf.value]
-        return tuple({id(other): other for other in same}.values())
+    def _named(self, name: str) -> tuple[str, ...]:
+        others = self._names.get(name, set())
+        return (name, *sorted(others)) if len(others) <= _FEW else (name,)
 
-    def _is_ambiguous(self, fact: Fact, leaf: Leaf | None) -> bool:
-        """Whether another tool says something else of the same field of the same thing."""
-        if leaf is None:
-            return False
-        place = place_of(leaf)
-        return any(
-            theirs.value != leaf.value
-            for _, theirs in self._rivals(fact, leaf)
-            if (place_of(theirs).rows is None) == (place.rows is None)
-            and place_of(theirs).index == place.index
-        )
+    def _of_leaf(self, shape: str, fact: Fact, leaf: Leaf, goal: str) -> Walk:
+        value = f"${{{leaf.at_step(1)}}}"
+        told = (Seen(value, self._told_by(leaf, fact)),)
+        return Walk("single", shape, (Step(fact),), goal, _answer_of(leaf, value), told)
+
+    def _clear_goal(self, leaf: Leaf, fact: Fact) -> str | None:
+        """What is asked for; None if tools tell different things of it."""
+        goal = goal_of(leaf, fact)
+        return goal if goal and len(self._values.get(goal.casefold(), ())) <= 1 else None
+
+    def _ask(self, rng: Random, fact: Fact) -> Leaf | None:
+        """A leaf to ask for: a whole text less often than what has a name of its own."""
+        is_list = any(leaf.line.casefold() in self._things for leaf in fact.leaves)
+        askable = [
+            leaf for leaf in fact.leaves if is_worth_asking(leaf, fact) and not (leaf.line and is_list)
+        ]
+        weights = [4.0 if leaf.name else 1.0 for leaf in askable]
+        return rng.choices(askable, weights=weights)[0] if askable else None
 
 
-def _ask(rng: Random, fact: Fact) -> Leaf | None:
-    """A leaf to ask for: the third word of a text less often than what has a name of its own."""
-    echoed, numbers = subject_set(fact), {v for v in scalars(fact.arguments) if is_number(v)}
-    told = [leaf for leaf in fact.leaves if is_worth_asking(leaf) and str(leaf.value) not in echoed]
-    askable = [leaf for leaf in told if leaf.value not in numbers]  # 49 is 49.0 too
-    if not askable:
+def _answer_of(leaf: Leaf, value: str) -> Answer:
+    if isinstance(leaf.value, str):
+        return Answer("date" if questions.DATE.fullmatch(leaf.value) else "name", (value,))
+    unit = questions.spaced(leaf.name).rpartition(" ")[2]
+    return Answer("number", (value,), unit=unit if unit in questions.UNITS else "")
+
+
+def _same_place(leaf: Leaf, fact: Fact) -> Leaf | None:
+    """Return the leaf of the same field in another result."""
+    return next((each for each in fact.leaves if each.column == leaf.column and not each.in_prose), None)
+
+
+def _sister(fact: Fact, edge: Edge, text: str, among: Sequence[Fact]) -> Fact | None:
+    """Return the same call about another thing, if it is one of those."""
+    changed = replaced_in(fact.arguments[edge.parameter], edge.text, text)
+    arguments = {**fact.arguments, edge.parameter: changed}
+    same = (
+        other
+        for other in among
+        if other.spec.dotted == fact.spec.dotted and len(other.arguments) == len(arguments)
+    )
+    return next((other for other in same if _as_texts(other.arguments) == _as_texts(arguments)), None)
+
+
+def _functions(leaf: Leaf) -> list[tuple[str, str]]:
+    """(word, function) of what may be asked of several amounts; a sum only of those that can be added up."""
+    return [("highest", "max"), ("lowest", "min"), ("total", "sum")][: 2 + questions.is_added(leaf)]
+
+
+def _goes_back(edge: Edge, leaf: Leaf, fact: Fact) -> bool:
+    """Whether what the leaf stands in has the start of the edge too: several things share the value of the
+    edge, as the pledges of one state do, and it leads to no one thing."""
+    starts = {str(value) for value in scalars(edge.source.arguments)}
+    rows = {level.rows for level in leaf.levels}
+    theirs = ((other, {level.rows for level in other.levels}) for other in fact.leaves)
+    return any(str(other.value) in starts for other, lists in theirs if rows & lists or rows == lists)
+
+
+def _as_texts(arguments: JsonObject) -> dict[str, str]:
+    return {name: str(value) for name, value in arguments.items()}
+
+
+def _between(values: Sequence[float], rng: Random) -> float | None:
+    """Return a round number between two neighbours, none of which it is equal to."""
+    gaps = [(low, high) for low, high in pairwise(values) if high > low]
+    if not gaps:
         return None
-    whole = {leaf.expression for leaf in fact.leaves}
-    weights = [
-        4.0 if place_of(leaf).wrap is None else 0.02 if whole_of(leaf) in whole else 0.3 for leaf in askable
-    ]
-    return rng.choices(askable, weights=weights)[0]
+    low, high = rng.choice(gaps)
+    middle = float(f"{(low + high) / 2:.2g}")
+    is_odd = all(map(float.is_integer, values)) and not middle.is_integer()  # nobody counts by halves
+    return middle if low < middle < high and not is_odd else None
 
 
 # How often each is drawn, by the name of its method.
 WEIGHTS: Mapping[str, float] = {
-    "single": 3, "chain": 4, "both": 2, "counted": 1, "extreme": 0.7, "converted": 0.7,
-    "conditional": 0.5, "each": 0.7, "missing_entity": 1, "missing_function": 0.7,
-    "unknown_entity": 0.7, "unrelated": 0.3, "forbidden": 0.3, "added": 0.8,
+    "single": 3, "chain": 4, "both": 2, "counted": 1, "extreme": 0.7, "listed": 0.7, "each": 0.7,
+    "missing_entity": 1, "missing_function": 0.7, "unknown_entity": 0.7, "unrelated": 0.3, "forbidden": 0.3,
 }  # fmt: skip

@@ -21,7 +21,8 @@ from mcpagent.llm.contract import ChatReply, Finish
 from mcpagent.llm.endpoint import json_of
 from mcpagent.reward.validate import task_problems
 from mcpagent.synth.tasks.record import ToolSelection, system_message
-from mcpagent.tools.catalog import SchemaCheck, near_match
+from mcpagent.tools.catalog import near_match
+from mcpagent.tools.schemas import SchemaCheck
 
 
 class DraftStage(StrEnum):
@@ -29,13 +30,13 @@ class DraftStage(StrEnum):
 
     GENERATE = "generate"  # there is an answer, and it has the form of a task
     FORMAT = "format"  # tools, arguments, references and limits hold against the catalog
-    EXECUTE = "execute"  # the plan runs, twice the same, and is worth 1.0 where doing nothing is not
+    EXECUTE = "execute"  # the plan runs, twice the same, and is worth 1.0 if doing nothing is not
     COMMITTEE = "committee"  # most votes accept it
     DISTINCT = "distinct"  # no earlier sample asks for the same calls
 
 
 class DraftFaultCode(StrEnum):
-    """Reasons beside those of `llm.FailureReason` (no answer) and `ground.RejectCode` (the plan's run)."""
+    """Reasons besides those of `llm.FailureReason` (no answer) and `ground.RejectCode` (the plan's run)."""
 
     REFUSED = "refused"  # the model or a content filter declined
     TRUNCATED = "truncated"  # the answer stops at the token limit
@@ -71,12 +72,12 @@ class DraftFault:
         return self.code not in _FINAL
 
     def as_json(self) -> JsonObject:
-        """The fault as the journal keeps it."""
+        """Return the fault as the journal keeps it."""
         return {"stage": self.stage.value, "code": self.code, "detail": self.detail}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> DraftFault:
-        """What `as_json` gave."""
+        """Return what `as_json` gave."""
         return cls(DraftStage(value["stage"]), value["code"], value["detail"])
 
 
@@ -121,12 +122,13 @@ class Vote(Record):
 
 
 def form_of(form: type[Record]) -> JsonObject:
-    """The JSON schema of an answer: every field required, no other allowed, as strict outputs want it."""
+    """Return the JSON schema of an answer: every field required, no other allowed, as strict outputs want
+    it."""
     return form.model_json_schema()
 
 
 def read_reply(reply: ChatReply, form: type[_Form]) -> _Form | DraftFault:
-    """The answer in its form, or why it does not have it."""
+    """Return the answer in its form, or why it does not have it."""
     if reply.finish is Finish.REFUSED:
         return DraftFault(DraftStage.GENERATE, DraftFaultCode.REFUSED, reply.text[:300])
     value = json_of(reply)
@@ -157,7 +159,7 @@ class FaultFound(Exception):
 
 
 def steps_for(complexity: Complexity, max_tools: int) -> tuple[int, int]:
-    """The fewest and the most calls of a plan; a low `max_tools` lowers both."""
+    """Return the fewest and the most calls of a plan; a low `max_tools` lowers both."""
     low, high = STEPS[complexity]
     return min(low, max_tools), min(high, max_tools)
 
@@ -173,7 +175,7 @@ class FormatCheck:
     seed: int
 
     def task(self, draft: Draft, *, complexity: Complexity) -> Task:
-        """The record, its checks still holding references to the results. Raises FaultFound."""
+        """Return the record, its checks still holding references to the results. Raises FaultFound."""
         low, high = steps_for(complexity, self.max_tools)
         if not low <= len(draft.steps) <= high:
             range_text = f"{low}" if low == high else f"{low} to {high}"
@@ -287,7 +289,7 @@ def _references(where: str, value: Any) -> set[int]:
 
 
 def _argument_fault(schema: JsonObject, arguments: JsonObject) -> str | None:
-    """Names always; values where they are not references, whose type only the run can tell."""
+    """Names always; values if they are not references, whose type only the run can tell."""
     properties = schema.get("properties", {})
     unknown = sorted(set(arguments) - set(properties))
     if unknown and schema.get("additionalProperties") in (None, False):

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import FailureReason
 from mcpagent.llm.endpoint import Endpoint, read_chat, read_responses
 from mcpagent.llm.journal import Journal, JournaledClient
-from mcpagent.storage.datasets import part_path, write_part
 from mcpagent.synth.datasets.describe import count_tasks
-from mcpagent.synth.generate import DatasetOutput, write_servers
+from mcpagent.synth.generate import DatasetOutput
 from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage, FormatCheck
 from mcpagent.synth.llm.prompts import CurriculumPrompt, PromptBuilder, observe, unresolved_aliases
 from mcpagent.synth.llm.sample import (
@@ -69,9 +68,6 @@ class GeneratedByModel:
     catalog_hash: str
     executed_calls: int
     from_journal: int  # answers that were there before
-    outcomes: Sequence[SampleOutcome]  # in the order of their numbers, repeated ones among them
-    tools: Mapping[str, ToolSpec]  # that plans may call
-    run: JsonObject  # what decides what is asked
 
 
 @dataclass(frozen=True)
@@ -91,19 +87,17 @@ def make_dataset_with_model(
     budget: ApiBudget,
     journal: JournalFile,
     console: Console,
-    shard: tuple[int, int] | None = None,
 ) -> JsonObject:
     """Start the servers, generate, write the splits that have tasks; the document of `gen-data --llm --json`.
-    The counts of `output` are proportions. With a `shard` (I, N) every N-th sample is made from the I-th on,
-    and kept for `data merge`. Raises UserError."""
+    The counts of `output` are proportions. Raises UserError."""
     started = time.perf_counter()
     try:
-        data = _generate(tools, output.counts, settings, asking, budget, journal, console, shard or (1, 1))
+        data = _generate(tools, output.counts, settings, asking, budget, journal, console)
     except KeyboardInterrupt as interrupt:
         raise Interrupted(f"{journal.path} has every answer so far") from interrupt
     tasks = {split: members for split, members in data.tasks.items() if members}
     paths: Mapping[str, Path] = {}
-    if shard is None and tasks:
+    if tasks:
         paths = output.write(tasks)
     document = _document(data, paths, tasks) | {
         "model": asking.endpoint.model,
@@ -113,8 +107,6 @@ def make_dataset_with_model(
         "seed": settings.seed,
         "seconds": round(time.perf_counter() - started, 3),
     }
-    if shard is not None:
-        return document | _write_part(data, output, shard, asking.samples)
     empty = {split: count for split, count in output.counts.items() if count and split not in tasks}
     if tasks and empty:
         document["short"] = {split: {"made": 0, "asked": count} for split, count in empty.items()}
@@ -131,7 +123,6 @@ def _generate(
     budget: ApiBudget,
     journal: JournalFile,
     console: Console,
-    shard: tuple[int, int],
 ) -> GeneratedByModel:
     def open_journal(run: JsonObject) -> Journal:
         read = read_chat if asking.endpoint.backend == "chat" else read_responses
@@ -139,7 +130,7 @@ def _generate(
 
     with (
         open_tools(tools, on_note=console.note) as opened,
-        console.progress("Samples", total=len(_numbers(asking.samples, shard))) as advance,
+        console.progress("Samples", total=asking.samples) as advance,
     ):
         if unknown := unresolved_aliases(settings.curriculum, tuple(opened.pool.tools.values())):
             console.note(f"--curriculum: no tool is meant by {', '.join(unknown)}; ignored")
@@ -162,37 +153,8 @@ def _generate(
                 open_journal=open_journal,
                 on_note=console.note,
                 on_progress=on_progress,
-                shard=shard,
             )
         )
-
-
-def _numbers(samples: int, shard: tuple[int, int]) -> range:
-    """The samples of a shard: every N-th from the I-th on."""
-    return range(shard[0] - 1, samples, shard[1])
-
-
-def _write_part(
-    data: GeneratedByModel, output: DatasetOutput, shard: tuple[int, int], samples: int
-) -> JsonObject:
-    """Whether two samples are one, and the split of each, all shards together say."""
-    rows = [
-        {
-            "number": outcome.number,
-            "cap": outcome.cap,
-            "faults": [asdict(fault) for fault in outcome.faults],
-            **({} if outcome.executed is None else outcome.executed.as_json()),
-        }
-        for outcome in data.outcomes
-    ]
-    head = {
-        "tools": [tool.model_dump(mode="json") for tool in data.tools.values()],
-        "spend": data.spend,
-        "executed_calls": data.executed_calls,
-    }
-    run = {"made_by": "llm", **data.run, "counts": dict(output.counts), "samples": samples}
-    write_servers(output.servers)
-    return write_part(part_path(output.folder, shard), shard, rows, head=head, run=run)
 
 
 def _document(data: GeneratedByModel, paths: Mapping[str, Path], tasks: Mapping[str, Any]) -> JsonObject:
@@ -210,7 +172,7 @@ def _document(data: GeneratedByModel, paths: Mapping[str, Path], tasks: Mapping[
 
 
 def run_description(settings: TaskSettings, asking: AskSettings, catalog_hash: str) -> JsonObject:
-    """What makes a journal another run's: all that decides what is asked under a key."""
+    """Return what makes a journal another run's: all that decides what is asked under a key."""
     return {
         "seed": settings.seed,
         "model": asking.endpoint.model,
@@ -240,12 +202,11 @@ async def generate_with_model(
     open_journal: Callable[[JsonObject], Journal],
     on_note: Callable[[str], None] = lambda _: None,
     on_progress: Callable[[SampleOutcome], None] = lambda _: None,
-    shard: tuple[int, int] = (1, 1),
 ) -> GeneratedByModel:
     """`asking.samples` samples, each a task or a counted reject; the same for the same journal. The `counts`
-    of the splits are proportions, and each split with a count has a task where there are enough.
+    of the splits are proportions, and each split with a count has a task if there are enough.
 
-    Raises UserError where no request can succeed, and where no tool may be called.
+    Raises UserError if no request can succeed, and if no tool may be called.
     """
     offer = ToolSelection(catalog=pool.tools, distractors=settings.distractors)
     usable = {t.dotted: t for t in pool.tools.values() if settings.may_write or t.annotations.read_only}
@@ -280,7 +241,7 @@ async def generate_with_model(
             )
             workshop = _workshop(patient, journal, pool, offer, usable, settings, asking)
             outcomes = await _all(
-                workshop, prompt_builder, _numbers(asking.samples, shard), asking.concurrency, on_progress
+                workshop, prompt_builder, range(asking.samples), asking.concurrency, on_progress
             )
         executor = workshop.executor
     tasks, yields = divided_samples(outcomes, counts, tools=usable, seed=settings.seed)
@@ -292,16 +253,13 @@ async def generate_with_model(
         catalog_hash=offer.catalog_hash,
         executed_calls=executor.executed_calls,
         from_journal=recorded,
-        outcomes=outcomes,
-        tools=usable,
-        run=run,
     )
 
 
 def divided_samples(
     outcomes: Sequence[SampleOutcome], counts: Mapping[str, int], *, tools: Mapping[str, ToolSpec], seed: int
 ) -> tuple[dict[str, Sequence[Task]], JsonObject]:
-    """The tasks of all `outcomes` by split, each once, and the yield table."""
+    """Return the tasks of all `outcomes` by split, each once, and the yield table."""
     distinct = _without_duplicates(outcomes)
     total = sum(counts.values()) or 1
     shares = SplitShares(heldout=counts["heldout"] / total, validation=counts["validation"] / total)
@@ -395,7 +353,8 @@ def _without_duplicates(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcome
 
 
 def no_task(document: Mapping[str, Any]) -> RunError:
-    """Why there is not one task: what the service did, and at which checks the finished samples failed."""
+    """Return why there is not one task: what the service did, and at which checks the finished samples
+    failed."""
     failed, rejects = document["failed_requests"], document["rejects"]
     requests, caps = document["spend"]["requests"], option_names(document["stopped_by"])
     if document["finished"]:
@@ -412,7 +371,8 @@ def no_task(document: Mapping[str, Any]) -> RunError:
 
 
 def failed_requests(document: Mapping[str, Any]) -> str:
-    """What became of the requests without an answer: counts by reason, each with what was said first."""
+    """Return what became of the requests without an answer: counts by reason, each with what was said
+    first."""
     failed, requests = document["failed_requests"], document["spend"]["requests"]
     told = ", ".join(
         f"{reason} {n} ({failed['examples'][reason]:.120})" for reason, n in failed["reasons"].items()
@@ -421,7 +381,7 @@ def failed_requests(document: Mapping[str, Any]) -> str:
 
 
 def requests_lost(document: Mapping[str, Any]) -> str | None:
-    """What was given up for what the service did, and what to change; None where nothing was."""
+    """Return what was given up for what the service did, and what to change; None if nothing was."""
     lost = {reason: n for reason, n in document["rejects"].items() if reason in set(FailureReason)}
     return f"given up: {_counted(lost)}; {_remedy_of(lost, has_tasks=True)}" if lost else None
 
@@ -430,9 +390,9 @@ def _remedy_of(reasons: Mapping[str, int], *, caps: str = "", has_tasks: bool = 
     """What to change before the same command is run again, by what the service did."""
     changes: list[str] = []
     if FailureReason.RATE_LIMITED in reasons:
-        changes.append("ask more slowly with --rpm")
+        changes.append("ask more slowly with --set api.calls_per_minute=N")
     if FailureReason.TIMED_OUT in reasons:
-        changes.append("give an answer more time with --request-timeout")
+        changes.append("give an answer more time with --set api.timeout_s=S")
     if reasons.keys() & {FailureReason.SERVER_ERROR, FailureReason.CONNECTION, FailureReason.BAD_BODY}:
         changes.append("wait until the service is well")
     if FailureReason.BAD_REQUEST in reasons:
@@ -446,8 +406,8 @@ def _remedy_of(reasons: Mapping[str, int], *, caps: str = "", has_tasks: bool = 
 
 
 def option_names(names: Sequence[str]) -> str:
-    """The options of `gen-data` that set these caps."""
-    return " and ".join(f"--{name.replace('_', '-')}" for name in names)
+    """Return the settings of these caps."""
+    return " and ".join(f"api.{name}" for name in names)
 
 
 def _counted(counts: Mapping[str, int]) -> str:

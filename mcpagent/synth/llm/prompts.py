@@ -1,4 +1,4 @@
-"""The words for the model: a YAML file, data that anybody may change."""
+"""The words for the model: a YAML file, data that can be edited."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def observe(cache: CallCache, tools: Iterable[ToolSpec]) -> tuple[Observat
 
 
 def shape(schema: Any, root: JsonObject | None = None) -> str:
-    """A JSON schema in few words: `{ticker: string, bars: [{date: string, close: number}]}`."""
+    """Return a JSON schema in few words: `{ticker: string, bars: [{date: string, close: number}]}`."""
     root = schema if root is None else root
     if not isinstance(schema, dict) or not isinstance(root, dict):
         return "any"
@@ -162,7 +162,7 @@ class Prompts:
 
 
 def load_prompts(path: Path) -> Prompts:
-    """Raises UserError with file and line, also for a blank that nothing fills."""
+    """Raise UserError with file and line, also for a blank that nothing fills."""
     source = read_yaml(path)
     texts = validate_yaml(PromptTexts, source, ())
     for place, blanks in _BLANKS.items():
@@ -212,7 +212,7 @@ class CurriculumPrompt(OpenRecord):
 
 
 def load_curriculum(path: Path) -> tuple[CurriculumPrompt, ...]:
-    """Raises UserError with file and line."""
+    """Raise UserError with file and line."""
     prompts: list[CurriculumPrompt] = []
     for line, record in read_records(path):
         try:
@@ -226,7 +226,8 @@ def load_curriculum(path: Path) -> tuple[CurriculumPrompt, ...]:
 
 
 def resolve_alias(alias: str, tools: Iterable[ToolSpec]) -> ToolSpec | None:
-    """The tool that a loose name means (`fmp.quote`, `polygon news`); None where none or several are near."""
+    """Return the tool that a loose name means (`fmp.quote`, `polygon news`); None if none or several are
+    near."""
     tools = list(tools)
     by_name = {name: tool for tool in tools for name in (tool.dotted, tool.name)}
     if alias in by_name:
@@ -308,7 +309,7 @@ class PromptBuilder:
 
 
 def unresolved_aliases(curriculum: Sequence[CurriculumPrompt], tools: Sequence[ToolSpec]) -> list[str]:
-    """The loose tool names that name none of `tools`."""
+    """Return the loose tool names that name none of `tools`."""
     aliases = sorted({alias for prompt in curriculum for alias in prompt.likely_tools})
     return [alias for alias in aliases if resolve_alias(alias, tools) is None]
 

@@ -1,4 +1,4 @@
-"""One sample from commission to task: write, check, execute, vote; and again, told why, where that failed."""
+"""One sample from commission to task: write, check, execute, vote; and again, told why, if that failed."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Executed:
     calls: tuple[JsonObject, ...]
 
     def as_json(self) -> JsonObject:
-        """The task and its calls as the journal keeps them."""
+        """Return the task and its calls as the journal keeps them."""
         return {"task": task_record(self.task), "calls": list(self.calls)}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> Executed:
-        """What `as_json` gave."""
+        """Return what `as_json` gave."""
         return cls(task=Task.model_validate(value["task"]), calls=tuple(value["calls"]))
 
 
@@ -65,7 +65,8 @@ class Executor:
         self.executed_calls = 0
 
     async def run(self, draft: Task) -> Executed | DraftFault:
-        """The settled task; its plan ran more than once and gave the same, is worth 1.0, and is needed."""
+        """Return the settled task; its plan ran more than once and gave the same, is worth 1.0, and is
+        needed."""
         reads = {t.dotted for t in self._pool.tools.values() if t.annotations.read_only}
         if all(f"{step.server}.{step.tool}" in reads for step in draft.truth.tool_sequence):
             return await self._run(draft)
@@ -124,7 +125,7 @@ class Committee:
     max_output_tokens: int
 
     async def decide(self, executed: Executed, *, key: str) -> list[JsonObject] | DraftFault:
-        """The votes of an accepted task; the key of each is `key` and its number."""
+        """Return the votes of an accepted task; the key of each is `key` and its number."""
         outcomes = await asyncio.gather(
             *(self._vote(executed, f"{key}:{n}", n) for n in range(self.votes)), return_exceptions=True
         )
@@ -178,7 +179,7 @@ _EXAMPLES_KEPT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOutcome:
-    """One sample. `faults` has one for each attempt that failed; the last decides, where there is no
+    """One sample. `faults` has one for each attempt that failed; the last decides, if there is no
     `executed`. `cap` names the cap that ended the sample before it had an outcome."""
 
     number: int
@@ -258,7 +259,7 @@ class Workshop:
     provenance: JsonObject
 
     async def make(self, commission: Commission) -> SampleOutcome:
-        """Raises UserError where no sample could be made."""
+        """Raise UserError if no sample could be made."""
         faults: list[DraftFault] = []
         try:
             executed = await self._until_good(commission, faults)
@@ -314,7 +315,7 @@ class Workshop:
         return Executed(task=executed.task.model_copy(update={"extra_info": info}), calls=executed.calls)
 
     async def _executed(self, task: Task, key: str) -> Executed | DraftFault:
-        """From the journal where it is there: a live tool may answer differently today, or cost money."""
+        """Return it from the journal if it is there: a live tool may answer differently, or cost money."""
         recorded: JsonObject | None = self.journal.executed(key)
         if recorded is None:
             outcome = await self.executor.run(task)
@@ -359,7 +360,7 @@ def split_tasks(
 ) -> dict[str, Sequence[Task]]:
     """Every task in one split, in the order given. Two tasks whose executed calls name the same entity share
     a split; so the shares hold for the groups that this makes, and only roughly for the tasks. Each of
-    `splits` has a group, where there are enough."""
+    `splits` has a group, if there are enough."""
     leaders = _Groups()
     named = [called_entities(item.calls, tools) or {item.task.id} for item in executed]
     for names in named:
@@ -375,8 +376,8 @@ def split_tasks(
 
 
 def called_entities(calls: Sequence[JsonObject], tools: Mapping[str, ToolSpec]) -> set[str]:
-    """The words in the arguments of `calls` that name something: with a capital or a digit, and neither a
-    number, a date nor a constant of the tool's schema. `tools` by `server.tool`."""
+    """Return the words in the arguments of `calls` that name something: with a capital or a digit, and
+    neither a number, a date nor a constant of the tool's schema. `tools` by `server.tool`."""
     names: set[str] = set()
     for call in calls:
         properties = tools[f"{call['server']}.{call['tool']}"].input_schema.get("properties", {})

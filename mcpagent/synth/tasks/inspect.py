@@ -1,4 +1,4 @@
-"""What can be said of a task without running it: against the catalog, over time, beside another task."""
+"""What can be said of a task without running it: against the catalog, over time, next to another task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Task
+from mcpagent.core.tasks import AnswerCheck, Task
 from mcpagent.core.values import as_number, numbers_in
 from mcpagent.synth.tasks.run import ToolShelf
 
@@ -54,20 +54,27 @@ def limit_faults(task: Task) -> list[str]:
 
 
 def answer_in_prompt(task: Task) -> str | None:
-    """The part of the answer that a question says itself; None where nothing of it does. Of an answer with
-    several facts, and of a pattern, only the whole counts."""
+    """Return the part of the answer that a question says itself; None if nothing of it does. Of an answer
+    with several facts, and of a pattern, only the whole counts."""
     check = task.truth.final_answer
-    if check is None or check.type in ("regex", "abstention") or task.truth.abstain:
+    if check is None or check.type in ("regex", "abstention", "choice", "yes_no") or task.truth.abstain:
         return None
     said = "\n".join([*(m.content for m in task.prompt if m.role == "user"), *task.truth.user_turns])
-    values: list[Any] = check.value if isinstance(check.value, list) else [check.value]
+    values = answer_values(check)
     if values and all(stands_in(value, said) for value in values):
         return str(values[0])
     return None
 
 
+def answer_values(check: AnswerCheck) -> list[Any]:
+    """Return what an answer has to say: the items of a list, the values of pairs, else the value."""
+    if isinstance(check.value, dict):
+        return list(check.value.values())
+    return list(check.value) if isinstance(check.value, list | tuple) else [check.value]
+
+
 def stands_in(value: Any, text: str) -> bool:
-    """Whether a fact is in a text: a number as a number, anything else as whole words."""
+    """Return whether a fact is in a text: a number as a number, anything else as whole words."""
     number = as_number(value)
     if number is not None and not isinstance(value, str):
         return any(abs(candidate - number) < 1e-9 * max(1.0, abs(number)) for candidate in numbers_in(text))
@@ -90,8 +97,8 @@ def plan_signature(task: Task) -> str:
 
 
 def task_entities(task: Task) -> set[str]:
-    """The things that a task is about: the texts that its gold calls name; where there are none, its slots;
-    else its own words."""
+    """Return the things that a task is about: the texts that its gold calls name; if there are none, its
+    slots; else its own words."""
     plan = [step.params for step in task.truth.tool_sequence]
     would = [call.get("params", {}) for call in task.extra_info.get("would_call", ())]
     slots = task.extra_info.get("slots") or {}
@@ -100,12 +107,12 @@ def task_entities(task: Task) -> set[str]:
 
 
 def said(task: Task) -> str:
-    """What the user says, in all turns."""
+    """Return what the user says, in all turns."""
     return "\n".join([*(m.content for m in task.prompt if m.role == "user"), *task.truth.user_turns])
 
 
 def shingles(task: Task) -> set[bytes]:
-    """The question in pieces of a few characters, for a comparison of its words."""
+    """Return the question in pieces of a few characters, for a comparison of its words."""
     text = " ".join(said(task).casefold().split())
     pieces = {text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1))}
     return {piece.encode(errors="surrogatepass") for piece in pieces}
@@ -126,7 +133,7 @@ _CLOCK = re.compile(r"(status|time|clock|now|latest|gainers|losers|news|quote|pr
 
 
 def volatile_because(task: Task, shelf: ToolShelf | None) -> list[str]:
-    """Why the stored answer may go stale, one phrase each; empty where nothing says so.
+    """Return why the stored answer may go stale, one phrase each; empty if nothing says so.
 
     Only tasks with a stored answer can. A tool that says openWorld reads what others change.
     """

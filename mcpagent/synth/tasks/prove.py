@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mcpagent.core.answer_line import NO_ANSWER, written_answer
 from mcpagent.core.placeholders import (
     PlaceholderError,
     format_value,
@@ -28,6 +29,7 @@ from mcpagent.reward.record import EpisodeRecord, RecordedTurn, grade, state_rea
 from mcpagent.reward.validate import task_problems
 from mcpagent.synth.tasks.inspect import (
     answer_in_prompt,
+    answer_values,
     argument_faults,
     limit_faults,
     stands_in,
@@ -37,6 +39,7 @@ from mcpagent.synth.tasks.record import answer_sources, settle, with_verdicts
 from mcpagent.synth.tasks.run import (
     CallCache,
     GoldRun,
+    as_answered,
     as_text,
     final_words,
     gold_record,
@@ -51,15 +54,26 @@ _NO_NAME = "mcpagent-probe"  # names nothing: what a tool says of it, it says of
 
 
 def right_answers(task: Task, results: Mapping[str, Any]) -> list[str]:
-    """The facts in other words than those of the reference answer; none for a check of the exact text or of a
-    pattern."""
+    """Return the facts in other words than those of the reference answer; none for a check of the exact text
+    or of a pattern."""
     if _finds_nothing(task):
-        return list(_LOOKED_UP)
+        return [as_answered(task, text) or "" for text in _LOOKED_UP]
     facts = _facts(task, results)
     if not facts:
         return []
-    text = " and ".join(map(_said, facts))
+    check = task.truth.final_answer
+    assert check is not None
     question = task.prompt[-1].content
+    if task.truth.answer_line or check.type in ("pairs", "choice", "yes_no", "set", "list"):
+        written = written_answer(resolve_references(check.value, results))
+        if not task.truth.answer_line:
+            return [f"{written}.", f"The answer is {written}."]
+        return [
+            f"Answer: {written}",
+            f"I looked it up for you, as of 14:05 on 2025-11-22.\n\n**Answer:** {written}",
+            f"You asked: {question}\nAnswer: {written}.",
+        ]
+    text = " and ".join(map(_said, facts))
     return [
         f"{text}.",
         f"The answer is {text}.",
@@ -82,6 +96,15 @@ def wrong_answers(
     if not facts:
         return []
     text = " and ".join(map(_said, facts))
+    if task.truth.answer_line:
+        written = written_answer(resolve_references(_check(task).value, results))
+        return [
+            f"It is {text}.",
+            f"Answer: not {written}",
+            f"Answer: {written} or {_INVENTED}",
+            f"Answer: {_INVENTED}",
+            f"{written}\nAnswer: {NO_ANSWER}",
+        ]
     wrong = [
         f"It is certainly not true that it is {text}.",
         f"{text} is wrong.",
@@ -109,11 +132,18 @@ def _finds_nothing(task: Task) -> bool:
 
 
 def wrong_abstentions(task: Task) -> list[str]:
-    """Answers that must not succeed where no tool is right: nothing, claims and inventions."""
+    """Answers that must not succeed if no tool is right: nothing, claims and inventions."""
     check = task.truth.final_answer
     if check is None or check.type != "abstention":
         return ["", "..."]
     facts = [_said(fact) for fact in check.without] or [str(_INVENTED)]
+    if task.truth.answer_line:
+        lines = [
+            f"Answer: {facts[0]}",
+            f"I have no tool for that.\nAnswer: {facts[0]}",
+            f"Answer: {_INVENTED}",
+        ]
+        return ["", "?!", *lines, f"It is {_INVENTED}."]
     return [
         "",
         " \n",
@@ -131,10 +161,14 @@ def wrong_abstentions(task: Task) -> list[str]:
 
 def _facts(task: Task, results: Mapping[str, Any]) -> list[Any]:
     check = task.truth.final_answer
-    if check is None or check.type not in ("number", "must_include"):
+    if check is None or check.type in ("regex", "string", "abstention"):
         return []
-    value = resolve_references(check.value, results)
-    return list(value) if isinstance(value, list | tuple) else [value]
+    return answer_values(check.model_copy(update={"value": resolve_references(check.value, results)}))
+
+
+def _check(task: Task) -> AnswerCheck:
+    assert task.truth.final_answer is not None
+    return task.truth.final_answer
 
 
 def _said(fact: Any) -> str:
@@ -143,7 +177,7 @@ def _said(fact: Any) -> str:
     return format_value(fact) if number is None or abs(number) < 10000 else f"{fact:,}"
 
 
-REPLAYS = 1  # beside the first run: everything is run twice
+REPLAYS = 1  # next to the first run: everything is run twice
 
 
 async def prove(
@@ -154,9 +188,9 @@ async def prove(
     sources: Collection[int] | None,
     phrase_words: int = PHRASE_WORDS,
 ) -> JsonObject:
-    """The verdicts on a task that ran as `run`. `sources` are the steps that the final answer is made from;
-    None where that is not known, and is looked for in the results. Results of more than `phrase_words` words
-    must not pass for an answer. Raises Rejected."""
+    """Return the verdicts on a task that ran as `run`. `sources` are the steps that the final answer is made
+    from; None if that is not known, and is looked for in the results. Results of more than `phrase_words`
+    words must not pass for an answer. Raises Rejected."""
     await _repeats(task, run, cache)
     await _is_unknown(task, run, cache)
     failing = await _fails_first(task, cache)
@@ -257,7 +291,7 @@ def _gold_scores_one(
         record = gold_record(task, run, answer=answer, read_only=_reading(task, cache), extra=extra)
         terms = score(task, record)
         if terms["reward"] is None or not math.isclose(terms["reward"], 1.0, abs_tol=1e-9):
-            raise RejectedTask(RejectCode.GOLD_FAILS, str(terms))
+            raise RejectedTask(RejectCode.GOLD_FAILS, f"with {str(answer)[:200]!r}: {terms}")
 
 
 def _answers_are_told_apart(task: Task, run: GoldRun, cache: CallCache, phrase_words: int) -> None:
@@ -286,13 +320,14 @@ def _reading(task: Task, cache: CallCache) -> frozenset[str]:
 
 async def _silence_fails(task: Task, run: GoldRun, cache: CallCache) -> GoldRun:
     """An episode without a call and without an answer. Returns a session in which nothing was done, with its
-    state where that is checked."""
+    state if that is checked."""
     untouched = GoldRun(results={}, calls=(), state=())
     if task.truth.state:
         everything = [step.step for step in task.truth.tool_sequence]
         untouched = await replay(cache, task, without=everything)
         readings = state_readings(task.truth, untouched.state, untouched.before) or ()
-        if all(state_holds(check, result, run.results, was) for _, check, result, was in readings):
+        holds = all(state_holds(check, result, run.results, was) for _, check, result, was in readings)
+        if holds and any(check.expect for checks in task.truth.state.values() for check in checks):
             raise RejectedTask(RejectCode.STATE_ALREADY_HOLDS, str(task.truth.state))
     terms = score(task, gold_record(task, untouched, answer="", read_only=_reading(task, cache)))
     if terms["success"] != 0.0 or (task.truth.abstain and terms["answer"] == 1.0):
@@ -377,7 +412,7 @@ def _is_known(task: Task, run: GoldRun, without: Collection[int], sources: Colle
         return True
     if sources is not None:
         return not set(sources) & set(without)
-    values = check.value if isinstance(check.value, list) else [check.value]
+    values = answer_values(check)
     left = [result.content for step, _, result in run.calls if step.step not in without]
     seen_text = "\n".join([*left, *(m.content for m in task.prompt), *task.truth.user_turns])
     return check.type != "regex" and all(stands_in(value, seen_text) for value in map(_plain, values))
@@ -388,7 +423,7 @@ def _plain(value: object) -> object:
 
 
 async def examine(task: Task, cache: CallCache) -> JsonObject | Rejection:
-    """The verdicts on a task of a dataset, or the first thing that is wrong with it."""
+    """Return the verdicts on a task of a dataset, or the first thing that is wrong with it."""
     try:
         return await prove(task, await replay(cache, task), cache, sources=task.extra_info.get("answer_from"))
     except RejectedTask as rejected:
@@ -397,8 +432,23 @@ async def examine(task: Task, cache: CallCache) -> JsonObject | Rejection:
         return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
 
 
+async def plays_alike(task: Task, cache: CallCache) -> Rejection | None:
+    """Return why the plan of a task, whose answer is settled, is not worth 1.0 in a new session; None if it
+    is. A plan that abstains has nothing to play."""
+    if task.truth.abstain:
+        return None
+    try:
+        run = await replay(cache, task)
+        _gold_scores_one(task, run, None, cache)
+    except RejectedTask as rejected:
+        return rejected.rejection
+    except PlaceholderError as error:
+        return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
+    return None
+
+
 async def ground(draft: Task, cache: CallCache, *, phrase_words: int = PHRASE_WORDS) -> Task | Rejection:
-    """The settled task, or why there is none; `phrase_words` as in `prove`.
+    """Return the settled task, or why there is none; `phrase_words` as in `prove`.
 
     The plan runs in a session of its own; what it found settles the checks, and then `prove` shows that the
     task is repeatable, solvable, necessary and minimal.
@@ -445,7 +495,7 @@ def _check_calls(run: GoldRun, cache: CallCache) -> None:
 def _check_answer(check: AnswerCheck | None, task: Task) -> None:
     if check is None:
         return
-    values: list[Any] = check.value if isinstance(check.value, list) else [check.value]
+    values = answer_values(check)
     is_empty = not values or any(value is None or value == "" for value in values)
     if is_empty or (check.type == "number" and as_number(check.value) is None):
         raise RejectedTask(RejectCode.ANSWER_INVALID, f"{check.type}: {check.value!r}")

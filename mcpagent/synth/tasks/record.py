@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
+from mcpagent.core.answer_line import asks_for_line
 from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.placeholders import format_value, references, resolve_references
 from mcpagent.core.records import JsonObject
@@ -80,6 +82,9 @@ class Draw:
 
 DATA_SOURCE = "synthetic/rules"
 GENERATOR = "rules"
+_READ = re.compile(r"step(\d+)(?:\.\w+|\[\d+\])+")  # a value of a result, as it stands there
+_PICKED = re.compile(r"\$\{(?:word|number)\(step(\d+)[^(){}]*\)\}")  # a part of one, as it stands there
+_COMPUTED = re.compile(r"\$\{(?:[\s()+*/,-]|\b(?:abs|round|min|max|sum)\(|\b\d+(?:\.\d+)?\b)*\}")
 _SPARE_TURNS = 3  # room for an exploratory call, a mistake and its repair
 
 
@@ -87,11 +92,13 @@ _SPARE_TURNS = 3  # room for an exploratory call, a mistake and its repair
 class ToolSelection:
     """Which tools a task offers, distractors included: the gold tools alone would give the answer away.
 
-    `distractors` None offers the whole catalog, which keeps the system message the same for every task.
+    `distractors` None offers the whole catalog, which keeps the system message the same for every task. With
+    `answer_line` the system message asks for the line that is graded alone.
     """
 
     catalog: Mapping[str, ToolSpec]
     distractors: int | None = None
+    answer_line: bool = False
 
     @cached_property
     def catalog_hash(self) -> str:
@@ -111,15 +118,17 @@ class ToolSelection:
         return {n: t for n, t in catalog.items() if n in distractors or t.dotted in plan_tools}
 
 
-def system_message(tools: Mapping[str, ToolSpec]) -> str:
-    """The offered tools, one line each; their schemas come from the live catalog at run time."""
+def system_message(tools: Mapping[str, ToolSpec], *, answer_line: bool = False) -> str:
+    """Return the message that names the offered tools, one line each; their schemas come from the live
+    catalog at run time. With `answer_line` it asks for the line that is graded alone."""
     lines = [f"{name}: {tool.description.strip().partition(chr(10))[0]}" for name, tool in tools.items()]
     # A dataset may be rendered by others, whose tokenizer would read a mark in a description as one.
-    return "\n".join(["Answer with the help of these tools.", *map(without_marks, lines)])
+    message = "\n".join(["Answer with the help of these tools.", *map(without_marks, lines)])
+    return asks_for_line(message, may_abstain=True) if answer_line else message
 
 
 def draft_task(candidate: Candidate, *, offer: ToolSelection, split: str, seed: int) -> Task:
-    """The record of a candidate, its checks still holding references to the results of the plan."""
+    """Return the record of a candidate, its checks still holding references to the results of the plan."""
     template, slots = candidate.template, candidate.slots
     digest = blake2b(candidate.key.encode(), digest_size=6).hexdigest()
     # Only what the template sets goes into the record: defaults are the reader's business.
@@ -137,41 +146,62 @@ def draft_task(candidate: Candidate, *, offer: ToolSelection, split: str, seed: 
     }
     kept = ("limits", "state", "setup", "user_turns", "abstain", "quiet_turns")
     truth |= {name: stated[name] for name in kept if name in stated}
-    if "user_turns" in truth:
-        truth["user_turns"] = [without_marks(str(text)) for text in truth["user_turns"]]
     if template.answer is not None:
         truth["final_answer"] = stated["answer"]
-    return Task(
+    if offer.answer_line:
+        truth |= _evidence(plan, stated, offer)
+    return build_task(
+        offer,
+        tools,
+        truth,
+        prompt,
         data_source=DATA_SOURCE,
+        generator=GENERATOR,
+        template=template.name,
+        slots=dict(slots),
+        split=split,
+        seed=seed,
+        catalog_hash=offer.catalog_hash,
+        **_class_info(template, slots),
+    )
+
+
+def build_task(
+    offer: ToolSelection,
+    tools: Mapping[str, ToolSpec],
+    truth: JsonObject,
+    question: str,
+    *,
+    data_source: str,
+    **info: Any,
+) -> Task:
+    """Return the record of a question that offers `tools`; what is known of it goes into `extra_info`."""
+    if offer.answer_line:
+        truth = {**truth, "answer_line": True}
+    if "user_turns" in truth:
+        truth = {**truth, "user_turns": [without_marks(str(text)) for text in truth["user_turns"]]}
+    return Task(
+        data_source=data_source,
         prompt=(
-            Message(role="system", content=system_message(tools)),
-            Message(role="user", content=without_marks(prompt)),
+            Message(role="system", content=system_message(tools, answer_line=offer.answer_line)),
+            Message(role="user", content=without_marks(question)),
         ),
         reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
-        extra_info={
-            "tools": [tool.dotted for tool in tools.values()],
-            "generator": GENERATOR,
-            "template": template.name,
-            "slots": dict(slots),
-            "split": split,
-            "seed": seed,
-            "catalog_hash": offer.catalog_hash,
-            **_class_info(template, slots),
-        },
+        extra_info={"tools": [tool.dotted for tool in tools.values()], **info},
     )
 
 
 def answer_sources(draft: Task) -> tuple[int, ...]:
-    """The steps whose results the final answer of an unsettled record is made from."""
+    """Return the steps whose results the final answer of an unsettled record is made from."""
     check = draft.truth.final_answer
     return tuple(sorted(references(check.value))) if check is not None else ()
 
 
 def settle(task: Task, results: Mapping[str, Any]) -> Task:
-    """The record with every reference in its checks replaced by what the plan really found. The plan keeps
-    its references: they are how one call depends on another. Raises PlaceholderError."""
+    """Return the record with every reference in its checks replaced by what the plan really found. The plan
+    keeps its references: they are how one call depends on another. Raises PlaceholderError."""
     truth = task.truth.model_dump(exclude_unset=True)
-    for name in {"final_answer", "reference_answer", "state"} & truth.keys():
+    for name in {"final_answer", "reference_answer", "state", "evidence"} & truth.keys():
         truth[name] = resolve_references(truth[name], results)
     if "reference_answer" in truth:
         truth["reference_answer"] = format_value(truth["reference_answer"])  # one reference keeps its type
@@ -183,8 +213,8 @@ def settle(task: Task, results: Mapping[str, Any]) -> Task:
 
 
 def with_verdicts(task: Task, verdicts: JsonObject, *, sources: Sequence[int]) -> Task:
-    """The record with what was shown of it. One of a template without a class says only what it always said:
-    the documented results of the embedded model were trained on those very bytes."""
+    """Return the record with what was shown of it. One of a template without a class says only what it always
+    said: the documented results of the embedded model were trained on those very bytes."""
     if "class" in task.extra_info:
         shown: JsonObject = {"answer_from": list(sources), "verdicts": verdicts}
     else:
@@ -200,6 +230,26 @@ def _class_info(template: Template, slots: Mapping[str, Any]) -> JsonObject:
     if template.fails is not None:
         info["fails"] = fill(template.fails.model_dump(mode="json"), slots)
     return info
+
+
+def _evidence(plan: Sequence[JsonObject], stated: Mapping[str, Any], offer: ToolSelection) -> JsonObject:
+    """Return the facts that must be seen, if an answer is values of results or computed from such, in place
+    of the last tool."""
+    values = stated.get("answer", {}).get("value")
+    facts: list[JsonObject] = []
+    for value in map(str, values if isinstance(values, list) else [values]):
+        picked = _PICKED.fullmatch(value)
+        sources = {value: picked[1]} if picked else {f"${{{m[0]}}}": m[1] for m in _READ.finditer(value)}
+        if not sources or not (picked or _COMPUTED.fullmatch(_READ.sub(" ", value))):
+            return {}
+        for read, step in sources.items():
+            given = [v for v in plan[int(step) - 1]["params"].values() if isinstance(v, str)]
+            facts.append({"value": read, "about": [name for name in given if not references(name)]})
+    reads = {tool.dotted for tool in offer.catalog.values() if tool.annotations.read_only}
+    is_read = {f"{step['server']}.{step['tool']}" for step in plan} <= reads
+    if not is_read or any("alternatives" in step for step in plan):
+        return {"evidence": facts}
+    return {"evidence": facts, **({} if stated.get("success") else {"success": {}})}
 
 
 def _last_tool(plan: list[JsonObject]) -> JsonObject:

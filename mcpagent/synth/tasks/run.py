@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mcpagent.core.placeholders import format_value, resolve_references, result_value
+from mcpagent.core.answer_line import with_answer_line, written_answer
+from mcpagent.core.placeholders import format_value, resolve_references, result_value, shown_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanStep, StateCall, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
@@ -19,16 +18,14 @@ from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, grade, state_checks
 from mcpagent.reward.rule import total_reward
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask
-from mcpagent.tools.catalog import SchemaCheck
 from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
+from mcpagent.tools.schemas import SchemaCheck
 
 # Tools that answer instead of failing say so in words.
 _SAYS_NO = re.compile(r"\b([Ee]rror|E[A-Z]{4,7}|[Nn]ot found|[Nn]o matches|does not exist|[Ii]nvalid)\b")
 _NO_ERROR = re.compile(r"\"errors?\": (null|\"\"|false|\[\]|\{\}|0)", re.I)
 
-_Kind = tuple[str, str, tuple[str, ...]]  # of a call: server, tool, the names of its arguments
 _ANSWERS = 20_000  # of read-only tools that a cache keeps: a gold plan and its proof ask the same soon after
-_WITNESSES = 2  # calls of a kind that a new instance answered like one that had answered others
 
 
 class ToolShelf:
@@ -51,11 +48,11 @@ class ToolShelf:
         return self._checks[place].fault(arguments)
 
     def spec(self, server: str, tool: str) -> ToolSpec | None:
-        """The tool in the catalog, None when there is none."""
+        """Return the tool in the catalog, None when there is none."""
         return self._specs.get((server, tool))
 
     def is_read_only(self, server: str, tool: str) -> bool:
-        """What the server says of the tool; False for one that it does not have."""
+        """Return what the server says of the tool; False for one that it does not have."""
         spec = self.spec(server, tool)
         return spec is not None and spec.annotations.read_only
 
@@ -68,12 +65,9 @@ class CallCache(ToolShelf):
     everything after a change is executed. Each `generation` of sessions has a cache of its own: a replay
     in another generation is not answered by what it is to be compared with.
 
-    A session that only reads shares one instance of the servers in `own_instances` with others of its
-    generation, instead of starting one. The first generation shares it for every read, since another asks
-    again. There a call is made in a new instance until `_WITNESSES` calls of its kind (the tool, and which
-    arguments it is given) were the first of a new instance and gave what the first generation got from an
-    instance that had answered others; after one that did not, its kind is never shared again.
-    `depends_on_order` tells at the end whether that was right.
+    A session that only reads shares one instance of the servers in `own_instances` with the others of its
+    generation, instead of starting one. If one read changes what another gives, a plan that was shown here is
+    wrong in an instance of its own: what a dataset keeps is played in one once more (`generate`).
     """
 
     def __init__(self, provider: ToolProvider, *, own_instances: Collection[str] = ()) -> None:
@@ -82,10 +76,6 @@ class CallCache(ToolShelf):
         self._answers: dict[str, ToolResult] = {}  # the latest, of `_ANSWERS` at most
         self._own_instances = frozenset(own_instances)
         self._reading: dict[int, ToolSession] = {}  # by generation; the provider's end closes them
-        self._agreed: Counter[_Kind] = Counter()
-        self._differed: set[_Kind] = set()
-        self._turns: defaultdict[_Kind, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._shared: list[tuple[ToolCall, str]] = []  # what was asked of shared instances again, and got
         self.executed = 0  # calls that reached a server
 
     @asynccontextmanager
@@ -99,36 +89,15 @@ class CallCache(ToolShelf):
             await inner.close()
 
     def only_reads(self, task: Task) -> bool:
-        """Whether neither the plan of a task nor what is done around it changes anything."""
+        """Return whether neither the plan of a task nor what is done around it changes anything."""
         truth = task.truth
-        return not (truth.setup or truth.state) and all(
+        changes = any(check.expect for checks in truth.state.values() for check in checks)
+        return not (truth.setup or changes) and all(
             self.is_read_only(step.server, step.tool) for step in truth.tool_sequence
         )
 
-    async def depends_on_order(self) -> bool:
-        """Whether a new instance answers what others shared differently, asked from the last call to the
-        first. Then one read changed what another gives: from now on no instance is shared, and what was
-        repeated is forgotten, so that it can be proven anew."""
-        inner = self._provider.session()
-        try:
-            for call, said in reversed(self._shared):
-                result = await inner.call(call, purpose=Purpose.SYNTH)
-                self.executed += 1
-                if _said(result) != said:
-                    break
-            else:
-                return False
-        finally:
-            await inner.close()
-        for shared in self._reading.values():
-            await shared.close()
-        self._own_instances, self._reading, self._shared = frozenset(), {}, []
-        first = _answer_key(0, "", "", {}).partition(",")[0]
-        self._answers = {key: a for key, a in self._answers.items() if key.partition(",")[0] == first}
-        return True
-
     def _keep(self, key: str, answer: ToolResult) -> None:
-        """For plans to come; the oldest goes where there are too many, and is asked for again."""
+        """For plans to come; the oldest goes if there are too many, and is asked for again."""
         self._answers[key] = answer
         if len(self._answers) > _ANSWERS:
             del self._answers[next(iter(self._answers))]
@@ -150,7 +119,6 @@ class SynthSession:
         self._inner = inner
         self._generation = generation
         self._only_reads = only_reads
-        self._called: set[str] = set()  # the servers of which the session's own instance took a call
         self._changed: set[str] = set()
         self._count = 0
 
@@ -166,43 +134,13 @@ class SynthSession:
         cached = self._cache._answers.get(key) if is_cacheable else None
         if cached is not None:
             return cached.model_copy(update={"call_id": call.id})
-        if is_read and self._only_reads and server in self._cache._own_instances:
-            result = await self._read(call)
-        else:
-            self._called.add(server)
-            result = await self._inner.call(call, purpose=Purpose.SYNTH)
+        is_shared = is_read and self._only_reads and server in self._cache._own_instances
+        asked = self._cache._reader(self._generation) if is_shared else self._inner
+        result = await asked.call(call, purpose=Purpose.SYNTH)
         self._cache.executed += 1
         if is_cacheable and result.failure is None:
             self._cache._keep(key, result)
         return result
-
-    async def _read(self, call: ToolCall) -> ToolResult:
-        """Make a call that only reads, in a shared instance where its kind allows that."""
-        cache, generation = self._cache, self._generation
-        if not generation:
-            return await cache._reader(generation).call(call, purpose=Purpose.SYNTH)
-        kind = (call.server, call.tool, tuple(sorted(call.arguments)))
-        # In turn while it is not known: else as many instances as there are plans under way would be started.
-        is_open = cache._agreed[kind] < _WITNESSES and kind not in cache._differed
-        async with cache._turns[kind] if is_open else nullcontext():
-            is_shared = cache._agreed[kind] >= _WITNESSES and kind not in cache._differed
-            is_new = not is_shared and call.server not in self._called
-            if not is_shared:
-                self._called.add(call.server)
-            asked = cache._reader(generation) if is_shared else self._inner
-            result = await asked.call(call, purpose=Purpose.SYNTH)
-            if is_shared:
-                cache._shared.append((call, _said(result)))
-            first = cache._answers.get(_answer_key(0, call.server, call.tool, call.arguments))
-            if first is not None and _said(result) != _said(first):
-                cache._differed.add(kind)
-            elif first is not None and is_new:
-                cache._agreed[kind] += 1
-        return result
-
-
-def _said(result: ToolResult) -> str:
-    return f"{result.failure} {as_text(result)}"
 
 
 def _answer_key(generation: int, server: str, tool: str, arguments: JsonObject) -> str:
@@ -220,11 +158,11 @@ class GoldRun:
     results: dict[str, Any]
     calls: GoldCalls
     state: tuple[ToolResult, ...]
-    before: tuple[ToolResult, ...] = ()  # the state before the first call, where a check compares with it
+    before: tuple[ToolResult, ...] = ()  # the state before the first call, if a check compares with it
 
     def answers(self, is_read_only: Callable[[str, str], bool]) -> list[Any]:
-        """What a repetition has to give again: everything that references see of what was read. The receipt
-        of a change (an id, a time) may differ."""
+        """Return what a repetition has to give again: everything that references see of what was read. The
+        receipt of a change (an id, a time) may differ."""
         return [
             result_value(result) if is_read_only(call.server, call.tool) else "done"
             for _, call, result in self.calls
@@ -258,7 +196,7 @@ async def run_plan(session: SynthSession, task: Task, *, without: Collection[int
 async def replay(
     cache: CallCache, task: Task, *, generation: int = 0, without: Collection[int] = ()
 ) -> GoldRun:
-    """The plan in a new session."""
+    """Return the plan in a new session."""
     async with cache.session(generation=generation, only_reads=cache.only_reads(task)) as session:
         return await run_plan(session, task, without=without)
 
@@ -273,7 +211,7 @@ async def _carry_out(
     if is_refusal and not (step.finds_nothing and result.failure is FailureKind.TOOL_ERROR):
         detail = f"step {step.step}: {step.server}.{step.tool}({arguments}): {result.content[:200]}"
         raise RejectedTask(RejectCode.STEP_FAILED, detail)
-    results[f"step{step.step}"] = result_value(result)
+    results[f"step{step.step}"] = shown_value(result)
     return step, ToolCall(id=result.call_id, server=step.server, tool=step.tool, arguments=arguments), result
 
 
@@ -287,7 +225,7 @@ async def _end_state(session: SynthSession, server: str, call: StateCall, *, is_
 
 
 async def ask(session: SynthSession, server: str, call: StateCall, code: RejectCode) -> ToolResult:
-    """Make a call about the state of a server. Raises RejectedTask with `code` where it fails."""
+    """Make a call about the state of a server. Raises RejectedTask with `code` if it fails."""
     result = await session.call(server=server, tool=call.tool, arguments=call.arguments)
     _check_read(result, server, call, code)
     return result
@@ -299,12 +237,12 @@ def _check_read(result: ToolResult, server: str, call: StateCall, code: RejectCo
 
 
 def as_text(result: ToolResult) -> str:
-    """What a result says, written the same for the same."""
-    return json.dumps(result_value(result), sort_keys=True, ensure_ascii=False)
+    """Return what a result says, written the same for the same."""
+    return json.dumps(shown_value(result), sort_keys=True, ensure_ascii=False)
 
 
 def says_no(result: ToolResult) -> bool:
-    """Whether a result that is no error speaks of one, or of nothing that there is."""
+    """Return whether a result that is no error speaks of one, or of nothing that there is."""
     said = as_text(result)
     head = _NO_ERROR.sub("", said)[: 400 if len(said) < 400 else 60]
     return _SAYS_NO.search(head) is not None
@@ -318,8 +256,8 @@ def gold_record(
     read_only: frozenset[str],
     extra: tuple[RecordedTurn, ...] = (),
 ) -> EpisodeRecord:
-    """The episode of a policy that makes the calls of `run` one a turn and says `answer` at the end; `extra`
-    are turns before those of the plan, `read_only` the tools (`server.tool`) that only read."""
+    """Return the episode of a policy that makes the calls of `run` one a turn and says `answer` at the end;
+    `extra` are turns before those of the plan, `read_only` the tools (`server.tool`) that only read."""
     turns: list[RecordedTurn] = list(extra)
     for user_turn in range(len(task.truth.user_turns) + 1):
         for step, call, result in run.calls:
@@ -337,19 +275,31 @@ def gold_record(
 
 
 def score(task: Task, record: EpisodeRecord) -> dict[str, float | None]:
-    """The terms of an episode by name, and its `reward`."""
+    """Return the terms of an episode by name, and its `reward`."""
     terms: tuple[RewardTerm, ...] = grade(task, record)
     return {**{term.name: term.value for term in terms}, "reward": total_reward(terms)}
 
 
 def final_words(task: Task, results: Mapping[str, Any]) -> str | None:
-    """What a right episode says at the end: the reference answer, else what the check asks for. None for a
-    task that asks for nothing in particular, or by a pattern only. Raises PlaceholderError."""
+    """Return what a right episode says at the end: the reference answer, else what the check asks for. None
+    for a task that asks for nothing in particular, or by a pattern only. Raises PlaceholderError."""
     truth = task.truth
-    if truth.reference_answer is not None:
-        return format_value(resolve_references(truth.reference_answer, results))
     check = truth.final_answer
+    if truth.reference_answer is not None:
+        told = format_value(resolve_references(truth.reference_answer, results))
+        return as_answered(task, told, results)
     if check is None or check.type == "regex":
         return None
-    value = resolve_references(check.value, results)
-    return " ".join(map(format_value, value)) if isinstance(value, list) else format_value(value)
+    return as_answered(task, written_answer(resolve_references(check.value, results)), results)
+
+
+def as_answered(task: Task, told: str | None, results: Mapping[str, Any] | None = None) -> str | None:
+    """Return a last message with the answer line that its task asks for: the value of its check where the
+    `results` are known, else none."""
+    check = task.truth.final_answer
+    if told is None or not task.truth.answer_line:
+        return told
+    if check is None:
+        return with_answer_line(told, "done")
+    is_known = results is not None and check.type not in ("abstention", "regex")
+    return with_answer_line(told, resolve_references(check.value, results or {}) if is_known else None)

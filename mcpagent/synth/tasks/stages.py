@@ -20,7 +20,6 @@ class RejectCode(StrEnum):
     SCHEMA = "schema"  # a field is missing or has a wrong type
     NOT_COMPACT = "not_compact"  # the prompt holds more than one system and one user message
     GROUND_TRUTH = "ground_truth"  # the reward could not judge it: references, match rules, checks
-    SPELLS_PLAN = "spells_plan"  # the question repeats descriptions, or says what comes when
     AMBIGUOUS = "ambiguous"  # the question does not say which call answers it
     DUPLICATE = "duplicate"  # the same calls are asked for by a task that was tried before
     UNKNOWN_TOOL = "unknown_tool"  # a plan or an offer names a tool that no server in use has
@@ -35,12 +34,12 @@ class RejectCode(StrEnum):
     STATE_UNREADABLE = "state_unreadable"  # a state check's call did not succeed
     NO_ERROR = "no_error"  # the call that is meant to fail, and to be recovered from, did not fail
     EXISTS = "exists"  # what a question invents is known to a tool
-    ANSWER_INVALID = "answer_invalid"  # the computed answer is empty, or not a number where one is checked
+    ANSWER_INVALID = "answer_invalid"  # the computed answer is empty, or not a number if one is checked
     NOT_REPEATABLE = "not_repeatable"  # the same calls gave other results the second time
     GOLD_FAILS = "gold_fails"  # the plan ran, but the reward does not give it 1.0
     WRONG_ANSWER_PASSES = "wrong_answer_passes"  # raw results, a denial or an invented answer succeeds
     STATE_ALREADY_HOLDS = "state_already_holds"  # the end state is there before anything is done
-    NO_OP_PASSES = "no_op_passes"  # silence succeeds, or calling does where nothing should be called
+    NO_OP_PASSES = "no_op_passes"  # silence succeeds, or calling does if nothing should be called
     NOT_MINIMAL = "not_minimal"  # a step can be left out
     STILL_ANSWERABLE = "still_answerable"  # a function is missing, but an offered tool has the answer
 
@@ -66,7 +65,7 @@ _EXECUTES = (
 )
 GENERATION_STAGES: Mapping[str, tuple[RejectCode, ...]] = {
     "distinct": (RejectCode.DUPLICATE,),
-    "wording": (RejectCode.SPELLS_PLAN, RejectCode.AMBIGUOUS),
+    "wording": (RejectCode.AMBIGUOUS,),
     "catalog": (RejectCode.UNKNOWN_TOOL,),
     "ground_truth": (RejectCode.GROUND_TRUTH,),
     **_WRITTEN,
@@ -121,7 +120,7 @@ class RejectLog:
 def yield_table(
     count: int, rejects: Mapping[RejectCode, int], stages: Mapping[str, Iterable[RejectCode]]
 ) -> list[JsonObject]:
-    """What went into each stage and what came out; `count` are those that entered the first one."""
+    """Return what went into each stage and what came out; `count` are those that entered the first one."""
     rows: list[JsonObject] = []
     left = count
     for name, codes in stages.items():

@@ -29,26 +29,28 @@ class SplitShares:
     def __post_init__(self) -> None:
         if min(self.heldout, self.validation) < 0 or self.heldout + self.validation > 1 + 1e-9:
             raise UserError(
-                f"shares heldout={self.heldout}, validation={self.validation} are more than all there is"
+                f"shares heldout={self.heldout}, validation={self.validation} add up to more than 1"
             )
 
     def split_of(self, key: object, *, seed: int) -> str:
-        """The split of an entity: a hash of the seed and its key, so that it depends on nothing else."""
+        """Return the split of an entity: a hash of the seed and its key, so that it depends on nothing
+        else."""
         point = derive_seed(seed, "split", key) / 2**63
         if point < self.heldout:
             return "heldout"
         return "validation" if point < self.heldout + self.validation else "train"
 
     def assign(self, keys: Iterable[K], *, seed: int, least: Mapping[str, int]) -> dict[K, str]:
-        """The split of each key by its hash; but where there are few, each split has the `least` number asked
-        for, as long as another can spare one, and those first in SPLITS have their first one first."""
+        """Return the split of each key by its hash; but if there are few, each split has the `least`
+        number asked for, as long as another can spare one, and those first in SPLITS have their first one
+        first."""
         splits = {key: self.split_of(key, seed=seed) for key in keys}
         members = {split: [key for key in splits if splits[key] == split] for split in SPLITS}
         for place, split in enumerate(SPLITS):
             while len(members[split]) < least.get(split, 0):
                 after = () if members[split] else SPLITS[place + 1 :]
                 spare = {s: len(members[s]) - (0 if s in after else least.get(s, 0)) for s in SPLITS}
-                # What nobody asked for is taken first, then from the split that has the most to spare.
+                # What was not asked for is taken first, then from the split that has the most to spare.
                 giver = max(SPLITS, key=lambda s: (spare[s] > 0, not least.get(s), spare[s]))
                 if spare[giver] <= 0:
                     break
@@ -68,7 +70,7 @@ class Entity:
 
 
 async def list_entities(templates: TemplateSet, cache: CallCache) -> dict[str, list[Entity]]:
-    """The entities of every pool that a template uses, in the order in which the servers give them."""
+    """Return the entities of every pool that a template uses, in the order in which the servers give them."""
     used = {pool for template in templates.templates for pool in template.slots.values()}
     entities: dict[str, list[Entity]] = {}
     for name in sorted(used):

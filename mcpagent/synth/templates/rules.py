@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from mcpagent.core.records import JsonObject
@@ -17,12 +14,12 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
-from mcpagent.storage.datasets import DiskList, task_record, text_digest
+from mcpagent.storage.datasets import DiskList, text_digest
 from mcpagent.synth.failures import Variation
-from mcpagent.synth.tasks.inspect import stands_in
+from mcpagent.synth.tasks.inspect import answer_values, stands_in
 from mcpagent.synth.tasks.prove import ground, wrong_abstentions
 from mcpagent.synth.tasks.record import Candidate, Draw, ToolSelection, draft_task, system_message
-from mcpagent.synth.tasks.run import CallCache, score
+from mcpagent.synth.tasks.run import CallCache, as_answered, score
 from mcpagent.synth.tasks.stages import GENERATION_STAGES, RejectCode, Rejection, RejectLog, yield_table
 from mcpagent.synth.templates.pools import SPLITS, SplitShares, list_entities, split_entities
 from mcpagent.synth.templates.template import TemplateSet
@@ -32,8 +29,8 @@ from mcpagent.tools.contract import ToolProvider
 async def without_tools(
     task: Task, candidate: Candidate, *, offer: ToolSelection, cache: CallCache
 ) -> Task | Rejection:
-    """The grounded `task` as one in which nothing should be called; or why that would be wrong: another
-    read-only tool that is offered, asked about the same things, gives the answer."""
+    """Return the grounded `task` as one in which nothing should be called; or why that would be wrong:
+    another read-only tool that is offered, asked about the same things, gives the answer."""
     withheld = set(candidate.template.withhold)
     tools = offer.tools_for(
         set(), seed=derive_seed(task.extra_info["seed"], "offer", candidate.key), withheld=withheld
@@ -59,7 +56,9 @@ def _told_apart(task: Task) -> Task | Rejection:
         *((a, False) for a in wrong_abstentions(task)),
     ):
         record = EpisodeRecord(
-            turns=(RecordedTurn(user_turn=0),), final_answer=answer, stop_reason=StopReason.ANSWERED
+            turns=(RecordedTurn(user_turn=0),),
+            final_answer=as_answered(task, answer) if is_right else answer,
+            stop_reason=StopReason.ANSWERED,
         )
         if (score(task, record)["success"] == 1.0) is not is_right:
             code = RejectCode.GOLD_FAILS if is_right else RejectCode.WRONG_ANSWER_PASSES
@@ -80,13 +79,18 @@ def _abstaining(task: Task, tools: dict[str, ToolSpec], *, withheld: list[str], 
         "reference_answer": refusal,
         "abstain": True,
     }
+    if truth.answer_line:
+        ground_truth["answer_line"] = True
     info: dict[str, Any] = {**task.extra_info, "tools": [tool.dotted for tool in tools.values()]}
     info.pop("answer_from", None)
     verdicts = {**info["verdicts"], "no_op": "calling fails", "minimal": "no steps", "withheld_answers": True}
     info |= {"class": "missing_function", "withheld": withheld, "would_call": plan, "verdicts": verdicts}
     return task.model_copy(
         update={
-            "prompt": (Message(role="system", content=system_message(tools)), task.prompt[-1]),
+            "prompt": (
+                Message(role="system", content=system_message(tools, answer_line=truth.answer_line)),
+                task.prompt[-1],
+            ),
             "reward_spec": RewardSpec(ground_truth=GroundTruth.model_validate(ground_truth)),
             "extra_info": info,
         }
@@ -114,9 +118,7 @@ async def _telling_tool(task: Task, offered: list[ToolSpec], cache: CallCache) -
 def _facts(task: Task) -> list[Any]:
     """What the answer of a solvable task has to say."""
     check = task.truth.final_answer
-    if check is None or check.type not in ("number", "must_include", "string"):
-        return []
-    return list(check.value) if isinstance(check.value, list | tuple) else [check.value]
+    return [] if check is None or check.type in ("regex", "abstention") else answer_values(check)
 
 
 def _only_text_parameter(spec: ToolSpec) -> str | None:
@@ -129,8 +131,6 @@ def _only_text_parameter(spec: ToolSpec) -> str | None:
 
 _BATCH = 32  # candidates executed at once; fixed, since it takes part in what is kept
 _MAX_FRUITLESS = 2000  # candidates in a row that gave no task, after which there is none left to find
-# A shard has to go at least as far as all of them together would, whose batches are others.
-_MAX_FRUITLESS_OF_SHARD = 3 * _MAX_FRUITLESS
 
 _C = TypeVar("_C", bound="Keyed")
 Progress = Callable[[str, int, int], None]  # split, tasks kept so far, tasks asked for
@@ -151,30 +151,8 @@ class GeneratedData:
     catalog_hash: str
     executed_calls: int
 
-    @classmethod
-    def of(
-        cls,
-        tasks: Mapping[str, Sequence[Task]],
-        tally: Tally,
-        *,
-        entities: Mapping[str, Mapping[str, int]],
-        catalog_hash: str,
-        executed_calls: int,
-    ) -> GeneratedData:
-        """The tasks with the account of how they were found."""
-        return cls(
-            tasks=tasks,
-            rejects=dict(sorted(tally.log.counts.items())),
-            examples={code: tuple(texts) for code, texts in sorted(tally.log.examples.items())},
-            candidates=tally.candidates,
-            surplus=tally.surplus,
-            entities=entities,
-            catalog_hash=catalog_hash,
-            executed_calls=executed_calls,
-        )
-
     def short_of(self, counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """The splits with fewer tasks than were asked for: (made, asked)."""
+        """Return the splits with fewer tasks than were asked for: (made, asked)."""
         made = {split: len(self.tasks.get(split, ())) for split in counts}
         return {split: (made[split], count) for split, count in counts.items() if made[split] < count}
 
@@ -196,16 +174,17 @@ async def generate_dataset(
     seed: int,
     shares: SplitShares = SplitShares(),
     distractors: int | None = None,
+    answer_line: bool = False,
     on_progress: Progress | None = None,
     variation: Variation | None = None,
-    shard: DatasetShard | None = None,
+    shard: tuple[int, int] = (1, 1),
 ) -> GeneratedData:
     """Up to `counts[split]` distinct tasks for each split: as many as the templates give with its entities,
     the same for the same seed, templates and servers.
 
     An entity occurs in one split only, and so does every task. `distractors` None offers the whole catalog
-    with each task. With a `variation` they are tasks near those that were failed. A `shard` tries its share
-    of the candidates and keeps their outcomes. Raises UserError where there is not one task.
+    with each task. With a `variation` they are tasks near those that were failed. A `shard` (I, N) makes the
+    I-th of N shares. Raises UserError if there is not one task.
     """
     check_counts(counts)
     cache = CallCache(pool)
@@ -220,26 +199,24 @@ async def generate_dataset(
     )
     drawn = templates.templates if variation is None else variation.templates(templates.templates)
     draw_seed = seed if variation is None else derive_seed(seed, "failures", variation.draw_seed)
-    offer = ToolSelection(catalog=pool.tools, distractors=distractors)
-    tally = Tally()
+    offer = ToolSelection(catalog=pool.tools, distractors=distractors, answer_line=answer_line)
     turn = asyncio.Lock()
-    tasks: dict[str, Sequence[Task]] = {}
+    sources: dict[str, _SplitSource] = {}
     for split in splits:
         draw = Draw(drawn, entities[split], split=split, seed=draw_seed)
-        if not draw.templates:
-            tasks[split] = ()
-            continue
-        source = _SplitSource(
-            draw=draw, offer=offer, split=split, seed=seed, cache=cache, turn=turn, variation=variation
-        )
-        tasks[split] = await fill_split(source, counts[split], tally, on_progress, shard)
-    if shard is not None:
-        shard.divided = text_hash(entities)
-    elif not any(tasks.values()):
-        raise without_a_task(counts, tally)
+        if draw.templates:
+            sources[split] = _SplitSource(
+                draw=draw, offer=offer, split=split, seed=seed, cache=cache, turn=turn, variation=variation
+            )
     sizes = {split: {p: len(values) for p, values in pools.items()} for split, pools in entities.items()}
-    return GeneratedData.of(
-        tasks, tally, entities=sizes, catalog_hash=offer.catalog_hash, executed_calls=cache.executed
+    return await fill_splits(
+        sources,
+        counts,
+        entities=sizes,
+        catalog_hash=offer.catalog_hash,
+        cache=cache,
+        on_progress=on_progress,
+        shard=shard,
     )
 
 
@@ -256,10 +233,6 @@ class SeenTexts:
     def add(self, text: str) -> None:
         """Keep a text."""
         self._digests.add(text_digest(text))
-
-    def clear(self) -> None:
-        """Forget all of them."""
-        self._digests.clear()
 
 
 class Tally:
@@ -290,9 +263,6 @@ class _SplitSource:
         self.index += 1
         return candidate
 
-    def said(self, candidate: Candidate, outcome: Task | Rejection) -> str | None:
-        """Templates may say two tasks in the same words."""
-
     async def make(self, candidate: Candidate) -> Task | Rejection:
         draft = draft_task(candidate, offer=self.offer, split=self.split, seed=self.seed)
         if self.variation is not None and not self.variation.admits(draft):
@@ -320,11 +290,7 @@ class TaskSource(Protocol[_C]):
     split: str
 
     def next(self) -> _C | None:
-        """The next candidate; None where the split had it before."""
-        ...
-
-    def said(self, candidate: _C, outcome: Task | Rejection) -> str | None:
-        """The words that no other candidate may use, where this one came so far as to be compared."""
+        """Return the next candidate; None if the split had it before."""
         ...
 
     async def make(self, candidate: _C) -> Task | Rejection:
@@ -332,47 +298,40 @@ class TaskSource(Protocol[_C]):
         ...
 
 
-@dataclass(kw_only=True)
-class DatasetShard:
-    """What the `number`-th of `of` shards tried: `rows` has one for each of its candidates, `drawn` how many
-    were drawn of each split. A hash of the seed and the candidate's key says whose it is, so that shards are
-    of one size whatever the order of the candidates. `divided` is a hash of what there is to ask about and of
-    the split of each thing, `described` what is added to a task before it is written."""
-
-    number: int
-    of: int
-    seed: int
-    rows: DiskList[JsonObject] = field(default_factory=DiskList[JsonObject])
-    drawn: dict[str, int] = field(default_factory=dict)
-    divided: str = ""
-    described: Callable[[Task], Task] = lambda task: task
-
-    def has(self, key_hash: str) -> bool:
-        """Whether a candidate is this shard's."""
-        return derive_seed(self.seed, "shard", key_hash) % self.of == self.number - 1
-
-    def enough(self, count: int) -> int:
-        """How many tasks of its own leave none of the first `count` of all shards out: its share, and five
-        standard deviations of what chance gives to another."""
-        share = (count + _BATCH) / self.of
-        return math.ceil(share + 5 * math.sqrt(share) + 3) if count else 0
-
-    def add(self, split: str, index: int, key: str, said: str | None, outcome: Task | Rejection) -> None:
-        """Keep what became of candidate `index` of a split."""
-        row: JsonObject = {"split": split, "index": index, "key": text_hash(key)}
-        if said is not None:
-            row["said"] = text_hash(said)
-        if isinstance(outcome, Task):
-            row["task"] = task_record(self.described(outcome))
-        else:
-            row |= {"reject": outcome.code.value, "detail": outcome.detail}
-        self.rows.append(row)
+def share_of(counts: Mapping[str, int], shard: tuple[int, int]) -> dict[str, int]:
+    """Return how many tasks of each split the shard (I, N) makes."""
+    number, of = shard
+    return {split: count * number // of - count * (number - 1) // of for split, count in counts.items()}
 
 
-def text_hash(value: Any) -> str:
-    """A short hash of a JSON value."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-    return blake2b(text.encode(), digest_size=12).hexdigest()
+async def fill_splits(
+    sources: Mapping[str, TaskSource[_C]],
+    counts: Mapping[str, int],
+    *,
+    entities: Mapping[str, Mapping[str, int]],
+    catalog_hash: str,
+    cache: CallCache,
+    on_progress: Progress | None = None,
+    shard: tuple[int, int] = (1, 1),
+) -> GeneratedData:
+    """Return up to `counts[split]` proven tasks of each source with the account of how they were found.
+    `entities` are how many things there were to ask about. Raises UserError if there is not one task."""
+    tally, share = Tally(), share_of(counts, shard)
+    tasks: dict[str, Sequence[Task]] = {split: () for split in SPLITS if counts.get(split)}
+    for split, source in sources.items():
+        tasks[split] = await fill_split(source, share[split], tally, on_progress, shard)
+    if not any(tasks.values()):
+        raise without_a_task(counts, tally)
+    return GeneratedData(
+        tasks=tasks,
+        rejects=dict(sorted(tally.log.counts.items())),
+        examples={code: tuple(texts) for code, texts in sorted(tally.log.examples.items())},
+        candidates=tally.candidates,
+        surplus=tally.surplus,
+        entities=entities,
+        catalog_hash=catalog_hash,
+        executed_calls=cache.executed,
+    )
 
 
 async def fill_split(
@@ -380,54 +339,41 @@ async def fill_split(
     count: int,
     tally: Tally,
     on_progress: Progress | None,
-    shard: DatasetShard | None = None,
+    shard: tuple[int, int] = (1, 1),
 ) -> Sequence[Task]:
-    """`count` proven tasks of the source; where it has no more, those that there are. A shard makes more than
-    its share of them: which are among the first `count`, all shards together say."""
+    """Return `count` proven tasks of the source; fewer if it has no more. Of the candidates, those are tried
+    that a hash of their key gives to the `shard` (I, N), so that no two shards make the same task."""
     kept: DiskList[Task] = DiskList()
-    drawn = fruitless = refused = made = 0
-    most = _MAX_FRUITLESS
-    if shard is not None:
-        # Each split by itself: how far the one before would have gone, no shard knows.
-        tally.seen.clear()
-        count, most = shard.enough(count), _MAX_FRUITLESS_OF_SHARD
+    number, of = shard
+    fruitless = made = 0
     while made < count:
-        batch: list[tuple[int, _C]] = []
-        # One run's batches take part in what is kept; a shard needs no surplus.
-        size = _BATCH if shard is None else min(_BATCH, count - made)
-        while len(batch) < size and fruitless < most:
+        batch: list[_C] = []
+        while len(batch) < _BATCH and fruitless < _MAX_FRUITLESS:
             candidate = source.next()
-            drawn += 1
             tally.candidates += 1
             if candidate is None or candidate.key in tally.seen:
                 fruitless += 1
                 tally.log.counts[RejectCode.DUPLICATE] += 1
                 continue
             tally.seen.add(candidate.key)
-            if shard is not None and not shard.has(text_hash(candidate.key)):
-                fruitless = 0  # it may become a task elsewhere
+            if derive_seed(0, "shard", candidate.key) % of != number - 1:
+                tally.candidates -= 1
                 continue
-            batch.append((drawn - 1, candidate))
-        outcomes = await asyncio.gather(*(source.make(candidate) for _, candidate in batch))
-        for (index, candidate), outcome in zip(batch, outcomes, strict=True):
-            if shard is not None:
-                said = source.said(candidate, outcome)
-                shard.add(source.split, index, candidate.key, said, outcome)
+            batch.append(candidate)
+        outcomes = await asyncio.gather(*map(source.make, batch))
+        for outcome in outcomes:
             if isinstance(outcome, Task):
                 made += 1
                 if made <= count:
                     kept.append(outcome)
-                fruitless = refused = 0
+                fruitless = 0
             else:
                 fruitless += 1
-                refused += 1
                 tally.log.add(outcome)
         if on_progress is not None:
             on_progress(source.split, len(kept), count)
-        if max(fruitless, refused) >= most and made < count:
+        if fruitless >= _MAX_FRUITLESS:
             break
-    if shard is not None:
-        shard.drawn[source.split] = drawn
     tally.surplus += made - len(kept)
     return kept
 
@@ -443,14 +389,15 @@ async def ground_in_turn(draft: Task, cache: CallCache, turn: asyncio.Lock) -> T
 
 
 def without_a_task(counts: Mapping[str, int], tally: Tally) -> UserError:
-    """Why there is nothing to write."""
+    """Return why there is nothing to write."""
     log = tally.log
     rejected = ", ".join(f"{code} {n}" for code, n in sorted(log.counts.items()))
     examples = [f"\n  {code}: {texts[0]}" for code, texts in sorted(log.examples.items())]
-    why = f"rejected: {rejected}{''.join(examples)}" if rejected else "no template has the entities it needs"
+    why = f"rejected: {rejected}{''.join(examples)}" if rejected else "nothing to ask about has what it takes"
     asked = ", ".join(f"{split} {count}" for split, count in counts.items() if count)
     return UserError(
-        f"found not one task (asked for: {asked}); {why}", remedy="add templates, or entities in pools.yaml"
+        f"no task was made (asked for: {asked}); {why}",
+        remedy="write templates for these servers, or add entities in pools.yaml: --templates FOLDER",
     )
 
 
@@ -464,7 +411,7 @@ def short_note(short: Mapping[str, tuple[int, int]], why: str) -> str:
 
 
 def why_short(data: GeneratedData) -> str:
-    """What there was to ask about, where it was not enough."""
+    """Return what there was to ask about, where it was not enough."""
     sizes = data.entities.values()
     if all("facts" in of_split for of_split in sizes):  # explored
         things = sum(of_split["facts"] for of_split in sizes)
@@ -477,7 +424,7 @@ def why_short(data: GeneratedData) -> str:
 
 
 def check_counts(counts: Mapping[str, int]) -> None:
-    """Raises UserError for splits that there are not, and for numbers of tasks that cannot be."""
+    """Raise UserError for splits that there are not, and for numbers of tasks that cannot be."""
     unknown = sorted(set(counts) - set(SPLITS))
     if unknown:
         raise UserError(f"there is no split {unknown[0]!r}", remedy=f"splits are: {', '.join(SPLITS)}")

@@ -44,7 +44,7 @@ class Derived(Record):
     length: int = Field(default=4, ge=1)
 
     def value(self, source: str) -> str:
-        """The part of `source` that decides the split, in capitals."""
+        """Return the part of `source` that decides the split, in capitals."""
         return source[: self.length].upper()
 
 
@@ -61,7 +61,7 @@ class YamlSource:
     root: yaml.Node | None
 
     def line(self, place: Place) -> int:
-        """Line of the value at `place` (keys and indexes from the top); of its nearest parent where it is
+        """Line of the value at `place` (keys and indexes from the top); of its nearest parent if it is
         absent."""
         node, line = self.root, 1 if self.root is None else self.root.start_mark.line + 1
         for part in place:
@@ -73,7 +73,7 @@ class YamlSource:
 
 
 def read_yaml(path: Path) -> YamlSource:
-    """Raises UserError for a missing file and for broken YAML, with its line."""
+    """Raise UserError for a missing file and for broken YAML, with its line."""
     try:
         text = path.read_text(encoding="utf-8")
         return YamlSource(path, yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader))
@@ -91,7 +91,8 @@ def read_yaml(path: Path) -> YamlSource:
 
 
 def validate_yaml(model: type[_M], source: YamlSource, place: Place = ()) -> _M:
-    """The value at `place` as a record. Raises one UserError that lists every problem with its line."""
+    """Return the value at `place` as a record. Raises one UserError that lists every problem with its
+    line."""
     value = source.data
     for part in place:
         value = value[part]
@@ -332,7 +333,7 @@ def load_templates(folder: Path) -> TemplateSet:
             _check_pools(template, pools, source, where)
             templates[template.name] = template
     if not templates:
-        raise UserError(f"{folder} holds no templates", remedy=f"add one YAML file beside {POOLS_FILE}")
+        raise UserError(f"{folder} holds no templates", remedy=f"add one YAML file next to {POOLS_FILE}")
     digest = sha256()
     for path in paths:
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
@@ -340,7 +341,7 @@ def load_templates(folder: Path) -> TemplateSet:
 
 
 def slots_in(value: Any) -> set[str]:
-    """Names of the `{slot}`s in the strings of `value`."""
+    """Return names of the `{slot}`s in the strings of `value`."""
     if isinstance(value, str):
         return set(_SLOT.findall(value))
     if isinstance(value, Mapping):

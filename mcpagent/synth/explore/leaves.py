@@ -1,0 +1,250 @@
+"""The values of a result that can be asked for or passed on: where each stands, and what it is called there.
+
+A result is read as the model is shown it (`core.placeholders.text_value`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from mcpagent.core.placeholders import nested_value
+from mcpagent.core.seeds import derive_seed
+from mcpagent.core.values import as_number, numbers_in
+
+Scalar = str | int | float
+
+# Items of a list that are looked into, by how many lists it lies in: of longer ones a sample, from anywhere.
+_ITEMS = (200, 24, 6)
+_WORDS, _LONGEST = 300, 8000  # words and characters of a text
+_SHORT = 60  # characters of a value that can be asked for
+_SENTENCE = 160  # characters of one that tells a number
+_TITLE = re.compile(r"[^\W\d_].* .*\w[\W_]*")  # a text of words
+NEAR = 3  # items of a list without names that a person counts to: "the third comment"
+_FIELD = re.compile(r"[A-Za-z_]\w*")
+_PLACES = re.compile(r"\[\d+\]|, -?\d+(?=\))")
+_WORD = re.compile(r"[\w/~.](\S*\w)?")  # no bracket, quote or comma at its ends: it can be passed on as it is
+_LABELLED = re.compile(r"^[\s*-]*([A-Za-z][\w .*-]{0,30}):\**\s+(\S.{0,59})$")
+_HEADING = re.compile(r"^#{1,6}\s+(\S.{0,59})$")
+_NOTHING = frozenset(
+    ("", "none", "null", "nil", "nan", "n/a", "na", "undefined", "unknown", "true", "false", "-")
+)
+# What a person calls a thing by, the best first.
+_NAMING = (
+    *("name", "title", "label", "full_name", "username", "login"),
+    *("symbol", "ticker", "code", "slug", "path", "key", "id"),
+)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A list that a value lies in: its expression `rows`, the name `kind` that it goes by, and the item of
+    it, which is number `index` or the `only` one. If one tells the items apart, `key` is the field that does,
+    and `called` its value."""
+
+    rows: str
+    kind: str
+    index: int
+    key: str = ""
+    called: Scalar = ""
+    only: bool = False
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value of a result. `expression` is its reference with `@` for the step, `tail` are the names of the
+    fields that lead to it from the result or from the innermost of the lists (`levels`) that it lies in;
+    `line` is the name that a line of a text gives it. A value `in_prose` has no name: it is no answer, but
+    may be what another tool asks for."""
+
+    expression: str
+    value: Scalar
+    tail: tuple[str, ...] = ()
+    levels: tuple[Level, ...] = ()
+    line: str = ""
+    in_prose: bool = False
+
+    @property
+    def name(self) -> str:
+        """The field or the line that the value is of; empty for an item of a list, a whole text or a part of
+        prose."""
+        if self.in_prose or self.expression in ("@.text", "@.result"):
+            return ""
+        return self.line or (self.tail[-1] if self.tail else "")
+
+    @property
+    def level(self) -> Level | None:
+        """The innermost list that the value lies in."""
+        return self.levels[-1] if self.levels else None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether a person can say which value is meant: one counts to three, in one list at most."""
+        counted = [level.index for level in self.levels if not (level.key or level.only)]
+        return not self.in_prose and len(counted) <= 1 and all(index < NEAR for index in counted)
+
+    @property
+    def column(self) -> str:
+        """The expression without places: equal for the same field of every item."""
+        if self.line:
+            return f"{'.'.join(self.tail)}: {self.line}"
+        return _PLACES.sub("[]", self.expression)
+
+    @property
+    def item(self) -> str:
+        """The expression of the item that the value is a field of."""
+        return f"{self.level.rows}[{self.level.index}]" if self.level else "@"
+
+    def at_step(self, number: int) -> str:
+        """Return the expression over the result of that step; in a list that names its items by the name,
+        since that is what a question says."""
+        level = self.level
+        if level and level.key and len(self.levels) == 1 and len(self.tail) == 1 and not self.line:
+            place = f'find(pluck({level.rows}, "{level.key}"), {_literal(level.called)})'
+            by_name = at_step(f'at({place}, pluck({level.rows}, "{self.tail[0]}"))', number)
+            if (
+                len(by_name) < 280
+                and isinstance(level.called, str)
+                and not re.search(r"[\"'{}\\]", level.called)
+            ):
+                return by_name
+        return at_step(self.expression, number)
+
+
+def _literal(value: Scalar) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def at_step(expression: str, number: int) -> str:
+    """Return an expression over the result of that step."""
+    return expression.replace("@", f"step{number}")
+
+
+def leaves_of(value: Any, *, seed: int = 0) -> tuple[Leaf, ...]:
+    """Return the values of a result that can be referred to. Of a long list a sample of its items is taken,
+    from anywhere in it, the same for the same `seed`."""
+    return tuple(leaf for leaf in _walk(value, Leaf("@", ""), seed) if not _says_nothing(leaf.value))
+
+
+def _says_nothing(value: Scalar) -> bool:
+    return isinstance(value, str) and value.strip().casefold() in _NOTHING
+
+
+def _walk(value: Any, place: Leaf, seed: int) -> Iterator[Leaf]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if _FIELD.fullmatch(name):
+                below = replace(place, expression=f"{place.expression}.{name}", tail=(*place.tail, name))
+                yield from _walk(item, below, seed)
+    elif isinstance(value, list):
+        yield from _of_list(value, place, seed)
+    elif isinstance(value, str):
+        nested = nested_value(value)  # a reference reads it too
+        if not isinstance(nested, str):
+            yield from _walk(nested, place, seed)
+        is_line = len(value) <= _SHORT and "\n" not in value.strip() and value[:1] not in ("[", "{")
+        if is_line and value.strip():
+            yield replace(place, value=value)
+        if isinstance(nested, str):
+            yield from _of_text(value, place)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield replace(place, value=value)
+
+
+def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:
+    indices = list(range(len(items)))
+    if len(items) > (most := _ITEMS[min(len(place.levels), len(_ITEMS) - 1)]):
+        indices = sorted(Random(derive_seed(seed, "items", place.expression)).sample(indices, most))
+    keys = _keys_of(items)
+    kind = place.tail[-1] if place.tail else ""
+    for index in indices:
+        level = Level(place.expression, kind, index, only=len(items) == 1)
+        spot = Leaf(f"{place.expression}[{index}]", "", (), (*place.levels, level))
+        if not keys:
+            yield from _walk(items[index], spot, seed)
+            continue
+        for name, value in items[index].items():
+            key = next((k for k in keys if k != name), "")
+            named = replace(level, key=key, called=items[index][key]) if key else level
+            yield from _walk({name: value}, replace(spot, levels=(*place.levels, named)), seed)
+
+
+def _keys_of(items: list[Any]) -> list[str]:
+    """Return the fields that people call things by, the best first, whose values tell these items apart; if
+    there is none, another text of a few words that does: the message of a commit."""
+    if len(items) < 2 or not all(isinstance(item, dict) for item in items):
+        return []
+    keys: list[str] = []
+    for name in sorted(items[0], key=naming_rank):
+        values = [item.get(name) for item in items]
+        texts = [str(v) for v in values if isinstance(v, str | int) and not isinstance(v, bool)]
+        is_name = is_naming(name) or (not keys and all(map(_TITLE.fullmatch, texts)))
+        is_short = all(0 < len(text) <= _SHORT and "\n" not in text for text in texts)
+        if is_name and is_short and len({text.casefold() for text in texts}) == len(items):
+            keys.append(name)
+    return keys
+
+
+def told_number(value: Any, given: Iterable[Any]) -> Iterator[Leaf]:
+    """Yield the number that only a result of one sentence tells, as in `The sum of 3 and 5 is 8`."""
+    text = next(iter(value.values()), None) if isinstance(value, dict) and len(value) == 1 else None
+    if isinstance(text, str) and len(text) <= _SENTENCE and "\n" not in text.strip():
+        numbers, asked = numbers_in(text), {as_number(each) for each in given}
+        new = [place for place, number in enumerate(numbers) if number not in asked]
+        if len(new) == 1 and text.strip() != str(numbers[new[0]]):
+            yield Leaf(f"number(@.{next(iter(value))}, {new[0]})", numbers[new[0]])
+
+
+def is_naming(field: str) -> bool:
+    """Return whether people call a thing by such a field."""
+    return naming_rank(field) < len(_NAMING)
+
+
+def naming_rank(field: str) -> int:
+    """Return how little a field is what people call a thing by: 0 is `name`, 13 is not at all."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-\s]", "_", field).lower()
+    named = words if words in _NAMING else words.rpartition("_")[2]
+    return _NAMING.index(named) if named in _NAMING else len(_NAMING)
+
+
+def _of_text(text: str, place: Leaf) -> Iterator[Leaf]:
+    """Yield what lines say after a name, and of other texts the words, by which tools may be called."""
+    lines = text.splitlines(keepends=True)
+    has_names = sum(_LABELLED.match(line.rstrip()) is not None for line in lines) > 1
+    offset, counts = 0, Counter[str]()
+    for number, line in enumerate(lines):
+        if match := _LABELLED.match(line.rstrip()):
+            name = match[1].strip(" *")
+            if counts[name] == 0:
+                yield _after_name(text, offset + match.start(2), match[2], name, place)
+            counts[name] += 1
+        elif not has_names:
+            first = len(text[:offset].split())
+            words = enumerate(line.split(), first) if not place.levels and len(text.split()) > 1 else ()
+            for at, word in words:
+                if _WORD.fullmatch(word) and at < _WORDS:
+                    yield replace(
+                        place, expression=f"word({place.expression}, {at})", value=word, in_prose=True
+                    )
+        elif number == 0 and (match := _HEADING.match(line.rstrip())):
+            yield _after_name(text, match.start(1), match[1], "name", place)
+        offset += len(line)
+        if offset > _LONGEST:
+            break
+
+
+def _after_name(text: str, start: int, value: str, name: str, place: Leaf) -> Leaf:
+    """Return the leaf of what stands at `start` in a text: a number if it is one, else the rest of its
+    line."""
+    before = numbers_in(text[:start])
+    if re.fullmatch(r"-?\d+(\.\d+)?", value) and (number := numbers_in(text)[len(before)]) == float(value):
+        return replace(
+            place, expression=f"number({place.expression}, {len(before)})", value=number, line=name
+        )
+    function = "rest" if " " in value else "word"
+    at = len(text[:start].split())
+    return replace(place, expression=f"{function}({place.expression}, {at})", value=value, line=name)

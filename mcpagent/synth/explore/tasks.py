@@ -1,0 +1,383 @@
+"""Tasks for servers that no template knows: random walks over what their tools were seen to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+from mcpagent.core.placeholders import shown_value
+from mcpagent.core.records import JsonObject
+from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import Task
+from mcpagent.errors import UserError
+from mcpagent.synth.explore.changes import Change, draw_change, state_of, watching
+from mcpagent.synth.explore.graph import Fact, ToolGraph, scalars
+from mcpagent.synth.explore.learning import learn
+from mcpagent.synth.explore.leaves import leaves_of
+from mcpagent.synth.explore.questions import is_worth_asking
+from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
+from mcpagent.synth.explore.walks import Walk, about
+from mcpagent.synth.failures import Skill, Variation
+from mcpagent.synth.tasks.inspect import answer_values, stands_in
+from mcpagent.synth.tasks.record import ToolSelection, build_task
+from mcpagent.synth.tasks.run import CallCache, says_no
+from mcpagent.synth.tasks.stages import RejectCode, Rejection
+from mcpagent.synth.templates.pools import SPLITS, SplitShares
+from mcpagent.synth.templates.rules import (
+    GeneratedData,
+    Progress,
+    SeenTexts,
+    abstaining,
+    check_counts,
+    fill_splits,
+    ground_in_turn,
+)
+from mcpagent.tools.contract import ToolProvider
+
+DATA_SOURCE = "synthetic/explored"
+_SPARE_TURNS = 3
+_LACKING = 3  # solvable walks for each in which nothing is to be called
+_AT_LEAST, _AT_MOST = 0.25, 0.5  # of the walks change something, if a server can be changed
+_NO_PLAN = ("field", "right", "entity")  # what a question lacks so that it has no plan at all
+_DRAWS = 100  # walks that are looked at for one near a failed skill
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the tools were seen to do, the answers that showed it, what can be changed and read back, and by
+    server the reads that show whether anything was changed."""
+
+    cache: CallCache
+    graph: ToolGraph
+    changes: Sequence[Change] = ()
+    watch: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which questions are asked: how often each shape is drawn, and what else they have to be. `subject` is
+    what decides the split of a fact; a question is asked only if its `named` subjects are of its split."""
+
+    weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
+    admits: Callable[[Walk], bool] = lambda _: True
+    subject: Callable[[Fact], str] = lambda fact: about(fact)
+    named: Callable[[Walk], Collection[str]] = lambda _: ()
+
+
+async def explore_dataset(
+    pool: ToolProvider,
+    *,
+    counts: Mapping[str, int],
+    seed: int,
+    shares: SplitShares = SplitShares(),
+    distractors: int | None = None,
+    answer_line: bool = False,
+    on_progress: Progress | None = None,
+    learned: Learned | None = None,
+    variation: Variation | None = None,
+    asked: Asked | None = None,
+    shard: tuple[int, int] = (1, 1),
+) -> GeneratedData:
+    """Return up to `counts[split]` distinct tasks for each split: as many as the servers have matter for. The
+    tools are looked at first, unless it is given what was `learned`.
+
+    What is asked about in one split is not in another. `asked` says which questions, of every shape if it is
+    None. With a `variation` they are tasks near those that were failed. A `shard` (I, N) makes the I-th of N
+    shares. Raises UserError if no tool may be called, or none gives anything to ask about.
+    """
+    check_counts(counts)
+    if learned is None:
+        cache = CallCache(pool)
+        learned = Learned(cache, await learn(cache, seed=seed))
+    if not learned.graph.facts:
+        why = "; ".join(f"{', '.join(silence.tools)}: {silence.text}" for silence in learned.graph.silences)
+        raise UserError(
+            f"there is nothing to make tasks from: {why}",
+            remedy="name the tools that only read: --read-only SERVER.TOOL,... (tools.read_only); or write "
+            "templates for these servers: --templates FOLDER (see templates/tasks)",
+        )
+    facts, asked = learned.graph.facts, asked or Asked()
+    splits = [split for split in SPLITS if counts.get(split)]
+    askable = [fact for fact in facts if any(is_worth_asking(leaf, fact) for leaf in fact.leaves)]
+    assigned = shares.assign(
+        map(asked.subject, askable),
+        seed=seed,
+        least=dict.fromkeys(splits if variation is None else variation.splits, 1),
+    )
+
+    def split_of(subject: str) -> str:
+        return assigned.get(subject) or shares.split_of(subject, seed=seed)
+
+    offer, turn = (
+        ToolSelection(catalog=pool.tools, distractors=distractors, answer_line=answer_line),
+        asyncio.Lock(),
+    )
+    of_split = {split: [f for f in facts if split_of(asked.subject(f)) == split] for split in splits}
+    sources = {
+        split: _WalkSource(
+            split=split, facts=members, learned=learned, offer=offer, seed=seed, split_of=split_of, turn=turn,
+            variation=variation, asked=asked,
+        )
+        for split, members in of_split.items()
+    }  # fmt: skip
+    return await fill_splits(
+        sources,
+        counts,
+        entities={split: {"facts": len(members)} for split, members in of_split.items()},
+        catalog_hash=offer.catalog_hash,
+        cache=learned.cache,
+        on_progress=on_progress,
+        shard=shard,
+    )
+
+
+@dataclass(kw_only=True)
+class _WalkSource:
+    """Questions about the facts of one split."""
+
+    split: str
+    facts: Sequence[Fact]
+    learned: Learned
+    offer: ToolSelection
+    seed: int
+    split_of: Callable[[str], str]
+    turn: asyncio.Lock
+    variation: Variation | None
+    asked: Asked
+    index: int = 0
+    solvable: int = 0
+    lacking: int = 0
+    changing: int = 0
+    drawn: SeenTexts = field(default_factory=SeenTexts)
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """The walks that the facts of the split allow."""
+        return Shapes(self.learned.graph, self.facts, self.asked.weights)
+
+    def next(self) -> Walk | None:
+        walk = self._change(_AT_LEAST) or self._drawn()
+        if walk is None or walk.key in self.drawn:
+            walk = self._change(_AT_MOST)
+        if walk is None or walk.key in self.drawn or not self.asked.admits(walk):
+            return None
+        if any(self.split_of(subject) != self.split for subject in self._subjects(walk)):
+            return None
+        # If there is little to ask, what cannot be done would be most of what is left.
+        is_too_much = (self.lacking + 1) * _LACKING > self.solvable + _LACKING
+        if walk.lack and is_too_much and self.variation is None:
+            return None
+        self.drawn.add(walk.key)
+        self.lacking += bool(walk.lack)
+        self.solvable += not walk.lack
+        self.changing += bool(walk.reads)
+        return walk
+
+    def _subjects(self, walk: Walk) -> Collection[str]:
+        """What has to be of this split: no fact decides where an invented name belongs."""
+        is_free = walk.invented and self.variation is None
+        invented = [json.dumps(["invented", walk.invented])] if is_free else []
+        return [*self.asked.named(walk), *invented]
+
+    def _rng(self, *label: int) -> Random:
+        self.index += 1
+        return Random(derive_seed(self.seed, "walk", self.split, self.index - 1, *label))
+
+    def _drawn(self) -> Walk | None:
+        """A walk; near failed skills one of those, each as often as it was failed."""
+        if not self.facts:
+            return None
+        if self.variation is None:
+            return self.shapes.draw(self._rng())
+        for _ in range(_DRAWS):
+            rng = self._rng(self.variation.draw_seed)
+            if (walk := self.shapes.draw(rng)) is not None:
+                calls = () if walk.lack in _NO_PLAN else walk.facts
+                skill = Skill.of(walk.kind, [fact.spec.dotted for fact in calls])
+                if rng.random() < self.variation.share(skill):
+                    return walk
+        return None
+
+    def _change(self, share: float) -> Walk | None:
+        """A walk that changes something, if that is less than a share of all."""
+        if not self.learned.changes or self.changing > share * (self.solvable + self.lacking):
+            return None
+        return draw_change(self.learned.changes, self.facts, self.shapes.inventor.taken, self._rng())
+
+    async def make(self, candidate: Walk) -> Task | Rejection:
+        said = candidate.said(Random(derive_seed(self.seed, "said", candidate.key)))
+        if unsaid := _unsaid(candidate, " ".join(said)):
+            return Rejection(RejectCode.AMBIGUOUS, f"{unsaid!r} is not in {said[0]!r}")
+        state: Mapping[str, list[JsonObject]] | str = watching(self.learned.watch)
+        if candidate.reads:
+            async with self.turn:
+                state = await state_of(candidate, self.learned.cache)
+        if isinstance(state, str):
+            return Rejection(RejectCode.STATE_UNREADABLE, state)
+        draft = _draft(candidate, said, state, offer=self.offer, split=self.split, seed=self.seed)
+        if self.variation is not None and not self.variation.admits(draft):
+            return Rejection(RejectCode.DUPLICATE, f"{draft.id} is in the dataset")
+        outcome = await self._exists(candidate)
+        outcome = outcome or await ground_in_turn(draft, self.learned.cache, self.turn)
+        if isinstance(outcome, Task) and candidate.lack == "function":
+            return self._without(outcome, candidate)
+        return outcome
+
+    async def _exists(self, walk: Walk) -> Rejection | None:
+        """What another tool tells of a thing that was invented; None if none does."""
+        if walk.lack != "existence":
+            return None
+        others = self.shapes.inventor.also(walk.steps[-1].fact, walk.invented)
+        async with self.learned.cache.session(only_reads=True) as session:
+            for other in others:
+                spec = other.spec
+                result = await session.call(server=spec.server, tool=spec.name, arguments=other.arguments)
+                if not (result.is_error or says_no(result) or not leaves_of(shown_value(result))):
+                    detail = f"{spec.dotted}({other.arguments}): {result.content[:200]}"
+                    return Rejection(RejectCode.EXISTS, detail)
+        return None
+
+    def _without(self, task: Task, walk: Walk) -> Task | Rejection:
+        """Take away every tool that was seen to give the answer or takes it as an argument, by which a list
+        tells it (`list_pledges(state)`), and those that were not seen at all."""
+        graph, facts = self.learned.graph, [value for value in _values(task) if value is not None]
+
+        def tells(value: Any) -> bool:
+            return any(stands_in(fact, str(value)) for fact in facts)
+
+        asked = {leaf.name for leaf in walk.steps[-1].fact.leaves if leaf.name and tells(leaf.value)}
+        telling = {walk.steps[-1].fact.spec.dotted, *graph.not_tried}
+        telling |= {
+            other.spec.dotted
+            for other in graph.facts
+            if asked & {*other.spec.input_schema.get("properties", {})}
+            or any(map(tells, (*scalars(other.arguments), *(leaf.value for leaf in other.leaves))))
+        }
+        seed = derive_seed(self.seed, walk.key)
+        tools = self.offer.tools_for(set(), seed=seed, withheld=telling)
+        if not tools:
+            return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {facts!r}")
+        return abstaining(task, tools, withheld=sorted(telling), refusal=_CANNOT_TELL)
+
+
+_CANNOT_TELL = "I cannot tell: none of the tools that I have can do that."
+_DONE = "Done."
+_CANNOT_CHANGE = "I cannot change that: the tools that I have can only read."
+
+
+def _unsaid(walk: Walk, text: str) -> str | None:
+    """What the question does not name though the plan needs it."""
+    return next((value for value in walk.entities if value.casefold() not in text.casefold()), None)
+
+
+def _values(task: Task) -> list[Any]:
+    check = task.truth.final_answer
+    return [] if check is None else answer_values(check)
+
+
+def _draft(
+    walk: Walk,
+    said: Sequence[str],
+    state: Mapping[str, list[JsonObject]],
+    *,
+    offer: ToolSelection,
+    split: str,
+    seed: int,
+) -> Task:
+    plan = [] if walk.lack in _NO_PLAN else _plan(walk, user_turn=len(said) - 1)
+    gold = {fact.spec.dotted for fact in walk.facts}
+    writing = {tool.dotted for tool in offer.catalog.values() if not tool.annotations.read_only}
+    withheld = writing if walk.lack == "right" else ()
+    tools = offer.tools_for(gold, seed=derive_seed(seed, "offer", walk.key), withheld=withheld)
+    digest = blake2b(walk.key.encode(), digest_size=6).hexdigest()
+    truth: JsonObject = {
+        "task_id": f"explored-{walk.shape.replace('_', '-')}-{digest}",
+        "complexity": "simple" if len(plan) <= 1 else "moderate" if len(plan) == 2 else "complex",
+        "max_turns": len(plan) + len(said) - 1 + _SPARE_TURNS,
+        **(_abstention(walk) if not plan else _checks(walk, plan)),
+    }
+    can_write = writing & {tool.dotted for tool in tools.values()}
+    if plan and state and (walk.reads or can_write):
+        truth["state"] = state
+    if len(said) > 1:
+        truth |= {"user_turns": list(said[1:]), "quiet_turns": [0]}
+    info = {"invented": walk.invented} if walk.lack == "existence" else {}
+    return build_task(
+        offer,
+        tools,
+        truth,
+        said[0],
+        data_source=DATA_SOURCE,
+        generator="explore",
+        **{"class": walk.kind},
+        shape=walk.shape,
+        about=walk.about,
+        **info,
+        split=split,
+        seed=seed,
+        catalog_hash=offer.catalog_hash,
+    )
+
+
+def _abstention(walk: Walk) -> JsonObject:
+    """No call is right: the question lacks what a call needs, or no tool can do it."""
+    reply = _CANNOT_CHANGE if walk.lack == "right" else _CANNOT_TELL
+    check: JsonObject = {"type": "abstention", "value": "cannot"}
+    if walk.lack == "entity":
+        reply = f"Which {walk.missing[0]} do you mean?"
+        check = {"type": "abstention", "value": "asks", "about": list(walk.missing)}
+    return {"abstain": True, "final_answer": check, "reference_answer": reply}
+
+
+def _plan(walk: Walk, *, user_turn: int) -> list[JsonObject]:
+    extra: JsonObject = {"user_turn": user_turn} if user_turn else {}
+    extra |= {"parallel_group": 1} if walk.is_parallel else {}
+    extra |= {"finds_nothing": True} if walk.lack == "existence" else {}
+    return [
+        {
+            "step": number,
+            "server": step.fact.spec.server,
+            "tool": step.fact.spec.name,
+            "params": step.params(step.fact.arguments),
+            **extra,
+        }
+        for number, step in enumerate(walk.steps, 1)
+    ]
+
+
+def _checks(walk: Walk, plan: list[JsonObject]) -> JsonObject:
+    if walk.reads:  # what is there at the end counts, whichever call put it there
+        return {"tool_sequence": plan, "success": {}, "reference_answer": _DONE}
+    assert walk.answer is not None
+    values = list(walk.answer.values)
+    if walk.lack == "existence":
+        # What shows that there is no such thing is the call about it.
+        return {
+            "tool_sequence": plan,
+            "success": {"must_call_tool": walk.steps[-1].fact.spec.dotted},
+            "final_answer": {"type": "abstention", "value": "cannot", "without": values},
+            "reference_answer": f"I could not find {walk.invented}: it does not seem to exist.",
+        }
+    check: JsonObject = {"type": walk.answer.type, "value": values[0]}
+    reply = f"It is {values[0]}."
+    if walk.answer.type == "set":
+        check["value"], reply = values, f"{', '.join(values)}."
+    elif walk.answer.type == "pairs":
+        check["value"] = dict(zip(walk.answer.things, values, strict=True))
+        reply = f"{', '.join(f'{thing}: {value}' for thing, value in check['value'].items())}."
+    elif walk.answer.type == "choice":
+        check["options"] = list(walk.answer.things)
+    check |= {"unit": walk.answer.unit} if walk.answer.unit else {}
+    return {
+        "tool_sequence": plan,
+        "success": {},
+        "final_answer": check,
+        "evidence": [{"value": seen.value, "about": list(seen.about)} for seen in walk.seen],
+        "reference_answer": reply,
+    }

@@ -1,0 +1,121 @@
+"""The words in names of tools, parameters and fields, and what they say of each other."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from mcpagent.core.tools import ToolSpec
+
+
+def words_of(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+# Of tools: what they do, of whatever they do it to.
+VERBS = words_of(
+    "get list search find read fetch look lookup show describe query check calculate compute convert "
+    "count run execute retrieve load open view display return give tell ask browse resolve report scan "
+    "analyze process extract inspect explain validate verify print echo test select call is do all the my"
+)
+_ENDS = words_of("by for from with in of to at on and or using via near between within matching per")
+# Of fields and parameters: what says nothing of the thing.
+GENERIC = words_of(
+    "result results item items entry entries data row rows output response value values text content "
+    "contents record records list answer object objects payload body structured match matches hits node "
+    "nodes"
+)
+IDENTIFIERS = words_of(
+    "id ids pk cid pid oid key uid uuid guid slug handle ref name title label no nr code number"
+)
+FREE_TEXT = words_of(
+    "query q search text input term keyword keywords string filter expression sql pattern message body"
+)
+_SAME = ("species", "series", "means")  # one is called as several are
+PLACES = words_of("from to since until after before between in on at by")
+
+_READING = words_of(
+    "get list read search find show describe lookup view count check compare calculate calc validate "
+    "query fetch tree info schema stat stats statistic statistics status history is has parse suggest "
+    "next previous convert compute evaluate"
+)
+_WRITING = words_of(
+    "set add create new insert update upsert edit write append delete remove clear drop reset move copy "
+    "rename merge send post put save store load import export upload close start stop run execute restore "
+    "undo redo commit push init clone bulk batch mark assign complete archive apply install borrow return "
+    "book cancel renew"
+)
+# What people outside hear of, or what cannot be undone by a copy of the data.
+_REACHES_OUT = words_of(
+    "buy call email invite mail notify order pay publish push sell send submit transfer trigger sms tweet "
+    "upload deploy charge refund install execute exec eval run shutdown reboot kill"
+)
+
+
+def spaced(name: str) -> str:
+    """Return the words of a name: `repo path` for `repo_path` and `repoPath`."""
+    return " ".join(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_\-./]", " ", name).lower().split())
+
+
+def singular(word: str) -> str:
+    """Return one thing of those that a word names: `message` for `messages`."""
+    if word.endswith(_SAME):
+        return word
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("sses", "uses", "xes", "ches", "shes")):
+        return word[:-2]
+    return word.removesuffix("s") if not word.endswith(("ss", "us", "is")) else word
+
+
+def plural(words: str) -> str:
+    """Return several of what the words name."""
+    if words.endswith(("ch", "sh", "x", "ss")):
+        return words + "es"
+    if words.endswith("s"):
+        return words
+    return words[:-1] + "ies" if words.endswith("y") and words[-2:-1] not in "aeiou" else words + "s"
+
+
+@lru_cache(maxsize=4096)
+def name_words(name: str) -> tuple[str, ...]:
+    """Return the words of a name, each for one thing: `ship`, `id` for `shipIDs` and `ship_id`."""
+    spread = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", " ", name)
+    words = spread.lower().split()
+    return tuple(singular(word) if len(word) > 3 or word == "ids" else word for word in words)
+
+
+def topic(spec: ToolSpec) -> str:
+    """Return what a tool is about, by its name: `market gainers` for `fmp_get_market_gainers`; empty if it
+    says only what the tool does."""
+    words: list[str] = []
+    for word in spaced(spec.name).split():
+        if words and word in _ENDS:
+            break
+        words += [word] if word not in VERBS | _ENDS else []
+    server = spaced(spec.server).split()
+    return " ".join([word for word in words if word not in server] or words)
+
+
+def noun_in(name: str) -> str:
+    """Return the noun that the name of a parameter holds: `channel` for `channel_id`; empty for `id` or
+    `query`."""
+    return " ".join(word for word in spaced(name).split() if singular(word) not in IDENTIFIERS | FREE_TEXT)
+
+
+def seems_to_read(spec: ToolSpec) -> bool:
+    """Return whether a tool only reads, by what it says of itself, else by the verb that its name or its
+    description begins with."""
+    server = set(spaced(spec.server).split())
+    named = next((word for word in spaced(spec.name).split() if word not in server), "")
+    described = singular(spec.description.partition(" ")[0].strip(".:,").lower())
+    if spec.annotations.read_only or named in _READING:
+        return True
+    return described in _READING and not set(spaced(spec.name).split()) & _WRITING
+
+
+def stays_here(spec: ToolSpec) -> bool:
+    """Return whether what a tool changes is in its server alone, by what it says of itself, else by its
+    name."""
+    return not spec.annotations.open_world or not set(spaced(spec.name).split()) & _REACHES_OUT
