@@ -21,19 +21,19 @@ class Engine(Protocol):
     name: str
 
     def why_not(self) -> UserError | None:
-        """What is missing here to run it; None where nothing is."""
+        """Return what is missing here to run it; None if nothing is."""
         ...
 
     def refusals(self, config: TrainConfig) -> list[str]:
-        """What of the run it cannot do, with the reasons."""
+        """Return what of the run it cannot do, with the reasons."""
         ...
 
     def resolved(self, config: TrainConfig, *, run_dir: Path) -> JsonObject:
-        """The run in the engine's own settings, all of them. Raises UserError."""
+        """Return the run in the engine's own settings, all of them. Raises UserError."""
         ...
 
     def notes(self, config: TrainConfig) -> Sequence[str]:
-        """What a person is to know of the run on this engine."""
+        """Return what a person is to know of the run on this engine."""
         ...
 
     def run(self, config: TrainConfig, *, resume: bool, watch: Watch) -> TrainOutcome:
@@ -58,7 +58,7 @@ class NativeEngine:
         return []
 
     def resolved(self, config: TrainConfig, *, run_dir: Path) -> JsonObject:
-        """The configuration itself."""
+        """Return the configuration itself."""
         del run_dir
         return config.model_dump(mode="json")
 
@@ -78,14 +78,14 @@ NATIVE = NativeEngine()
 
 
 def available() -> dict[str, UserError | None]:
-    """Every engine by name: None where it can run here, else what is missing and how to get it."""
+    """Return every engine by name: None if it can run here, else what is missing and how to get it."""
     return {name: ENGINES.load(name).why_not() for name in ENGINES}
 
 
 def choose(config: TrainConfig, *, note: Callable[[str], None], is_dry_run: bool = False) -> Engine:
-    """The engine that `engine` names. `auto` is skyrl where it can run here and can do the run, else native;
-    `note` is told which, and why. A named engine never gives way to another: raises UserError where it cannot
-    run here, unless the run is only to be shown."""
+    """Return the engine that `engine` names. `auto` is skyrl if it can run here and can do the run, else
+    native; `note` is told which, and why. A named engine never gives way to another: raises UserError if
+    it cannot run here, unless the run is only to be shown."""
     if config.engine != "auto":
         engine: Engine = ENGINES.load(config.engine)
         problem = None if is_dry_run else engine.why_not()

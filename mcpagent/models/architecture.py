@@ -40,7 +40,7 @@ def cache_elements(config: Any) -> int:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A configuration of transformers and a sentence that says where it is from; `config` is None where it
+    """A configuration of transformers and a sentence that says where it is from; `config` is None if it
     could not be had, and then the sentence says why and what to do."""
 
     config: Any
@@ -70,7 +70,7 @@ def find_architecture(name: str, *, trust_remote_code: bool = False) -> Architec
 
 
 def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE forbids to ask the hub."""
+    """Return whether HF_HUB_OFFLINE forbids to ask the hub."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
@@ -82,7 +82,7 @@ def _in_cache(name: str, *, trust_remote_code: bool) -> Any:
 
 
 def _from_hub(name: str) -> Any:
-    """One request without a retry, where the library's own would wait half a minute without a network."""
+    """One request without a retry; the library's own would wait half a minute without a network."""
     from huggingface_hub import get_token, hf_hub_url
 
     token = get_token()
@@ -100,7 +100,8 @@ def _from_hub(name: str) -> Any:
 
 
 def _within(seconds: float, ask: Callable[[], Any]) -> Any:
-    """What `ask` gives; None where it takes longer. A thread, because no timeout covers name resolution."""
+    """Return what `ask` gives; None if it takes longer. A thread, because no timeout covers name
+    resolution."""
     answers: list[Any] = []
     asking = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     asking.start()
@@ -109,7 +110,7 @@ def _within(seconds: float, ask: Callable[[], Any]) -> Any:
 
 
 def published(name: str) -> Any:
-    """The transformers configuration of one of PUBLISHED."""
+    """Return the transformers configuration of one of PUBLISHED."""
     from transformers import Qwen3Config
 
     layers, hidden, heads, intermediate, tied = PUBLISHED[name]

@@ -46,7 +46,7 @@ class Siblings:
 @dataclass(frozen=True)
 class _Padding:
     """Between the L tokens of a row and the P >= L places of its sets with every segment as long as the
-    longest of its set. `token_P` is the token at a place (a neighbour's where there is none), `place_L` the
+    longest of its set. `token_P` is the token at a place (a neighbour's if there is none), `place_L` the
     place of a token, `empty` the places without one."""
 
     token_P: torch.Tensor
@@ -72,7 +72,7 @@ class PrefixTree:
         return self._masks[key]
 
     def place(self, segment: tuple[int, int]) -> tuple[int, int, int]:
-        """Which set the segment (start, end) is in, which of its rows it is, and its length."""
+        """Return which set the segment (start, end) is in, which of its rows it is, and its length."""
         return self._places[segment]
 
     @cached_property
@@ -99,10 +99,56 @@ class PrefixTree:
         return [(slice(*ancestor), slice(*run)) for ancestor, below in runs.items() for run in below]
 
     def padding(self, device: torch.device) -> _Padding | None:
-        """None where no segment is shorter than its siblings."""
+        """Return None if no segment is shorter than its siblings."""
         if not self._paddings:
             self._paddings.append(_padding(self.sets, device))
         return self._paddings[0]
+
+
+class Trunk:
+    """Keys and values of a prefix that several rows share: computed once, in a pass of its own, and cut off
+    from its graph, so that each row's backward pass ends there; `backward` then goes on with their sum."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by layer, with their graph
+        self._leaves: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.is_made = False
+
+    def before(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return what a row attends to besides itself in a layer. In the trunk's own pass that is nothing,
+        and its keys and values are kept; also if checkpointing makes them again."""
+        if not self.is_made:
+            self._made.setdefault(layer, (key, value))
+            return None
+        if not self._leaves:
+            return None
+        return self._leaves[layer]
+
+    def cut(self) -> None:
+        """The trunk's own pass is over."""
+        self._leaves = {
+            layer: (
+                key.detach().requires_grad_(key.requires_grad),
+                value.detach().requires_grad_(value.requires_grad),
+            )
+            for layer, (key, value) in self._made.items()
+        }
+        self.is_made = True
+
+    def backward(self) -> None:
+        """Carry the gradients of all rows on into the trunk, once."""
+        pairs = [
+            (made, leaf.grad)
+            for layer, states in self._made.items()
+            for made, leaf in zip(states, self._leaves[layer], strict=True)
+            if leaf.grad is not None
+        ]
+        self._leaves = {}  # a pass that is computed again attends to nothing
+        if pairs:
+            torch.autograd.backward([made for made, _ in pairs], [gradient for _, gradient in pairs])
+        self._made = {}
 
 
 def attend_tree(
@@ -113,18 +159,25 @@ def attend_tree(
     *,
     scaling: float | None,
     dropout: float = 0.0,
+    trunk: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """[1, L, heads, head_dim]."""
+    """[1, L, heads, head_dim]. `trunk` are keys and values before the row, to which all of it attends: for
+    flash kernels alone."""
     kind = query.device.type
+    before = trunk or (None, None)
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        query, key, value = (states.to(torch.get_autocast_dtype(kind)) for states in (query, key, value))
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = (states.to(dtype) for states in (query, key, value))
+        before = tuple(None if states is None else states.to(dtype) for states in before)
     if not dropout and _has_flash(query, key, value):
-        return _InParts.apply(query, key, value, tree, scaling)  # type: ignore[return-value]
+        return _InParts.apply(query, key, value, *before, tree, scaling)  # type: ignore[return-value]
+    assert trunk is None
     return _attend_masked(query, key, value, tree, scaling=scaling, dropout=dropout)
 
 
 def _has_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether torch's flash kernel takes these; on the meta device, where memory is counted, as on a GPU."""
+    """Return whether torch's flash kernel takes these; on the meta device, where memory is counted, as on
+    a GPU."""
     if query.device.type == "cuda":
         return can_use_flash_attention(SDPAParams(query, key, value, None, 0.0, True, True))
     return query.device.type in ("cpu", "meta")
@@ -142,6 +195,8 @@ class _InParts(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        trunk_key: torch.Tensor | None,
+        trunk_value: torch.Tensor | None,
         tree: PrefixTree,
         scaling: float | None,
     ) -> torch.Tensor:
@@ -151,10 +206,11 @@ class _InParts(torch.autograd.Function):
         out_L, lse_L = (
             _from_sets([part[i] for part in of_sets], padding) for i in range(2)
         )  # [L, heads, head_dim] and [L, heads]
-        for shared, below in tree.continued:
-            out, lse = _flash(
-                query[:, :, below], key[:, :, shared], value[:, :, shared], is_causal=False, scaling=scaling
-            )
+        shared_parts = [(key[:, :, part], value[:, :, part], below) for part, below in tree.continued]
+        if trunk_key is not None and trunk_value is not None:
+            shared_parts.append((trunk_key, trunk_value, slice(None)))
+        for shared_key, shared_value, below in shared_parts:
+            out, lse = _flash(query[:, :, below], shared_key, shared_value, is_causal=False, scaling=scaling)
             of_own, of_shared = lse_L[below], lse[0].T
             weight = torch.sigmoid(of_shared - of_own)[..., None]
             merged = torch.lerp(
@@ -162,14 +218,14 @@ class _InParts(torch.autograd.Function):
             )
             out_L[below] = merged.to(out_L.dtype)
             lse_L[below] = torch.logaddexp(of_own, of_shared)
-        ctx.save_for_backward(query, key, value, out_L, lse_L)
+        ctx.save_for_backward(query, key, value, trunk_key, trunk_value, out_L, lse_L)
         ctx.tree, ctx.scaling = tree, scaling
         return out_L[None]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         tree, scaling = ctx.tree, ctx.scaling
-        query, key, value, out_L, lse_L = ctx.saved_tensors
+        query, key, value, trunk_key, trunk_value, out_L, lse_L = ctx.saved_tensors
         given_L = gradients[0][0].contiguous()
         padding = tree.padding(query.device)
         given, out = (states.transpose(0, 1)[None] for states in (given_L, out_L))
@@ -195,7 +251,14 @@ class _InParts(torch.autograd.Function):
             )
             for whole, place, part in zip(made, (below, shared, shared), of_part, strict=True):
                 whole[place] += part[0].transpose(0, 1)
-        return *(states.transpose(0, 1)[None] for states in made), None, None
+        of_trunk = (None, None)
+        if trunk_key is not None:
+            of_part = _flash_backward(
+                given, query, trunk_key, trunk_value, out, lse[..., 0], is_causal=False, scaling=scaling
+            )
+            made[0] += of_part[0][0].transpose(0, 1)
+            of_trunk = of_part[1:]
+        return *(states.transpose(0, 1)[None] for states in made), *of_trunk, None, None
 
 
 def _flash(
@@ -222,7 +285,7 @@ def _flash_backward(
     is_causal: bool,
     scaling: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of queries, keys and values."""
+    """Return the gradients of queries, keys and values."""
     states = (given, query, key, value, out, lse.contiguous())
     if query.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -250,9 +313,10 @@ def _attend_masked(
     dropout: float,
     max_scores: int = _MAX_SCORES,
 ) -> torch.Tensor:
-    """The same for devices and dtypes without a flash kernel, and with dropout: a set at a time, on copies of
-    its ancestors' keys and with a mask. A set with more than `max_scores` scores is computed in parts, each
-    of them again in the backward pass: torch's plain kernel keeps all scores, and the copies are kept too."""
+    """Return the same for devices and dtypes without a flash kernel, and with dropout: a set at a time, on
+    copies of its ancestors' keys and with a mask. A set with more than `max_scores` scores is computed in
+    parts, each of them again in the backward pass: torch's plain kernel keeps all scores, and the copies
+    are kept too."""
     padding = tree.padding(query.device)
     states = [_by_set(of_all, tree, padding) for of_all in (query, key, value)]
     outputs: list[torch.Tensor] = []
@@ -404,10 +468,12 @@ def _attend(
     dropout: float = 0.0,
     scaling: float | None = None,
     tree: PrefixTree | None = None,
+    trunk: Trunk | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     if tree is not None:
-        return attend_tree(query, key, value, tree, scaling=scaling, dropout=dropout), None
+        before = None if trunk is None else trunk.before(module.layer_idx, key, value)
+        return attend_tree(query, key, value, tree, scaling=scaling, dropout=dropout, trunk=before), None
     is_sampling = query.shape[2] == 1 and not dropout
     if (
         is_sampling

@@ -1,7 +1,7 @@
 """Chat templates as text: those of strangers are rendered by a process that may not take much.
 
 A template is a program, and one of a model folder is its author's. A process of its own bounds it whatever
-it does, where bounds inside this one would have to know every way in which jinja2 takes time and memory.
+it does; bounds inside this one would have to know every way in which jinja2 takes time and memory.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def render_chat(
     generation: bool,
     name: str,
 ) -> str:
-    """What `tokenizer.apply_chat_template` gives as text, `generation` with the header of the next turn.
+    """Return what `tokenizer.apply_chat_template` gives as text, `generation` with the header of the next
+    turn.
 
-    Raises TemplateError where the template refuses or fails, UserError where it takes more than it may;
+    Raises TemplateError if the template refuses or fails, UserError if it takes more than it may;
     `name` names the model there.
     """
     template = tokenizer.get_chat_template(tools=list(tools) or None)
@@ -81,7 +82,7 @@ def render_chat(
 
 @cache
 def _shipped_templates() -> frozenset[str]:
-    """The texts of the templates that ship with mcpagent: they alone are rendered in this process."""
+    """Return the texts of the templates that ship with mcpagent: they alone are rendered in this process."""
     files = resource_path("templates/chat").glob("*.jinja")
     return frozenset(path.read_text(encoding="utf-8") for path in files)
 
@@ -107,7 +108,7 @@ class _Worker:
         atexit.register(self.close)
 
     def ask(self, request: str) -> dict[str, str]:
-        """The answer; `limit` says what it would have taken too much of, or that the process ended."""
+        """Return the answer; `limit` says what it would have taken too much of, or that the process ended."""
         with self._lock:
             process = self._process = self._process or _started()
             answer: dict[str, str] = {"limit": "crash"}

@@ -23,19 +23,19 @@ from mcpagent.models.chat_template import RenderLimitError, render_chat
 _ANSWER = "mcpagent-answer"  # found again in a rendering: nothing before it spells it
 _CALL_ID = "mcpcall"  # with two digits nine characters, as Mistral's template wants
 _TOOL = "mcpagent_probe"
-UNNAMED = "unknown"  # the tool of a result whose call nobody could read; Gemma's template has the same word
+UNNAMED = "unknown"  # the tool of a result whose call could not be read; Gemma's template has the same word
 # A template is its author's program, and fails in its own ways.
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 RESULT_TAGS = "<tool_response></tool_response>"  # around results that are told as user messages, as Qwen's
 
 
 def thought(text: str) -> JsonObject:
-    """The keys of an assistant's message under which templates look for its reasoning."""
+    """Return the keys of an assistant's message under which templates look for its reasoning."""
     return {"reasoning_content": text, "thinking": text}
 
 
 def calling_message(*calls: tuple[str, JsonObject]) -> JsonObject:
-    """An assistant's calls, each a name and arguments, as chat APIs hold them."""
+    """Return an assistant's calls, each a name and arguments, as chat APIs hold them."""
     made = [
         {"id": _call_id(at), "type": "function", "function": {"name": name, "arguments": arguments}}
         for at, (name, arguments) in enumerate(calls)
@@ -44,7 +44,7 @@ def calling_message(*calls: tuple[str, JsonObject]) -> JsonObject:
 
 
 def tool_message(content: str, *, name: str = _TOOL, call: int = 0) -> JsonObject:
-    """The answer to the call of `name` that was the message's number `call`."""
+    """Return the answer to the call of `name` that was the message's number `call`."""
     return {"role": "tool", "content": content, "name": name, "tool_call_id": _call_id(call)}
 
 
@@ -75,7 +75,7 @@ _PROBE_TOOL: JsonObject = {
 class TurnEnd:
     """The token that a model samples last in a turn. `closing` is what a rendering has from the end of the
     turn's text up to where `text` is over, once messages follow; there it may be another token (gpt-oss has
-    <|end|> for <|return|>), and nothing where the template has none. `opens_next`: it is the first token of
+    <|end|> for <|return|>), and nothing if the template has none. `opens_next`: it is the first token of
     what follows, not the last of the turn."""
 
     text: str
@@ -96,8 +96,8 @@ class ChatFormat:
     """What the chat template of one tokenizer does with conversations.
 
     `control` are the tokenizer's control tokens, longest first. `is_told`: calls are taught in the system
-    message, so that a turn with calls is text for the template. Raises UserError where the template's suffix
-    for tool results or user messages depends on the history, or where no token ends a turn.
+    message, so that a turn with calls is text for the template. Raises UserError if the template's suffix
+    for tool results or user messages depends on the history, or if no token ends a turn.
     """
 
     def __init__(self, tokenizer: Any, *, name: str, control: Sequence[str], is_told: bool) -> None:
@@ -122,15 +122,16 @@ class ChatFormat:
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject] = (), *, generation: bool = False
     ) -> str:
-        """The conversation as the template writes it, `generation` with the header of the next turn."""
+        """Return the conversation as the template writes it, `generation` with the header of the next
+        turn."""
         taken = self._as_taken(messages)
         return render_chat(self._tokenizer, taken, tools, generation=generation, name=self._name)
 
     def between(
         self, said: Sequence[Said], *, ended_by: str | None = None, history: Sequence[JsonObject] = ()
     ) -> str:
-        """The text between a turn's last token, `ended_by` (None: the one that the template writes), and what
-        the model writes next."""
+        """Return the text between a turn's last token, `ended_by` (None: the one that the template
+        writes), and what the model writes next."""
         names = [one.name for one in said if one.role == "tool"]
         end = self.call_end if names else self.answer_end
         turn = self._turn(names)
@@ -151,8 +152,8 @@ class ChatFormat:
         return rest.removeprefix(ended_by)
 
     def turn_text(self, message: JsonObject, tools: Sequence[JsonObject]) -> str | None:
-        """What the template has the model write for an assistant's message after the generation header,
-        without the token that ends it; None where the two do not fit."""
+        """Return what the template has the model write for an assistant's message after the generation
+        header, without the token that ends it; None if the two do not fit."""
         end = self.call_end if message.get("tool_calls") else self.answer_end
         try:
             header = self.render((_QUESTION,), tools, generation=True)
@@ -168,8 +169,8 @@ class ChatFormat:
         return written if mark else None
 
     def call_text(self, name: str, arguments: JsonObject, tools: Sequence[JsonObject]) -> str | None:
-        """What the template has the model write for a call, without the end of the turn; None where the
-        template writes no calls."""
+        """Return what the template has the model write for a call, without the end of the turn; None if
+        the template writes no calls."""
         answered = (_QUESTION, {"role": "assistant", "content": _ANSWER})
         try:
             header = self.render(answered, tools).partition(_ANSWER)[0]
@@ -190,7 +191,7 @@ class ChatFormat:
             return False
 
     def refusal(self, reason: str) -> UserError:
-        """The error that refuses this template."""
+        """Return the error that refuses this template."""
         return UserError(
             f"the chat template of {self._name} {reason}",
             remedy="use a model whose template appends messages without looking back, or set model.tokenizer "
@@ -198,7 +199,7 @@ class ChatFormat:
         )
 
     def _as_taken(self, messages: Sequence[JsonObject]) -> list[JsonObject]:
-        """The messages in the roles and forms that the template takes."""
+        """Return the messages in the roles and forms that the template takes."""
         taken: list[JsonObject] = []
         for message in messages:
             if message["role"] == "tool" and self.results_as_user:
@@ -219,7 +220,7 @@ class ChatFormat:
         return [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in taken]
 
     def _turn(self, names: Sequence[str]) -> tuple[JsonObject, ...]:
-        """The dummy that results of calls to `names` answer, or a user message where there are none."""
+        """Return the dummy that results of calls to `names` answer, or a user message if there are none."""
         if not names or self._calls_are_text:
             return (_QUESTION, _ANSWERED)
         called = names if self._takes_many_calls else names[:1]
@@ -229,7 +230,7 @@ class ChatFormat:
     def _tail(
         self, messages: Sequence[JsonObject], names: Sequence[str] = (), *, generation: bool = True
     ) -> str:
-        """What a rendering has after the dummy's last turn."""
+        """Return what a rendering has after the dummy's last turn."""
         try:
             text = self.render(messages, generation=generation)
         except TEMPLATE_ERRORS as error:
@@ -293,7 +294,7 @@ class ChatFormat:
             return self._next_role(before, following)
         closing = before[: end.end()]
         if not following.startswith(closing):
-            # Another token in its place, where that ends the user's message too; else it only ends the text.
+            # Another token in its place, if that ends the user's message too; else it only ends the text.
             other = self._control.search(following)
             after_user = following.partition(_RESULT)[2]
             if other is None or not after_user.startswith(other.group()):
@@ -326,7 +327,7 @@ class ChatFormat:
         return TurnEnd(text=end, closing=closing, opens_next=repeated)
 
     def _next_role(self, before: str, following: str) -> TurnEnd:
-        """The first token of the message that follows, where nothing else ends a turn."""
+        """Return the first token of the message that follows, if nothing else ends a turn."""
         if not following.startswith(before):
             raise self.refusal(
                 f"ends a turn differently when messages follow ({before!r} does not begin {following!r}), so "

@@ -1,19 +1,16 @@
-"""Kernels beside those of torch: which of them can run here, and which a model gets."""
+"""Kernels other than torch's: which of them can run here, and which a model gets."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from mcpagent.errors import UserError
-from mcpagent.models.load import causal_lm, has_stacked_experts
+from mcpagent.models.adapters import causal_lm, has_stacked_experts
 from mcpagent.storage.packages import pip_install
-
-FusedName = Literal["auto", "liger", "none"]
 
 _PROBE_TOKENS = 16
 # Rotary positions keep nothing for the backward pass, and Liger replaces them for every model of a process.
@@ -40,22 +37,11 @@ class FusedChoice:
 _FUSED = FusedChoice(True, "norms and feed-forward layers are computed by liger-kernel")
 
 
-def choose_fused(setting: FusedName, *, device: torch.device, kind: str, is_here: bool = True) -> FusedChoice:
-    """`auto` is liger-kernel where the device is CUDA, the package is there and knows models of this `kind`
-    (`model_type` of transformers). With `is_here` off the device is another machine's, where it is not
-    counted on. Raises UserError where it is asked for and cannot be had."""
-    if setting == "none":
-        return FusedChoice(False, "model.fused_kernels is none")
+def choose_fused(*, device: torch.device, kind: str, is_here: bool = True) -> FusedChoice:
+    """Liger-kernel if the device is CUDA, the package is there and knows models of this `kind` (`model_type`
+    of transformers). With `is_here` off the device is another machine's, if it is not counted on."""
     why = _why_not(device, kind, is_here=is_here)
-    if why is None:
-        return _FUSED
-    if setting == "liger" and is_here:
-        raise UserError(
-            f"model.fused_kernels liger is not available here: {why}",
-            where="model.fused_kernels",
-            remedy=f"use auto, or on a CUDA machine: {pip_install('mcpagent[fused]')}",
-        )
-    return FusedChoice(setting == "liger", why)
+    return _FUSED if why is None else FusedChoice(False, why)
 
 
 def _why_not(device: torch.device, kind: str, *, is_here: bool) -> str | None:
@@ -86,7 +72,7 @@ def fuse(model: Any, *, is_filled: bool = True) -> FusedChoice:
     classes = [(namespace, dict(vars(namespace))) for namespace in modules]
     methods = [(module, dict(vars(module))) for module in inner.modules()]
     before = _probe(inner) if is_filled else None
-    # The experts of a mixture are stacked, and adapters beside them are not what Liger's kernel computes.
+    # The experts of a mixture are stacked, and adapters next to them are not what Liger's kernel computes.
     is_mixture = has_stacked_experts(inner)
     apply_liger_kernel(inner, _PARTS | ({"swiglu": False, "geglu": False} if is_mixture else {}))
     for namespace, names in classes:

@@ -1,19 +1,22 @@
-"""Load, adapt and save models of transformers and PEFT."""
+"""Load, adapt and save models of transformers and PEFT.
+
+`load_model` is the one way from a name to weights: a hub id, a folder, a run or RUN@STEP, adapters, adapters
+on adapters, a merged export. Whoever evaluates, exports, trains on or serves a model gets it from here.
+"""
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import ctypes.util
 import importlib.util
 import logging
 import os
 import sys
+import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,10 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
+from mcpagent.console import Console
 from mcpagent.errors import UserError
+from mcpagent.models.adapters import causal_lm
+from mcpagent.models.probe import prove
 from mcpagent.models.weights import (
     holds_weights,
     refuse_incomplete,
@@ -30,26 +36,18 @@ from mcpagent.models.weights import (
     weight_shapes,
 )
 from mcpagent.storage.checkpoints import ADAPTER_FILE, choose_checkpoint, verified
+from mcpagent.storage.lineage import Base, base_of, refuse_other_base
 from mcpagent.storage.packages import require
 
 # Where DeepSpeed is installed, transformers imports it to save a model, and it warns on stdout without a GPU.
 logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno > logging.WARNING)
 
+# PEFT asks models for this, which transformers has renamed in 5.23.
+warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+
 # What transformers and PEFT say of weights that do not fit, in exceptions and warnings of general kinds.
 _UNFIT = ("size mismatch", "ignore_mismatched_sizes", "conversion of the weights")
 _LACKING = "Found missing adapter keys"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraShape:
-    """Low-rank adapters: rank, scale alpha / r (with `rslora` alpha / sqrt(r)), dropout, and which linear
-    layers carry them."""
-
-    r: int
-    alpha: float
-    dropout: float
-    target_modules: str | Sequence[str]
-    rslora: bool = False
 
 
 def resolve_device(name: str) -> torch.device:
@@ -66,9 +64,13 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: str, device: torch.device, *, width: int | None = None) -> torch.dtype:
     """`auto` is bfloat16 on an accelerator that computes it, else float32: older GPUs (T4, V100) only emulate
-    it. A CUDA device that is planned for on a machine without one is taken to have it."""
+    it. A CUDA device that is planned for on a machine without one is taken to have it. On a CPU it is
+    bfloat16 if the hidden states of the model are of a `width` at which its products are measured to be
+    faster."""
+    if name == "auto" and device.type == "cpu" and width is not None:
+        return torch.bfloat16 if _is_faster_in_bfloat16(width) else torch.float32
     if name == "auto":
         is_emulated = (
             device.type == "cuda"
@@ -79,20 +81,43 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return getattr(torch, name)
 
 
+MIN_WIDTH = 512  # a narrower model is small and fast in any dtype
+_MIN_SPEEDUP = 1.5
+
+
+@cache
+def _is_faster_in_bfloat16(width: int) -> bool:
+    """Return whether this CPU has instructions for products in bfloat16, and is faster in them for a layer
+    of this width: the best of a few products, some milliseconds each."""
+    has = torch.cpu.get_capabilities()
+    if width < MIN_WIDTH or not (has.get("avx512_bf16") or has.get("amx_bf16")):
+        return False
+    best: dict[torch.dtype, float] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        left, right = torch.ones(256, width, dtype=dtype), torch.ones(4 * width, width, dtype=dtype)
+        times: list[float] = []
+        for _ in range(6):  # the first chooses a kernel
+            started = time.perf_counter()
+            torch.nn.functional.linear(left, right)
+            times.append(time.perf_counter() - started)
+        best[dtype] = min(times)
+    return best[torch.float32] > _MIN_SPEEDUP * best[torch.bfloat16]
+
+
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a hub id or folder."""
+    """Return the tokenizer of a hub id or folder."""
     from transformers import AutoTokenizer
 
     return _from_pretrained(AutoTokenizer.from_pretrained, name, trust_remote_code=trust_remote_code)
 
 
 def load_config(name: str, *, trust_remote_code: bool = False, local_only: bool = False) -> Any:
-    """The transformers configuration of a hub id or folder; of an adapter folder, that of its base.
+    """Return the transformers configuration of a hub id or folder; of an adapter folder, that of its base.
     `local_only` asks no hub."""
     from transformers import AutoConfig
 
-    if (base := _base_of_adapter(name)) is not None:
-        name = base
+    while (base := _base_of_adapter(name)) is not None:
+        name = base.place
     options = {"trust_remote_code": trust_remote_code, "local_files_only": local_only}
     return _from_pretrained(AutoConfig.from_pretrained, name, **options)
 
@@ -105,10 +130,18 @@ def load_model(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
     in_4bit: bool = False,
+    merge: bool | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> Any:
-    """A causal LM from a hub id, a folder, or a PEFT adapter folder (its base with the adapter merged).
-    `in_4bit` keeps the weights of its linear layers as NF4 and computes in `dtype`. Only safetensors are
-    read, of the sizes that config.json says. Raises UserError."""
+    """Load the causal LM that `name` means: a hub id, a folder or a run, whole weights or adapters with
+    whatever they stand on.
+
+    Adapters are merged into their base if `merge` says so, by default in float32 alone: in narrower dtypes
+    and over 4 bits a merge would round most of them away, so they are computed next to the weights, as they
+    were in training. `in_4bit` keeps the weights of linear layers as NF4 and computes in `dtype`. Only
+    safetensors are read, of the sizes that config.json says. `on_note` (default: stderr) is told what a
+    checkpoint does not record. Raises UserError, also if the model is not the one that was trained: its
+    base is another, or the logprobs of its probe are."""
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
     if attn_implementation is not None:
         refuse_missing_attention(attn_implementation, device)
@@ -116,24 +149,41 @@ def load_model(
     if in_4bit:
         require_4bit(device)
         options |= {"quantization_config": _nf4(dtype), "device_map": {"": device}}
+    model = _assembled(name, on_note=on_note or Console().note, **options)
+    if hasattr(model, "peft_config") and (merge or (merge is None and dtype.itemsize >= 4 and not in_4bit)):
+        model = model.merge_and_unload().requires_grad_(True)  # PEFT froze it
+    model = model if in_4bit else model.to(device)
+    if (folder := _local_folder(name)) is not None:
+        prove(model, folder)
+    return model
+
+
+def _assembled(name: str, *, on_note: Callable[[str], None], **options: Any) -> Any:
+    """The weights of a name, with adapters next to those of their base, into which all further ones are
+    merged."""
     base = _base_of_adapter(name)
     if base is None:
-        model = _load_weights(name, **options)
-        return model if in_4bit else model.to(device)
-    if in_4bit:
-        raise UserError(
-            f"{name} is an adapter, which cannot be merged into 4-bit weights",
-            where="model.name",
-            remedy="merge it first: mcpagent export CKPT --merge --out DIR; or use --mode lora",
-        )
-    return _load_adapter(name, base=base, **options).merge_and_unload().to(device)
+        return _load_weights(name, **options)
+    if base.note is not None:
+        on_note(base.note)
+    revision = {} if base.revision is None else {"revision": base.revision}
+    under = _assembled(base.place, on_note=on_note, **options, **revision)
+    if hasattr(under, "peft_config"):
+        if "quantization_config" in options:
+            raise UserError(
+                f"{base.place}, the base of {name}, is an adapter, which cannot be merged into 4-bit weights",
+                where="model.name",
+                remedy=f"merge it first: mcpagent export {name} --merge --out DIR",
+            )
+        under = under.merge_and_unload()
+    return _with_adapters(under, name, base, trust_remote_code=options["trust_remote_code"])
 
 
 def empty_model(
     name: str, *, dtype: torch.dtype, attn_implementation: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """The causal LM that `load_model` would give, without memory for its weights: they have shapes and no
-    values, while buffers, which a configuration determines, are there. Raises UserError."""
+    """Return the causal LM that `load_model` would give, without memory for its weights: they have shapes
+    and no values, while buffers, which a configuration determines, are there. Raises UserError."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -147,7 +197,7 @@ def empty_model(
         model.generation_config = _from_pretrained(GenerationConfig.from_pretrained, name)
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):
-            # One number under all places: PEFT puts no adapters beside weights of the meta device.
+            # One number under all places: PEFT adds no adapters to weights of the meta device.
             one = torch.zeros(1, dtype=parameter.dtype).expand(parameter.shape)
             setattr(module, key, torch.nn.Parameter(one, requires_grad=parameter.requires_grad))
     model.tie_weights()
@@ -155,17 +205,16 @@ def empty_model(
 
 
 def weight_sources(name: str, fits: Collection[str], **options: Any) -> Mapping[str, Callable[[], Any]]:
-    """What reads each weight of a model, from safetensors one at a time; where they hold an adapter, or are
-    not under the names in `fits`, the whole model is loaded for it, with the `options` of `load_model`."""
-    if _base_of_adapter(name) is None:
-        from huggingface_hub import snapshot_download
+    """Return what reads each of a model's whole weights, from safetensors one at a time; if they are not
+    under the names in `fits`, the whole model is loaded for it, with the `options` of `load_model`."""
+    from huggingface_hub import snapshot_download
 
-        folder = _local_folder(name)
-        if folder is None:
-            folder = Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json"]))
-        stored = stored_tensors(folder)
-        if set(stored) <= set(fits):
-            return stored
+    folder = _local_folder(name)
+    if folder is None:
+        folder = Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json"]))
+    stored = stored_tensors(folder)
+    if set(stored) <= set(fits):
+        return stored
     whole = load_model(name, device=torch.device("cpu"), **options).state_dict()
     return {key: partial(whole.get, key) for key in whole}
 
@@ -174,8 +223,9 @@ def check_weights(name: str, config: Any) -> None:
     """What `load_model` refuses of a folder here without reading its weights: pickles, files that were cut
     short, sizes other than those of `config`, its transformers configuration. A folder without any weights
     passes: a plan needs none. Raises UserError."""
-    for place in (name, _base_of_adapter(name)):
-        folder = None if place is None else _local_folder(place)
+    base = _base_of_adapter(name)
+    for place in (name,) if base is None else (name, base.place):
+        folder = _local_folder(place)
         if folder is None or not holds_weights(folder):
             continue
         if (folder / ADAPTER_FILE).is_file():
@@ -196,39 +246,60 @@ def _load_weights(name: str, **options: Any) -> Any:
     return model
 
 
-def _load_adapter(name: str, *, base: str, **options: Any) -> Any:
-    """The base with the adapter on it, as PEFT's AutoPeftModelForCausalLM puts them together."""
-    from peft import PeftConfig, PeftModel
+def _with_adapters(model: Any, name: str, base: Base, *, trust_remote_code: bool) -> Any:
+    """The base with the adapters of a folder next to it, in the dtype that it computes in. The base keeps its
+    vocabulary unless the adapters' tokenizer has more tokens than it: rows that no token has are part of
+    every softmax, in training too."""
+    from peft import PeftModel
 
     folder = _local_folder(name)
     assert folder is not None
     weight_shapes(folder)
-    revision = _from_pretrained(PeftConfig.from_pretrained, name).revision
-    model = _load_weights(base, **options, **({} if revision is None else {"revision": revision}))
+    if base.folder is None and (cached := hub_folder(base.place, base.revision)) is not None:
+        refuse_other_base(folder, base, cached)
     if (folder / "tokenizer_config.json").is_file():
-        trusted = options["trust_remote_code"]
-        model.resize_token_embeddings(len(load_tokenizer(name, trust_remote_code=trusted)))
+        tokens = len(load_tokenizer(name, trust_remote_code=trust_remote_code))
+        if tokens > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(tokens)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=_LACKING)
-        return _from_pretrained(lambda place: PeftModel.from_pretrained(model, place), name)
+        as_stored = {"autocast_adapter_dtype": False}
+        adapted: Any = _from_pretrained(partial(PeftModel.from_pretrained, model), name, **as_stored)
+    for key, parameter in adapted.named_parameters():
+        if ".lora_" in key:
+            parameter.data = parameter.data.to(model.dtype)
+    return adapted
+
+
+def hub_folder(name: str, revision: str | None = None) -> Path | None:
+    """Return the folder of a hub id in the cache of this machine; None if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def require_4bit(device: torch.device, *, is_here: bool = True) -> None:
-    """Raises UserError where weights cannot be held in 4 bits; with `is_here` off, the device is that of
+    """Raise UserError if weights cannot be held in 4 bits; with `is_here` off, the device is that of
     another machine, and what is installed is not asked."""
     if device.type != "cuda":
         raise UserError(
             f"finetune.mode qlora needs a CUDA GPU (bitsandbytes has 4-bit kernels for nothing else), "
             f"and the device is {device.type}",
             where="finetune.mode",
-            remedy="use --mode lora, whose frozen weights take 2 bytes each with model.dtype=bfloat16",
+            remedy="--set finetune.mode=lora, whose frozen weights take 2 bytes each with "
+            "model.dtype=bfloat16",
         )
     if is_here:
         require("qlora", use="finetune.mode qlora")
 
 
 def refuse_missing_attention(name: str, device: torch.device, *, is_here: bool = True) -> None:
-    """Raises UserError where an attention of transformers cannot run; `is_here` as in `require_4bit`."""
+    """Raise UserError if an attention of transformers cannot run; `is_here` as in `require_4bit`."""
     package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}.get(name)
     if package is None:
         return
@@ -257,71 +328,9 @@ def _nf4(dtype: torch.dtype) -> Any:
     )
 
 
-def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:
-    """The model with fresh adapters; their random half depends on `seed` alone. They are in the dtype that
-    the model computes in: for others PEFT casts the input of every adapted layer and keeps the copy for the
-    backward pass, two thirds of what a pass would keep (`train.learner.optim.MasterWeights` keeps steps that
-    the dtype does not resolve). Raises UserError where no layer has one of the names."""
-    from peft import LoraConfig, get_peft_model
-
-    target: Any = shape.target_modules
-    if target == "all-linear" and has_stacked_experts(model):
-        target = _linear_beside_experts(model)
-    config = LoraConfig(
-        r=shape.r,
-        lora_alpha=int(shape.alpha),
-        lora_dropout=shape.dropout,
-        target_modules=target if isinstance(target, str) else list(target),
-        use_rslora=shape.rslora,
-        task_type="CAUSAL_LM",
-    )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # PEFT gives stacked experts a rank of their own, and then says that it matched nothing.
-        warnings.filterwarnings("ignore", message=r"The following \w+ keys did not match", module="peft")
-        torch.manual_seed(seed)
-        try:
-            adapted: Any = get_peft_model(model, config, autocast_adapter_dtype=True)
-        except ValueError as error:
-            linear = {
-                n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)
-            }
-            raise UserError(
-                f"lora.target_modules {shape.target_modules} fits no layer of the model",
-                where="lora.target_modules",
-                remedy=f"use all-linear, or names among {', '.join(sorted(linear))}",
-            ) from error
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(causal_lm(adapted).dtype)
-    return adapted
-
-
-# PEFT takes these names to mean the stacked weights of a mixture's experts, and its router.
-_NAMES_OF_EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "gate"})
-
-
-def has_stacked_experts(model: Any) -> bool:
-    """Whether it is a mixture whose experts are one tensor."""
-    return any(parameter.ndim == 3 for parameter in causal_lm(model).parameters())
-
-
-def _linear_beside_experts(model: Any) -> list[str]:
-    """The names of a mixture's linear layers, but for those that PEFT would carry over to the experts and the
-    router: a router that moves makes the trainer and the sampler choose other experts for the same token."""
-    head = causal_lm(model).get_output_embeddings()
-    linear = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
-    return sorted({n.rpartition(".")[2] for n in linear} - _NAMES_OF_EXPERTS)
-
-
-def adapted_beside_linear(model: Any) -> list[str]:
-    """The adapted modules of a LoRA model that are not linear layers: stacked experts, embeddings."""
-    from peft.tuners.lora.layer import Linear, LoraLayer
-
-    return [n for n, m in model.named_modules() if isinstance(m, LoraLayer) and not isinstance(m, Linear)]
-
-
-def use_checkpointing(model: Any) -> None:
-    """Keep the input of each layer alone for the backward pass and compute the rest again there."""
+def use_checkpointing(model: Any, *, may_map: bool = True) -> None:
+    """Keep the input of each layer alone for the backward pass and compute the rest again there. On a CPU
+    large blocks are mapped for that, if they `may`."""
     inner = causal_lm(model)
     if not inner.supports_gradient_checkpointing:
         raise UserError(
@@ -330,7 +339,7 @@ def use_checkpointing(model: Any) -> None:
             remedy="set it to false; training.micro_batch_tokens bounds the memory of activations too",
         )
     inner.gradient_checkpointing_enable({"use_reentrant": False})
-    if inner.device.type == "cpu":
+    if inner.device.type == "cpu" and may_map:
         map_large_blocks()
 
 
@@ -351,52 +360,9 @@ def _glibc(function: str, *arguments: int) -> None:
         getattr(ctypes.CDLL(name), function, lambda *_: 0)(*arguments)
 
 
-def causal_lm(model: Any) -> Any:
-    """The transformers model inside a PEFT model, or the model itself."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
-
-
 def is_quantised(model: Any) -> bool:
-    """Whether the weights are held in 4 bits."""
+    """Return whether the weights are held in 4 bits."""
     return bool(getattr(causal_lm(model), "is_loaded_in_4bit", False))
-
-
-class MergedCopy:
-    """A plain copy of a LoRA model for sampling, with the adapters of its linear layers merged into its
-    weights at each `sync`; for float32 weights, since narrower ones round most of an update away.
-
-    Each merge starts again from the frozen base, so nothing accumulates. Costs the memory of the base once.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._source = model
-        with torch.no_grad():
-            self.model = copy.deepcopy(model).unload()
-        self.model.requires_grad_(False).eval()
-        self.sync()
-
-    @torch.no_grad()
-    def sync(self) -> None:
-        """Bring the copy up to date with the adapters."""
-        for _, target, merged in self._layers():
-            target.copy_(merged)
-
-    @torch.no_grad()
-    def layers(self) -> Iterator[tuple[str, bool]]:
-        """Each adapted layer, and whether the copy has what the adapters say now."""
-        for name, target, merged in self._layers():
-            yield name, torch.equal(target, merged)
-
-    def _layers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """The name of each adapted layer, its weight in the copy and what it is to be."""
-        from peft.tuners.lora.layer import Linear
-
-        for name, layer in self._source.named_modules():
-            if isinstance(layer, Linear):
-                name = name.removeprefix("base_model.model.")
-                weight: torch.Tensor = layer.get_base_layer().weight  # type: ignore[assignment]
-                merged = weight + layer.get_delta_weight("default").to(weight.dtype)
-                yield name, self.model.get_submodule(name).weight, merged
 
 
 def save_model(
@@ -409,29 +375,20 @@ def save_model(
     tokenizer.save_pretrained(folder)
 
 
-def _base_of_adapter(name: str) -> str | None:
-    """The model that an adapter folder belongs to, checked like the folder itself; None for what is not
-    one."""
+def _base_of_adapter(name: str) -> Base | None:
+    """The model that an adapter folder stands on; None for what is not one. Raises what `base_of` does."""
     folder = _local_folder(name)
-    if folder is None or not (folder / "adapter_config.json").is_file():
+    if folder is None or not (folder / ADAPTER_FILE).is_file():
         return None
     from peft import PeftConfig
 
-    base = _from_pretrained(PeftConfig.from_pretrained, name).base_model_name_or_path
-    if base and Path(base).is_dir():
-        verified(Path(base))  # PEFT loads it by itself
-    if not base:
-        raise UserError(
-            f"{name} is an adapter that does not say of which model",
-            where=f"{name}/adapter_config.json",
-            remedy="write the folder or hub id of its model there as base_model_name_or_path",
-        )
-    return base
+    _from_pretrained(PeftConfig.from_pretrained, name)  # says what is wrong with its configuration
+    return base_of(folder)
 
 
 def _local_folder(name: str) -> Path | None:
-    """The folder that a model's name means here, a run's best checkpoint where it is a run, checked against
-    its seal; None for a hub id. Raises UserError."""
+    """Return the folder that a model's name means here, a run's best checkpoint if it is a run, checked
+    against its seal; None for a hub id. Raises UserError."""
     path = Path(name).expanduser()
     if (path / "checkpoints").is_dir() or (not path.is_dir() and "@" in path.name):
         path = choose_checkpoint(path).path

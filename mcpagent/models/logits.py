@@ -4,14 +4,14 @@ soft cap after it. Scoring and sampling take both from here; a model that does a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from mcpagent.errors import UserError
-from mcpagent.models.load import causal_lm
+from mcpagent.models.adapters import causal_lm
 
 # What configurations of transformers call it.
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -37,7 +37,7 @@ class LogitTransform:
     cap: float | None = None
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits [..., vocabulary] as the model itself would give them, at least in float32."""
+        """Return the logits [..., vocabulary] as the model itself would give them, at least in float32."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.cap is None:
             return logits * self.scale
@@ -50,7 +50,7 @@ class LogitTransform:
 
 
 def logit_transform(config: Any) -> LogitTransform | None:
-    """What a model of this transformers configuration does to the logits of its head; None where that is
+    """Return what a model of this transformers configuration does to the logits of its head; None if that is
     nothing."""
     text, scale = config.get_text_config(), 1.0
     for name, power in _SCALES.items():
@@ -64,7 +64,7 @@ def logit_transform(config: Any) -> LogitTransform | None:
 
 def output_head(model: Any, *, with_hooks: bool = True) -> Callable[[torch.Tensor], torch.Tensor]:
     """Hidden states [..., hidden] -> the logits [..., V] of a causal LM of transformers; the head's module
-    itself where nothing comes after it. Without hooks nothing gathers or releases its weights in a call."""
+    itself if nothing comes after it. Without hooks nothing gathers or releases its weights in a call."""
     module, transform = model.get_output_embeddings(), logit_transform(model.config)
     head = module if with_hooks else module.forward
     return head if transform is None else lambda hidden: transform(head(hidden))
@@ -72,7 +72,7 @@ def output_head(model: Any, *, with_hooks: bool = True) -> Callable[[torch.Tenso
 
 @torch.no_grad()
 def refuse_other_logits(model: Any, *, name: str, as_root: Callable[..., Any] | None = None) -> None:
-    """Raises UserError where the model's logits on a few tokens are not those of `output_head`: an
+    """Raise UserError if the model's logits on a few tokens are not those of `output_head`: an
     architecture may do what no setting says. Where weights are in shards, `as_root` calls a function as a
     pass of the module that gathers them, and all processes call this."""
     inner = causal_lm(model)
@@ -94,6 +94,21 @@ def refuse_other_logits(model: Any, *, name: str, as_root: Callable[..., Any] | 
     # Not `>`: a difference that is not a number must not pass.
     if not difference <= 8 * torch.finfo(model.dtype).eps * float(ours.abs().max()):
         raise _refusal(name, f"logits up to {difference:.2g} away from those that its configuration tells")
+
+
+@torch.no_grad()
+def continuation_logprobs(model: Any, context: Sequence[int], continuation: Sequence[int]) -> list[float]:
+    """Return the logprobs (nats) of the tokens of `continuation` after `context`; logits are made of these
+    alone."""
+    inner = causal_lm(model)
+    was_training = inner.training
+    inner.eval()
+    ids = torch.tensor([[*context, *continuation]], device=inner.device)
+    states = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, len(context) - 1 : -1]
+    logits = output_head(inner)(states)
+    inner.train(was_training)
+    logprobs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+    return logprobs.gather(-1, ids[0, len(context) :, None])[:, 0].tolist()
 
 
 def _refusal(name: str, difference: str) -> UserError:

@@ -46,7 +46,7 @@ def memory_reported(config: TrainConfig) -> Iterator[None]:
 
 
 def memory_error(cause: BaseException, config: TrainConfig, phase: Phase | None) -> RunError:
-    """What ran out while `phase` (None: it cannot be told), and which settings to lower."""
+    """Return what ran out while `phase` (None: it cannot be told), and which settings to lower."""
     said = " ".join(str(cause).split())
     when = f" while {phase}" if phase else ""
     remedies = [text for part, text in _settings(config) if phase is None or part == phase]
@@ -58,7 +58,7 @@ def memory_error(cause: BaseException, config: TrainConfig, phase: Phase | None)
 
 
 def _settings(config: TrainConfig) -> Iterator[tuple[Phase, str]]:
-    """What takes memory in which phase, with its value and a lower one."""
+    """Yield what takes memory in which phase, with its value and a lower one."""
     training, rollout, vllm = config.training, config.rollout, config.vllm
     yield "loading the model", f"model.name (it is {config.model.name}: a smaller one)"
     if config.finetune.mode != "qlora":
@@ -72,7 +72,7 @@ def _settings(config: TrainConfig) -> Iterator[tuple[Phase, str]]:
         yield "sampling episodes", f"rollout.max_context_tokens (it is {context}: {_half(context)})"
     tokens = rollout.max_new_tokens
     yield "sampling episodes", f"rollout.max_new_tokens (it is {tokens}: {_half(tokens)})"
-    tokens = training.micro_batch_tokens
+    tokens = training.pass_tokens
     yield "updating the weights", f"training.micro_batch_tokens (it is {tokens}: {_half(tokens)})"
     if not config.model.checkpoints_on(_device_kind(config)):
         yield "updating the weights", "model.gradient_checkpointing (it is false: true)"
@@ -95,7 +95,7 @@ def _half(number: int) -> int:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """The part of `error` that is about memory: itself, what caused it, or a member of a group."""
+    """Return the part of `error` that is about memory: itself, what caused it, or a member of a group."""
     waiting, seen = [error], set[int]()
     while waiting:
         current = waiting.pop(0)

@@ -2,7 +2,7 @@
 
 A context grows by concatenation: the rendered prompt, then for each turn the sampled ids and the *suffix*
 for what the environment appended. The suffix is what a rendering of a fixed dummy conversation has after its
-last turn (`models.conversation`), so it cannot depend on the history; a template where it does is refused.
+last turn (`models.conversation`), so it cannot depend on the history; a template in which it does is refused.
 What a template does to earlier messages (Qwen3 drops their reasoning) is not followed: what was sampled stays
 as it was sampled, the token that ended the turn too.
 """
@@ -29,7 +29,7 @@ _HERMES_INSTRUCTION = 'Call a tool by writing <tool_call>{"name": ..., "argument
 def with_schemas(
     messages: Sequence[JsonObject], schemas: Sequence[JsonObject], instruction: str
 ) -> list[JsonObject]:
-    """The conversation with how tools are called, and their schemas, in its system message."""
+    """Return the conversation with how tools are called, and their schemas, in its system message."""
     lines = "\n".join(json.dumps(schema) for schema in schemas)
     text = f"{instruction} Tools:\n{lines}"
     if messages[0]["role"] == "system":
@@ -43,7 +43,7 @@ class Renderer:
 
     `tool_format` names the dialect in which the model is told to call tools, and is what a parser of its
     turns must read. `instruction` teaches that dialect in the system message; None leaves it to the
-    template's `tools`, where it has one, else it is Hermes.
+    template's `tools`, if it has one, else it is Hermes.
 
     Raises UserError when the tokenizer has no chat template, or when the template's suffix for tool results
     or user messages depends on the history.
@@ -86,58 +86,60 @@ class Renderer:
         self._prompt = lru_cache(maxsize=512)(self._compute_prompt)
 
     def prompt_ids(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> tuple[int, ...]:
-        """The rendered prompt with the generation header. Schemas go through the template's `tools` where it
-        has one, into the system message otherwise. Raises UserError where the template does not render it."""
+        """Return the rendered prompt with the generation header. Schemas go through the template's `tools`
+        if it has one, into the system message otherwise. Raises UserError if the template does not render
+        it."""
         return self._prompt(json.dumps(list(messages)), json.dumps(list(tools)))
 
     def suffix_ids(
         self, observations: Sequence[JsonObject], *, ended_by: int | None = None
     ) -> tuple[int, ...]:
-        """What follows a sampled turn: its closing text, the observations, the next generation header. A tool
-        message may have the `name` by which the model called the tool. `ended_by` is the last token of the
-        turn; None: the one with which the template ends such a turn."""
+        """Return what follows a sampled turn: its closing text, the observations, the next generation
+        header. A tool message may have the `name` by which the model called the tool. `ended_by` is the
+        last token of the turn; None: the one with which the template ends such a turn."""
         end = None if ended_by is None else self._text_of_stop.get(ended_by)
         return self._suffix(_said(observations), end)
 
     def action_ids(self, text: str, *, calls: bool = False) -> tuple[int, ...]:
-        """A demonstration's turn as a model would have sampled it, with the token that ends a turn that
-        `calls` tools or one that does not."""
+        """Return a demonstration's turn as a model would have sampled it, with the token that ends a turn
+        that `calls` tools or one that does not."""
         return (*self._encode(text), self.end_id(calls=calls))
 
     def end_id(self, *, calls: bool) -> int:
-        """The token with which a turn ends that `calls` tools, or one that does not."""
+        """Return the token with which a turn ends that `calls` tools, or one that does not."""
         return self._call_end_id if calls else self._answer_end_id
 
     def spells_control(self, text: str) -> bool:
-        """Whether `text` spells a control token, or a mark of the template that is not one."""
+        """Return whether `text` spells a control token, or a mark of the template that is not one."""
         return self._foreign.search(text) is not None
 
     def written_ids(
         self, data: JsonObject, write: Callable[[JsonObject], str], *, calls: bool = False
     ) -> tuple[int, ...]:
-        """A demonstration's turn that `write` makes of `data`, whose texts are of others: control tokens are
-        what `write` adds, not what `data` spells."""
+        """Return a demonstration's turn that `write` makes of `data`, whose texts are of others: control
+        tokens are what `write` adds, not what `data` spells."""
         veil = self._veil(json.dumps(data))
         return (*self._encode_veiled(write(veil.over(data)), veil), self.end_id(calls=calls))
 
     def suffix_text(self, observations: Sequence[JsonObject]) -> str:
-        """The suffix as text, for tokenizer training and for people."""
+        """Return the suffix as text, for tokenizer training and for people."""
         return self._format.between(_said(observations))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of a sampled turn, special tokens visible, the end-of-turn token dropped."""
+        """Return text of a sampled turn, special tokens visible, the end-of-turn token dropped."""
         ids = list(token_ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def render_text(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> str:
-        """The prompt as text, for tokenizer training and for people."""
+        """Return the prompt as text, for tokenizer training and for people."""
         return self._format.render(*self._with_tools(messages, tools), generation=True)
 
     def full_ids(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> tuple[int, ...]:
-        """A whole conversation rendered and tokenised anew, as a server does that is sent messages; what an
-        assistant wrote may hold control tokens. Raises UserError where the template does not render it."""
+        """Return a whole conversation rendered and tokenised anew, as a server does that is sent messages;
+        what an assistant wrote may hold control tokens. Raises UserError if the template does not render
+        it."""
         veil = self._veil(json.dumps([list(messages), list(tools)]))
         hidden = [m if m["role"] == "assistant" else veil.over(m) for m in messages]
         try:
@@ -151,13 +153,13 @@ class Renderer:
         return self._format.has_reasoning
 
     def call_text(self, name: str, arguments: JsonObject, tools: Sequence[JsonObject]) -> str | None:
-        """What the template has the model write for a call, without the end of the turn; None where the
-        template writes no calls."""
+        """Return what the template has the model write for a call, without the end of the turn; None if
+        the template writes no calls."""
         return self._format.call_text(name, arguments, tools)
 
     def turn_text(self, message: JsonObject, tools: Sequence[JsonObject]) -> str | None:
-        """What the template has the model write for an assistant's message after the generation header,
-        without the token that ends it; None where the two do not fit."""
+        """Return what the template has the model write for an assistant's message after the generation
+        header, without the token that ends it; None if the two do not fit."""
         return self._format.turn_text(message, self._with_tools((message,), tools)[1])
 
     def _compute_prompt(self, messages_json: str, tools_json: str) -> tuple[int, ...]:
@@ -185,7 +187,7 @@ class Renderer:
         return self._encode_veiled(self._format.between(hidden, ended_by=ended_by), veil)
 
     def _encode_veiled(self, text: str, veil: _Veil) -> tuple[int, ...]:
-        """What was hidden is encoded in two pieces, neither of which is the control token."""
+        """Return what was hidden is encoded in two pieces, neither of which is the control token."""
         text, *rest = veil.split(text)
         ids: list[int] = []
         for number, following in zip(rest[::2], rest[1::2], strict=True):
@@ -247,7 +249,7 @@ class _Veil:
         self.spelled: list[str] = []
 
     def over(self, value: Any) -> Any:
-        """The text with marks in place of control tokens; of a JSON value, every text in it."""
+        """Return the text with marks in place of control tokens; of a JSON value, every text in it."""
         if isinstance(value, str):
             return self._foreign.sub(self._hide, value)
         if isinstance(value, dict):
@@ -255,7 +257,7 @@ class _Veil:
         return [self.over(item) for item in value] if isinstance(value, list) else value
 
     def split(self, text: str) -> list[str]:
-        """Text, number of a hidden token in `spelled`, text, number, ..., text."""
+        """Return text, number of a hidden token in `spelled`, text, number, ..., text."""
         return re.split(f"{self._mark}([0-9]+)z", text)
 
     def _hide(self, match: re.Match[str]) -> str:
@@ -286,7 +288,7 @@ def measure_drift(
     renderer: Renderer, kept: Sequence[int], messages: Sequence[JsonObject], tools: Sequence[JsonObject]
 ) -> TokenDrift:
     """`kept` against the rendering of the whole conversation; assistant messages hold `tool_calls`, and
-    `reasoning_content` where they were written after a thought. Needs a conversation that ends with the
+    `reasoning_content` if they were written after a thought. Needs a conversation that ends with the
     environment's turn."""
     full = renderer.full_ids(messages, tools)
     return TokenDrift(kept=len(kept), changed=max(len(kept), len(full)) - _common(kept, full))
@@ -294,7 +296,7 @@ def measure_drift(
 
 def refuse_forgery(renderer: Renderer) -> int:
     """Write every control token into a tool result, a user message, a system message and every part of a
-    tool's schema; how many there are. Raises UserError where one of them gets through as a control token."""
+    tool's schema; how many there are. Raises UserError if one of them gets through as a control token."""
     spelled = renderer.control_tokens
     attacks = ["".join(spelled), " ".join(spelled), "\n".join(reversed(spelled))]
     for role in ("tool", "user"):
@@ -341,7 +343,7 @@ def _forged(renderer: Renderer, where: str) -> UserError:
 
 
 def _tool(text: str, *, name: str) -> JsonObject:
-    """A tool that says `text` wherever a schema can."""
+    """Return a tool that says `text` wherever a schema can."""
     prop = {"type": "string", "description": text, "enum": [text], "default": text}
     return {
         "type": "function",

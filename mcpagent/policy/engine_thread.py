@@ -86,7 +86,7 @@ class EngineThread(Generic[E]):
         self.version = 0
         self._failure: BaseException | None = None
         self._inbox: SimpleQueue[_Batch | _Control] = SimpleQueue()
-        self._lock = Lock()  # between asking and failing: nobody asks a thread that has ended
+        self._lock = Lock()  # between asking and failing: no caller asks a thread that has ended
         made: Future[E] = Future()
         self._thread = Thread(target=self._serve, args=(make, made), name=name, daemon=True)
         self._thread.start()

@@ -22,7 +22,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Completion, FinishReason, TokenUsage
 from mcpagent.core.values import MAX_JSON_DEPTH, decode_model_json
 from mcpagent.errors import EpisodeError
-from mcpagent.llm.budget import Price
+from mcpagent.llm.budget import BudgetSpent, Price
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Finish
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.scripted import call_text
@@ -34,12 +34,13 @@ _LARGEST_SEED = 2**31 - 1  # what every server takes
 
 class OpenAIPolicy:
     """Asks `client`, whose retries and limits are its own. An episode for which it has no answer raises
-    EpisodeError and is left unscored; what no other request would survive either raises UserError."""
+    EpisodeError and is left unscored; what no other request would survive either raises UserError. Every key
+    begins with `run`, by default a new one: gateways answer a key only once, also that of an earlier run."""
 
-    def __init__(self, client: ChatClient, *, price: Price | None = None) -> None:
+    def __init__(self, client: ChatClient, *, price: Price | None = None, run: str = "") -> None:
         self._client, self._price = client, price
         self._conversations: dict[str, _Conversation] = {}
-        self._run = uuid.uuid4().hex  # gateways answer a key only once, also that of an earlier run
+        self._run = run or uuid.uuid4().hex
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
         """One answer of the model behind the API for each request, in order, all asked at once."""
@@ -68,6 +69,8 @@ class OpenAIPolicy:
             if failure.reason is FailureReason.BAD_REQUEST and _TOO_LONG.search(failure.text):
                 return Completion(text="", finish_reason=FinishReason.OVERFLOW)
             raise EpisodeError(f"the model gave no answer ({failure.reason}): {failure.text}") from failure
+        except BudgetSpent as spent:
+            raise EpisodeError(f"the model is past its cap (api.{spent.cap})") from spent
         text = conversation.take(reply)
         return Completion(text=text, finish_reason=_finish(reply), usage=self._usage(reply))
 
@@ -115,14 +118,14 @@ class _Conversation:
         self.unanswered = deque(call.id for call in ordered)
         if not calls:
             return reply.text
-        # Beside native calls, text is text.
-        beside = _MARKERS.sub("< ", reply.text).strip()
-        return "\n".join([*([beside] if beside else []), *(call.as_text() for call in calls)])
+        # With native calls, text is text.
+        text = _MARKERS.sub("< ", reply.text).strip()
+        return "\n".join([*([text] if text else []), *(call.as_text() for call in calls)])
 
 
 @dataclass(frozen=True)
 class _Call:
-    """`arguments` is None where the model did not write a JSON object; `raw` is what it wrote."""
+    """`arguments` is None if the model did not write a JSON object; `raw` is what it wrote."""
 
     id: str
     name: str
@@ -154,7 +157,7 @@ class _Call:
         return f"<tool_call>\n!{shown}\n</tool_call>"
 
     def as_message(self) -> JsonObject:
-        """As it goes back. Servers parse the arguments of their own history, and fail where they cannot."""
+        """As it goes back. Servers parse the arguments of their own history, and fail if they cannot."""
         arguments = "{}" if self.arguments is None else json.dumps(self.arguments)
         return {
             "id": self.id,
@@ -164,7 +167,7 @@ class _Call:
 
 
 def _arguments(raw: str) -> JsonObject | None:
-    """The JSON object that `raw` is, by the environment's rules; None where it is not one."""
+    """Return the JSON object that `raw` is, by the environment's rules; None if it is not one."""
     text = raw.strip()
     try:
         # The call around the arguments is a level of its own.
@@ -179,6 +182,7 @@ def _raw_finish(reply: ChatReply) -> str | None:
 
 
 def _finish(reply: ChatReply) -> FinishReason:
-    """A cut reply is not a decision, whatever calls it holds; a refusal is an answer like any other."""
+    """A cut reply is not a decision, whatever calls it holds; a refusal is an answer like any
+    other."""
     is_cut = reply.finish is Finish.LENGTH or _raw_finish(reply) == "length"
     return FinishReason.LENGTH if is_cut else FinishReason.STOP

@@ -25,7 +25,7 @@ def sample_rows(
     uniforms: Sequence[float],  # [n] in [0, 1)
     settings: Sequence[Sampling],  # [n]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [n] and their logprobs [n] in nats, under the distribution that was sampled from.
+    """Return tokens [n] and their logprobs [n] in nats, under the distribution that was sampled from.
 
     A greedy row reports the logprob at temperature 1, because its own distribution is a point.
     """
@@ -69,7 +69,7 @@ class OpenTurn:
 
     @classmethod
     def begin(cls, request: CompletionRequest, *, max_context: int, version: int) -> OpenTurn:
-        """The stream of random numbers belongs to the request's seed alone."""
+        """Return the stream of random numbers belongs to the request's seed alone."""
         room = min(request.sampling.max_new_tokens, max_context - len(request.token_ids))
         uniforms = np.random.default_rng(request.seed).random(room, dtype=np.float32).tolist()
         return cls(request, uniforms, [(version, 0)])
@@ -79,11 +79,11 @@ class OpenTurn:
         self.versions.append((version, len(self.tokens)))
 
     def is_over(self, stop_ids: frozenset[int]) -> bool:
-        """Whether the last token is a stop token, or the turn is as long as it may be."""
+        """Return whether the last token is a stop token, or the turn is as long as it may be."""
         return self.tokens[-1] in stop_ids or len(self.tokens) == len(self.uniforms)
 
     def finished(self, stop_ids: frozenset[int]) -> Finished:
-        """Where it stands, whether it is over or was cut."""
+        """Return where it stands, whether it is over or was cut."""
         stopped = bool(self.tokens) and self.tokens[-1] in stop_ids
         ends = [start for _, start in self.versions[1:]] + [len(self.tokens)]
         versions = tuple(
@@ -109,7 +109,7 @@ def sample_turns(turns: Sequence[OpenTurn], logits: torch.Tensor, *, sample: Tok
 
 
 def refuse_infinite(logprobs: Sequence[float]) -> None:
-    """Raises RunError where one of them is not a number."""
+    """Raise RunError if one of them is not a number."""
     if not math.isfinite(sum(logprobs)):
         raise RunError(
             "the model's logits are not finite: its weights have diverged, or its dtype overflows",

@@ -6,20 +6,20 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mcpagent.core.answer_line import with_answer_line, written_answer
 from mcpagent.core.placeholders import (
     PlaceholderError,
     format_value,
-    nested_value,
     reference_texts,
     resolve_references,
     text_value,
 )
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import AnswerCheck, PlanStep, Task
+from mcpagent.core.tasks import AnswerCheck, GroundTruth, PlanStep, Task
 from mcpagent.core.tools import search_name
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
@@ -31,7 +31,6 @@ _TAG = re.compile(r"<(?=/?(?:tool_call|tool|think)>)")
 _FENCE = re.compile(r"```(?=json|tool_call)")
 _IDENTIFIER = re.compile(r"(?<=[a-z])(?:_id|Id|ID)$")
 _CALL = re.compile(r"\s*[\[{](?=.*\"(?:tool|name|arguments|parameters)\")", re.DOTALL)
-_LISTED = re.compile(r"step(\d+)\.result(?:\[|\s*\))")
 _WRITTEN = re.compile(r"<tool_call>\n(.*)\n</tool_call>")
 _CLAUSE = re.compile(r"[.;:?!,\n]+\s|\b(?:and|then|also|after|before|if|because)\b", re.IGNORECASE)
 _MAX_QUERY_CHARS = 200
@@ -39,7 +38,7 @@ _MAX_INPUT_QUERIES = 3
 
 
 def call_text(name: str, arguments: JsonObject) -> str:
-    """A call in Hermes form, as scripted policies and demonstrations write it."""
+    """Return a call in Hermes form, as scripted policies and demonstrations write it."""
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{body}\n</tool_call>"
 
@@ -47,7 +46,7 @@ def call_text(name: str, arguments: JsonObject) -> str:
 class ScriptedPolicy:
     """Plays a function of the request, or the same list of texts in every episode.
 
-    Raises RunError where an episode asks for more steps than the list has.
+    Raises RunError if an episode asks for more steps than the list has.
     """
 
     def __init__(self, script: Callable[[CompletionRequest], str] | Sequence[str]) -> None:
@@ -55,7 +54,7 @@ class ScriptedPolicy:
         self._played: dict[str, int] = {}
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """What the script says to each request, in order."""
+        """Return what the script says to each request, in order."""
         return [Completion(text=self._text(request)) for request in requests]
 
     async def release(self, episode_id: str) -> None:
@@ -112,7 +111,7 @@ class GoldPolicy:
         self._flaws: dict[str, _Flaw] = {}
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """Raises RunError for an episode of an unknown task."""
+        """Raise RunError for an episode of an unknown task."""
         return [Completion(text=self._text(request)) for request in requests]
 
     async def release(self, episode_id: str) -> None:
@@ -152,16 +151,14 @@ class _GoldPlan:
         self._task = task
         self._searches_by_name = searches_by_name
         self.steps = sorted(task.truth.tool_sequence, key=lambda step: (step.user_turn, step.step))
-        # The steps whose result is referred to as a list.
-        self._listed = {int(number) for number in _LISTED.findall(task.reward_spec.model_dump_json())}
 
     def next_text(self, request: CompletionRequest, *, flaw: _Flaw) -> str:
-        """The next calls (one, or a parallel group), or the text that ends the user turn."""
+        """Return the next calls (one, or a parallel group), or the text that ends the user turn."""
         search = search_name(request.tools)
         queries, answers = _queries_and_answers(request.messages, search)
         user_turn = sum(message["role"] == "user" for message in request.messages) - 1
         results = {
-            f"step{step.step}": _seen(content, step.step, self._listed)
+            f"step{step.step}": text_value(content)
             for step, content in zip(self.steps, answers, strict=False)
         }
         planned = self.steps if flaw.steps is None else self.steps[: flaw.steps]
@@ -178,7 +175,7 @@ class _GoldPlan:
             return "I could not find the answer."  # the servers did not answer what the plan expects
 
     def may_begin(self, request: CompletionRequest) -> bool:
-        """Whether its first tool is offered, rather than to be searched for."""
+        """Return whether its first tool is offered, rather than to be searched for."""
         return search_name(request.tools) is None or not self.steps or _is_shown(self.steps[0], request)
 
     def _search_text(
@@ -189,8 +186,8 @@ class _GoldPlan:
         user_turn: int,
         request: CompletionRequest,
     ) -> str | None:
-        """The search for what is due and not loaded, or for what an abstention says there is not; None where
-        nothing needs one."""
+        """Return the search for what is due and not loaded, or for what an abstention says there is not;
+        None if nothing needs one."""
         truth = self._task.truth
         said = [m.content for m in self._task.prompt if m.role == "user"][-1]
         if user_turn:
@@ -241,16 +238,20 @@ class _GoldPlan:
     def _closing_text(self, user_turn: int, results: Mapping[str, Any], flaw: _Flaw) -> str:
         truth = self._task.truth
         if flaw.steps is not None:
-            return f"The answer is {self._partial_answer(self.steps[flaw.steps], results)}."
+            return self._guess(self._partial_answer(self.steps[flaw.steps], results))
         if user_turn < len(truth.user_turns):
             return self._question(user_turn) or "Done."
         if flaw.tool is not None:
-            return f"The answer is {_first_value(results)}."
+            return self._guess(_first_value(results))
         return _final_text(self._task, results)
 
+    def _guess(self, value: str) -> str:
+        told = f"The answer is {value}."
+        return with_answer_line(told, value) if self._task.truth.answer_line else told
+
     def _partial_answer(self, step: PlanStep, results: Mapping[str, Any]) -> str:
-        """What `step` would have used; where that is nothing of the results, the part of the answer that they
-        tell."""
+        """Return what `step` would have used; if that is nothing of the results, the part of the answer
+        that they tell."""
         check = self._task.truth.final_answer
         facts = check.value if check is not None and isinstance(check.value, list) else []
         leaves = [format_value(leaf) for leaf in _leaves(list(results.values()))]
@@ -258,7 +259,8 @@ class _GoldPlan:
         return told[0] if told and not reference_texts(step.params) else _value_for(step, results)
 
     def _question(self, user_turn: int) -> str | None:
-        """What is to be asked where the user has not yet said what the calls to come take; None elsewhere."""
+        """Return what is to be asked if the user has not yet said what the calls to come take; None
+        elsewhere."""
         due = [step for step in self.steps if step.user_turn > user_turn]
         if not due or any(step.user_turn <= user_turn for step in self.steps):
             return None
@@ -278,7 +280,7 @@ class EmptyPolicy:
         self._text = text
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """The same text for each request."""
+        """Return the same text for each request."""
         return [Completion(text=self._text) for _ in requests]
 
     async def release(self, episode_id: str) -> None:
@@ -290,7 +292,7 @@ class OverEagerPolicy:
     there is nothing but a search, it searches for the user's words."""
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """Raises RunError where a request offers no tool."""
+        """Raise RunError if a request offers no tool."""
         return [Completion(text=self._text(request)) for request in requests]
 
     async def release(self, episode_id: str) -> None:
@@ -312,8 +314,8 @@ class OverEagerPolicy:
 
 
 def _queries_and_answers(messages: Sequence[JsonObject], search: str | None) -> tuple[list[str], list[str]]:
-    """What was searched for so far, and the results of all other calls. Only calls that `call_text` wrote are
-    told apart."""
+    """Return what was searched for so far, and the results of all other calls. Only calls that `call_text`
+    wrote are told apart."""
     queries: list[str] = []
     answers: list[str] = []
     written: list[JsonObject] = []
@@ -327,17 +329,6 @@ def _queries_and_answers(messages: Sequence[JsonObject], search: str | None) -> 
             else:
                 answers.append(message["content"])
     return queries, answers
-
-
-def _seen(content: str, step: int, listed: Collection[int]) -> JsonObject:
-    """What a plan's references see of what was shown. What a typed tool returns stands under `result`; a list
-    is shown as the SDK writes it, an item a line, each in JSON or as it is."""
-    value = text_value(content)
-    if [*value] != ["text"]:
-        return value
-    if step in listed and isinstance(nested_value(content), str):
-        return value | {"result": [text_value(line).get("result", line) for line in content.splitlines()]}
-    return value | {"result": content}
 
 
 def _clauses(said: str) -> list[str]:
@@ -365,12 +356,13 @@ def _is_shown(step: PlanStep, request: CompletionRequest) -> bool:
 
 
 def _name_of(step: PlanStep, request: CompletionRequest) -> str:
-    """As `_shown_name`; `server.tool`, which names any loaded tool, where no offered name is one of these."""
+    """As `_shown_name`; `server.tool`, which names any loaded tool, if no offered name is one of these."""
     return _shown_name(step, request) if _is_shown(step, request) else f"{step.server}.{step.tool}"
 
 
 def _shown_name(step: PlanStep, request: CompletionRequest) -> str:
-    """The tool's own name, but `server__tool` where the offer shows only that (two tools share a name)."""
+    """Return the tool's own name, but `server__tool` if the offer shows only that (two tools share a
+    name)."""
     shown = {tool["function"]["name"] for tool in request.tools}
     qualified = f"{step.server}__{step.tool}"
     return qualified if qualified in shown and step.tool not in shown else step.tool
@@ -385,13 +377,24 @@ def _first_group(steps: Sequence[PlanStep]) -> list[PlanStep]:
 
 
 def _as_text(answer: str) -> str:
-    """An answer that a dataset or a server made, as a message that no parser reads as a call or a thought."""
+    """Return an answer that a dataset or a server made, as a message that no parser reads as a call or a
+    thought."""
     text = _FENCE.sub("``` ", _TAG.sub("&lt;", answer))
     return f"The answer is {text}" if _CALL.match(text) else text
 
 
 def _final_text(task: Task, results: Mapping[str, Any]) -> str:
-    truth = task.truth
+    truth, check = task.truth, task.truth.final_answer
+    told = _told(truth, results)
+    if not truth.answer_line:
+        return told
+    if check is None or check.type == "regex":
+        return with_answer_line(told, "done")
+    none = check.type == "abstention"
+    return with_answer_line(told, None if none else resolve_references(check.value, results))
+
+
+def _told(truth: GroundTruth, results: Mapping[str, Any]) -> str:
     if truth.reference_answer is not None:
         return format_value(resolve_references(truth.reference_answer, results))
     if truth.final_answer is not None and truth.final_answer.type == "abstention":
@@ -399,8 +402,8 @@ def _final_text(task: Task, results: Mapping[str, Any]) -> str:
     if truth.final_answer is None or truth.final_answer.type == "regex":
         return "None of the tools is needed." if truth.abstain else "Done."
     value = resolve_references(truth.final_answer.value, results)
-    if isinstance(value, list):
-        return ", ".join(format_value(fact) for fact in value)
+    if isinstance(value, list | dict | bool):
+        return written_answer(value)
     return f"The answer is {format_value(value)}." if truth.final_answer.type == "number" else str(value)
 
 
@@ -411,13 +414,13 @@ def _abstention(check: AnswerCheck) -> str:
 
 
 def _value_for(step: PlanStep, results: Mapping[str, Any]) -> str:
-    """What `step` would have used of the results so far."""
+    """Return what `step` would have used of the results so far."""
     used = reference_texts(step.params)
     return format_value(resolve_references(used[0], results)) if used else _first_value(results)
 
 
 def _first_value(results: Mapping[str, Any]) -> str:
-    """The first number of the last result, else its first value."""
+    """Return the first number of the last result, else its first value."""
     leaves = list(_leaves(list(results.values())[-1])) if results else []
     numbers = [leaf for leaf in leaves if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
     return format_value((numbers or leaves or ["unknown"])[0])

@@ -16,7 +16,8 @@ from mcpagent.env.user import UserSimulator
 from mcpagent.errors import EpisodeError
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 from mcpagent.reward.judge import Judge
-from mcpagent.reward.terms import DEFAULT_REWARD, Reward
+from mcpagent.reward.record import Reward
+from mcpagent.reward.terms import DEFAULT_REWARD
 from mcpagent.tools.contract import ToolProvider
 
 
@@ -30,12 +31,12 @@ class ContextRenderer(Protocol):
         ...
 
     def prompt_ids(self, messages: list[JsonObject], tools: tuple[JsonObject, ...]) -> tuple[int, ...]:
-        """The conversation up to where the model goes on."""
+        """Return the conversation up to where the model goes on."""
         ...
 
     def suffix_ids(self, observations: list[JsonObject], *, ended_by: int | None) -> tuple[int, ...]:
-        """What follows a completion that ended with the token `ended_by`: the observations, and the opening
-        of the next model step."""
+        """Return what follows a completion that ended with the token `ended_by`: the observations, and the
+        opening of the next model step."""
         ...
 
 

@@ -19,18 +19,15 @@ def agent_settings(
     user: UserSimulator | None = None,
     judge: Judge | None = None,
 ) -> AgentSettings:
-    """How episodes are sampled, from the `rollout` section."""
+    """Return how episodes are sampled, from the `rollout` section."""
     rollout = config.rollout
     return AgentSettings(
         sampling=Sampling(
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
             top_p=rollout.top_p,
-            top_k=rollout.top_k,
         ),
-        limits=EpisodeLimits(
-            max_turns=rollout.max_steps_per_episode, message_limit_chars=config.data.message_limit_chars
-        ),
+        limits=EpisodeLimits(max_turns=rollout.max_steps_per_episode),
         max_context_tokens=max_context,
         discovery=discovery(config.tools),
         user=user,

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
-import torch
-
-from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.env.parsing import DIALECT_OF, observations, parse_action
 from mcpagent.errors import UserError
-from mcpagent.evaluate.breakdown import Breakdown, break_down
-from mcpagent.evaluate.summary import EvalSummary, evaluate, success_of_all, summarise
 from mcpagent.models.conversation import UNNAMED, calling_message, thought, tool_message
-from mcpagent.models.load import resolve_dtype
 from mcpagent.models.tokens import Renderer, TokenDrift, measure_drift
 from mcpagent.policy.canary import Canary
-from mcpagent.policy.contract import choose_backend
-from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
-from mcpagent.rollout.collector import Pipeline, attempts, collect, staleness
-from mcpagent.storage.atomic import write_text
-from mcpagent.storage.run_folder import RunFolder, step_of
-from mcpagent.storage.trajectories import read_trajectories, write_trajectories
-from mcpagent.tools.io_thread import IOThread
+from mcpagent.rollout.agent import AgentSettings
+from mcpagent.rollout.collector import attempts, collect
 from mcpagent.tools.setup import Tools
-from mcpagent.train.build import is_deterministic
 from mcpagent.train.health import StepReport
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.run_state import Validation
-from mcpagent.train.sampler import RolloutEngine
+from mcpagent.train.weight_sync import RolloutEngine
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorSettings:
     """How an actor plays: `group_size` attempts at each task, `concurrency` episodes at once, in turn
-    barriers where it is `deterministic`."""
+    barriers if it is `deterministic`."""
 
     agent: AgentSettings
     group_size: int
@@ -51,13 +40,15 @@ class ActorSettings:
 @dataclass(frozen=True, kw_only=True)
 class ActorRecords:
     """Where the episodes of an actor are counted and kept: `ledger` is that of the servers' calls,
-    `tool_metrics` gives what the tools have counted since it was last asked."""
+    `tool_metrics` gives what the tools have counted since it was last asked, `on_part` is told how far an
+    evaluation is, `on_validation` gets its step and its episodes, in the first process."""
 
-    run: RunFolder
     processes: Processes = field(default_factory=Processes)
     ledger: Path | None = None
     tool_metrics: Callable[[], JsonObject] = dict
     on_episode: Callable[[Trajectory], None] = lambda _: None
+    on_part: Callable[[str, int, int], None] = lambda _what, _done, _total: None
+    on_validation: Callable[[int, Sequence[Trajectory]], None] = lambda _step, _episodes: None
 
 
 class LocalActor:
@@ -85,46 +76,23 @@ class LocalActor:
         """`group_size` attempts at each task, in order."""
         label = f"step {step} round {round_}" if round_ else f"step {step}"
         settings = self._settings
-        planned = list(attempts(tasks, per_task=settings.group_size, seed=settings.seed, label=label))
+        planned = attempts(tasks, per_task=settings.group_size, seed=settings.seed, label=label)
 
         def on_done(trajectory: Trajectory) -> None:
             self._records.on_episode(trajectory)
             on_episode(trajectory)
 
-        return self._io.run(
-            collect(
-                planned,
-                policy=self._engine.policy,
-                tools=self._tools,
-                settings=settings.agent,
-                renderer=self._renderer,
-                concurrency=settings.concurrency,
-                deterministic=settings.deterministic,
-                on_done=on_done,
-            )
+        played = collect(
+            planned,
+            policy=self._engine.policy,
+            tools=self._tools,
+            settings=settings.agent,
+            renderer=self._renderer,
+            concurrency=settings.concurrency,
+            deterministic=settings.deterministic,
+            on_done=on_done,
         )
-
-    def pipeline(self, groups: Iterable[Sequence[Attempt]], *, batch: int, max_staleness: int) -> Pipeline:
-        """Episodes of `groups` with this actor's policy and tools, for `PipelinedActor`."""
-
-        async def play(attempt: Attempt) -> Trajectory:
-            trajectory = await run_attempt(
-                attempt,
-                policy=self._engine.policy,
-                tools=self._tools,
-                settings=self._settings.agent,
-                renderer=self._renderer,
-            )
-            self._records.on_episode(trajectory)
-            return trajectory
-
-        return Pipeline(
-            groups,
-            play=play,
-            batch=batch,
-            max_staleness=max_staleness,
-            concurrency=self._settings.concurrency,
-        )
+        return list(self._io.run(played))
 
     @property
     def ledger_bytes(self) -> int:
@@ -138,7 +106,7 @@ class LocalActor:
             roll_back(self._records.ledger, ledger_bytes)
 
     def tool_metrics(self) -> JsonObject:
-        """What the tools have counted since this was last asked."""
+        """Return what the tools have counted since this was last asked."""
         return self._records.tool_metrics()
 
     def rest(self) -> None:
@@ -152,9 +120,7 @@ class LocalActor:
         return self.prove()
 
     def prove(self) -> JsonObject:
-        """Raises RunError where the policy does not serve the learner's weights."""
-        if not self._canary.is_due(self._version):
-            return {}
+        """Raise RunError if the policy does not serve the learner's weights."""
         engine = self._engine
         proof = self._io.run(
             self._canary.prove(engine.policy, version=self._version, read_back=engine.read_back)
@@ -162,60 +128,34 @@ class LocalActor:
         return proof.as_metrics()
 
     def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
-        """Greedy success on `tasks`, of which each process plays its share; the summary goes to
-        `eval/step-N.json`."""
-        summary, _ = self._play(tasks, samples=1, temperature=0.0)
-        self._store(
-            summary,
-            name=self._records.run.checkpoint_dir(step).name,
-            provenance={"step": step, "temperature": 0.0, "split": "validation"},
-        )
-        return Validation(
-            success=success_of_all(summary).value or 0.0,
-            scored_success=summary.metrics["task_success"].value,
-            episodes=summary.n_episodes,
-            unscored=summary.unscored,
-        )
-
-    def evaluate_as(
-        self, name: str, tasks: Sequence[Task], *, samples: int, temperature: float, provenance: JsonObject
-    ) -> EvalSummary:
-        """The same for the report: `samples` attempts at each task, stored as `eval/NAME.json` with the
-        episodes beside the run's others."""
-        summary, episodes = self._play(tasks, samples=samples, temperature=temperature)
+        """Return the greedy success on `tasks`; the episodes are recorded as `step-N`."""
+        episodes = self.play(tasks, samples=1, temperature=0.0)
         if self._processes.is_first:
-            write_trajectories(self._records.run.trajectories / f"eval_{name}", episodes)
-        self._store(summary, name=name, provenance=provenance, breakdown=break_down(tasks, episodes))
-        return summary
+            self._records.on_validation(step, episodes)
+        return Validation.of(episodes)
 
-    def _play(
-        self, tasks: Sequence[Task], *, samples: int, temperature: float
-    ) -> tuple[EvalSummary, Sequence[Trajectory]]:
+    def play(self, tasks: Sequence[Task], *, samples: int, temperature: float) -> Sequence[Trajectory]:
+        """Play `samples` attempts at each task, of which each process plays its share; all get all of
+        them."""
         settings = self._settings
         sampling = replace(settings.agent.sampling, temperature=temperature)
+        here = self._processes.share(tasks)
+        played = count(1)
+        self._records.on_part("evaluating", 0, len(here) * samples)
         share = self._io.run(
-            evaluate(
-                self._processes.share(tasks),
+            collect(
+                attempts(here, per_task=samples, seed=0, label="evaluation"),
                 policy=self._engine.policy,
                 tools=self._tools,
                 settings=replace(settings.agent, sampling=sampling),
                 renderer=self._renderer,
-                samples=samples,
                 concurrency=settings.concurrency,
                 deterministic=settings.deterministic,
+                on_done=lambda _: self._records.on_part("evaluating", next(played), len(here) * samples),
             )
         )
         self._processes.meet()
-        episodes = self._processes.gather(share)
-        return summarise(episodes), episodes
-
-    def _store(
-        self, summary: EvalSummary, *, name: str, provenance: JsonObject, breakdown: Breakdown | None = None
-    ) -> None:
-        if self._processes.is_first:
-            result = summary.with_provenance(provenance, breakdown=breakdown)
-            path = self._records.run.evaluations / f"{name}.json"
-            write_text(path, result.model_dump_json(indent=1) + "\n")
+        return self._processes.gather(share)
 
 
 def roll_back(ledger: Path, size: int) -> None:
@@ -254,7 +194,7 @@ class DriftCallback:
 
 
 def episode_drift(renderer: Renderer, episode: Trajectory) -> TokenDrift:
-    """Of the context in which the last turn was sampled. Raises UserError where the template does not render
+    """Of the context in which the last turn was sampled. Raises UserError if the template does not render
     that conversation."""
     # The tools are left out on both sides: a trajectory does not hold them, and they stand still.
     kept = list(renderer.prompt_ids(episode.prompt, ()))
@@ -272,13 +212,13 @@ def episode_drift(renderer: Renderer, episode: Trajectory) -> TokenDrift:
 
 
 def _knows_calls(renderer: Renderer) -> bool:
-    """Whether a chat API with this template takes calls as such; otherwise, also where the dialect was taught
-    in the system message, they are text."""
+    """Return whether a chat API with this template takes calls as such; otherwise, also if the dialect was
+    taught in the system message, they are text."""
     return renderer.instruction is None and renderer.call_text("look", {}, ()) is not None
 
 
 def _said(text: str, tool_format: str, *, calls: bool) -> JsonObject:
-    """A sampled turn as a chat API holds it, with calls apart from text where `calls`."""
+    """A sampled turn as a chat API holds it, with calls apart from text if `calls`."""
     parsed = parse_action(text, tool_format=tool_format)
     said: JsonObject = {"role": "assistant", "content": text.rpartition("</think>")[2].strip()}
     if calls and (parsed.calls or DIALECT_OF[tool_format].read_turn is not None):
@@ -287,117 +227,3 @@ def _said(text: str, tool_format: str, *, calls: bool) -> JsonObject:
             made = calling_message(*((call.tool, call.arguments) for call in parsed.calls))
             said["tool_calls"] = made["tool_calls"]
     return said if parsed.thinking is None else {**said, **thought(parsed.thinking)}
-
-
-class PipelinedActor:
-    """Takes each step's batch from `pipeline`; everything else is `actor`'s, with the same policy."""
-
-    def __init__(self, actor: LocalActor, pipeline: Pipeline, *, io: IOThread) -> None:
-        self._actor, self._pipeline, self._io = actor, pipeline, io
-        self._version = 0  # of the policy, which counts the updates of this process
-        self._measured: JsonObject = {}
-
-    def collect(
-        self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
-    ) -> list[Trajectory]:
-        """The groups that have finished, as many as the step has tasks; which ones is the pipeline's."""
-        trajectories = self._io.run(self._pipeline.take(version=self._version))
-        age = staleness(trajectories, version=self._version)
-        self._measured = {"groups_in_flight": self._pipeline.in_flight}
-        if age is not None:
-            self._measured |= {"staleness_mean": age.mean, "staleness_max": age.largest}
-        for trajectory in trajectories:
-            on_episode(trajectory)
-        return trajectories
-
-    @property
-    def ledger_bytes(self) -> int:
-        """How long the record of tool calls is, in bytes."""
-        return self._actor.ledger_bytes
-
-    def roll_back(self, ledger_bytes: int) -> None:
-        """Nothing: what was played beside the update is cut at the end of any run, and counted in no step."""
-
-    def tool_metrics(self) -> JsonObject:
-        """The metrics of the tools since the last step."""
-        return self._actor.tool_metrics()
-
-    def rest(self) -> None:
-        """Nothing: episodes are sampled beside the update."""
-
-    def sync(self) -> JsonObject:
-        """Bring the weights to the policy, whose turns go on with them; what was measured in this step."""
-        self._version += 1
-        return {**self._measured, **self._actor.sync()}
-
-    def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
-        """What the actor measures on `tasks` with the weights of now."""
-        return self._actor.evaluate(tasks, step=step)
-
-    def close(self) -> None:
-        """End the episodes that no step takes any more."""
-        self._io.run(self._pipeline.close())
-
-
-def refuse_pipeline(
-    config: TrainConfig, device: torch.device, processes: Processes, *, is_here: bool = True
-) -> None:
-    """Raises UserError where episodes cannot run beside the update. With `is_here` off, the device is that of
-    another machine."""
-    stale = f"rollout.max_staleness is {config.rollout.max_staleness}"
-    if is_deterministic(config, device):
-        raise UserError(
-            f"{stale}, but the deterministic mode plays a batch to its end before it is trained on: when "
-            "episodes and updates overlap, time decides which weights sample a token",
-            where="rollout.max_staleness",
-            remedy="set it to 0, or rollout.deterministic to false",
-        )
-    mode, dtype = config.finetune.mode, resolve_dtype(config.model.dtype, device)
-    has_copy = mode == "lora" and dtype == torch.float32  # see `train.sampler.hf_sampler`
-    choice = choose_backend(
-        config.rollout.backend,
-        is_lora=mode == "lora",
-        has_gpu=device.type == "cuda",
-        has_servers=bool(config.vllm.servers),
-        is_here=is_here,
-    )
-    if choice.backend == "hf" and not has_copy:
-        held = "" if mode != "lora" else f" and weights in {str(dtype).removeprefix('torch.')}"
-        raise UserError(
-            f"{stale}, but with finetune.mode {mode}{held} the hf backend samples from the very weights that "
-            "the update is writing",
-            where="rollout.max_staleness",
-            remedy="set it to 0, use --backend vllm, or finetune.mode lora with model.dtype=float32",
-        )
-    if processes.count > 1:
-        raise UserError(
-            f"{stale}, but {processes.count} processes collect each step together",
-            where="rollout.max_staleness",
-            remedy="set it to 0, or train in one process",
-        )
-
-
-def trained_groups(run: RunFolder) -> set[str]:
-    """The groups of the steps that a resumed run keeps."""
-    group_ids: set[str] = set()
-    for step in {step for path in run.trajectories.iterdir() if (step := step_of(path)) is not None}:
-        records = read_trajectories(run.trajectory_stem(step), with_tokens=False)
-        group_ids |= {trajectory.group_id for trajectory in records}
-    return group_ids
-
-
-def scheduled(
-    batches: Iterable[tuple[int, Sequence[Task]]],
-    *,
-    group_size: int,
-    seed: int,
-    trained: Collection[str] = (),
-) -> Iterator[list[Attempt]]:
-    """The groups of each step (its number and tasks), in order, but for those that were `trained` on before a
-    resume. The step is part of a group's name: a task may come again while its last group is in flight."""
-    for step, tasks in batches:
-        for task in tasks:
-            name = f"{task.id}@{step}"
-            if name not in trained:
-                group = attempts([task], per_task=group_size, seed=seed, label=f"step {step}")
-                yield [replace(attempt, group_id=name) for attempt in group]

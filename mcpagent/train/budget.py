@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -26,7 +26,6 @@ class RunBudget:
 
     wall_s: float | None = None
     cpu_s: float | None = None
-    steps: int | None = None
     tool_calls: int | None = None
     cost_usd: float | None = None
     usd_per_call: Mapping[str, float] = field(default_factory=dict)
@@ -47,9 +46,13 @@ class Spent:
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    steps: int = 0
     tool_calls: int = 0
     cost_usd: float = 0.0
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Spent:
+        """Return what a checkpoint kept; counts that only former versions had are left out."""
+        return cls(**{name: saved[name] for name in saved.keys() & cls.__dataclass_fields__.keys()})
 
 
 class BudgetReached(Exception):
@@ -71,7 +74,7 @@ class Meter:
         self._wall, self._cpu = wall, cpu
 
     def add(self, trajectory: Trajectory) -> None:
-        """Count an episode that has just ended. Raises BudgetReached where a cap is exceeded: what the step
+        """Count an episode that has just ended. Raises BudgetReached if a cap is exceeded: what the step
         would still cost is saved, what it did cost remains counted."""
         self.spent.tool_calls += len(trajectory.tool_results)
         self.spent.cost_usd += self._budget.price(trajectory)
@@ -79,7 +82,7 @@ class Meter:
             raise BudgetReached(reason)
 
     def reached(self) -> str | None:
-        """The first cap that is reached, with its number; None while there is none."""
+        """Return the first cap that is reached, with its number; None while there is none."""
         return self._first(operator.ge)
 
     def _first(self, is_past: Callable[[float, float], bool]) -> str | None:
@@ -122,7 +125,7 @@ class ToolTotals:
 
     def joined(self, metrics: JsonObject) -> JsonObject:
         """`Tools.take_metrics` with the calls of earlier parts. Percentiles of latency are those of this part
-        where it has any: they cannot be added up."""
+        if it has any: they cannot be added up."""
         if self._before is None:
             return metrics
         now = PoolMetrics.model_validate(metrics[_KEY])

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
-from mcpagent.config.schema import LoraConfig, TrainConfig
-from mcpagent.core.records import JsonObject
-from mcpagent.models.architecture import PUBLISHED, Architecture, cache_elements, published
-from mcpagent.models.load import resolve_dtype
+from mcpagent.config.schema import MAX_PASS_TOKENS, LoraConfig, TrainConfig
+from mcpagent.models.architecture import cache_elements
 from mcpagent.models.weights import meta_model
-from mcpagent.policy.contract import choose_backend
 from mcpagent.storage.checkpoints import MODEL_FILE
 
 _MASTER_BYTES = 4  # of what is trained, its gradients and each of its moments: float32 always
 _NF4_BYTES = 0.516  # 4 bits, and 0.127 bits of block constants (arXiv 2305.14314, section 3)
-ZERO3_BUCKET = 50_000_000  # elements: DeepSpeed's buffer of gradients, where its file does not say
+ZERO3_BUCKET = 50_000_000  # elements: DeepSpeed's buffer of gradients, if its file does not say
 _LIVE = _SUB_GROUP = 10**9  # DeepSpeed's defaults: weights gathered at once, those that are moved at once
-_LOGITS_CHUNK = 1 << 25  # elements; as in `train.batch.scoring`
+_LOGITS_CHUNK = 1 << 25  # elements; as in `train.batch.scoring`, on a CPU half of it
+_MIN_PASS_TOKENS = 512  # below that a pass costs more for each token
 _LOGITS_COPIES = 3  # logits, probabilities and their gradient, in float32
-ASSUMED_CONTEXT = 2048  # tokens, where rollout.max_context_tokens is not set
+ASSUMED_CONTEXT = 2048  # tokens, if rollout.max_context_tokens is not set
 GIB = 2**30
 AIR = 0.95  # share of a device's memory that a run can have: the rest is the driver's and fragments
-DEVICES = (1, 2, 4, 8, 16)  # of an estimate
-COMMON_GIB = (24.0, 48.0, 80.0)  # devices that an estimate judges by, where it is told of none
-_MODES = ("lora", "qlora", "full")
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Counts of parameters and elements. What a layer keeps of each token for its backward pass where nothing
+    """Counts of parameters and elements. What a layer keeps of each token for its backward pass if nothing
     is computed again, is `layer_elements` in the dtype of the weights and `layer_copies` in float32; with all
     weights trained, `norm_elements` more. Fused norms keep their inputs, `norm_elements`, and no copies."""
 
@@ -58,7 +52,7 @@ class ModelShape:
 
 def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> ModelShape:
     """Of a transformers configuration, which errors call `where`: the architecture is built on the meta
-    device. Raises UserError where it cannot be."""
+    device. Raises UserError if it cannot be."""
     model = meta_model(config, where=where)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -96,7 +90,7 @@ def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> Model
 
 
 def trained_parameters(config: TrainConfig, shape: ModelShape) -> int:
-    """How many of them an optimiser moves."""
+    """Return how many of them an optimiser moves."""
     return shape.parameters if config.finetune.mode == "full" else shape.adapters
 
 
@@ -106,7 +100,7 @@ def _master_bytes(config: TrainConfig, shape: ModelShape, itemsize: int) -> int:
 
 
 def checkpoint_bytes(config: TrainConfig, shape: ModelShape, *, itemsize: int) -> int:
-    """Bytes of a checkpoint: what is trained, its two moments, and the optimiser's copies."""
+    """Return bytes of a checkpoint: what is trained, its two moments, and the optimiser's copies."""
     trained = trained_parameters(config, shape)
     return trained * (itemsize + 2 * _MASTER_BYTES) + _master_bytes(config, shape, itemsize)
 
@@ -146,17 +140,17 @@ def forecast(
     is_fused: bool = False,
     has_own_memory: bool = False,
 ) -> Forecast:
-    """What a process of a run holds. An engine of vLLM on the trainer's GPU has its share of the device's
-    memory (`device_bytes`; left out where that is not known), during updates only where it does not sleep.
-    `shards` is the number of processes that hold the weights once between them, by FSDP2, or by ZeRO-3 where
+    """Return what a process of a run holds. An engine of vLLM on the trainer's GPU has its share of the
+    device's memory (`device_bytes`; left out if that is not known), during updates only if it does not sleep.
+    `shards` is the number of processes that hold the weights once between them, by FSDP2, or by ZeRO-3 if
     there are DeepSpeed's settings `zero3` of it. On an accelerator, which `has_own_memory`, no more episodes
-    are sampled at once than fit (see `train.sampler`)."""
+    are sampled at once than fit (see `train.weight_sync`)."""
     parts = memory(config, shape, itemsize=itemsize, samples_here=backend == "hf", is_fused=is_fused)
     parts["gathered"], on_host, copied = 0.0, (), 0.0
     if shards > 1:
         on_host = _on_host(config, zero3)
         if zero3 is not None and itemsize >= _MASTER_BYTES:
-            parts["optimiser"] += parts["gradients"]  # DeepSpeed keeps its copies beside float32 weights too
+            parts["optimiser"] += parts["gradients"]  # DeepSpeed keeps its copies next to float32 weights too
         parts |= {name: parts[name] / shards for name in _SHARED}
         parts["gathered"] = _gathered(config, shape, itemsize, zero3)
         if zero3 is not None:  # flattened for the optimiser, when the backward pass is over
@@ -168,25 +162,23 @@ def forecast(
     has_engine = backend == "vllm" and config.algorithm == "grpo" and not config.vllm.servers
     parts["vllm"] = config.vllm.gpu_memory_utilization * (device_bytes or 0) if has_engine else 0.0
     fixed = sum(parts[name] for name in _FIXED)
-    # Episodes that go on during an update keep their cache, and as many new ones have theirs.
-    is_pipelined = config.rollout.max_staleness > 0
     episodes = asked = episodes_asked(config)
     if has_own_memory and device_bytes is not None and parts["kv_cache"]:
-        room = AIR * device_bytes - fixed - (parts["activations"] + parts["logits"] if is_pipelined else 0.0)
+        room = AIR * device_bytes - fixed
         each = parts["kv_cache"] / asked
-        episodes = max(1, min(asked, int(room // (2 * each if is_pipelined else each))))
-    parts["kv_cache"] *= episodes / asked * (2 if is_pipelined else 1)
+        episodes = max(1, min(asked, int(room // each)))
+    parts["kv_cache"] *= episodes / asked
     sampling = fixed + parts["kv_cache"] + parts["vllm"]
-    updating = sum(parts.values()) - (parts["vllm"] if config.vllm.sleep is not False else 0.0)
-    updating -= 0.0 if is_pipelined else parts["kv_cache"]
+    updating = sum(parts.values()) - parts["vllm"]
+    updating -= parts["kv_cache"]
     passing = parts["activations"] + parts["logits"]  # over before gradients are flattened
     updating -= min(copied, passing)
     return Forecast(parts=parts, peak=max(sampling, updating), host=host, episodes=episodes, asked=asked)
 
 
 def episodes_asked(config: TrainConfig) -> int:
-    """How many episodes the settings want at once."""
-    return min(config.rollout.num_envs, config.prompts_per_step * config.rollout.group_size)
+    """Return how many episodes the settings want at once."""
+    return min(config.rollout.num_envs, config.training.batch_size * config.rollout.group_size)
 
 
 def _on_host(config: TrainConfig, zero3: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -207,7 +199,7 @@ def _gathered(
     config: TrainConfig, shape: ModelShape, itemsize: int, zero3: Mapping[str, Any] | None
 ) -> float:
     """Bytes of the weights that are gathered at once. By FSDP2: what is outside of the layers, and two
-    layers, of which one is fetched while the other is computed; where all are trained, the whole gradients of
+    layers, of which one is fetched while the other is computed; if all are trained, the whole gradients of
     the first and of one layer before they are scattered. ZeRO-3 keeps what a pass uses again, up to a number
     of weights, and has a float32 buffer of a fixed size for gradients that are summed."""
     if zero3 is not None:
@@ -221,9 +213,9 @@ def _gathered(
 def memory(
     config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_here: bool, is_fused: bool = False
 ) -> dict[str, float]:
-    """Bytes by part, each at the moment of a step at which it is largest. `itemsize` is that of the weights;
-    with `samples_here` the episodes are sampled by transformers in this process, with `is_fused` norms and
-    feed-forward layers are liger-kernel's."""
+    """Return bytes by part, each at the moment of a step at which it is largest. `itemsize` is that of the
+    weights; with `samples_here` the episodes are sampled by transformers in this process, with `is_fused`
+    norms and feed-forward layers are liger-kernel's."""
     mode, is_grpo = config.finetune.mode, config.algorithm == "grpo"
     is_full = mode == "full"
     frozen = 0 if is_full else shape.parameters
@@ -239,7 +231,7 @@ def memory(
         reference = trained
     samples_here = samples_here and is_grpo
     context = min(config.rollout.max_context_tokens or ASSUMED_CONTEXT, shape.max_context)
-    tokens = config.training.micro_batch_tokens
+    tokens = config.training.pass_tokens
     return {
         "weights": weights,
         "gradients": moment,
@@ -248,13 +240,22 @@ def memory(
         "reference": reference,
         "sampling_copy": shape.parameters * itemsize
         if samples_here and mode == "lora" and itemsize >= 4
-        else 0.0,  # adapters on narrower weights are computed beside them
+        else 0.0,  # adapters on narrower weights are computed next to them
         "kv_cache": episodes_asked(config) * context * shape.cache_elements * itemsize
         if samples_here
         else 0.0,
         "activations": tokens * _kept_of_a_token(config, shape, itemsize, is_fused),
         "logits": min(_LOGITS_CHUNK, tokens * shape.vocabulary) * 4 * _LOGITS_COPIES,
     }
+
+
+def pass_tokens(config: TrainConfig, shape: ModelShape, *, itemsize: int) -> int:
+    """How many tokens a pass on a CPU may have: what it keeps takes no more than the weights, or 1 GiB."""
+    room = max(GIB, shape.parameters * itemsize)
+    tokens, each = MAX_PASS_TOKENS, _kept_of_a_token(config, shape, itemsize, is_fused=False)
+    while tokens > _MIN_PASS_TOKENS and tokens * each > room:
+        tokens //= 2
+    return tokens
 
 
 def _kept_of_a_token(config: TrainConfig, shape: ModelShape, itemsize: int, is_fused: bool) -> int:
@@ -272,147 +273,3 @@ def _kept_of_a_token(config: TrainConfig, shape: ModelShape, itemsize: int, is_f
         # The input of every layer, and one layer at a time as it is computed again.
         return shape.layers * shape.hidden * itemsize + layer + head
     return shape.layers * layer + head
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """What each of `devices` devices holds, in GiB: one process on each, with shards where there are several
-    and the weights can be sharded (`parallel` fsdp, or zero3 where the run asks for that). `fits` is None
-    where the memory of a device is not known."""
-
-    model: str
-    parameters: int
-    mode: str
-    devices: int
-    parallel: Literal["replicate", "fsdp", "zero3"]
-    memory_gib: float
-    memory_gib_by_part: dict[str, float]
-    host_gib: float
-    fits: bool | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimates:
-    """`configured` is the configured model in the configured mode, empty where its architecture cannot be
-    had; `table` the published shapes in each mode with the other settings; `largest` the largest of them that
-    fits by mode and number of devices, for each memory of a device."""
-
-    device: str
-    dtype: str
-    device_memory_gib: float | None
-    architecture: str
-    configured: tuple[Estimate, ...]
-    table: tuple[Estimate, ...]
-    largest: tuple[JsonObject, ...]
-
-    def as_json(self) -> JsonObject:
-        """The document of `train --estimate --json`."""
-        return asdict(self)
-
-
-def estimate(
-    config: TrainConfig,
-    architecture: Architecture,
-    shape: ModelShape | None,
-    *,
-    kind: str,
-    device_bytes: int | None,
-    is_here: bool = True,
-    zero3: Mapping[str, Any] | None = None,
-) -> Estimates:
-    """Memory by part of the configured model, of `shape` where that is known, and of models of 0.6B to 32B.
-    `kind`, `device_bytes` and `is_here` are of the device, as in `train.plan.TargetDevice`; `zero3` are
-    DeepSpeed's settings, where several devices share the weights by ZeRO-3."""
-
-    def of(name: str, shape: ModelShape, mode: str, memory: int | None) -> Iterator[Estimate]:
-        for devices in DEVICES:
-            yield _estimated(
-                config,
-                name,
-                shape,
-                mode,
-                devices=devices,
-                kind=kind,
-                device_bytes=memory,
-                is_here=is_here,
-                zero3=zero3,
-            )
-
-    modes = [mode for mode in _MODES if mode != "qlora" or kind == "cuda"]  # 4 bits need CUDA
-    shapes = {name: shape_of(published(name), config.lora) for name in PUBLISHED}
-    table = tuple(
-        row for name in shapes for mode in modes for row in of(name, shapes[name], mode, device_bytes)
-    )
-    sizes = COMMON_GIB if device_bytes is None else (device_bytes / GIB,)
-    largest: list[JsonObject] = []
-    for size in sizes:
-        rows = [r for n in shapes for mode in modes for r in of(n, shapes[n], mode, int(size * GIB))]
-        for mode in modes:
-            for devices in DEVICES:
-                fitting = [r for r in rows if r.mode == mode and r.devices == devices and r.fits]
-                name = max(fitting, key=lambda row: row.parameters).model if fitting else None
-                largest.append({"device_memory_gib": size, "mode": mode, "devices": devices, "model": name})
-    configured = (
-        () if shape is None else tuple(of(config.model.name, shape, config.finetune.mode, device_bytes))
-    )
-    dtype = resolve_dtype(config.model.dtype, torch.device(kind))
-    return Estimates(
-        device=kind,
-        dtype=str(dtype).removeprefix("torch."),
-        device_memory_gib=None if device_bytes is None else device_bytes / GIB,
-        architecture=architecture.source,
-        configured=configured,
-        table=table,
-        largest=tuple(largest),
-    )
-
-
-def _estimated(
-    config: TrainConfig,
-    name: str,
-    shape: ModelShape,
-    mode: str,
-    *,
-    devices: int,
-    kind: str,
-    device_bytes: int | None,
-    is_here: bool,
-    zero3: Mapping[str, Any] | None,
-) -> Estimate:
-    is_sharded = devices > 1 and mode != "qlora"  # weights of 4 bits cannot be sharded
-    checkpoints = config.model.checkpoints_on(kind, can=shape.can_checkpoint)
-    config = config.model_copy(
-        update={
-            "finetune": config.finetune.model_copy(update={"mode": mode}),
-            "model": config.model.model_copy(update={"gradient_checkpointing": checkpoints}),
-        }
-    )
-    backend = choose_backend(
-        config.rollout.backend,
-        is_lora=mode == "lora",
-        has_gpu=kind == "cuda",
-        has_servers=bool(config.vllm.servers),
-        is_here=is_here,
-    ).backend
-    made = forecast(
-        config,
-        shape,
-        itemsize=resolve_dtype(config.model.dtype, torch.device(kind)).itemsize,
-        backend="vllm" if is_sharded else backend,
-        # Of shards no engine beside them samples: servers do, on other devices.
-        device_bytes=None if is_sharded else device_bytes,
-        shards=min(config.training.shard_size or devices, devices) if is_sharded else 1,
-        zero3=zero3,
-        has_own_memory=kind != "cpu",
-    )
-    return Estimate(
-        model=name,
-        parameters=shape.parameters,
-        mode=mode,
-        devices=devices,
-        parallel="replicate" if not is_sharded else "fsdp" if zero3 is None else "zero3",
-        memory_gib=round(made.peak / GIB, 3),
-        memory_gib_by_part={part: round(size / GIB, 3) for part, size in made.parts.items()},
-        host_gib=round(made.host / GIB, 3),
-        fits=None if device_bytes is None else made.peak <= AIR * device_bytes,
-    )

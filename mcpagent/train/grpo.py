@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import fmean
@@ -19,23 +19,23 @@ from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.budget import BudgetReached, resident_mib
 from mcpagent.train.health import StepReport, episode_measures
 from mcpagent.train.objective.advantages import GradedBatch, apply_penalty, grade_groups
-from mcpagent.train.run_state import CalibratedOrder, GrpoRun, Outcome, group_outcomes, useful_share
+from mcpagent.train.run_state import GrpoRun
 from mcpagent.train.update import UpdateStats, update_policy
 
 
 def success_rate(trajectories: Sequence[Trajectory]) -> float:
-    """The share of successes among the scored ones; 0 where none is scored."""
+    """Return the share of successes among the scored ones; 0 if none is scored."""
     scored = [t.is_success for t in trajectories if t.is_success is not None]
     return fmean(scored) if scored else 0.0
 
 
 def success_rate_of_all(trajectories: Sequence[Trajectory]) -> float:
-    """The share of successes, unscored episodes counted as failed: what decisions are made by."""
+    """Return the share of successes, unscored episodes counted as failed: what decisions are made by."""
     return fmean(t.is_success is True for t in trajectories) if trajectories else 0.0
 
 
 def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """What the episodes of a step say; means are over scored episodes, but for `success_rate_all`."""
+    """Return what the episodes of a step say; means are over scored episodes, but for `success_rate_all`."""
     scored = [t for t in trajectories if t.reward is not None]
     metrics: dict[str, Any] = {
         "episodes": len(trajectories),
@@ -123,7 +123,6 @@ class _Episodes:
     """The episodes that a step learns from, with penalties in force or not."""
 
     trajectories: list[Trajectory]
-    outcomes: Mapping[str, Outcome]  # of all groups that were played, replaced ones too
     penalty_active: bool
     resampled: int
     started_cpu_s: float
@@ -136,11 +135,9 @@ def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Episodes:
     started, settings = time.process_time(), run.settings
     taken = fresh = run.tasks.order.batch(step)
     kept: list[Trajectory] = []
-    outcomes: dict[str, Outcome] = {}
     resampled, penalty_active = 0, run.state.penalty_active
     for round_ in range(settings.resample_rounds + 1):
         episodes = _episodes(run, fresh, step, round_, asked)
-        outcomes |= group_outcomes(episodes)
         if round_ == 0:  # later rounds are what is left after a choice by reward
             penalty_active |= success_rate_of_all(episodes) >= settings.penalty_after_success
         episodes = apply_penalty(episodes, active=penalty_active, weight=settings.penalty_weight)
@@ -155,7 +152,6 @@ def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Episodes:
         taken = [*taken, *fresh]
     return _Episodes(
         trajectories=kept,
-        outcomes=outcomes,
         penalty_active=penalty_active,
         resampled=resampled,
         started_cpu_s=started,
@@ -234,11 +230,9 @@ def _update(run: GrpoRun, step: int, graded: GradedBatch) -> _Updated:
 
 
 def _record(run: GrpoRun, episodes: _Episodes, graded: GradedBatch, update: _Updated) -> None:
-    """The rest of a step: its evaluation, its record and, where it is due, its checkpoint."""
+    """The rest of a step: its evaluation, its record and, if it is due, its checkpoint."""
     state, trajectories = run.state, episodes.trajectories
     state.penalty_active = episodes.penalty_active
-    if isinstance(run.tasks.order, CalibratedOrder):
-        state.curriculum = run.tasks.order.observe(state.step, episodes.outcomes)
     groups = len({t.group_id for t in trajectories})
     record: JsonObject = {
         "step": state.step,
@@ -247,7 +241,6 @@ def _record(run: GrpoRun, episodes: _Episodes, graded: GradedBatch, update: _Upd
         **update.synced,
         "uniform_groups": graded.uniform_groups,
         "uniform_share": graded.uniform_groups / groups if groups else None,
-        "useful_share": useful_share(episodes.outcomes),
         "resampled_groups": episodes.resampled,
         "trained_samples": len(graded.samples),
         "penalty_active": state.penalty_active,
@@ -284,7 +277,6 @@ def _report(
     if (health is None or health.is_well) and run.folder.checkpoint_dir(step - 1).exists():
         state.good_step = step - 1
     state.is_ill = health is not None and health.should_stop() is not None
-    state.spent.steps += 1
     run.meter.read()
     record["cpu_s"] = time.process_time() - started_cpu_s
     record["rss_mb"] = resident_mib(trimmed=True)
@@ -299,7 +291,7 @@ def _note_broken_terms(run: GrpoRun, trajectories: Sequence[Trajectory]) -> None
     if broken:
         run.observers.note(
             f"step {run.state.step}: a reward term did not run {len(broken)} times in {len(trajectories)} "
-            f"episodes, which are unscored where it has a weight; the first: {broken[0]}"
+            f"episodes, which are unscored if it has a weight; the first: {broken[0]}"
         )
 
 

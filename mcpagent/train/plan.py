@@ -13,7 +13,7 @@ import torch
 
 from mcpagent.config.checks import refused_on_cpu
 from mcpagent.config.named_parts import is_built
-from mcpagent.config.schema import TrainConfig
+from mcpagent.config.schema import MAX_PASS_TOKENS, TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.models.architecture import Architecture, find_architecture
@@ -30,24 +30,24 @@ from mcpagent.policy.contract import BackendChoice, choose_backend
 from mcpagent.reward.terms import load_reward
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.tools.setup import configured_servers
-from mcpagent.train.actor import refuse_pipeline
-from mcpagent.train.build import is_deterministic, refuse_shared_engine, refuse_untrained
 from mcpagent.train.forecast import (
     AIR,
     ASSUMED_CONTEXT,
     GIB,
-    Estimates,
     Forecast,
     ModelShape,
     checkpoint_bytes,
-    estimate,
     forecast,
+    pass_tokens,
     shape_of,
     trained_parameters,
 )
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.wrapping import refuse_sharding, sharding
 from mcpagent.train.learner.zero3 import read_options
+from mcpagent.train.load import refuse_untrained
+from mcpagent.train.sampler import refuse_shared_engine
+from mcpagent.train.settings import is_deterministic
 from mcpagent.train.trackers import require_tracker
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -55,8 +55,8 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 @dataclass(frozen=True, kw_only=True)
 class TargetDevice:
-    """What a run is to train on. `memory` is bytes, None where it is not known; `is_here` is False for a
-    device that is planned for on a machine without it, where what is installed says nothing."""
+    """What a run is to train on. `memory` is bytes, None if it is not known; `is_here` is False for a
+    device that is planned for on a machine without it, so that what is installed says nothing."""
 
     kind: str  # cpu, cuda or mps
     memory: int | None
@@ -65,7 +65,7 @@ class TargetDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """A run that nothing forbids so far. `shape` is None where the model's configuration cannot be had, and
+    """A run that nothing forbids so far. `shape` is None if the model's configuration cannot be had, and
     then there is no forecast; `notes` are for the user."""
 
     target: TargetDevice
@@ -76,25 +76,32 @@ class Preflight:
     forecast: Forecast | None
     notes: tuple[str, ...]
     shards: int = 1  # processes that hold the weights once between them
-    zero3: Mapping[str, Any] | None = None  # DeepSpeed's settings, where ZeRO-3 makes the shards
+    zero3: Mapping[str, Any] | None = None  # DeepSpeed's settings, if ZeRO-3 makes the shards
+    pass_tokens: int = MAX_PASS_TOKENS  # of one forward and backward pass
+
+    def settled(self, config: TrainConfig) -> TrainConfig:
+        """Return the settings of the run with those that the machine decides: what a resumed run goes on
+        with, and what config.yaml shows."""
+        config = _with(config, "training.micro_batch_tokens", self.pass_tokens)
+        return _with(config, "model.dtype", str(self.dtype).removeprefix("torch."))
 
     @property
     def fits(self) -> bool | None:
-        """Whether the forecast fits the device; None where either is not known."""
+        """Return whether the forecast fits the device; None if either is not known."""
         if self.forecast is None or self.target.memory is None:
             return None
         return self.forecast.peak <= AIR * self.target.memory
 
 
 def target_device(config: TrainConfig, *, gpu_memory_gib: float | None = None) -> TargetDevice:
-    """The device that `device` names. With `gpu_memory_gib` (0: not known) one that need not be here: a
-    plan's. Raises UserError where it is neither here nor planned for."""
+    """Return the device that `device` names. With `gpu_memory_gib` (0: not known) one that need not be here:
+    a plan's. Raises UserError if it is neither here nor planned for."""
     planned = None if not gpu_memory_gib else int(gpu_memory_gib * GIB)
     if planned is not None and config.device == "cpu":
         raise UserError(
             f"a plan for a GPU of {gpu_memory_gib:g} GiB was asked for, but device is cpu",
             where="device",
-            remedy="use --device cuda, or leave --gpu-memory out",
+            remedy="--set device=cuda, or leave --gpu-memory out",
         )
     if gpu_memory_gib is not None and config.device != "cpu":
         kind = "cuda" if config.device == "auto" else config.device
@@ -106,7 +113,7 @@ def target_device(config: TrainConfig, *, gpu_memory_gib: float | None = None) -
 
 
 def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = None) -> Preflight:
-    """Raises UserError for whatever would end the run before or at its start, as far as it can be told
+    """Raise UserError for whatever would end the run before or at its start, as far as it can be told
     without the weights and without starting a server. `count` is the number of its processes; None: those
     that a launcher started."""
     device = torch.device(target.kind)
@@ -128,17 +135,15 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
         raise UserError(
             f"rollout.temperature is {config.rollout.temperature}, but vLLM takes {MAX_TEMPERATURE} at most",
             where="rollout.temperature",
-            remedy="lower it, or use --backend hf",
+            remedy="lower it, or --set rollout.backend=hf",
         )
     if config.algorithm == "grpo" and backend.backend == "vllm":
         refuse_shared_engine(config, count=count)
-    if config.algorithm == "grpo" and config.rollout.max_staleness > 0:
-        refuse_pipeline(config, device, Processes(), is_here=target.is_here)
     for tracker in config.tracking.backends:
         require_tracker(tracker)
     notes += load_reward(config.reward, config.judge).notes()
-    dtype = resolve_dtype(config.model.dtype, device)
     described, shape = _shape(config)
+    dtype = resolve_dtype(config.model.dtype, device, width=None if shape is None else shape.hidden)
     architecture = described.source
     if not target.is_here:
         notes.append(
@@ -153,6 +158,9 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
     else:
         checkpoints = config.model.checkpoints_on(target.kind, can=shape.can_checkpoint)
         config = _with(config, "model.gradient_checkpointing", checkpoints)
+        if target.kind == "cpu" and config.training.micro_batch_tokens is None:
+            tokens = pass_tokens(config, shape, itemsize=dtype.itemsize)
+            config = _with(config, "training.micro_batch_tokens", tokens)
         expected = forecast(
             config,
             shape,
@@ -161,7 +169,7 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
             device_bytes=target.memory,
             shards=shards_of(config, count) if parallel else 1,
             zero3=zero3,
-            is_fused=_is_fused(config, target, shape),
+            is_fused=_is_fused(target, shape),
             has_own_memory=target.kind != "cpu",
         )
     checked = Preflight(
@@ -174,6 +182,7 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
         notes=tuple(notes),
         shards=shards_of(config, count) if parallel else 1,
         zero3=zero3,
+        pass_tokens=config.training.pass_tokens,
     )
     return replace(checked, notes=(*notes, *_memory_notes(config, checked)))
 
@@ -185,7 +194,7 @@ def _zero3_settings(config: TrainConfig, device: torch.device) -> JsonObject:
 
 
 def shards_of(config: TrainConfig, count: int) -> int:
-    """How many of `count` processes hold the weights once between them, where they are sharded."""
+    """Return how many of `count` processes hold the weights once between them, if they are sharded."""
     return min(config.training.shard_size or count, count)
 
 
@@ -199,10 +208,8 @@ def _backend(config: TrainConfig, target: TargetDevice) -> BackendChoice:
     )
 
 
-def _is_fused(config: TrainConfig, target: TargetDevice, shape: ModelShape) -> bool:
-    device = torch.device(target.kind)
-    setting = config.model.fused_kernels
-    return choose_fused(setting, device=device, kind=shape.kind, is_here=target.is_here).is_used
+def _is_fused(target: TargetDevice, shape: ModelShape) -> bool:
+    return choose_fused(device=torch.device(target.kind), kind=shape.kind, is_here=target.is_here).is_used
 
 
 def _is_here(kind: str) -> bool:
@@ -227,12 +234,6 @@ def _shape(config: TrainConfig) -> tuple[Architecture, ModelShape | None]:
     name = config.model.name
     if config.algorithm == "grpo":
         refuse_untrained(name)
-    if config.finetune.mode == "qlora" and (Path(name) / "adapter_config.json").is_file():
-        raise UserError(
-            f"{name} is an adapter, which cannot be merged into 4-bit weights",
-            where="model.name",
-            remedy="merge it first: mcpagent export CKPT --merge --out DIR; or use --mode lora",
-        )
     architecture = find_architecture(name, trust_remote_code=config.model.trust_remote_code)
     if architecture.config is None:
         return architecture, None
@@ -254,31 +255,9 @@ def _shape(config: TrainConfig) -> tuple[Architecture, ModelShape | None]:
     return architecture, shape
 
 
-def estimate_run(config: TrainConfig, *, gpu_memory_gib: float | None = None) -> Estimates:
-    """The memory of the configured model and of others on one to sixteen devices: on a GPU of
-    `gpu_memory_gib`, which need not be here, else on the device that `device` names, and without an
-    accelerator on CUDA devices of the sizes that are common. Raises UserError for a model that cannot be
-    trained as it is asked for."""
-    is_planned = (
-        config.device != "cpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
-    )
-    target = target_device(config, gpu_memory_gib=gpu_memory_gib or (0.0 if is_planned else None))
-    architecture, shape = _shape(config)
-    is_zero3 = config.training.parallel == "zero3"
-    return estimate(
-        config,
-        architecture,
-        shape,
-        kind=target.kind,
-        device_bytes=target.memory,
-        is_here=target.is_here,
-        zero3=_zero3_settings(config, torch.device(target.kind)) if is_zero3 else None,
-    )
-
-
 def _memory_notes(config: TrainConfig, checked: Preflight) -> Iterator[str]:
-    """How many episodes there is room for, and what to lower where the forecast is larger than the device.
-    Raises UserError where nothing that a batch is made of can change it: the weights, their gradients and
+    """How many episodes there is room for, and what to lower if the forecast is larger than the device.
+    Raises UserError if nothing that a batch is made of can change it: the weights, their gradients and
     moments alone are too large."""
     expected = checked.forecast
     if expected is not None and expected.episodes < expected.asked and checked.fits:
@@ -366,7 +345,7 @@ def smaller_settings(config: TrainConfig, checked: Preflight) -> Smaller:
             device_bytes=memory,
             shards=1 if config.finetune.mode == "qlora" else checked.shards,
             zero3=checked.zero3,
-            is_fused=_is_fused(config, checked.target, checked.shape),
+            is_fused=_is_fused(checked.target, checked.shape),
             has_own_memory=checked.target.kind != "cpu",
         )
     settings = tuple((key, str(value).lower()) for key, value in changed.items())
@@ -390,7 +369,7 @@ def _lowered(config: TrainConfig, part: str, checked: Preflight) -> tuple[str, A
 
 
 def _may_be(key: str, value: Any, config: TrainConfig, checked: Preflight) -> bool:
-    """Whether a setting that is not `value` can be set to it here."""
+    """Return whether a setting that is not `value` can be set to it here."""
     assert checked.shape is not None
     if key == "model.gradient_checkpointing":
         return checked.shape.can_checkpoint
@@ -409,8 +388,8 @@ def _with(config: TrainConfig, key: str, value: Any) -> TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPlan:
-    """Sizes of a run. Parameters, memory and checkpoints (GiB, each) are None where the model's configuration
-    cannot be had. `memory_gib` is the peak of one process, with its engine of vLLM where it has one on the
+    """Sizes of a run. Parameters, memory and checkpoints (GiB, each) are None if the model's configuration
+    cannot be had. `memory_gib` is the peak of one process, with its engine of vLLM if it has one on the
     same device; `fits` compares it with `device_memory_gib`, and `notes` say what to lower."""
 
     algorithm: str
@@ -441,15 +420,15 @@ class TrainPlan:
     notes: tuple[str, ...]
 
     def as_json(self) -> JsonObject:
-        """The document of `train --dry-run --json`."""
+        """Return the document of `train --dry-run --json`."""
         return asdict(self)
 
 
 def plan(
     config: TrainConfig, checked: Preflight, tasks: TaskFile, *, validation: Path | None, run_dir: Path
 ) -> TrainPlan:
-    """The plan of a run that passed `preflight.check`; `validation` is the file that it evaluates on, if it
-    does. Raises UserError where the servers' file is wrong."""
+    """Return the plan of a run that passed `preflight.check`; `validation` is the file that it evaluates on,
+    if it does. Raises UserError if the servers' file is wrong."""
     shape, target, expected = checked.shape, checked.target, checked.forecast
     is_grpo = config.algorithm == "grpo"
     steps = config.total_steps(n_tasks=len(tasks))
@@ -466,12 +445,12 @@ def plan(
         mixed_precision=config.training.mixed_precision,
         backend=checked.backend.backend,
         backend_reason=checked.backend.why,
-        deterministic=is_deterministic(config, torch.device(target.kind)),
+        deterministic=is_deterministic(torch.device(target.kind)),
         steps=steps,
         optimizer_steps=steps * updates,
         tasks=len(tasks),
         validation=str(validation or "none"),
-        episodes_per_step=config.prompts_per_step * (config.rollout.group_size if is_grpo else 1),
+        episodes_per_step=config.training.batch_size * (config.rollout.group_size if is_grpo else 1),
         servers=tuple(server.name for server in configured_servers(config.tools)),
         parameters=shape.parameters if shape else None,
         trained_parameters=trained_parameters(config, shape) if shape else None,

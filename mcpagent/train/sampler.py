@@ -1,297 +1,208 @@
-"""What samples the episodes of a run, with how the learner's weights get there: transformers or vLLM."""
+"""The sampler of a run, from its model and its configuration: the backend, the engine and the canary."""
 
 from __future__ import annotations
 
+import copy
+import secrets
 import shutil
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from mcpagent.core.records import JsonObject
+from mcpagent.config.schema import TrainConfig
+from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolSpec
+from mcpagent.env.episode import EpisodeLimits, prompt_messages
+from mcpagent.env.offer import discovery, first_schemas
 from mcpagent.errors import UserError
-from mcpagent.models.architecture import cache_elements
-from mcpagent.models.load import MergedCopy, adapted_beside_linear, causal_lm
-from mcpagent.policy.canary import Arrival, ReadBack
-from mcpagent.policy.contract import Policy
-from mcpagent.policy.hf.policy import HFPolicy
-from mcpagent.policy.vllm.engine import VllmPolicy
+from mcpagent.models.load import is_quantised
+from mcpagent.policy.canary import CANARY_PROMPTS, MAX_TEMPERATURE, Canary
+from mcpagent.policy.contract import BackendChoice, choose_backend
+from mcpagent.policy.vllm.engine import (
+    ENVIRONMENT,
+    VllmPolicy,
+    VllmSettings,
+    cpu_cache_bytes,
+    engine_options,
+)
+from mcpagent.policy.vllm.process import own_engine
 from mcpagent.policy.vllm.servers import VllmServers
-from mcpagent.policy.vllm.worker import digest, weight_sums
-from mcpagent.train.batch.samples import sample_from_segments
-from mcpagent.train.forecast import AIR, GIB
 from mcpagent.train.learner.learner import Learner
-
-_SCORED_TOKENS = 4096  # of one forward pass of the canary
-_KEPT_ADAPTERS = 4  # versions whose files stay: turns that began with one may still run
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutEngine:
-    """`push` brings the learner's weights to the policy as its next version; between `rest` and `push` a
-    colocated engine gives its memory to the trainer. `read_back` compares what the engines hold with the
-    learner's weights; None where they never change. `episodes` is how many it has room for at once, None for
-    any number."""
-
-    policy: Policy
-    push: Callable[[], None]
-    close: Callable[[], None]
-    rest: Callable[[], None] = lambda: None
-    read_back: ReadBack | None = None
-    episodes: int | None = None
+from mcpagent.train.load import Loaded, compute_dtype
+from mcpagent.train.settings import is_deterministic
+from mcpagent.train.weight_sync import RolloutEngine, hf_sampler, score_completions, vllm_sampler
 
 
-def hf_sampler(
-    model: Any,
+@contextmanager
+def open_sampler(
+    loaded: Loaded,
+    config: TrainConfig,
     *,
-    decode: Callable[[Sequence[int]], str],
-    stop_ids: frozenset[int],
-    max_context: int,
+    model: Any,
     slots: int,
-    threads: int = 1,
-    is_trained: bool = False,
-    is_pipelined: bool = False,
-) -> RolloutEngine:
-    """Over `model`'s weights: a merged copy where it has adapters that can be merged without loss, else the
-    model itself, whose adapters are computed beside the weights. On an accelerator the episodes that it has
-    room for follow the memory that is free now; with `is_trained` gradients and moments are still to come,
-    with `is_pipelined` twice as many episodes are open at a time."""
-    merged = MergedCopy(model) if _merges_without_loss(model) else None
-    serving = merged.model if merged is not None else causal_lm(model)
-    policy = HFPolicy(
-        serving,
-        decode=decode,
-        stop_ids=stop_ids,
-        max_context=max_context,
-        slots=slots,
-        threads=threads,
-    )
-
-    def push() -> None:
-        policy.on_weights_changed(merged.sync if merged is not None else lambda: None)
-
-    def read_back() -> Arrival:
-        if merged is not None:
-            layers = list(merged.layers())
-            return Arrival(tensors=len(layers), differing=tuple(n for n, is_same in layers if not is_same))
-        # The very tensors that are trained, so nothing can be older than they are.
-        serves = {id(parameter) for parameter in serving.parameters()}
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        return Arrival(tensors=len(trained), differing=tuple(n for n, p in trained if id(p) not in serves))
-
-    free = free_bytes(serving.device)
-    if free is not None and is_trained:
-        free -= 3 * 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
-    room = None
-    if free is not None:
-        share = AIR * free / (2 if is_pipelined else 1)
-        room = episodes_with_room(
-            serving.config, free=share, max_context=max_context, itemsize=serving.dtype.itemsize
-        )
-    return RolloutEngine(policy=policy, push=push, close=policy.close, read_back=read_back, episodes=room)
-
-
-def episodes_with_room(config: Any, *, free: float, max_context: int, itemsize: int) -> int:
-    """How many whole contexts fit into `free` bytes, at least one; `config` is the model's."""
-    return max(1, int(free // (max_context * cache_elements(config) * itemsize)))
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Of an accelerator, with what torch keeps and does not use; None for a CPU, whose slots are settings."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return None
-
-
-def _merges_without_loss(model: Any) -> bool:
-    """Weights of 4 bits take no adapters, and bfloat16 ones keep less than a tenth of one step at 2e-5."""
-    return (
-        hasattr(model, "peft_config")
-        and causal_lm(model).dtype == torch.float32
-        and not adapted_beside_linear(model)
-    )
-
-
-def vllm_sampler(
-    engine: VllmPolicy | VllmServers,
-    model: Any,
-    *,
-    folder: Path,
+    weights: Path | None = None,
     learner: Learner | None = None,
     on_note: Callable[[str], None] = lambda _: None,
-) -> RolloutEngine:
-    """Sampling with vLLM in this process or behind HTTP. The weights of a `learner` that holds shards are
-    gathered by all processes first; then one of them sends them to servers.
-
-    Adapters are written to `folder`, which servers must be able to read too; so are whole checkpoints for
-    servers. The first push makes version 0, and `on_note` is told what memory the engines hold then."""
-    kept: deque[Path] = deque()
-    has_adapters = hasattr(model, "peft_config")
-    if has_adapters and (others := adapted_beside_linear(model)):
+) -> Iterator[RolloutEngine]:
+    """What samples with `model`'s weights, on the backend that `rollout.backend` names. `weights` is where a
+    training run hands them to servers; None if they never change: servers then get them once, through
+    `output_dir`. Raises UserError."""
+    is_trained = weights is not None
+    choice = _choice(loaded, config, model=model, is_trained=is_trained)
+    if choice.backend == "vllm" and not is_trained and hasattr(model, "peft_config"):
+        model = model.merge_and_unload()  # an engine has one model, and these adapters never change
+    if config.rollout.backend == "auto":
+        on_note(f"sampling with {choice.backend}: {choice.why}")
+    if choice.backend == "vllm" and config.rollout.temperature > MAX_TEMPERATURE:
         raise UserError(
-            f"vLLM serves adapters of linear layers, and lora.target_modules adapts the experts too "
-            f"({others[0]} and {len(others) - 1} more)",
-            where="lora.target_modules",
-            remedy="use all-linear, which leaves experts and router as they are, or --backend hf",
+            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes {MAX_TEMPERATURE} at most",
+            where="rollout.temperature",
+            remedy="lower it, or --set rollout.backend=hf",
+        )
+    renderer = loaded.renderer
+    common: dict[str, Any] = {
+        "decode": renderer.decode,
+        "stop_ids": renderer.stop_ids,
+        "max_context": loaded.max_context,
+    }
+    threads = torch.get_num_threads()
+    with ExitStack() as stack:
+        if choice.backend == "hf":
+            sampler = hf_sampler(model, slots=slots, threads=threads, is_trained=is_trained, **common)
+        elif config.vllm.servers:
+            folder = weights or Path(config.output_dir).absolute() / f".weights-{secrets.token_hex(4)}"
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            seeded = is_deterministic(loaded.device)
+            servers = VllmServers(config.vllm.servers, version=-1, is_seeded=seeded, **common)
+            sampler = vllm_sampler(servers, model, folder=folder, learner=learner, on_note=on_note)
+        else:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="mcpagent-vllm-")))
+            settings = _vllm_settings(loaded, config, model=model, contexts=slots, folder=folder)
+            if is_trained and _process_count() > 1:
+                address = stack.enter_context(_own_engine(settings, loaded))
+                level = settings.sleep_level if settings.can_sleep else None
+                engine = VllmServers(
+                    [address], version=-1, is_seeded=settings.is_seeded, sleep_level=level, **common
+                )
+            else:
+                if not is_trained:
+                    model.to("cpu")  # vLLM has a copy of its own
+                del common["max_context"]
+                engine = VllmPolicy(settings, threads=threads, version=-1 if is_trained else 0, **common)
+            sampler = (
+                vllm_sampler(engine, model, folder=folder, learner=learner, on_note=on_note)
+                if is_trained
+                else RolloutEngine(policy=engine, push=lambda: None, close=engine.close)
+            )
+        stack.callback(sampler.close)
+        yield sampler
+
+
+def refuse_shared_engine(config: TrainConfig, *, count: int) -> None:
+    """Raise UserError if `count` processes could not each have a vLLM engine on their own device."""
+    if count == 1 or config.vllm.servers:
+        return
+    if config.vllm.tensor_parallel_size > 1:
+        raise UserError(
+            f"vllm.tensor_parallel_size is {config.vllm.tensor_parallel_size}, but {count} processes train "
+            "together, each with one device and an engine on it",
+            where="vllm.tensor_parallel_size",
+            remedy="set it to 1, or start vLLM servers on other devices and name them in vllm.servers",
         )
 
-    def write(save: Callable[[Path], object]) -> Path:
-        path = folder / f"version-{engine.version + 1}"
-        save(path)
-        kept.append(path)
-        if len(kept) > _KEPT_ADAPTERS:
-            shutil.rmtree(kept.popleft(), ignore_errors=True)
-        return path
 
-    def send(weights: Mapping[str, torch.Tensor] | None) -> str | None:
-        whole = {} if weights is None else {"state_dict": weights}
-        if has_adapters:
-            engine.load_adapter(
-                write(lambda path: model.save_pretrained(path, save_embedding_layers=False, **whole))
-            )
-        elif isinstance(engine, VllmPolicy):
-            engine.load_weights((model.state_dict() if weights is None else weights).items())
-        else:
-            engine.load_folder(write(lambda path: model.save_pretrained(path, **whole)))
-        return engine.adapter if isinstance(engine, VllmServers) else None
+def _process_count() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
-    def push() -> None:
-        engine.wake()
-        if learner is None or not learner.wrapping.is_sharded:
-            send(None)
-        elif isinstance(engine, VllmPolicy):
-            send(learner.weights(everywhere=True))
-        else:
-            weights = learner.weights()
-            adapter = learner.processes.broadcast_from_rank0(lambda: send(weights))
-            if not learner.processes.is_first:
-                engine.follow(adapter)
 
-    push()
-    for line in memory_lines(engine.memory()):
-        on_note(line)
-    compare = _adapters_served if has_adapters else _WeightsServed()
-    holds_shards = learner is not None and learner.wrapping.is_sharded
-    return RolloutEngine(
-        policy=engine,
-        push=push,
-        close=engine.close,
-        rest=engine.sleep,
-        # Shards have no digests of whole weights: there the tokens of the proof alone tell.
-        read_back=None if holds_shards else lambda: compare(model, engine.served()),
+def _own_engine(settings: VllmSettings, loaded: Loaded) -> AbstractContextManager[str]:
+    device = None
+    if loaded.device.type == "cuda" and settings.tensor_parallel_size == 1:
+        device = torch.cuda.current_device() if loaded.device.index is None else loaded.device.index
+    return own_engine(engine_options(settings), environment=ENVIRONMENT, device=device)
+
+
+def _choice(loaded: Loaded, config: TrainConfig, *, model: Any, is_trained: bool = True) -> BackendChoice:
+    return choose_backend(
+        config.rollout.backend,
+        is_lora=is_trained and hasattr(model, "peft_config") and not is_quantised(model),
+        has_gpu=loaded.device.type == "cuda",
+        has_servers=bool(config.vllm.servers),
     )
 
 
-def memory_lines(engines: Mapping[str, Sequence[JsonObject]]) -> list[str]:
-    """What each worker of the engines holds, a line each, as its engine says."""
-    names = {
-        "weights": "weights",
-        "cache": "cache",
-        "activations": "activations of a step at most",
-        "graphs": "CUDA graphs",
-    }
-    lines: list[str] = []
-    for engine, workers in engines.items():
-        for worker in workers:
-            parts = [f"{text} {worker[k] / GIB:.2f}" for k, text in names.items() if worker[k] is not None]
-            free, total = worker["free"] / GIB, worker["total"] / GIB
-            lines.append(
-                f"{engine} holds on {worker['device']}, in GiB: {', '.join(parts)}; "
-                f"{free:.1f} of {total:.1f} are free"
-            )
-    return lines
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def _adapters_served(model: Any, served: Mapping[str, Sequence[JsonObject]]) -> Arrival:
-    """Every matrix of the adapters, in the dtype and with the scale that vLLM gives it. Engines and names do
-    not matter: a matrix of an older version has another digest."""
-    from peft.tuners.lora.layer import Linear
-
-    differing: list[str] = []
-    tensors = 0
-    for engine, worker in ((engine, worker) for engine, workers in served.items() for worker in workers):
-        dtype, there = getattr(torch, worker["dtype"]), Counter(worker["digests"])
-        for name, layer in ((n, m) for n, m in model.named_modules() if isinstance(m, Linear)):
-            for adapter in layer.active_adapters:
-                first: torch.Tensor = layer.lora_A[adapter].weight  # type: ignore[assignment]
-                second: torch.Tensor = layer.lora_B[adapter].weight  # type: ignore[assignment]
-                scaled = second.detach().to(dtype) * layer.scaling[adapter]
-                for letter, matrix in (("A", first.to(dtype)), ("B", scaled)):
-                    key = digest(matrix)
-                    tensors += 1
-                    if not there[key]:
-                        differing.append(f"{name}.lora_{letter} on {engine}")
-                    there[key] -= 1
-    return Arrival(tensors=tensors, differing=tuple(differing))
-
-
-class _WeightsServed:
-    """Compares sums over the weights of each layer. Layers that an engine holds in another form, as the first
-    comparison finds, are left to the canary's tokens."""
-
-    def __init__(self) -> None:
-        self._comparable: dict[tuple[str, str], bool] = {}
-
-    def __call__(self, model: Any, served: Mapping[str, Sequence[JsonObject]]) -> Arrival:
-        """All engines and layers."""
-        differing: list[str] = []
-        compared = 0
-        for engine, workers in served.items():
-            theirs = _joined(worker["sums"] for worker in workers)
-            if not theirs:
-                continue
-            ours = _sums(model, dtype=workers[0]["dtype"], columns=workers[0]["columns"])
-            for group, sums in theirs.items():
-                is_same = ours.get(group) == sums
-                if self._comparable.setdefault((engine, group), is_same):
-                    compared += 1
-                    if not is_same:
-                        differing.append(f"the weights of layer {group} on {engine}")
-        return Arrival(tensors=compared, differing=tuple(differing))
+def _vllm_settings(
+    loaded: Loaded, config: TrainConfig, *, model: Any, contexts: int, folder: Path
+) -> VllmSettings:
+    is_lora, name = hasattr(model, "peft_config"), loaded.whole
+    if name is None:
+        # Adapters and their base were put together in memory, and vLLM reads a folder.
+        name = str(folder / "model")
+        (copy.deepcopy(model).unload() if is_lora else model).save_pretrained(name)
+        loaded.tokenizer.save_pretrained(name)
+    has_gpu, vllm = loaded.device.type == "cuda", config.vllm
+    dtype = compute_dtype(loaded, config)
+    return VllmSettings(
+        model=name,
+        dtype=_name(dtype),
+        max_context=loaded.max_context,
+        contexts=contexts,
+        lora_rank=config.lora.r if is_lora else None,
+        cache_bytes=None
+        if has_gpu
+        else cpu_cache_bytes(
+            loaded.model.config, contexts=contexts, max_context=loaded.max_context, itemsize=dtype.itemsize
+        ),
+        gpu_memory_utilization=vllm.gpu_memory_utilization,
+        tensor_parallel_size=vllm.tensor_parallel_size,
+        is_seeded=is_deterministic(loaded.device),
+        enforce_eager=vllm.enforce_eager,
+        trust_remote_code=config.model.trust_remote_code,
+        can_sleep=has_gpu,
+    )
 
 
-def _sums(model: Any, *, dtype: str, columns: int | None) -> dict[str, list[int]]:
-    of = getattr(torch, dtype)
-    sums = weight_sums(model.named_parameters(), dtype=of, columns=columns)  # a tied tensor once
-    head = model.get_output_embeddings().weight
-    return sums | {"head": weight_sums([("head", head)], dtype=of, columns=columns)["other"]}
-
-
-def _joined(parts: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:
-    """Of the shards of one engine."""
-    sums: dict[str, list[int]] = {}
-    for part in parts:
-        for group, values in part.items():
-            before = sums.get(group, [0] * len(values))
-            sums[group] = [(a + b) % 2**63 for a, b in zip(before, values, strict=True)]
-    return sums
-
-
-@torch.no_grad()
-def score_completions(
+def build_canary(
+    loaded: Loaded,
+    config: TrainConfig,
+    *,
     learner: Learner,
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
-    temperature: float,
-) -> list[float]:
-    """The trainer's logprobs (nats) of the completions' tokens, in their order: a `canary.Scorer`."""
-    rows = [
-        sample_from_segments([(prompt, False), (completion, True)])
-        for prompt, completion in zip(prompts, completions, strict=True)
+    tasks: Iterable[Task],
+    catalog: Mapping[str, ToolSpec],
+) -> Canary:
+    """Return the proof over the prompts of the first tasks."""
+    prompts = [
+        loaded.renderer.prompt_ids(
+            prompt_messages(task, EpisodeLimits().message_limit_chars),
+            first_schemas(catalog, task.offered_tools, discovery(config.tools), task_id=task.id),
+        )
+        for task in islice(tasks, CANARY_PROMPTS)
     ]
-    was_training = learner.model.training
-    learner.model.eval()
-    by_row: dict[int, list[float]] = {}
-    for batch in learner.batches(rows, max_tokens=_SCORED_TOKENS):
-        logprobs, _ = learner.score(batch, temperature=temperature)
-        values = iter(logprobs.tolist())
-        for row in batch.rows:
-            by_row[row] = [next(values) for _ in completions[row]]
-    learner.model.train(was_training)
-    return [value for row in range(len(rows)) for value in by_row[row]]
+    return Canary(
+        prompts,
+        score=partial(score_completions, learner),
+        dtype=_name(compute_dtype(loaded, config)),
+        max_context=loaded.max_context,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+    )
+
+
+def why_corrected(loaded: Loaded, config: TrainConfig, *, model: Any) -> str | None:
+    """Return why the sampler's probabilities are not the trainer's; None if one engine in one dtype does
+    both."""
+    if _choice(loaded, config, model=model).backend == "vllm":
+        return "vllm samples"
+    if (dtype := compute_dtype(loaded, config)) != loaded.model.dtype:
+        return f"the sampler computes in {_name(loaded.model.dtype)} and the trainer in {_name(dtype)}"
+    return None

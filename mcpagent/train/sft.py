@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol, overload
 
 from mcpagent.core.records import JsonObject
@@ -15,19 +17,20 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory, Turn
 from mcpagent.env.offer import Discovery, first_schemas
 from mcpagent.env.parsing import DIALECT_OF, observations, parse_action
-from mcpagent.env.tool_format import rewritten
+from mcpagent.env.tool_format import opening_ids, rewritten
 from mcpagent.interrupts import Abandoned, stopping, uninterrupted
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect_on_disk
+from mcpagent.rollout.collector import attempts, collect
 from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.datasets import DiskList
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.train.batch.samples import TrainSample, sample_from_segments
 from mcpagent.train.budget import Meter, RunBudget, Spent, resident_mib
+from mcpagent.train.health import HealthMonitor, StepReport, calls_not_learned
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.run_state import TaskOrder
 
@@ -56,7 +59,7 @@ class Augmentation(Protocol):
         ...
 
     def rewritten(self, trajectory: Trajectory, /, *, seed: int) -> Trajectory:
-        """The same demonstration in other words, the same for the same `seed`."""
+        """Return the same demonstration in other words, the same for the same `seed`."""
         ...
 
 
@@ -97,7 +100,7 @@ class RewrittenDemonstrations(Sequence[TrainSample]):
 
 @dataclass(frozen=True)
 class Curriculum:
-    """Samples beside the demonstrations: `steps` steps at the beginning train on them alone, `mix` of them
+    """Samples next to the demonstrations: `steps` steps at the beginning train on them alone, `mix` of them
     join each later batch. Records call those first steps by the name of the function."""
 
     make: MakeSamples
@@ -129,11 +132,11 @@ class SftState:
 
     @classmethod
     def from_json(cls, saved: JsonObject) -> SftState:
-        """What `as_json` gave."""
-        return cls(step=saved["step"], spent=Spent(**saved["spent"]))
+        """Return what `as_json` gave."""
+        return cls(step=saved["step"], spent=Spent.from_json(saved["spent"]))
 
     def as_json(self) -> JsonObject:
-        """The state as a checkpoint keeps it; `from_json` reads it."""
+        """Return the state as a checkpoint keeps it; `from_json` reads it."""
         return {"step": self.step, "spent": dict(vars(self.spent))}
 
 
@@ -148,15 +151,18 @@ def train_sft(
     of_tools: JsonObject,
     on_step: Callable[[JsonObject], None],
     note: Callable[[str], None] = lambda _: None,
+    health: HealthMonitor | None = None,
 ) -> str:
     """Minimise the mean negative log-likelihood of the demonstrations' own tokens, a batch a step; returns
     what ended the run. `of_tools` is what making the demonstrations came to: it joins the first record.
+    `health` ends a run that unlearns calls, and `note` is told of one that never learns them.
 
     Everything a step uses is a function of its number, so a resumed run continues exactly. Ctrl-C finishes
     the step, leaves a checkpoint and is raised again.
     """
     meter, processes = Meter(settings.budget, state.spent), learner.processes
     order = TaskOrder(len(demonstrations), batch_size=settings.batch_size, seed=settings.seed)
+    opening, records, said = opening_ids(renderer), run.metrics(), False
 
     def save_if_missing() -> None:
         folder = run.checkpoint_dir(state.step)
@@ -165,12 +171,27 @@ def train_sft(
             learner.save(folder, state=state.as_json())
             processes.broadcast_from_rank0(lambda: rotate(run, keep=settings.keep_checkpoints, spare=()))
 
+    def watch_over(record: JsonObject) -> None:
+        nonlocal said
+        records.append(record)
+        if health is None:
+            return
+        health.on_step(StepReport(step=record["step"], metrics=record, trajectories=()))
+        finding = calls_not_learned(records, is_over=record["step"] == settings.total_steps)
+        if finding is not None and (not said or record["step"] == settings.total_steps):
+            note(f"health, step {record['step']}: {finding}")
+            said = True
+
+    def why_over() -> str | None:
+        return meter.reached() or (health.should_stop() if health is not None else None)
+
     def one_step(step: int) -> None:
         samples = _samples(step, order, demonstrations, renderer, settings)
-        record = _update(learner, samples, settings, step) | (of_tools if step == first else {})
+        record = _update(learner, samples, settings, step, opening) | (of_tools if step == first else {})
         if processes.is_first:
+            watch_over(record)
             run.append_metrics(record)
-        state.step, state.spent.steps = step, state.spent.steps + 1
+        state.step = step
         if step % settings.save_every == 0:
             save_if_missing()
         on_step(record)
@@ -179,8 +200,7 @@ def train_sft(
     learner.model.train()
     try:
         while (
-            state.step < settings.total_steps
-            and (reason := processes.broadcast_from_rank0(meter.reached)) is None
+            state.step < settings.total_steps and (reason := processes.broadcast_from_rank0(why_over)) is None
         ):
             with uninterrupted(lambda: note("finishing the step before it stops; Ctrl-C again drops it")):
                 one_step(state.step + 1)
@@ -214,13 +234,20 @@ def _samples(
     return [*batch, *curriculum.make(renderer, count=curriculum.mix, seed=seed)]
 
 
-def _update(learner: Learner, samples: Sequence[TrainSample], settings: SftSettings, step: int) -> JsonObject:
+def _update(
+    learner: Learner,
+    samples: Sequence[TrainSample],
+    settings: SftSettings,
+    step: int,
+    opening: Sequence[int],
+) -> JsonObject:
     """One optimiser step on the samples, shared out over the processes; its record."""
     started, processes = time.process_time(), learner.processes
     tokens = sum(s.loss_tokens for s in samples)
-    total = 0.0
+    total, begun = 0.0, list[float]()
+    mine = processes.share(samples)
     processes.seed_torch(settings.seed, step)
-    for batch in learner.batches(processes.share(samples), max_tokens=settings.micro_batch_tokens):
+    for batch in learner.batches(mine, max_tokens=settings.micro_batch_tokens):
         if not batch.rows:
             learner.idle(batch)
             continue
@@ -228,17 +255,32 @@ def _update(learner: Learner, samples: Sequence[TrainSample], settings: SftSetti
         loss = -logprobs.sum() / tokens
         learner.backward(loss)
         total += float(loss.detach())
+        begun += _begun([mine[row] for row in batch.rows], logprobs.tolist(), opening)
     norm, factor = learner.step(step)
+    loss, calls_begun, calls = processes.sum([total, math.fsum(begun), len(begun)])
     return {
         "step": step,
         "phase": _phase(settings.curriculum, step),
-        "loss": processes.sum([total])[0],
+        "loss": loss,
+        # The share of the demonstrations' calls that the model would begin itself, before this update.
+        **({"calls_begun": calls_begun / calls} if calls else {}),
         **({"overflowed_steps": 1} if norm is None else {"grad_norm": norm}),
         "learning_rate_factor": factor,
         "tokens": tokens,
         "cpu_s": time.process_time() - started,
         "rss_mb": resident_mib(),
     }
+
+
+def _begun(
+    samples: Sequence[TrainSample], logprobs_N: Sequence[float], opening: Sequence[int]
+) -> list[float]:
+    """Return, for each turn of the samples that begins with `opening`, how likely the model writes the least
+    likely token of it: a call is begun no more often."""
+    tokens = [t for s in samples for t, counts in zip(s.token_ids_T, s.loss_mask_T, strict=True) if counts]
+    starts = accumulate((n for s in samples for n in s.turn_tokens_K), initial=0)
+    spans = [(start, start + len(opening)) for start in starts]
+    return [math.exp(min(logprobs_N[a:b])) for a, b in spans if opening and tokens[a:b] == list(opening)]
 
 
 def _phase(curriculum: Curriculum | None, step: int) -> str:
@@ -264,7 +306,7 @@ async def demonstrate(
     With `stop_early` and `wrong_tool` the demonstrations are of mixed quality (see `GoldPolicy`); with
     `discovery` they search for the tools first.
     """
-    return await collect_on_disk(
+    return await collect(
         attempts(tasks, per_task=per_task, seed=seed, label="demonstrations"),
         policy=GoldPolicy(tasks, stop_early=stop_early, wrong_tool=wrong_tool),
         tools=tools,
@@ -282,8 +324,8 @@ def demonstration_samples(
     renderer: Renderer,
     discovery: Discovery | None = None,
 ) -> Iterator[TrainSample]:
-    """The token sequences that a model would have seen and written: what the environment appended is masked
-    out, what the policy wrote carries the loss. `discovery` as when they were played."""
+    """Yield the token sequences that a model would have seen and written: what the environment appended is
+    masked out, what the policy wrote carries the loss. `discovery` as when they were played."""
     for trajectory in trajectories:
         task = tasks[trajectory.task_id]
         schemas = first_schemas(catalog, task.offered_tools, discovery, task_id=task.id)
@@ -305,7 +347,7 @@ def texts(
     catalog: Mapping[str, ToolSpec],
     renderer: Renderer,
 ) -> Iterator[str]:
-    """The same sequences as text, for training a tokenizer."""
+    """Yield the same sequences as text, for training a tokenizer."""
     for trajectory in trajectories:
         task = tasks[trajectory.task_id]
         discovery = Discovery() if trajectory.searches else None

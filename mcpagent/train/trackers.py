@@ -41,18 +41,14 @@ class TrackedRun:
     config: JsonObject
     is_online: bool
     begins_at: int = 0  # the step that a resumed run goes on from
-    entity: str | None = None  # the team or user that the project belongs to; None: that of the API key
-    weave_project: str | None = None  # None: project
 
     @classmethod
     def of(cls, config: TrainConfig, run: RunFolder, *, begins_at: int = 0) -> TrackedRun:
-        """What `config.tracking` says of the run in that folder."""
+        """Return what `config.tracking` says of the run in that folder."""
         tracking = config.tracking
         return cls(
             project=tracking.project,
-            entity=tracking.entity,
-            weave_project=tracking.weave_project or tracking.project,
-            name=tracking.name or run.path.name,
+            name=run.path.name,
             folder=run.logs,
             config=config.model_dump(mode="json"),
             is_online=tracking.mode == "online",
@@ -159,7 +155,7 @@ class Trackers:
 def open_trackers(
     backends: Sequence[str], run: TrackedRun, *, note: Callable[[str], None], deadline_s: float = 30.0
 ) -> Trackers:
-    """Start them. Raises UserError where the package of one is not installed."""
+    """Start them. Raises UserError if the package of one is not installed."""
     variables = environment()
     secrets = secrets_of(variables)
     if backends:
@@ -192,7 +188,7 @@ def _without_users(value: Any) -> Any:
 
 
 def require_tracker(backend: str) -> None:
-    """Raises UserError where the package of a tracker is not installed."""
+    """Raise UserError if the package of a tracker is not installed."""
     if importlib.util.find_spec(backend) is None:
         raise UserError(
             f"the tracker {backend} is not installed",
@@ -209,7 +205,6 @@ class Wandb:
 
         self._run = wandb.init(
             project=run.project,
-            entity=run.entity,
             name=run.name,
             dir=str(run.folder),
             config=run.config,
@@ -267,9 +262,9 @@ class TensorBoard:
 
 
 def weave_project(run: TrackedRun) -> str:
-    """The project as weave names it: `entity/project` where the entity is known."""
-    name = run.weave_project or run.project
-    return name if run.entity is None or "/" in name else f"{run.entity}/{name}"
+    """Return the project as weave names it: `entity/project` if WANDB_ENTITY is set, which wandb reads."""
+    entity = os.environ.get("WANDB_ENTITY")
+    return run.project if entity is None or "/" in run.project else f"{entity}/{run.project}"
 
 
 class Weave:
@@ -296,6 +291,6 @@ class Weave:
             self._client.finish_call(call, output=trajectory)
 
     def close(self) -> None:
-        """Finish the client, where there is one."""
+        """Finish the client, if there is one."""
         if self._client is not None:
             self._weave.finish()

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Literal
 
 import torch
 
@@ -14,7 +13,7 @@ from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.batch.scoring import Batch
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.objective.advantages import Credit, GradedBatch, assign_credit
+from mcpagent.train.objective.advantages import GradedBatch, assign_credit
 from mcpagent.train.objective.loss import (
     ApproximateKL,
     Objective,
@@ -27,14 +26,7 @@ from mcpagent.train.objective.loss import (
 )
 from mcpagent.train.objective.value import explained_variance, turn_starts, value_loss
 
-
-@dataclass(frozen=True, kw_only=True)
-class SamplerCorrection:
-    """Truncated importance sampling against the sampler's logprobs (`loss.sampler_weights`)."""
-
-    cap: float
-    level: Literal["token", "sequence"] = "token"
-    beyond: Literal["truncate", "mask"] = "truncate"
+VALUE_CLIP = 0.2  # how far a value may move from the one before the update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +39,14 @@ class UpdateSettings:
     max_response_tokens: int = 1  # what dr_grpo divides by
     kl_in_reward: bool = False
     entropy_coef: float = 0.0
-    use_reference: bool = True  # asked only where the KL has a weight
+    use_reference: bool = True  # asked only if the KL has a weight
     value_coef: float = 0.5
-    value_clip: float | None = 0.2
-    correction: SamplerCorrection | None = None
+    value_clip: float | None = VALUE_CLIP
+    tis_cap: float | None = None  # of the importance weights against the sampler (`loss.sampler_weights`)
     epochs: int = 1
     minibatches: int = 1
     micro_batch_tokens: int = 8192
     temperature: float = 1.0
-    stop_kl: float | None = None  # nats a token; once a batch has moved the policy past it, it is left
 
     @property
     def is_single_step(self) -> bool:
@@ -77,7 +68,6 @@ class UpdateStats:
     explained_variance: float | None = None  # of the values before the update
     grad_norm: float = 0.0
     optimizer_steps: int = 0
-    skipped_steps: int = 0  # left out because the policy had moved too far
     overflows: int = 0  # steps that were left out because a gradient overflowed in float16
 
     def add(self, count: int, **sums: float) -> None:
@@ -87,7 +77,7 @@ class UpdateStats:
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def summary(self) -> dict[str, float]:
-        """What metrics.jsonl shows; empty when no sample carried a gradient."""
+        """Return what metrics.jsonl shows; empty when no sample carried a gradient."""
         if not self.tokens:
             return {}
         means = {name: value / self.tokens for name, value in self.sums.items()}
@@ -102,8 +92,6 @@ class UpdateStats:
         }
         if taken:
             summary["grad_norm"] = self.grad_norm / taken
-        if self.skipped_steps:
-            summary["skipped_steps"] = self.skipped_steps
         if self.overflows:
             summary["overflowed_steps"] = self.overflows
         if self.value_loss is not None:
@@ -114,8 +102,8 @@ class UpdateStats:
 
 
 def combined(parts: Sequence[UpdateStats]) -> UpdateStats:
-    """Those of one update that several processes made together. Losses are shares of the whole; gradient
-    norms and steps are the same for all."""
+    """Return those of one update that several processes made together. Losses are shares of the whole;
+    gradient norms and steps are the same for all."""
     first, *others = parts
     for other in others:
         first.add(other.tokens, **other.sums)
@@ -149,7 +137,7 @@ def rescore(
     temperature: float,
     with_reference: bool,
 ) -> list[Rescored]:
-    """One forward pass over every sample, with dropout off; values where the learner has a head for them."""
+    """One forward pass over every sample, with dropout off; values if the learner has a head for them."""
     by_row: dict[int, Rescored] = {}
     was_training = learner.model.training
     learner.model.eval()
@@ -173,7 +161,7 @@ def rescore(
 @dataclass(frozen=True)
 class UpdateRow:
     """A sample with its credit. `rescored` is what the trainer computed of it before the first step; None
-    where a single step is taken on the sampler's logprobs."""
+    if a single step is taken on the sampler's logprobs."""
 
     sample: TrainSample
     group: int
@@ -194,11 +182,10 @@ def update_policy(
     """Optimise on the groups that carry a signal, shared out over the processes, which are all given the same
     groups and get the same statistics.
 
-    Old logprobs are the sampler's where one step is taken; the trainer's own, from before the first step,
-    where there are several or the sampler is corrected for. Past `settings.stop_kl` the other steps are left
-    out. `first_optimizer_step` numbers the steps for the learning-rate schedule; `seed` shuffles groups into
-    minibatches: those of all processes together, so that their number does not change which groups make a
-    step. Each minibatch is shared out anew.
+    Old logprobs are the sampler's if one step is taken; the trainer's own, from before the first step, if
+    there are several or the sampler is corrected for. `first_optimizer_step` numbers the steps for the
+    learning-rate schedule; `seed` shuffles groups into minibatches: those of all processes together, so that
+    their number does not change which groups make a step. Each minibatch is shared out anew.
     """
     processes = learner.processes
     groups_with_signal = [group for group in graded.groups if group.has_signal]
@@ -216,9 +203,6 @@ def update_policy(
         random.Random(f"{seed}/{epoch}").shuffle(order)
         size = max(1, -(-len(order) // settings.minibatches))
         for start in range(0, len(order), size):
-            if update.has_moved_too_far():
-                update.stats.skipped_steps += 1
-                continue
             # A process without a group in it takes part all the same.
             minibatch = sorted(order[start : start + size])
             share = set(here if settings.is_single_step else processes.share(minibatch))
@@ -231,7 +215,7 @@ def update_policy(
 
 
 def sampler_logprobs(samples: Sequence[TrainSample], learner: Learner) -> torch.Tensor:
-    """The logprobs [N] (nats) that the sampler reported for the sampled tokens, sample by sample."""
+    """Return the logprobs [N] (nats) that the sampler reported for the sampled tokens, sample by sample."""
     logprobs = [p for s in samples for p in s.sampler_logprobs_N]
     return torch.tensor(logprobs, device=learner.device, dtype=learner.loss_dtype)
 
@@ -252,39 +236,37 @@ class _Update:
         return self.settings.use_reference and self.kl_coef > 0
 
     def rows(self, graded: GradedBatch) -> list[UpdateRow]:
-        """Rescore the samples where that is needed, then give credit."""
+        """Rescore the samples if that is needed, then give credit."""
         learner, settings, samples = self.learner, self.settings, graded.samples
         needs_values = graded.settings.advantage == "gae"
         self.is_rescored = bool(
-            not settings.is_single_step or settings.correction or settings.kl_in_reward or needs_values
+            not settings.is_single_step or settings.tis_cap or settings.kl_in_reward or needs_values
         )
-        if not self.is_rescored:
-            return _join(graded, assign_credit(graded, reduce=learner.processes.sum), None)
-        rescored = rescore(
-            learner,
-            samples,
-            max_tokens=settings.micro_batch_tokens,
-            temperature=settings.temperature,
-            with_reference=self.asks_reference,
-        )
-        for sample, scores in zip(samples, rescored, strict=True):
+        rescored: list[Rescored] = []
+        if self.is_rescored:
+            rescored = rescore(
+                learner,
+                samples,
+                max_tokens=settings.micro_batch_tokens,
+                temperature=settings.temperature,
+                with_reference=self.asks_reference,
+            )
+        for sample, scores in zip(samples, rescored, strict=self.is_rescored):
             self.stats.drift.add(scores.logprobs_N, sampler_logprobs([sample], learner))
-        values = None
+        penalties = values = None
         if needs_values:
             values = [scores.values_K.tolist() for scores in rescored if scores.values_K is not None]
-        credit = assign_credit(
-            graded,
-            penalties=self._penalties(samples, rescored)
-            if settings.kl_in_reward and self.asks_reference
-            else None,
-            values=values,
-            reduce=learner.processes.sum,
-        )
+        if settings.kl_in_reward and self.asks_reference:
+            penalties = self._penalties(samples, rescored)
+        credit = assign_credit(graded, penalties=penalties, values=values, reduce=learner.processes.sum)
         if values is not None:
             flat = [v for of_sample in values for v in of_sample]
             pairs = learner.processes.gather(zip(flat, _outcomes(graded), strict=True))
             self.stats.explained_variance = explained_variance([v for v, _ in pairs], [o for _, o in pairs])
-        return _join(graded, credit, rescored)
+        returns = credit.returns or [[] for _ in samples]
+        scored = rescored or [None] * len(samples)
+        parts = zip(samples, graded.sample_groups, credit.advantages, returns, scored, strict=True)
+        return [UpdateRow(*part) for part in parts]
 
     def _penalties(self, samples: Sequence[TrainSample], rescored: Sequence[Rescored]) -> list[list[float]]:
         """The KL (k1) of each turn times its coefficient."""
@@ -294,10 +276,6 @@ class _Update:
             k1 = kl_terms(scores.logprobs_N, scores.reference_N, estimator="k1") * self.kl_coef
             penalties.append([float(turn.sum()) for turn in k1.split(sample.turn_tokens_K)])
         return penalties
-
-    def has_moved_too_far(self) -> bool:
-        """Whether the policy, as the last step measured it, is past `stop_kl`."""
-        return self.settings.stop_kl is not None and self.stats.approx_kl.latest > self.settings.stop_kl
 
     def optimizer_step(self, rows: Sequence[UpdateRow], *, number: int) -> None:
         """Add the gradients of all rows, in micro-batches, and step."""
@@ -319,7 +297,6 @@ class _Update:
                 continue
             in_batch = [rows[i] for i in batch.rows]
             self._backward(batch, in_batch, [weights[i] for i in batch.rows], n_turns=n_turns)
-        stats.approx_kl.end_step(learner.processes.sum)
         norm, _ = learner.step(number)
         stats.optimizer_steps += 1
         if norm is None:
@@ -337,7 +314,7 @@ class _Update:
         turn_lengths = torch.tensor([n for s in samples for n in s.turn_tokens_K], device=device)
         advantages = torch.tensor([a for row in rows for a in row.advantages_K], device=device, dtype=dtype)
         weights_N = torch.tensor(weights, device=device, dtype=dtype).repeat_interleave(lengths)
-        old, reference, corrections = self._old(batch, rows, lengths)
+        old, reference, corrections = self._old(batch, rows)
         logprobs, entropy, values = learner.score_with_values(
             batch,
             turn_starts(samples),
@@ -378,7 +355,7 @@ class _Update:
         )
 
     def _old(
-        self, batch: Batch, rows: Sequence[UpdateRow], lengths: torch.Tensor
+        self, batch: Batch, rows: Sequence[UpdateRow]
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Old and reference logprobs and the sampler's correction [N] of a micro-batch."""
         settings = self.settings
@@ -392,13 +369,9 @@ class _Update:
         old = torch.cat([scores.logprobs_N for scores in rescored])
         references = [scores.reference_N for scores in rescored if scores.reference_N is not None]
         reference = torch.cat(references) if references else None
-        if settings.correction is None:
+        if settings.tis_cap is None:
             return old, reference, None
-        correction = settings.correction
-        weights = sampler_weights(
-            old, sampler, lengths, cap=correction.cap, level=correction.level, beyond=correction.beyond
-        )
-        return old, reference, weights
+        return old, reference, sampler_weights(old, sampler, cap=settings.tis_cap)
 
     def _value_error(self, values: torch.Tensor, rows: Sequence[UpdateRow]) -> torch.Tensor:
         """The value loss [K] of a micro-batch, whose rows were all rescored."""
@@ -410,14 +383,6 @@ class _Update:
             returns_K=torch.tensor(returns, device=values.device, dtype=values.dtype),
             clip=self.settings.value_clip,
         )
-
-
-def _join(graded: GradedBatch, credit: Credit, rescored: list[Rescored] | None) -> list[UpdateRow]:
-    samples = graded.samples
-    returns = credit.returns or [[] for _ in samples]
-    scores = rescored or [None] * len(samples)
-    parts = zip(samples, graded.sample_groups, credit.advantages, returns, scores, strict=True)
-    return [UpdateRow(*part) for part in parts]
 
 
 def _everyones(rows: Sequence[UpdateRow], processes: Processes, device: torch.device) -> list[UpdateRow]:

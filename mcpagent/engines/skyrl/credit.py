@@ -17,7 +17,6 @@ import torch
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.registry import ADVANTAGES
 from mcpagent.train.batch.samples import TrainSample
-from mcpagent.train.build import grade_settings, update_settings
 from mcpagent.train.objective.advantages import (
     CreditSettings,
     GradedAttempt,
@@ -28,18 +27,10 @@ from mcpagent.train.objective.advantages import (
     spread_of_batch,
 )
 from mcpagent.train.objective.loss import token_weights
+from mcpagent.train.settings import grade_settings, update_settings
 
 FAILED, CUT = "failed", "length"  # stop reasons: an episode that is left out, one that ran out of tokens
 _SCALES = ("group", "batch", "none")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Credit:
-    """`advantages` and `returns` [B, L]; `trained` [B] says which rows carry a gradient."""
-
-    advantages: torch.Tensor
-    returns: torch.Tensor
-    trained: torch.Tensor
 
 
 def native_credit(
@@ -51,9 +42,10 @@ def native_credit(
     scored_B: torch.Tensor,
     kept_B: torch.Tensor | None = None,
     values_BL: torch.Tensor | None = None,
-) -> Credit:
-    """The advantages of `train.objective` for SkyRL's rows. Rows that are not scored are in no mean; those
-    that are scored and not `kept_B` count in their group, and are not trained on."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the advantages [B, L] and returns [B, L] of `train.objective` for SkyRL's rows, and which rows
+    carry a gradient [B]. Rows that are not scored are in no mean; those that are scored and not `kept_B`
+    count in their group, and are not trained on."""
     kept_B = scored_B if kept_B is None else kept_B
     samples = [TrainSample(token_ids_T=(), loss_mask_T=tuple(row)) for row in sampled_BL.bool().tolist()]
     totals = rewards_BL.sum(-1).tolist()
@@ -93,7 +85,7 @@ def native_credit(
             returns[i, start:end] = credit.returns[k][j] if credit.returns else credit.advantages[k][j]
     trained = torch.zeros(len(totals), dtype=torch.bool)
     trained[places] = True
-    return Credit(advantages=advantages, returns=returns, trained=trained)
+    return advantages, returns, trained
 
 
 def _trained_rows(group: GradedGroup, rows: Sequence[int]) -> list[int]:
@@ -116,7 +108,7 @@ def _penalties(rewards_L: torch.Tensor, turns: Sequence[tuple[int, int]], total:
 
 def register_estimators() -> None:
     """Make the native advantages known to SkyRL as `mcpagent_NAME_SCALE`. Idempotent. Called by SkyRL itself
-    they see one mask, and leave out the rows where it is empty."""
+    they see one mask, and leave out the rows in which it is empty."""
     from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry
 
     for name in ADVANTAGES.keys() - {"turn"}:  # what turns earn does not reach SkyRL
@@ -137,7 +129,7 @@ def _estimator(advantage: str, scale: Any) -> Callable[..., tuple[torch.Tensor, 
         **_: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         settings = CreditSettings(advantage=advantage, scale=scale, gamma=gamma, lambda_=lambd)
-        credit = native_credit(
+        advantages, returns, _trained = native_credit(
             token_level_rewards,
             response_mask,
             index,
@@ -145,7 +137,7 @@ def _estimator(advantage: str, scale: Any) -> Callable[..., tuple[torch.Tensor, 
             scored_B=response_mask.bool().any(-1),
             values_BL=values if advantage == "gae" else None,
         )
-        return credit.advantages, credit.returns
+        return advantages, returns
 
     return estimate
 
@@ -182,7 +174,7 @@ def credit_batch(data: Any, plan: NativePlan) -> dict[str, float]:
     is_cut = torch.tensor([reason == CUT for reason in reasons])
     sampled = data["loss_mask"].bool()
     is_gae = plan.credit.advantage == "gae"
-    credit = native_credit(
+    advantages, returns, is_trained = native_credit(
         data["rewards"],
         sampled,
         uids,
@@ -191,15 +183,15 @@ def credit_batch(data: Any, plan: NativePlan) -> dict[str, float]:
         kept_B=scored & ~is_cut if plan.mask_truncated else scored,
         values_BL=data["values"] if is_gae else None,
     )
-    data["advantages"], data["returns"] = credit.advantages, credit.returns
-    data["loss_mask"] = data["loss_mask"] * credit.trained.unsqueeze(-1).to(data["loss_mask"].dtype)
+    data["advantages"], data["returns"] = advantages, returns
+    data["loss_mask"] = data["loss_mask"] * is_trained.unsqueeze(-1).to(data["loss_mask"].dtype)
     totals = data["rewards"].sum(-1)[scored]
-    trained = credit.advantages[data["loss_mask"].bool()]
+    trained = advantages[data["loss_mask"].bool()]
     metrics = {
         "loss/avg_final_rewards": float(totals.mean()) if len(totals) else 0.0,
         "loss/avg_raw_advantages": float(trained.mean()) if len(trained) else 0.0,
         "loss/avg_raw_advantages_abs": float(trained.abs().mean()) if len(trained) else 0.0,
-        "trained_samples": float(credit.trained.sum()),
+        "trained_samples": float(is_trained.sum()),
     }
     data.metadata.setdefault("metrics", {}).update(
         {

@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 from mcpagent.config.loader import dump_config
 from mcpagent.config.schema import ToolsConfig, TrainConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Task
 from mcpagent.engines.skyrl.config import ENV_ID, idle, refusals, translate
 from mcpagent.engines.skyrl.record import FOLDER, import_checkpoints, last_saved_step, write_records
-from mcpagent.env.offer import discovery, first_schemas
-from mcpagent.env.tool_format import bake_tools
 from mcpagent.errors import RunError, UserError
-from mcpagent.run.episodes import evaluated_file, open_tasks, pinned_model
+from mcpagent.run.episodes import evaluated_file, open_tasks
 from mcpagent.run.lifecycle import TrainOutcome, Watch, logged, outcome_of
+from mcpagent.run.policies import pinned_model
 from mcpagent.run.train import open_session
 from mcpagent.storage.datasets import find_dataset
 from mcpagent.storage.packages import installed_version, is_installed, pip_install
 from mcpagent.storage.run_folder import RunFolder, run_log
-from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.setup import open_tools
+from mcpagent.train.start import settle_start
 
 if TYPE_CHECKING:
     from mcpagent.storage.runs import RunSession
@@ -54,12 +52,12 @@ class SkyrlEngine:
             return UserError(
                 f"{_NO_GPU}, and this machine shows none",
                 where="engine: skyrl",
-                remedy="set RAY_ADDRESS (or skyrl.address) to a cluster with GPUs, or use engine native",
+                remedy="set RAY_ADDRESS to a cluster with GPUs, or use engine native",
             )
         return None
 
     def refusals(self, config: TrainConfig) -> list[str]:
-        """What SkyRL cannot do of the run."""
+        """Return what SkyRL cannot do of the run."""
         return refusals(config)
 
     def resolved(self, config: TrainConfig, *, run_dir: Path) -> JsonObject:
@@ -75,7 +73,7 @@ class SkyrlEngine:
         return asdict(checked_config(settings, environment))
 
     def notes(self, config: TrainConfig) -> tuple[str, ...]:
-        """What a person is to know of this run on SkyRL."""
+        """Return what a person is to know of this run on SkyRL."""
         return (*idle(config), f"{_NO_GPU}; {AT_LEAST_ONCE}")
 
     def run(self, config: TrainConfig, *, resume: bool = False, watch: Watch | None = None) -> TrainOutcome:
@@ -85,8 +83,6 @@ class SkyrlEngine:
         translate(config)
         for note in self.notes(config):
             watch.note(note)
-        if config.skyrl.address is not None:
-            os.environ["RAY_ADDRESS"] = config.skyrl.address
         if (missing := self.why_not()) is not None:
             raise missing
         with _opened(config, resume=resume) as (run, session):
@@ -96,10 +92,11 @@ class SkyrlEngine:
                 config = config.model_copy(update={"output_dir": str(run.path.parent), "name": run.path.name})
                 tasks = self._prepare(config, run, session, resume=resume, watch=watch)
                 watch.on_start(len(run.metrics()), config.total_steps(n_tasks=tasks))
+                start = settle_start(config, run.path, goes_on=False, on_note=watch.note)
                 try:
-                    self._train(config, run)
+                    self._train(_with_model(config, start.base.place), run)
                 finally:
-                    import_checkpoints(run, base=config.model.name)
+                    import_checkpoints(run, start=start)
                 steps = len(run.metrics())
                 if not run.all_checkpoints():
                     raise RunError("SkyRL wrote no checkpoint", where=str(run.path / FOLDER))
@@ -119,18 +116,19 @@ class SkyrlEngine:
             "trainer.export_path": str(folder / "exports"),
             "trainer.log_path": str(run_dir.resolve() / "logs"),
             "trainer.project_name": config.tracking.project,
-            "trainer.run_name": config.tracking.name or run_dir.name,
+            "trainer.run_name": run_dir.name,
         }
 
     def _prepare(
         self, config: TrainConfig, run: RunFolder, session: RunSession, *, resume: bool, watch: Watch
     ) -> int:
-        """The folder and the records as SkyRL is to find them; how many tasks there are to train on."""
+        """Return the folder and the records as SkyRL is to find them; how many tasks there are to train
+        on."""
         source, held = find_dataset(config.data.train, split="train"), evaluated_file(config)
         with open_tasks(config, source) as tasks, open_tools(config.tools, on_note=watch.note) as tools:
-            if len(tasks) < config.prompts_per_step:
+            if len(tasks) < config.training.batch_size:
                 raise UserError(
-                    f"a step takes {config.prompts_per_step} prompts, and there are {len(tasks)} tasks",
+                    f"a step takes {config.training.batch_size} prompts, and there are {len(tasks)} tasks",
                     where="training.batch_size",
                     remedy="lower it, or make more tasks",
                 )
@@ -148,11 +146,10 @@ class SkyrlEngine:
             session.begin(config.total_steps(n_tasks=len(tasks)))
             folder = run.path / FOLDER
             folder.mkdir(exist_ok=True)
-            write_records(folder / "train.jsonl", _written(tasks, config, tools.pool), env_class=ENV_ID)
+            write_records(folder / "train.jsonl", tasks, env_class=ENV_ID)
             if held is not None:
                 with open_tasks(config, held) as measured:
-                    records = _written(measured, config, tools.pool)
-                    write_records(folder / "validation.jsonl", records, env_class=ENV_ID)
+                    write_records(folder / "validation.jsonl", measured, env_class=ENV_ID)
             return len(tasks)
 
     def _train(self, config: TrainConfig, run: RunFolder) -> None:
@@ -177,7 +174,7 @@ ENGINE = SkyrlEngine()
 
 
 def why_not_installed() -> UserError | None:
-    """What SkyRL lacks here, and the command that installs it; None where it is installed."""
+    """Return what SkyRL lacks here, and the command that installs it; None if it is installed."""
     if sys.version_info < OLDEST_PYTHON:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         return UserError(
@@ -200,7 +197,6 @@ def env_settings(config: TrainConfig, *, run_dir: Path) -> JsonObject:
     return {
         "tools": _absolute(config.tools).model_dump(mode="json"),
         "tool_format": config.rollout.tool_format,
-        "message_limit_chars": config.data.message_limit_chars,
         "log_dir": str(run_dir.resolve() / "logs"),
     }
 
@@ -216,20 +212,7 @@ def _absolute(tools: ToolsConfig) -> ToolsConfig:
         else section
         for name, section in tools.per_server.items()
     }
-    if tools.answering.journal is not None:
-        journal = str(Path(tools.answering.journal).resolve())
-        update["answering"] = tools.answering.model_copy(update={"journal": journal})
     return tools.model_copy(update=update)
-
-
-def _written(tasks: Any, config: TrainConfig, pool: PinnedTools) -> Iterator[Task]:
-    """The tasks, with their tools baked in where the run asks for it."""
-    if not config.skyrl.bake_tools:
-        yield from tasks
-        return
-    for task in tasks:
-        schemas = first_schemas(pool.tools, task.offered_tools, discovery(config.tools), task_id=task.id)
-        yield bake_tools(task, schemas, tool_format=config.rollout.tool_format)
 
 
 @contextmanager
@@ -238,10 +221,14 @@ def _opened(config: TrainConfig, *, resume: bool) -> Iterator[tuple[RunFolder, R
         yield RunFolder(session.folder), session
 
 
+def _with_model(config: TrainConfig, name: str) -> TrainConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"name": name})})
+
+
 def _outcome(run: RunFolder, steps: int) -> TrainOutcome:
-    from mcpagent.storage.checkpoints import find_checkpoint
+    from mcpagent.storage.checkpoints import choose_checkpoint
     from mcpagent.storage.run_folder import step_of
 
     last = run.all_checkpoints()[-1]
-    best = find_checkpoint(run.path)
+    best = choose_checkpoint(run.path).path
     return outcome_of(run, step_of(last) or steps, best_step=step_of(best), stop_reason="completed")

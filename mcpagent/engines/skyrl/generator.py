@@ -27,6 +27,9 @@ from mcpagent.train.objective.advantages import apply_penalty
 _CUT = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)
 
 
+MAX_FAILED_SHARE = 0.5  # of the episodes of a batch; past it the run ends
+
+
 class MCPGenerator(SkyRLGymGenerator):
     """SkyRL's generator, whose episodes are those of `MCPToolEnv` token by token as they are without SkyRL.
 
@@ -40,7 +43,7 @@ class MCPGenerator(SkyRLGymGenerator):
         *args: Any,
         renderer: Renderer,
         max_open: int,
-        max_failed_share: float,
+        max_failed_share: float = MAX_FAILED_SHARE,
         penalty_after_success: float = 0.0,
         seed: int = 0,
         **kwargs: Any,
@@ -56,7 +59,7 @@ class MCPGenerator(SkyRLGymGenerator):
         self._errors: list[str] = []
 
     async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> Any:
-        """SkyRL's output of the batch. Raises RunError where too many episodes failed."""
+        """SkyRL's output of the batch. Raises RunError if too many episodes failed."""
         metadata = input_batch.get("batch_metadata")
         phase = "train" if metadata is None else metadata.training_phase
         self._label = f"{phase}-{0 if metadata is None else metadata.global_step or 0}"
@@ -83,8 +86,8 @@ class MCPGenerator(SkyRLGymGenerator):
         if failed > self._max_failed_share * len(stop_reasons):
             raise RunError(
                 f"{failed} of the {len(stop_reasons)} episodes of a batch failed, past "
-                f"skyrl.max_failed_share ({self._max_failed_share}); the first error: {self._errors[0]}",
-                remedy="mend the servers (mcpagent env check --chaos), or raise the share",
+                f"the share that may fail ({self._max_failed_share}); the first error: {self._errors[0]}",
+                remedy="fix the servers (mcpagent env check), or raise the share",
             )
 
     async def agent_loop(
@@ -215,7 +218,7 @@ class _Play:
         return min(self.max_tokens, self.max_context - len(self.context))
 
     def completed(self, answer: Any, *, decode: Callable[[Sequence[int]], str]) -> Completion:
-        """What the engine gave for one prompt. Raises EpisodeError where it gave no whole completion."""
+        """Return what the engine gave for one prompt. Raises EpisodeError if it gave no whole completion."""
         (ids,), (reason,) = answer["response_ids"], answer["stop_reasons"]
         if reason not in ("stop", "length"):
             raise EpisodeError(f"the inference engine ended a completion by {reason!r}")
@@ -245,7 +248,7 @@ class _Play:
     def output(
         self, *, reward: float, metrics: dict[str, Any], stop_reason: str, eos: int, seconds: float
     ) -> TrajectoryOutput:
-        """As SkyRL takes it: never without a token, and without loss where the episode failed."""
+        """As SkyRL takes it: never without a token, and without loss if the episode failed."""
         if not self.response:
             self.response, self.mask, self.logprobs = [eos], [0], [0.0]
         is_failed = stop_reason == FAILED

@@ -20,10 +20,12 @@ from mcpagent.run.episodes import evaluated_file
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.checkpoints import ADAPTER_FILE, STATE_FOLDER, sealed_dir
 from mcpagent.storage.datasets import write_jsonl
+from mcpagent.storage.lineage import write_lineage
 from mcpagent.storage.packages import provenance
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.grpo import episode_metrics, success_rate, success_rate_of_all
+from mcpagent.train.start import Start, lineage_of
 from mcpagent.train.trackers import TrackedRun, open_trackers
 
 FOLDER = "skyrl"  # in the run folder: what SkyRL reads and writes
@@ -44,8 +46,9 @@ _METRICS = {
 
 
 def write_records(path: Path, tasks: Iterable[Task], *, env_class: str) -> int:
-    """The dataset as SkyRL reads it, a record a line; how many. The ground truth is JSON text: SkyRL's reader
-    gives every record of a file the same columns with the same types, and ours have neither."""
+    """Write the dataset as SkyRL reads it, a record a line, and return how many. The ground truth is JSON
+    text: SkyRL's reader gives every record of a file the same columns with the same types, and ours have
+    neither."""
     written = 0
 
     def records() -> Iterable[JsonObject]:
@@ -139,14 +142,14 @@ def _is_number(value: object) -> bool:
 
 
 def last_saved_step(run: RunFolder) -> int:
-    """The step that SkyRL goes on from; 0 where it saved none."""
+    """Return the step that SkyRL goes on from; 0 if it saved none."""
     path = run.path / FOLDER / "ckpts" / "latest_ckpt_global_step.txt"
     return int(path.read_text(encoding="utf-8")) if path.is_file() else 0
 
 
-def import_checkpoints(run: RunFolder, *, base: str) -> list[Path]:
+def import_checkpoints(run: RunFolder, *, start: Start) -> list[Path]:
     """Make SkyRL's exports of models and of adapters checkpoints of the run; those that it has already stay.
-    `base` is the model that adapters belong to, whose tokenizer goes with them."""
+    Adapters stand on the `start` of the run, whose tokenizer goes with them."""
     made: list[Path] = []
     for step, source in sorted(_exports(run.path / FOLDER).items()):
         target = run.checkpoint_dir(step)
@@ -154,8 +157,10 @@ def import_checkpoints(run: RunFolder, *, base: str) -> list[Path]:
             continue
         with sealed_dir(target) as draft:
             shutil.copytree(source, draft, dirs_exist_ok=True)
-            if (draft / ADAPTER_FILE).is_file():
-                _complete_adapter(draft, base=base)
+            is_adapter = (draft / ADAPTER_FILE).is_file()
+            if is_adapter:
+                _complete_adapter(draft, base=start.base.place)
+            write_lineage(draft, lineage_of(start, target, is_adapter=is_adapter))
             state = {"step": step, "best_step": _best_step(run, until=step)}
             folder = draft / STATE_FOLDER
             folder.mkdir(exist_ok=True)
@@ -166,7 +171,7 @@ def import_checkpoints(run: RunFolder, *, base: str) -> list[Path]:
 
 
 def _exports(folder: Path) -> dict[int, Path]:
-    """By step, the folder with a model or, where only adapters were trained, with those."""
+    """By step, the folder with a model or, if only adapters were trained, with those."""
     exports: dict[int, Path] = {}
     for place, inner in (("ckpts", "policy/lora_adapter"), ("exports", "policy")):
         for path in (folder / place).glob("global_step_*"):
@@ -189,7 +194,7 @@ def _complete_adapter(draft: Path, *, base: str) -> None:
 
 
 def _best_step(run: RunFolder, *, until: int) -> int | None:
-    """The step of the best evaluation so far that has a checkpoint."""
+    """Return the step of the best evaluation so far that has a checkpoint."""
     kept = {int(m[1]) for m in map(_STEP.fullmatch, _names(run.path / FOLDER)) if m}
     scores = [
         (record["validation_success_all"], -record["step"])

@@ -79,7 +79,7 @@ class MCPTrainer(RayPPOTrainer):
         return batch
 
     def compute_advantages_and_returns(self, data: Any) -> Any:
-        """Native credit, and no loss where there is none."""
+        """Native credit, and no loss if there is none."""
         credited = credit_batch(data, self.plan)
         self.all_metrics.update(credited)
         return data
@@ -107,11 +107,11 @@ class MCPExperiment(BasePPOExp):
         )
 
     def get_train_dataset(self) -> PromptDataset:
-        """The records that mcpagent wrote."""
+        """Return the records that mcpagent wrote."""
         return self._dataset(self.cfg.data.train_data)
 
     def get_eval_dataset(self) -> PromptDataset | None:
-        """The validation records; None where nothing is evaluated."""
+        """Return the validation records; None if nothing is evaluated."""
         is_evaluating = self.cfg.trainer.eval_interval > 0 and self.cfg.data.val_data
         return self._dataset(self.cfg.data.val_data) if is_evaluating else None
 
@@ -127,7 +127,6 @@ class MCPExperiment(BasePPOExp):
             policy_model_name=resolve_policy_model_name(cfg),
             renderer=renderer,
             max_open=config.rollout.num_envs,
-            max_failed_share=config.skyrl.max_failed_share,
             penalty_after_success=config.reward.penalty_after_success,
             seed=config.seed,
         )
@@ -160,5 +159,5 @@ def train_task(cfg: Any, run_dir: str) -> None:
     register()
     register_estimators()
     run = RunFolder.open(Path(run_dir))
-    config = load_train_config([run.config_path]).config
+    config = load_train_config(inherited=run.config_path).config
     MCPExperiment(cfg, config, run).run()

@@ -93,7 +93,7 @@ class PlainEngine:
         return [turn.finished(self._stop_ids) for turn in over]
 
     def _forward(self, turn: _Turn) -> torch.Tensor:
-        """The hidden state [1, hidden] that the next token is sampled from."""
+        """Return the hidden state [1, hidden] that the next token is sampled from."""
         tokens = turn.sampled.tokens
         new = tokens[-1:] if turn.cache is not None else [*turn.sampled.request.token_ids, *tokens]
         if turn.cache is None:
@@ -106,7 +106,7 @@ class PlainEngine:
 
 
 def why_no_slots(model: Any) -> str | None:
-    """Why the slot cache cannot serve `model`; None where it can, and then its attention is ready for it.
+    """Return why the slot cache cannot serve `model`; None if it can, and then its attention is ready for it.
 
     The cache gives every layer one mask over all earlier positions, which kernels that take no mask, layers
     with a sliding window and recurrent layers would not follow.

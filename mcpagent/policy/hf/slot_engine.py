@@ -9,8 +9,12 @@ episode, the rest are free.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise, takewhile
+from operator import le
 from typing import Any
 
 import torch
@@ -105,10 +109,10 @@ class SlotCache(Cache):
             buffer[a, :, :length] = buffer[b, :, :length]
             buffer[b, :, :length] = kept
 
-    def copy(self, source: int, targets: slice, length: int) -> None:
-        """Copy the first `length` positions of slot `source` into `targets` (a shared prompt)."""
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of slot `source` to slot `target`."""
         for buffer in (*self._keys, *self._values):
-            buffer[targets, :, :length] = buffer[source : source + 1, :, :length]
+            buffer[target, :, :length] = buffer[source, :, :length]
 
     def clear(self) -> None:
         """Forget everything. The next episodes start from the same state as those of a new cache, down to
@@ -117,7 +121,8 @@ class SlotCache(Cache):
         self._height = self._capacity = 0
 
     def _places_of(self, heads: int) -> torch.Tensor:
-        """Where the announced states [n, heads, q] go in a buffer seen as [rows * heads * capacity, ...]."""
+        """Return where the announced states [n, heads, q] go in a buffer seen as [rows * heads * capacity,
+        ...]."""
         if heads not in self._places:
             device = self._positions.device
             rows = torch.arange(self._first, self._first + self._rows, device=device)
@@ -130,6 +135,7 @@ class SlotCache(Cache):
 
 _MAX_BLOCK = 1 << 14  # tokens of one forward pass over new context, padding included
 _MAX_PADDING = 0.5  # share of a block
+_MIN_SAVED = 8  # tokens: a forward pass of its own that saves fewer costs more than it saves
 
 
 @dataclass(eq=False)
@@ -209,7 +215,7 @@ class SlotEngine:
         cut = [self._park(slot)] if slot < self._active else []
         slot, last = self._slot_of.pop(episode_id), self._rows.pop()
         if last.episode_id != episode_id:
-            self._cache.copy(len(self._rows), slice(slot, slot + 1), last.cached)
+            self._cache.copy(len(self._rows), slot, last.cached)
             self._rows[slot] = last
             self._slot_of[last.episode_id] = slot
         if not self._rows:
@@ -273,7 +279,7 @@ class SlotEngine:
         rows = self._rows[first : self._active]
         if not rows:
             return []
-        self._share_prompts(first, rows)
+        self._share_prefixes(first)
         counts = [len(r.context) - r.cached for r in rows]
         self.prefilled_tokens += sum(counts)
         last: list[torch.Tensor] = []
@@ -299,38 +305,48 @@ class SlotEngine:
             row.cached = len(row.context)
         return hidden[torch.arange(len(rows)), torch.tensor(counts) - 1]
 
-    def _share_prompts(self, first: int, rows: list[Row]) -> None:
-        """Compute once what fresh rows have in common, and copy its keys.
+    def _share_prefixes(self, first: int) -> None:
+        """Compute what new contexts have in common once, and copy its keys: the tools of a server, the prompt
+        of a group, what an episode that is under way begins with.
 
-        Two levels: the prefix of all fresh rows (a system prompt with its tools), then the whole prompt of
-        rows that are equal (the attempts of a group).
+        Sorted by their tokens, contexts share most with their neighbours. So each new one copies from the
+        cached one next to it, and then from the new one before it, which computes as much as they share.
         """
-        fresh = [i for i, r in enumerate(rows) if r.cached == 0]
-        if len(fresh) < 2 or fresh != list(range(fresh[0], fresh[0] + len(fresh))):
+        new = [slot for slot in range(first, self._active) if self._rows[slot].cached == 0]
+        if not new:
             return
-        base, contexts = first + fresh[0], [rows[i].context for i in fresh]
-        prefix = _common_prefix(min(contexts), max(contexts))
-        # The last token of a prompt is always computed by the caller.
-        prefix = min(prefix, min(map(len, contexts)) - 1)
-        if prefix > 0:
-            self._compute(base, [contexts[0][:prefix]], start=0)
-            self._cache.copy(base, slice(base + 1, base + len(fresh)), prefix)
-        leaders: dict[tuple[int, ...], int] = {}
-        for offset, context in enumerate(contexts):
-            leaders.setdefault(tuple(context), offset)
-        shared = len(leaders) < len(contexts)
-        for offset, (i, context) in enumerate(zip(fresh, contexts, strict=True)):
-            rows[i].cached = prefix
-            leader = leaders[tuple(context)]
-            if shared and leader == offset and len(context) - 1 > prefix:
-                self._compute(base + offset, [context[prefix:-1]], start=prefix)
-            if shared:
-                if leader != offset:
-                    self._cache.copy(base + leader, slice(base + offset, base + offset + 1), len(context) - 1)
-                rows[i].cached = len(context) - 1
+        new.sort(key=lambda slot: self._rows[slot].context)
+        cached = sorted(
+            (row.context[: row.cached], slot) for slot, row in enumerate(self._rows) if row.cached
+        )
+        for slot in new:
+            at = bisect(cached, (self._rows[slot].context,))
+            for _, source in cached[max(at - 1, 0) : at + 1]:
+                self._take(slot, source, limit=self._rows[source].cached)
+        shared = [self._shared(a, b) for a, b in pairwise(new)]
+        for i, (before, after) in enumerate(pairwise(new)):
+            row, reach = self._rows[before], shared[i]
+            takers = sum(1 for _ in takewhile(partial(le, reach), shared[i:]))
+            if (reach - row.cached) * takers >= _MIN_SAVED:
+                self._compute(before, row.context[row.cached : reach], start=row.cached)
+                row.cached = reach
+            self._take(after, before, limit=row.cached)
 
-    def _compute(self, slot: int, ids: list[list[int]], *, start: int) -> None:
-        tokens = torch.tensor(ids, device=self._device)
+    def _shared(self, a: int, b: int) -> int:
+        """Return how many positions two slots can share: the last token of a context is always computed
+        for itself, since the next one is sampled from its output."""
+        x, y = self._rows[a].context, self._rows[b].context
+        return min(_common_prefix(x, y), len(x) - 1, len(y) - 1)
+
+    def _take(self, slot: int, source: int, *, limit: int) -> None:
+        """Copy what the first `limit` positions of `source` share with `slot`, if it has fewer."""
+        length = min(limit, self._shared(slot, source))
+        if length > self._rows[slot].cached:
+            self._cache.copy(source, slot, length)
+            self._rows[slot].cached = length
+
+    def _compute(self, slot: int, ids: list[int], *, start: int) -> None:
+        tokens = torch.tensor([ids], device=self._device)
         positions = start + torch.arange(tokens.shape[1], device=self._device)[None]
         self._forward(tokens, positions, first=slot, length=start + tokens.shape[1])
         self.prefilled_tokens += tokens.shape[1]

@@ -39,7 +39,7 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has kern
 
 @dataclass(frozen=True, kw_only=True)
 class VllmSettings:
-    """`model` is a folder or hub id, `lora_rank` None where all weights change. `cache_bytes` None takes
+    """`model` is a folder or hub id, `lora_rank` None if all weights change. `cache_bytes` None takes
     `gpu_memory_utilization` of the device; on CPU it is what `contexts` full contexts need."""
 
     model: str
@@ -153,14 +153,14 @@ class VllmEngine:
         self._llm.set_weight_version(str(version))
 
     def served(self) -> list[JsonObject]:
-        """What each worker computes with now: checksums of the current adapter, or of all weights."""
+        """Return what each worker computes with now: checksums of the current adapter, or of all weights."""
         if self._settings.lora_rank is None:
             return self._llm.collective_rpc("mcpagent_weights")
         number = None if self._adapter is None else self._adapter.lora_int_id
         return self._llm.collective_rpc("mcpagent_adapter", args=(number,))
 
     def memory(self) -> list[JsonObject]:
-        """What each worker holds (`policy.vllm.worker.WeightLoading.mcpagent_memory`)."""
+        """Return what each worker holds (`policy.vllm.worker.WeightLoading.mcpagent_memory`)."""
         return self._llm.collective_rpc("mcpagent_memory")
 
     def sleep(self) -> None:
@@ -169,7 +169,7 @@ class VllmEngine:
             self._llm.sleep(level=self._settings.sleep_level)
 
     def wake(self) -> None:
-        """The opposite of `sleep`; no effect where it is awake."""
+        """The opposite of `sleep`; no effect if it is awake."""
         if self._settings.can_sleep and self._llm.is_sleeping():
             self._llm.wake_up()
 
@@ -230,23 +230,23 @@ class _RandomState:
 
 
 def memory_share(free: int, total: int, *, asked: float) -> float:
-    """Which share of a device's `total` bytes an engine may take, of the `asked` one: what is free there, but
-    for a margin. vLLM ends at once where less is free than it was told to take. Raises UserError where next
-    to nothing is."""
+    """Return which share of a device's `total` bytes an engine may take, of the `asked` one: what is free
+    there, but for a margin. vLLM ends at once if less is free than it was told to take. Raises
+    UserError if next to nothing is."""
     share = min(asked, free / total - _MARGIN)
     if share < _LEAST:
         raise UserError(
             f"{free / 2**30:.1f} of the GPU's {total / 2**30:.1f} GiB are free, which is too little for a "
-            "vLLM engine beside the trainer",
+            "vLLM engine next to the trainer",
             where="vllm.gpu_memory_utilization",
             remedy="end what else runs on the GPU (nvidia-smi), name vllm.servers elsewhere, or use "
-            "--backend hf",
+            "rollout.backend=hf",
         )
     return share
 
 
 def cpu_cache_bytes(config: Any, *, contexts: int, max_context: int, itemsize: int) -> int:
-    """What `contexts` full contexts of a transformers `config` need, at most 4 GiB."""
+    """Return what `contexts` full contexts of a transformers `config` need, at most 4 GiB."""
     tokens = (contexts + 1) * (max_context + _BLOCK)
     return min(_MAX_CPU_CACHE, tokens * cache_elements(config) * itemsize)
 
@@ -294,7 +294,7 @@ ENVIRONMENT = {
 
 
 def engine_options(settings: VllmSettings) -> dict[str, Any]:
-    """Options of vLLM, for an engine here or in a process of its own. Raises UserError where the device or
+    """Options of vLLM, for an engine here or in a process of its own. Raises UserError if the device or
     the adapters do not fit."""
     options: dict[str, Any] = {
         "model": settings.model,
@@ -336,7 +336,7 @@ def _kernel_rank(rank: int) -> int:
         raise UserError(
             f"lora.r is {rank}, but vLLM takes adapters up to rank {_LORA_RANKS[-1]}",
             where="lora.r",
-            remedy="lower it, or use --backend hf",
+            remedy="lower it, or --set rollout.backend=hf",
         )
     return fitting[0]
 
@@ -369,13 +369,13 @@ class VllmPolicy(EnginePolicy[VllmEngine]):
         threads: int = 1,
         version: int = 0,
     ) -> None:
-        """`version` is that of the weights in `settings.model`; -1 where the first ones are still to come."""
+        """`version` is that of the weights in `settings.model`; -1 if the first ones are still to come."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise UserError(
                 "vLLM needs the process group of this process for itself, and there is one already: another "
                 "engine, or a run on several devices",
                 where="rollout.backend",
-                remedy="start vLLM servers and name them in vllm.servers, or use --backend hf",
+                remedy="start vLLM servers and name them in vllm.servers, or --set rollout.backend=hf",
             )
 
         def make() -> VllmEngine:
@@ -399,7 +399,7 @@ class VllmPolicy(EnginePolicy[VllmEngine]):
         return {_HERE: self._thread.call(lambda: self._thread.engine.served())}
 
     def memory(self) -> dict[str, list[JsonObject]]:
-        """What the engine holds, by engine and worker (see `policy.vllm.worker`)."""
+        """Return what the engine holds, by engine and worker (see `policy.vllm.worker`)."""
         return {_HERE: self._thread.call(lambda: self._thread.engine.memory())}
 
     def sleep(self) -> None:

@@ -1,5 +1,5 @@
 """A vLLM engine in a process of its own that mcpagent starts: steps are scheduled ahead, the trainer's thread
-holds nobody up, and each process of a run has one on its own device.
+holds up no process, and each process of a run has one on its own device.
 
 It listens on a Unix socket in a folder that this user alone can enter, so its development routes are nobody
 else's and no port can be taken. It ends with its parent, however that ends.
@@ -35,7 +35,7 @@ def own_engine(
     options: Mapping[str, Any], *, environment: Mapping[str, str], device: int | None
 ) -> Iterator[str]:
     """Start an engine with vLLM's `options` on the CUDA device of that index (None: those that are visible)
-    and give its address for `VllmServers`. Raises RunError with the end of its log where it does not
+    and give its address for `VllmServers`. Raises RunError with the end of its log if it does not
     start."""
     with TemporaryDirectory(prefix="mcpagent-engine-") as folder:
         socket, log = Path(folder) / "socket", Path(folder) / "log"
@@ -62,7 +62,7 @@ def own_engine(
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
-    """The options of `EngineArgs` as a command line of vLLM's server."""
+    """Return the options of `EngineArgs` as a command line of vLLM's server."""
     written: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")

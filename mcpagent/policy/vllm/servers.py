@@ -71,9 +71,9 @@ class VllmServers:
         is_seeded: bool = True,
         sleep_level: int | None = None,
     ) -> None:
-        """`version` is that of the served weights; -1 where the first ones are still to come. Only with
+        """`version` is that of the served weights; -1 if the first ones are still to come. Only with
         `is_seeded` each turn has a random stream of its own. `sleep_level` None: `sleep` does nothing. Raises
-        UserError where a server does not answer, holds less context than `max_context`, or lets anybody on
+        UserError if a server does not answer, holds less context than `max_context`, or lets anybody on
         the network use its development routes."""
         self._decode, self._stop_ids, self._max_context = decode, sorted(stop_ids), max_context
         self._is_seeded, self._sleep_level = is_seeded, sleep_level
@@ -144,7 +144,7 @@ class VllmServers:
         return self._read("mcpagent_weights" if self._adapter is None else "mcpagent_adapter")
 
     def memory(self) -> dict[str, list[JsonObject]]:
-        """What the servers hold that tell, by server and worker (see `policy.vllm.worker`)."""
+        """Return what the servers hold that tell, by server and worker (see `policy.vllm.worker`)."""
         return self._read("mcpagent_memory")
 
     def _read(self, method: str) -> dict[str, list[JsonObject]]:
@@ -301,7 +301,7 @@ class VllmServers:
         await load(there)
 
     async def _rpc(self, server: _Server, method: str, *arguments: str) -> list[str]:
-        """What the method of `policy.vllm.worker` gives in each worker."""
+        """Return what the method of `policy.vllm.worker` gives in each worker."""
         body = {"method": method, "args": list(arguments)}
         return (await self._post(server, "/collective_rpc", body) or {}).get("results") or []
 
@@ -327,7 +327,7 @@ class VllmServers:
             async with open_to_all as anybody:
                 if (await anybody.get("/is_sleeping")).status_code not in (401, 403, 404):
                     raise UserError(
-                        f"{server.url} lets anybody on the network use vLLM's development routes, which load "
+                        f"{server.url} opens vLLM's development routes to the whole network; they load "
                         "weights and call methods of its workers",
                         where="vllm.servers",
                         remedy="bind it to 127.0.0.1 (and reach it through ssh -L), or give it the "
@@ -345,7 +345,7 @@ class VllmServers:
     async def _everywhere(
         self, do: Callable[[_Server], Awaitable[object]], *, is_first: bool = False
     ) -> None:
-        """Servers where it succeeds are in, the others are out; RunError where it succeeds nowhere."""
+        """Keep the servers on which `do` succeeds; raises RunError if there are none."""
         outcomes = await asyncio.gather(*(do(server) for server in self._servers), return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for server, outcome in zip(self._servers, outcomes, strict=True):
@@ -357,7 +357,7 @@ class VllmServers:
             raise RunError(f"no vLLM server took the new weights: {failures[0]}", where="vllm.servers")
 
     async def _post(self, server: _Server, path: str, body: JsonObject | None) -> Any:
-        """The answer's JSON. Raises _Gone where the server is; RunError where it refuses."""
+        """Return the answer's JSON. Raises _Gone if the server is; RunError if it refuses."""
         reply = await self._reply(server, path, body)
         is_missing_adapter = path == "/v1/completions" and reply.status_code == 404
         if reply.status_code >= 502 or is_missing_adapter:
@@ -371,8 +371,8 @@ class VllmServers:
         return reply.json() if "json" in reply.headers.get("content-type", "") else None
 
     async def _reply(self, server: _Server, path: str, body: JsonObject | None) -> httpx.Response:
-        """The answer, whatever it says. uvicorn closes a kept connection after an error and after an idle
-        while, which a request may cross: such a one is sent again, since each may be served twice."""
+        """Return the answer, whatever it says. uvicorn closes a kept connection after an error and after
+        an idle while, which a request may cross: such a one is sent again, since each may be served twice."""
         is_again = False
         while True:
             try:
@@ -384,7 +384,7 @@ class VllmServers:
                 is_again = True
                 continue
             if is_again and path == _LOAD_ADAPTER and "already been loaded" in reply.text:
-                reply.status_code = 200  # by the first request: nobody else uses this name
+                reply.status_code = 200  # by the first request: no other run uses this name
             return reply
 
     async def _leave(self) -> None:

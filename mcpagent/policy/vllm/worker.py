@@ -48,7 +48,7 @@ class WeightLoading:
         self.mcpagent_load_weights([item for part in parts for item in load_file(part).items()])
 
     def mcpagent_sees(self: Any, folder: str, sizes: str) -> bool:
-        """Whether this machine has a folder with these files, of these sizes (JSON, bytes by name)."""
+        """Return whether this machine has a folder with these files, of these sizes (JSON, bytes by name)."""
         there = {name: Path(folder) / name for name in json.loads(sizes)}
         return all(f.is_file() and f.stat().st_size == json.loads(sizes)[n] for n, f in there.items())
 
@@ -60,7 +60,7 @@ class WeightLoading:
         if not file:
             root.mkdir(mode=0o700, exist_ok=True)
             if root.is_symlink() or root.stat().st_uid != os.getuid():
-                raise PermissionError(f"{root} belongs to somebody else")
+                raise PermissionError(f"{root} belongs to another user")
             # Turns that began with one of the last versions may still run.
             for old in sorted(root.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT_VERSIONS]:
                 shutil.rmtree(old, ignore_errors=True)
@@ -74,7 +74,7 @@ class WeightLoading:
     def mcpagent_adapter(self: Any, adapter: int | None = None) -> dict[str, Any]:
         """Digests of the adapter with this id, or of the one that came last, as it lies in the slot that the
         layers compute with: of every matrix, in no order, with the scale in the second one of each layer.
-        `digests` is empty where the adapter is not there."""
+        `digests` is empty if the adapter is not there."""
         manager = self.model_runner.lora_manager._adapter_manager
         loaded = manager.list_adapters()
         number = adapter if adapter is not None else max(loaded, default=-1)
@@ -104,9 +104,9 @@ class WeightLoading:
         return {"dtype": str(dtype).removeprefix("torch."), "columns": columns, "sums": sums}
 
     def mcpagent_memory(self: Any) -> dict[str, Any]:
-        """What this worker holds now, in bytes: its weights with the slots of adapters, its cache of keys and
-        values, and, as vLLM measured them when it began, the most that a step takes beside them
-        (`activations`) and its CUDA graphs; None where it measured none. `free` and `total` are of the
+        """Return what this worker holds now, in bytes: its weights with the slots of adapters, its cache
+        of keys and values, and, as vLLM measured them when it began, the most that a step takes besides
+        (`activations`) and its CUDA graphs; None if it measured none. `free` and `total` are of the
         device."""
         runner, device = self.model_runner, torch.device(self.device)
         if device.type == "cpu":
@@ -146,7 +146,7 @@ class TokenGuard:
 
 def _held_by(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Parameters, buffers, and the slots of adapters, which layers keep as attributes. On CPU a layer that
-    packed its weight holds it where no tensor shows it; its size is that of the product."""
+    packed its weight holds it if no tensor shows it; its size is that of the product."""
     yield from model.parameters()
     yield from model.buffers()
     for module in model.modules():
@@ -166,7 +166,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Of their memory, counted once where tensors share it."""
+    """Of their memory, counted once if tensors share it."""
     storages = [tensor.untyped_storage() for tensor in tensors]  # all alive, so that no address comes twice
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -193,7 +193,7 @@ def weight_sums(
 
 
 def group_of(name: str) -> str:
-    """The number of the layer that a parameter belongs to; `other` for what belongs to none."""
+    """Return the number of the layer that a parameter belongs to; `other` for what belongs to none."""
     layer = _LAYER.search(name)
     return layer[1] if layer else "other"
 

@@ -15,13 +15,13 @@ from itertools import groupby
 import torch
 
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.models.attention import PrefixTree, Siblings
+from mcpagent.models.attention import PrefixTree, Siblings, Trunk
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSample:
     """One sequence of length T. `loss_mask_T` is True exactly on the sampled tokens; `sampler_logprobs_T` is
-    in nats and 0.0 where the mask is False."""
+    in nats and 0.0 if the mask is False."""
 
     token_ids_T: tuple[int, ...]
     loss_mask_T: tuple[bool, ...]
@@ -37,7 +37,7 @@ class TrainSample:
 
     @cached_property
     def first_loss(self) -> int:
-        """Index of the first token that carries loss; of the last token where none does."""
+        """Index of the first token that carries loss; of the last token if none does."""
         return self.loss_mask_T.index(True) if any(self.loss_mask_T) else len(self) - 1
 
     @cached_property
@@ -55,7 +55,7 @@ class TrainSample:
 
 
 def sample_from_trajectory(trajectory: Trajectory) -> TrainSample:
-    """The tokens that the model saw and made, as they were: nothing is tokenised again."""
+    """Return the tokens that the model saw and made, as they were: nothing is tokenised again."""
     ids: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []
@@ -68,7 +68,7 @@ def sample_from_trajectory(trajectory: Trajectory) -> TrainSample:
 
 
 def sample_from_segments(segments: Sequence[tuple[Sequence[int], bool]]) -> TrainSample:
-    """A demonstration: token ids with whether the model is to produce them."""
+    """Return a demonstration: token ids with whether the model is to produce them."""
     return TrainSample(
         token_ids_T=tuple(i for ids, _ in segments for i in ids),
         loss_mask_T=tuple(is_sampled for ids, is_sampled in segments for _ in ids),
@@ -92,33 +92,77 @@ class PackedBatch:
     position_ids: torch.Tensor
     predictors_N: torch.Tensor
     targets_N: torch.Tensor
+    prefix: SharedPrefix | None = None
+
+
+@dataclass(eq=False)
+class SharedPrefix:
+    """The tokens with which all samples of several batches begin, none of which carries loss: they stand in
+    none of the rows. `trunks` are their keys and values by whose they are; `of` says whose are asked for."""
+
+    input_ids: torch.Tensor
+    of: str = "policy"
+    trunks: dict[str, Trunk] = field(default_factory=dict)
+
+    def backward(self) -> None:
+        """Carry the gradients of all batches on into the prefix."""
+        for trunk in self.trunks.values():
+            trunk.backward()
 
 
 def packed_batches(
-    samples: Sequence[TrainSample], *, max_tokens: int, device: torch.device | None = None
+    samples: Sequence[TrainSample],
+    *,
+    max_tokens: int,
+    device: torch.device | None = None,
+    may_share: bool = False,
 ) -> Iterator[PackedBatch]:
     """Cover every sample once; at most `max_tokens` tokens a row, at least one sample. Samples with the same
-    prompt come together, whatever their order was."""
+    prompt come together, whatever their order was. If they `may_share` a prefix, several rows do."""
     order = sorted(range(len(samples)), key=lambda i: (_shareable(samples[i]), len(samples[i]), i))
-    rows: list[int] = []
-    tokens = 0
+    rows, prefix = _rows(samples, order, max_tokens, 0), None
+    if may_share and len(rows) > 1 and (depth := _prefix_of_all(samples)):
+        rows = _rows(samples, order, max_tokens, depth)
+        prefix = SharedPrefix(torch.tensor(samples[0].token_ids_T[:depth], device=device))
+    for each in rows:
+        yield pack(samples, each, device=device, prefix=prefix)
+
+
+def _rows(
+    samples: Sequence[TrainSample], order: Sequence[int], max_tokens: int, depth: int
+) -> list[list[int]]:
+    """The samples of each row, of whose tokens those from `depth` on are in it."""
+    rows: list[list[int]] = []
+    tokens = max_tokens + 1  # the first sample opens a row
     for index in order:
-        new = len(samples[index]) - (_overlap(samples[rows[-1]], samples[index]) if rows else 0)
-        if rows and tokens + new > max_tokens:
-            yield pack(samples, rows, device=device)
-            rows, tokens, new = [], 0, len(samples[index])
-        rows.append(index)
+        alone = len(samples[index]) - depth
+        new = alone - (_overlap(samples[rows[-1][-1]], samples[index], depth) if rows else 0)
+        if tokens + new > max_tokens:
+            rows.append([])
+            tokens, new = 0, alone
+        rows[-1].append(index)
         tokens += new
-    if rows:
-        yield pack(samples, rows, device=device)
+    return rows
+
+
+def _prefix_of_all(samples: Sequence[TrainSample]) -> int:
+    """How many tokens all samples begin with; the token before the first that carries loss is not among
+    them, since it predicts that one."""
+    shared = _common(samples, range(len(samples)), 0)
+    shared = min(shared, min(sample.first_loss for sample in samples) - 1)
+    return shared if shared >= _MIN_SHARED else 0
 
 
 def pack(
-    samples: Sequence[TrainSample], rows: Sequence[int], *, device: torch.device | None = None
+    samples: Sequence[TrainSample],
+    rows: Sequence[int],
+    *,
+    device: torch.device | None = None,
+    prefix: SharedPrefix | None = None,
 ) -> PackedBatch:
-    """One row of the samples `rows`."""
+    """One row of the samples `rows`, without the `prefix` that it shares with others."""
     row = _Row(samples)
-    row.grow(list(rows), depth=0, path=(), parent=-1)
+    row.grow(list(rows), depth=0 if prefix is None else len(prefix.input_ids), path=(), parent=-1)
     return PackedBatch(
         rows=tuple(row.leaves),
         tree=PrefixTree(tuple(row.sets)),
@@ -126,6 +170,7 @@ def pack(
         position_ids=torch.tensor(row.positions, device=device),
         predictors_N=torch.tensor(row.predictors, dtype=torch.long, device=device),
         targets_N=torch.tensor(row.targets, dtype=torch.long, device=device),
+        prefix=prefix,
     )
 
 
@@ -219,8 +264,8 @@ def _shareable(sample: TrainSample) -> tuple[int, ...]:
     return sample.token_ids_T[: sample.first_loss]
 
 
-def _overlap(left: TrainSample, right: TrainSample) -> int:
-    shared = _common((left, right), (0, 1), 0)
+def _overlap(left: TrainSample, right: TrainSample, depth: int) -> int:
+    shared = _common((left, right), (0, 1), depth) - depth
     return shared if shared >= _MIN_SHARED else 0
 
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from mcpagent.models.attention import NAME, use_own_attention
-from mcpagent.models.load import causal_lm
+from mcpagent.models.adapters import causal_lm
+from mcpagent.models.attention import NAME, PrefixTree, Siblings, Trunk, use_own_attention
 from mcpagent.models.logits import output_head
-from mcpagent.policy.canary import TOLERANCE
-from mcpagent.train.batch.samples import PackedBatch, PaddedBatch, TrainSample, pack, padded_batches
+from mcpagent.models.probe import TOLERANCE
+from mcpagent.train.batch.samples import (
+    PackedBatch,
+    PaddedBatch,
+    SharedPrefix,
+    TrainSample,
+    pack,
+    padded_batches,
+)
 from mcpagent.train.learner.optim import Precision
 from mcpagent.train.objective.value import ValueHead
 
@@ -81,14 +91,18 @@ def _blocks(matrix: torch.Tensor) -> list[slice]:
 
 Batch = PackedBatch | PaddedBatch
 
-_MAX_LOGITS = 1 << 25  # elements of one chunk of logits: 128 MB in float32
+_MAX_LOGITS = {"cpu": 1 << 24}  # elements of one chunk of logits: 64 MB in float32
+_MAX_LOGITS_ELSEWHERE = 1 << 25
+_KEPT_PREFIX = 8  # a prefix is small that is at most a part of so many of a row
 
 
 class TokenScorer(nn.Module):
     """A causal LM as a function from sequences to the logprobs of their chosen tokens.
 
     `holds_head` says that whoever shards the weights gathers those of the output head once for a pass: chunks
-    of logits then call it without hooks, since processes have different numbers of them.
+    of logits then call it without hooks, since processes have different numbers of them. Of passes over more
+    than `keeps_tokens`, and of a prefix that several rows share, the layers are computed again in the
+    backward pass; None leaves that to the model.
     """
 
     holds_head = False
@@ -99,11 +113,16 @@ class TokenScorer(nn.Module):
         *,
         value_head: ValueHead | None = None,
         precision: Precision | None = None,
-        max_logits: int = _MAX_LOGITS,
+        max_logits: int | None = None,
+        keeps_tokens: int | None = None,
     ) -> None:
         super().__init__()
         self.model, self.value_head = model, value_head
-        self._precision, self._max_logits = precision or Precision(), max_logits
+        self._precision, self._keeps_tokens = precision or Precision(), keeps_tokens
+        if keeps_tokens is not None:
+            _checkpoint_layers(model, is_on=False)  # each pass says whether it is
+        kind = model_device(model).type
+        self._max_logits = max_logits or _MAX_LOGITS.get(kind, _MAX_LOGITS_ELSEWHERE)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -126,7 +145,7 @@ class TokenScorer(nn.Module):
             return batch()
         inner = causal_lm(self.model)
         with self._precision.autocast():
-            hidden_N = _hidden(inner.get_decoder(), batch)
+            hidden_N = self._hidden(inner.get_decoder(), batch)
             scores = self._scores(inner, hidden_N, batch, temperature, entropy_gradient)
         if value_at is None:
             return scores
@@ -145,17 +164,63 @@ class TokenScorer(nn.Module):
         targets_N = batch.targets_N
         head = output_head(inner, with_hooks=not self.holds_head)
         step = max(1, self._max_logits // inner.get_output_embeddings().weight.shape[0])
-        if len(targets_N) <= step:
+        score: Callable[..., tuple[torch.Tensor, ...]]
+        is_frozen = not any(p.requires_grad for p in inner.get_output_embeddings().parameters())
+        if is_frozen and not entropy_gradient and torch.is_grad_enabled():
+            score = partial(_FrozenHead.apply, head)
+        elif len(targets_N) <= step:
             return _score(head, hidden_N, targets_N, temperature, entropy_gradient)
+        else:
+            score = partial(checkpoint, _score, head, use_reentrant=False)
         parts = [
-            checkpoint(_score, head, h, t, temperature, entropy_gradient, use_reentrant=False)
+            score(h, t, temperature, entropy_gradient)
             for h, t in zip(hidden_N.split(step), targets_N.split(step), strict=True)
         ]
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
+    def _hidden(self, decoder: nn.Module, batch: Batch) -> torch.Tensor:
+        """The hidden states [N, hidden] that predict the loss-bearing tokens."""
+        if isinstance(batch, PaddedBatch):
+            with self._checkpointing(decoder, batch.input_ids.numel()):
+                states = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+            return states[:, :-1][batch.loss_mask[:, 1:]]
+        trunk = None if batch.prefix is None else self._trunk(decoder, batch.prefix)
+        with self._checkpointing(decoder, len(batch.input_ids)):
+            states = _over_tree(decoder, batch.input_ids, batch.position_ids, tree=batch.tree, trunk=trunk)
+        return states[batch.predictors_N]
+
+    def _trunk(self, decoder: nn.Module, prefix: SharedPrefix) -> Trunk:
+        """The keys and values of a prefix, computed by whoever asks for them first."""
+        if prefix.of not in prefix.trunks:
+            trunk, ids = Trunk(), prefix.input_ids
+            tree = PrefixTree((Siblings(0, (len(ids),)),))
+            with self._checkpointing(decoder, _KEPT_PREFIX * len(ids)):  # it is kept next to a row
+                _over_tree(decoder, ids, torch.arange(len(ids), device=ids.device), tree=tree, trunk=trunk)
+            trunk.cut()
+            prefix.trunks[prefix.of] = trunk
+        return prefix.trunks[prefix.of]
+
+    @contextmanager
+    def _checkpointing(self, decoder: nn.Module, tokens: int) -> Iterator[None]:
+        """A pass over so many tokens keeps all, or computes its layers again."""
+        if self._keeps_tokens is None:
+            yield
+            return
+        _checkpoint_layers(decoder, is_on=tokens > self._keeps_tokens)
+        try:
+            yield
+        finally:
+            _checkpoint_layers(decoder, is_on=False)
+
+
+def _checkpoint_layers(model: nn.Module, *, is_on: bool) -> None:
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.gradient_checkpointing = is_on
+
 
 def why_not_packed(model: Any, scorer: TokenScorer | None = None) -> str | None:
-    """Why samples of `model` cannot be packed into trees; None where they can, and then its attention is
+    """Return why samples of `model` cannot be packed into trees; None if they can, and then its attention is
     ready for it. Layers that mix positions by anything but full attention would mix neighbours. A model whose
     weights are sharded is asked through its `scorer`, by all processes."""
     inner = causal_lm(model)
@@ -201,20 +266,54 @@ def _packs_right(model: Any, scorer: TokenScorer) -> bool:
     return float((plain - packed).abs().mean()) <= TOLERANCE[dtype]
 
 
-def _hidden(decoder: nn.Module, batch: Batch) -> torch.Tensor:
-    """The hidden states [N, hidden] that predict the loss-bearing tokens."""
-    if isinstance(batch, PaddedBatch):
-        states = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        return states[:, :-1][batch.loss_mask[:, 1:]]
+def _over_tree(
+    decoder: nn.Module,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    tree: PrefixTree,
+    trunk: Trunk | None = None,
+) -> torch.Tensor:
+    """The hidden states [L, hidden] of a packed row."""
     states = decoder(
-        input_ids=batch.input_ids[None],
-        position_ids=batch.position_ids[None],
+        input_ids=ids[None],
+        position_ids=positions[None],
         # Transformers takes a mask of four dimensions as it is; the tree says what it would say.
-        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch.input_ids.device),
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
         use_cache=False,
-        tree=batch.tree,
+        tree=tree,
+        **({} if trunk is None else {"trunk": trunk}),
     ).last_hidden_state
-    return states[0][batch.predictors_N]
+    return states[0]
+
+
+class _FrozenHead(torch.autograd.Function):
+    """`_score` for a head that is not trained. The gradient of a token's logprob with respect to its own
+    hidden state is computed along with it, so that logits are computed once and none are kept; the backward
+    pass multiplies it by what comes from the loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        entropy_gradient: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            states = hidden.detach().requires_grad_()
+            logprobs, entropy = _score(head, states, targets, temperature, entropy_gradient)
+            (gradient,) = torch.autograd.grad(logprobs.sum(), states)
+        ctx.save_for_backward(gradient)
+        entropy = entropy.detach()
+        ctx.mark_non_differentiable(entropy)
+        return logprobs.detach(), entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return None, (gradient * gradients[0][:, None]).to(gradient.dtype), None, None, None
 
 
 def _score(

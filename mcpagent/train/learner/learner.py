@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,33 @@ from torch import nn
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError
-from mcpagent.models.load import save_model
-from mcpagent.models.weights import stored_tensors, tensors_in
+from mcpagent.models.load import is_quantised, save_model, trim_heap
+from mcpagent.models.probe import (
+    PROBE_ROWS,
+    PROBE_TOKENS,
+    Probe,
+    compare,
+    read_probe,
+    windows,
+    write_probe,
+)
+from mcpagent.models.weights import stored_tensors
 from mcpagent.storage.checkpoints import STATE_FILE, STATE_FOLDER, sealed_dir, verified
-from mcpagent.train.batch.samples import TrainSample, packed_batches, padded_batches
+from mcpagent.storage.lineage import base_of, write_lineage
+from mcpagent.train.batch.samples import (
+    PackedBatch,
+    SharedPrefix,
+    TrainSample,
+    packed_batches,
+    padded_batches,
+)
 from mcpagent.train.batch.scoring import Batch, TokenScorer, model_device, why_not_packed
 from mcpagent.train.learner.optim import MasterWeights, Precision, Schedule
 from mcpagent.train.learner.processes import Processes
+from mcpagent.train.learner.reference import EmaReference
 from mcpagent.train.learner.wrapping import Whole, Wrapping, put_stored
 from mcpagent.train.objective.value import ValueHead, load_value_head, named_parameters, save_value_head
+from mcpagent.train.start import Start, lineage_of
 
 
 def save_trainer_state(
@@ -73,7 +92,7 @@ def load_trainer_state(
     wrapping: Wrapping,
 ) -> JsonObject:
     """Put back what `save_trainer_state` wrote; returns `state`. Raises RunError if it does not fit,
-    UserError where the folder is damaged."""
+    UserError if the folder is damaged."""
     source = verified(folder) / STATE_FOLDER
     parameters = dict(named)
     document = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
@@ -102,7 +121,7 @@ def load_trainer_state(
 
 
 def _random_state() -> tuple[dict[str, torch.Tensor], JsonObject]:
-    """The words of every generator, and the numbers beside them."""
+    """The words of every generator, and the numbers next to them."""
     version, words, gauss = random.getstate()
     numpy_state: Any = np.random.get_state(legacy=False)
     streams = {
@@ -141,7 +160,7 @@ def _set_random_state(streams: dict[str, torch.Tensor], places: JsonObject) -> N
 
 
 def load_weights(model: Any, folder: Path, *, wrapping: Wrapping | None = None) -> None:
-    """Weights of a checkpoint into a live model: its adapters, or all of them. Raises UserError where the
+    """Weights of a checkpoint into a live model: its adapters, or all of them. Raises UserError if the
     folder is damaged."""
     verified(folder)
     if wrapping is not None and wrapping.is_sharded:
@@ -169,99 +188,20 @@ def load_weights(model: Any, folder: Path, *, wrapping: Wrapping | None = None) 
         )
 
 
-_FILE = "reference.safetensors"
+def _all_but_first(token_ids: Sequence[int]) -> TrainSample:
+    """A sequence of which every token with one before it counts."""
+    return TrainSample(token_ids_T=tuple(token_ids), loss_mask_T=(False, *[True] * (len(token_ids) - 1)))
+
+
 _NOTHING = TrainSample(token_ids_T=(1, 2), loss_mask_T=(False, False))  # no token that carries loss
-
-
-class EmaReference:
-    """Shadows of trained parameters (adapters, or weights), at least in float32, which are put in their place
-    while the reference is asked; of sharded ones, the shards. Every `every` steps:
-    shadow = `decay` * shadow + (1 - `decay`) * parameter
-    (TR-DPO, arXiv 2404.09656, section 3, with alpha = 1 - decay)."""
-
-    def __init__(
-        self,
-        named: Iterable[tuple[str, nn.Parameter]],
-        *,
-        every: int,
-        decay: float,
-        wrapping: Wrapping | None = None,
-    ) -> None:
-        self._parameters = {n: p for n, p in named if p.requires_grad}
-        self._wrapping = wrapping or Whole(Processes())
-        self._shadows = {
-            n: self._wrapping.copied(p, torch.promote_types(p.dtype, torch.float32))
-            for n, p in self._parameters.items()
-        }
-        self._every, self._decay = every, decay
-
-    @torch.no_grad()
-    def follow(self, step: int) -> None:
-        """Step `step` (1-based) is over."""
-        if step % self._every == 0:
-            for name, parameter in self._parameters.items():
-                shadow = self._wrapping.local(self._shadows[name])
-                shadow.lerp_(self._wrapping.local(parameter).to(shadow.dtype), 1.0 - self._decay)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The model is the reference inside; of whole weights, only those in half precision are copied."""
-        if self._wrapping.is_sharded:
-            with self._in_shards():
-                yield
-            return
-        policy = {name: parameter.data for name, parameter in self._parameters.items()}
-        for name, parameter in self._parameters.items():
-            parameter.data = self._shadows[name].to(parameter.dtype)
-        try:
-            yield
-        finally:
-            for name, parameter in self._parameters.items():
-                parameter.data = policy[name]
-
-    @contextmanager
-    def _in_shards(self) -> Iterator[None]:
-        """What is in the shards is exchanged: who sharded them keeps pointers of its own to them. What was
-        gathered before is of the other weights."""
-        local = self._wrapping.local
-        policy = {name: local(parameter).clone() for name, parameter in self._parameters.items()}
-        self._wrapping.settle()
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                local(parameter).copy_(local(self._shadows[name]))
-        try:
-            yield
-        finally:
-            self._wrapping.settle()
-            with torch.no_grad():
-                for name, parameter in self._parameters.items():
-                    local(parameter).copy_(policy[name])
-
-    def save(self, folder: Path | None) -> None:
-        """Into a folder of trainer state; None in the processes that take part without writing."""
-        whole = self._wrapping.gathered(self._shadows)
-        if folder is not None:
-            save_file({n: s.cpu().contiguous() for n, s in whole.items()}, folder / _FILE)
-
-    @torch.no_grad()
-    def load(self, folder: Path) -> None:
-        """Put back what `save` wrote. Raises RunError if it does not fit."""
-        saved = tensors_in(folder / _FILE)
-        if saved.keys() != self._shadows.keys():
-            raise RunError(
-                "the checkpoint's reference does not have the parameters that this run trains",
-                where=str(folder),
-                remedy="resume with the configuration that the run was started with",
-            )
-        for name, shadow in self._shadows.items():
-            self._wrapping.put(shadow, saved[name])
 
 
 class Learner:
     """One process of the training run, with a whole copy of what is trained or, by its `wrapping`, a shard.
 
-    `reference` is a model of its own (its scorer, where it is sharded) or an `EmaReference`; None: the base
-    with the adapters off. `scorer` is that of `model`, where it is sharded already.
+    `reference` is a model of its own (its scorer, if it is sharded) or an `EmaReference`; None: the base
+    with the adapters off. `scorer` is that of `model`, if it is sharded already. `start` is what the run
+    began with, which its checkpoints name.
     """
 
     def __init__(
@@ -277,8 +217,13 @@ class Learner:
         precision: Precision | None = None,
         wrapping: Wrapping | None = None,
         scorer: TokenScorer | None = None,
+        start: Start | None = None,
     ) -> None:
         self.model, self.tokenizer, self.processes = model, tokenizer, processes or Processes()
+        self._start = start
+        # Told how many samples of how many the micro-batches of an update have covered.
+        self.on_samples: Callable[[int, int], None] = lambda _done, _total: None
+        self._trained_on: Sequence[TrainSample] = ()  # the last step's
         self.wrapping: Wrapping = wrapping or Whole(self.processes)
         self._schedule, self._optimizers, self._value_head = schedule, schedule.optimizers, value_head
         self._precision = precision or Precision()
@@ -315,16 +260,48 @@ class Learner:
         return torch.promote_types(self.model.dtype, torch.float32)
 
     def batches(self, samples: Sequence[TrainSample], *, max_tokens: int) -> Iterator[Batch]:
-        """Micro-batches that cover every sample once: packed where the model allows it, else padded. Where
+        """Micro-batches that cover every sample once: packed if the model allows it, else padded. Where
         weights are sharded, all processes ask for them at the same time, and batches without `rows` stand for
         those that only others have."""
-        make = packed_batches if self.why_not_packed is None else padded_batches
+        make: Any = padded_batches
+        if self.why_not_packed is None:
+            make = partial(packed_batches, may_share=self._shares_prefix)
+        is_update = torch.is_grad_enabled()
+        if is_update:
+            self._trained_on = samples
 
         def empty() -> Batch:
             (batch,) = make([_NOTHING], max_tokens=2, device=self.device)
             return replace(batch, rows=())
 
-        return self.wrapping.agreed(iter(make(samples, max_tokens=max_tokens, device=self.device)), empty)
+        done = 0
+        made = self._with_prefix(make(samples, max_tokens=max_tokens, device=self.device))
+        for batch in self.wrapping.agreed(made, empty):
+            yield batch
+            done += len(batch.rows)
+            if is_update:
+                self.on_samples(done, len(samples))
+
+    def _with_prefix(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches, and after the last the backward pass of the prefix that they share."""
+        prefix: SharedPrefix | None = None
+        for batch in batches:
+            if isinstance(batch, PackedBatch):
+                prefix = batch.prefix
+            yield batch
+            if prefix is not None:
+                trim_heap()  # what one pass freed stays between what the next one keeps
+        if prefix is not None:
+            prefix.backward()
+            self._masters.take_gradients()
+
+    @property
+    def _shares_prefix(self) -> bool:
+        """Whether several rows can share a prefix: where there is always a flash kernel, of weights that are
+        in one place."""
+        config = self.model.config.get_text_config()
+        has_dropout = getattr(config, "attention_dropout", 0.0)
+        return self.device.type == "cpu" and not self.wrapping.is_sharded and not has_dropout
 
     def idle(self, batch: Batch, *, temperature: float = 1.0, with_reference: bool = False) -> None:
         """Take part in the passes of a micro-batch that only other processes have: no gradient comes of
@@ -356,7 +333,8 @@ class Learner:
         return self.scorer(batch, temperature, entropy_gradient=entropy_gradient, value_at=value_at)
 
     def measuring_states(self) -> AbstractContextManager[None]:
-        """What is scored in here, by all processes, tells a new value head how states are distributed."""
+        """Return what is scored in here, by all processes, tells a new value head how states are
+        distributed."""
         if self._value_head is None:
             return nullcontext()
         return self._value_head.measuring(self.processes.sum)
@@ -364,6 +342,8 @@ class Learner:
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, *, temperature: float = 1.0) -> torch.Tensor:
         """Logprobs [N] under the reference."""
+        if isinstance(batch, PackedBatch) and batch.prefix is not None:
+            batch = replace(batch, prefix=replace(batch.prefix, of="reference"))
         if self._reference is not None:
             return self._reference(batch, temperature)[0]
         if self._ema is not None:
@@ -391,7 +371,7 @@ class Learner:
 
     def step(self, number: int) -> tuple[float | None, float]:
         """Clip, step, clear, with the gradients of all processes. Returns the gradient norm before clipping
-        and the learning-rate factor; the norm is None where a gradient overflowed in float16, and then no
+        and the learning-rate factor; the norm is None if a gradient overflowed in float16, and then no
         weight has moved and the scale of the loss is lower."""
         factor = self._schedule.set(number)
         norm = self.wrapping.step(
@@ -408,11 +388,15 @@ class Learner:
     def save(self, folder: Path, *, state: JsonObject) -> None:
         """A complete checkpoint, or none: it gets its name only when everything is written. Every process
         calls this, and the first one writes; what one process holds says nothing of their number."""
-        wrapping = self.wrapping
+        wrapping, probe = self.wrapping, self._probe()
         with sealed_dir(folder) if self.processes.is_first else nullcontext() as draft:
             weights = self.weights() if wrapping.is_sharded else None
             if draft is not None:
                 save_model(self.model, self.tokenizer, draft, weights)
+                write_probe(draft, probe)
+                if self._start is not None:
+                    is_adapter = hasattr(self.model, "peft_config")
+                    write_lineage(draft, lineage_of(self._start, folder, is_adapter=is_adapter))
             del weights
             self.processes.meet()  # what is written takes its time
             named, optimizers = self._masters.named, self._optimizers
@@ -428,9 +412,51 @@ class Learner:
                 self._precision.save(trainer_state)
         self.processes.meet()
 
+    @torch.no_grad()
+    def logprobs(
+        self, rows: Sequence[TrainSample], *, max_tokens: int = 4096, temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Return the trainer's logprobs (nats) of the loss-bearing tokens of each row. Of weights in shards,
+        all processes ask for as many rows as they have."""
+        was_training = self.model.training
+        self.model.eval()
+        scored: list[list[float]] = [[] for _ in rows]
+        for batch in self.batches(rows, max_tokens=max_tokens):
+            values = iter(self.score(batch, temperature=temperature)[0].tolist())
+            for row in batch.rows:
+                scored[row] = [next(values) for _ in range(rows[row].loss_tokens)]
+        self.model.train(was_training)
+        return scored
+
+    def _probe(self) -> Probe:
+        """The probe of the weights as they are: sequences of the last step, before the first one made up."""
+        cut = windows([(sample.token_ids_T, sample.first_loss) for sample in self._trained_on[:PROBE_ROWS]])
+        if not cut:
+            numbers = random.Random(0)
+            vocabulary = self.model.config.get_text_config().vocab_size
+            cut = [[numbers.randrange(vocabulary) for _ in range(PROBE_TOKENS)] for _ in range(PROBE_ROWS)]
+        return Probe(
+            token_ids=cut,
+            logprobs=self.logprobs([_all_but_first(ids) for ids in cut]),
+            dtype=self._dtype_name,
+            is_quantised=is_quantised(self.model),
+        )
+
+    @property
+    def _dtype_name(self) -> str:
+        return str(self._precision.dtype or self.model.dtype).removeprefix("torch.")
+
+    def prove(self, folder: Path) -> None:
+        """Score the probe of a checkpoint with the weights as they are, in all processes. Raises UserError
+        if its logprobs are others."""
+        probe = read_probe(folder)
+        if probe is not None and probe.is_quantised == is_quantised(self.model):
+            logprobs = self.logprobs([_all_but_first(ids) for ids in probe.token_ids])
+            compare(probe, logprobs, folder=folder, dtype=self._dtype_name)
+
     def weights(self, *, everywhere: bool = False) -> dict[str, torch.Tensor]:
-        """The whole weights by their names in a state dict, on the CPU, in the first process or `everywhere`:
-        every process calls this."""
+        """Return the whole weights by their names in a state dict, on the CPU, in the first process or
+        `everywhere`: every process calls this."""
         self.wrapping.settle()
         return self.wrapping.gathered(self.model.state_dict(keep_vars=True), everywhere=everywhere)
 
@@ -441,7 +467,10 @@ class Learner:
 
     def restore(self, folder: Path) -> JsonObject:
         """Back to the moment of `save`; returns its state."""
+        if self._start is not None:
+            base_of(folder)  # which refuses a base that is not the one that was recorded
         self.load_weights(folder)
+        self.prove(folder)
         put, source = self.wrapping.put, folder / STATE_FOLDER
         self._precision.load(source)
         if self._value_head is not None:

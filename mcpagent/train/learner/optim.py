@@ -25,14 +25,14 @@ def build_optimizers(
     *,
     kind: str,
     learning_rate: float,
-    muon_learning_rate: float,
+    muon_learning_rate: float = 0.02,
     betas: tuple[float, float],
     weight_decay: float,
     value_learning_rate: float | None = None,
 ) -> list[torch.optim.Optimizer]:
     """`adamw`: one AdamW. `muon`: Muon (Keller Jordan 2024) on the weight matrices inside the network, AdamW
     on embeddings, heads, norms and biases, which are not the linear maps that Muon is for. A value head has
-    its own `value_learning_rate`, where one is given."""
+    its own `value_learning_rate`, if one is given."""
     trainable = [(n, p) for n, p in named if p.requires_grad]
     adamw: dict[str, Any] = {
         "lr": learning_rate,
@@ -58,7 +58,7 @@ def build_optimizers(
 class BatchedMuon(torch.optim.Muon):
     """torch's Muon with the matrices of one shape orthogonalised together, and in float32 on a CPU: torch
     takes them one by one in bfloat16, which for the small matrices of the embedded model costs twice to three
-    times as much there, and far more where the processor has no bfloat16."""
+    times as much there, and far more if the processor has no bfloat16."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -121,7 +121,7 @@ def _orthogonalised(matrices_B: torch.Tensor, group: dict[str, Any]) -> torch.Te
 def _groups(
     named: Iterable[tuple[str, nn.Parameter]], value_learning_rate: float | None
 ) -> list[dict[str, Any]]:
-    """Those of a value head apart, where they have a learning rate of their own."""
+    """Those of a value head apart, if they have a learning rate of their own."""
     policy: list[nn.Parameter] = []
     value: list[nn.Parameter] = []
     for name, parameter in named:
@@ -157,7 +157,7 @@ class MasterWeights:
         kept: Mapping[str, torch.Tensor] | None = None,
         local: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     ) -> None:
-        """Puts the copies into the groups of fresh `optimizers`, in place of the model's parameters; where
+        """Puts the copies into the groups of fresh `optimizers`, in place of the model's parameters; if
         others have done so already, `kept` are theirs. `local` gives what this process holds of a tensor."""
         trained = {n: p for n, p in named if p.requires_grad}
         self._local = local
@@ -189,7 +189,7 @@ class MasterWeights:
             self._local(parameter).copy_(self._local(self._masters[name]))
 
     def save(self, folder: Path | None, *, gather: Gather = dict) -> None:
-        """Into a folder of trainer state (None in a process that takes part without writing); nothing where
+        """Into a folder of trainer state (None in a process that takes part without writing); nothing if
         the model holds all weights in 32 bits."""
         whole = gather(self._masters)  # themselves: who gathers knows where each belongs
         if whole and folder is not None:
@@ -197,7 +197,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def load(self, folder: Path, *, put: Put = put_whole) -> None:
-        """Put back what `save` wrote; where a checkpoint has none, the weights of the restored model."""
+        """Put back what `save` wrote; if a checkpoint has none, the weights of the restored model."""
         path = folder / _MASTERS_FILE
         saved = tensors_in(path) if path.is_file() else {}
         for name, master in self._masters.items():
@@ -258,7 +258,7 @@ class Precision:
         return nullcontext() if self.dtype is None else torch.autocast(self._device, dtype=self.dtype)
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """What to call `backward` on."""
+        """Return what to call `backward` on."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -268,7 +268,7 @@ class Precision:
                 self._scaler.unscale_(optimizer)
 
     def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-        """One step of each after `unscale`; False where a gradient overflowed, and then no weight moved."""
+        """One step of each after `unscale`; False if a gradient overflowed, and then no weight moved."""
         if self._scaler is None:
             for optimizer in optimizers:
                 optimizer.step()

@@ -30,7 +30,7 @@ from mcpagent.interrupts import held_back
 T = TypeVar("T")
 
 _BUCKET = 1 << 25  # elements of gradients that travel at once
-COLLECTIVE_TIMEOUT_S = 600.0  # training.collective_timeout_s, where nothing else is said
+COLLECTIVE_TIMEOUT_S = 600.0  # training.collective_timeout_s, if nothing else is said
 _BEATS = 8  # signs of life in the time after which a process without one counts as lost
 _LONGEST_POLL_S = 0.05
 _LONGEST_CLOSE_S = 5.0
@@ -87,7 +87,7 @@ class _RollCall:
         return [other for other, heard_s in self._heard_s.items() if now - heard_s > longer_than_s]
 
     def meet(self) -> None:
-        """Return when every process has come here. Raises RunError where one shows no sign of life."""
+        """Return when every process has come here. Raises RunError if one shows no sign of life."""
         self._meetings += 1
         self._store.add(f"met/{self.index}", 1)
         absent, pause_s = self._others, 0.001
@@ -107,7 +107,7 @@ class _RollCall:
                     os.kill(int(pid), signal.SIGKILL)
 
     def is_first_to_fail(self) -> bool:
-        """Whether no other process has asked this before."""
+        """Return whether no other process has asked this before."""
         return self._store.add("failures", 1) == 1
 
 
@@ -126,9 +126,9 @@ class Processes:
         timeout_s: float = COLLECTIVE_TIMEOUT_S,
         start_within_s: float = COLLECTIVE_TIMEOUT_S,
     ) -> Self:
-        """Meet the other processes that the launcher started; alone where there was none. Collectives end
+        """Meet the other processes that the launcher started; alone if there was none. Collectives end
         with an error after `timeout_s`, and processes may start `start_within_s` apart. They part when the
-        interpreter ends, however it does. Raises RunError where one does not come."""
+        interpreter ends, however it does. Raises RunError if one does not come."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count == 1:
             return cls()
@@ -149,7 +149,7 @@ class Processes:
         return processes
 
     def leave(self) -> None:
-        """Stop the thread that shows life, and destroy the process group; where another process is lost the
+        """Stop the thread that shows life, and destroy the process group; if another process is lost the
         group is left as it is, since what waits for that one would be waited for."""
         if self._roll_call is not None:
             self._roll_call.close()
@@ -158,7 +158,7 @@ class Processes:
 
     def meet(self) -> None:
         """Wait until every process has come here, however long what it does before takes: episodes, a
-        checkpoint, loading. Raises RunError where one of them is gone."""
+        checkpoint, loading. Raises RunError if one of them is gone."""
         if self._roll_call is not None:
             self._roll_call.meet()
 
@@ -183,9 +183,9 @@ class Processes:
             raise said from error
 
     def split(self, size: int) -> list[ProcessGroup]:
-        """The two groups of this process: of those at its place in each consecutive `size` processes, and of
-        its own `size`. Their collectives end with an error after the time that holds for all; groups of a
-        mesh that torch makes wait for half an hour."""
+        """Return the two groups of this process: of those at its place in each consecutive `size` processes,
+        and of its own `size`. Their collectives end with an error after the time that holds for all; groups
+        of a mesh that torch makes wait for half an hour."""
         rows = torch.arange(self.count).view(-1, size)
         groups: list[ProcessGroup] = []
         for ranks in (*rows.T.tolist(), *rows.tolist()):  # every process makes all groups, in one order
@@ -202,7 +202,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that writes."""
+        """Return whether this is the one that writes."""
         return self.index == 0
 
     @property
@@ -217,14 +217,14 @@ class Processes:
             torch.manual_seed(derive_seed(*parts, "process", self.index))
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """The consecutive part of this process; `gather` of the parts is the whole again, in order."""
+        """Return the consecutive part of this process; `gather` of the parts is the whole again, in order."""
         if self.count == 1:
             return items
         start, end = (len(items) * i // self.count for i in (self.index, self.index + 1))
         return items[start:end]
 
     def gather(self, items: Iterable[T]) -> Sequence[T]:
-        """The items of all processes, those of the first one first."""
+        """Return the items of all processes, those of the first one first."""
         if self.count == 1:
             return items if isinstance(items, Sequence) else list(items)
         parts: list[list[T]] = [[] for _ in range(self.count)]
@@ -232,15 +232,15 @@ class Processes:
         return [item for part in parts for item in part]
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
-        """Those of all processes, added up place by place."""
+        """Return those of all processes, added up place by place."""
         if self.count == 1:
             return list(numbers)
         rows = self.gather([list(numbers)])
         return [sum(column) for column in zip(*rows, strict=True)]
 
     def broadcast_from_rank0(self, ask: Callable[[], T]) -> T:
-        """What `ask` returns in the first process, for all; the others do not call it. What it raises ends
-        the first process, and with it (through the launcher) the run. It may take its time."""
+        """Return what `ask` returns in the first process, for all; the others do not call it. What it raises
+        ends the first process, and with it (through the launcher) the run. It may take its time."""
         if self.count == 1:
             return ask()
         box: list[Any] = [ask() if self.is_first else None]
@@ -319,7 +319,7 @@ _SAID_OF_COLLECTIVES = (
 
 
 def _is_of_collective(error: RuntimeError) -> bool:
-    """Whether other processes are the reason."""
+    """Return whether other processes are the reason."""
     return isinstance(error, distributed.DistError) or any(s in str(error) for s in _SAID_OF_COLLECTIVES)
 
 

@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import RunError, UserError
-from mcpagent.models.load import causal_lm, map_large_blocks, resolve_dtype, trim_heap
+from mcpagent.models.adapters import causal_lm
+from mcpagent.models.load import map_large_blocks, resolve_dtype, trim_heap
 from mcpagent.policy.contract import choose_backend
 from mcpagent.storage.packages import require
 from mcpagent.train.batch.scoring import Batch
@@ -37,12 +38,12 @@ class Wrapping(Protocol):
     def prepare(
         self, scorer: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, limit: float
     ) -> nn.Module:
-        """What to call in the place of a scorer whose weights the optimisers move, in steps of the norm
-        `limit` at most: once, before the first pass."""
+        """Return what to call in the place of a scorer whose weights the optimisers move, in steps of the
+        norm `limit` at most: once, before the first pass."""
         ...
 
     def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
-        """The same number of micro-batches for every process: one that has fewer gets `empty` ones."""
+        """Return the same number of micro-batches for every process: one that has fewer gets `empty` ones."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -58,12 +59,12 @@ class Wrapping(Protocol):
         precision: Precision,
     ) -> float | None:
         """Move the weights by the gradients of all processes, clipped to the norm `limit`. The norm before
-        that, None where a gradient overflowed and nothing moved."""
+        that, None if a gradient overflowed and nothing moved."""
         ...
 
     def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
-        """The whole of each tensor, on the CPU, in the first process alone or `everywhere`; tensors that are
-        one object stay one. Every process calls this."""
+        """Return the whole of each tensor, on the CPU, in the first process alone or `everywhere`; tensors
+        that are one object stay one. Every process calls this."""
         ...
 
     def put(self, tensor: torch.Tensor, source: Source) -> None:
@@ -71,29 +72,29 @@ class Wrapping(Protocol):
         ...
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What this process holds of a tensor, to be read and written."""
+        """Return what this process holds of a tensor, to be read and written."""
         ...
 
     def copied(self, parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
-        """A copy that lies as the parameter does."""
+        """Return a copy that lies as the parameter does."""
         ...
 
     def masters(self, trained: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor] | None:
-        """The float32 weights that are kept beside those of the model; None where nobody does yet."""
+        """Return the float32 weights that are kept next to those of the model; None if nobody does yet."""
         ...
 
     def moments(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
-        """What the optimiser keeps of a parameter: tensors that lie as it does, and scalars."""
+        """Return what the optimiser keeps of a parameter: tensors that lie as it does, and scalars."""
         ...
 
     def new_moment(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str) -> torch.Tensor:
-        """The optimiser's tensor of that name for a parameter, to be written with `put`."""
+        """Return the optimiser's tensor of that name for a parameter, to be written with `put`."""
         ...
 
     def set_scalar(
         self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Any
     ) -> None:
-        """What the optimiser keeps of a parameter under that name, where it is a scalar."""
+        """What the optimiser keeps of a parameter under that name, if it is a scalar."""
         ...
 
     def settle(self) -> None:
@@ -107,7 +108,7 @@ class _ByParameter:
     def prepare(
         self, scorer: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, limit: float
     ) -> nn.Module:
-        """The scorer itself."""
+        """Return the scorer itself."""
         return scorer
 
     def copied(self, parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
@@ -118,11 +119,11 @@ class _ByParameter:
         """None: the learner makes its own."""
 
     def moments(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
-        """Those of the parameter."""
+        """Return those of the parameter."""
         return optimizer.state.get(parameter, {})
 
     def new_moment(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str) -> torch.Tensor:
-        """A new one."""
+        """Return a new one."""
         made = optimizer.state[parameter][key] = torch.zeros_like(parameter)
         return made
 
@@ -142,7 +143,7 @@ class Whole(_ByParameter):
         self._processes = processes
 
     def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
-        """The batches as they are: no pass waits for another process."""
+        """Return the batches as they are: no pass waits for another process."""
         return batches
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -164,7 +165,7 @@ class Whole(_ByParameter):
         return float(norm) if precision.step(optimizers) else None
 
     def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
-        """The tensors as they are."""
+        """Return the tensors as they are."""
         return dict(tensors)
 
     def put(self, tensor: torch.Tensor, source: Source) -> None:
@@ -261,7 +262,7 @@ class Fsdp(_ByParameter):
         parameter.to_local().copy_(shard.to_local())
 
     def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
-        """The batches of this process, then empty ones up to the largest number of any."""
+        """Yield the batches of this process, then empty ones up to the largest number of any."""
         yield from padded_with_empty(batches, empty)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -305,7 +306,7 @@ class Fsdp(_ByParameter):
             tensor.copy_(whole)
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The shard of this process."""
+        """Return the shard of this process."""
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
     def settle(self) -> None:
@@ -319,8 +320,8 @@ class Fsdp(_ByParameter):
 def gathered_by(
     whole_of: Callable[[torch.Tensor], torch.Tensor], tensors: Mapping[str, torch.Tensor], *, keeps: bool
 ) -> dict[str, Any]:
-    """What `whole_of`, which every process calls for each tensor once, gives by name; nothing where it is not
-    kept."""
+    """Return what `whole_of`, which every process calls for each tensor once, gives by name; nothing if it is
+    not kept."""
     whole: dict[int, torch.Tensor] = {}
     result: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -332,7 +333,7 @@ def gathered_by(
 
 
 def padded_with_empty(batches: Iterator[Batch], empty: Callable[[], Batch]) -> list[Batch]:
-    """The batches of this process, and empty ones up to the largest number of any: every process calls
+    """Return the batches of this process, and empty ones up to the largest number of any: every process calls
     this."""
     here = list(batches)
     most = torch.tensor(len(here))
@@ -341,7 +342,7 @@ def padded_with_empty(batches: Iterator[Batch], empty: Callable[[], Batch]) -> l
 
 
 def _has_values(parameter: torch.Tensor) -> bool:
-    """Whether it has memory of its own for all places: see `models.load.empty_model`."""
+    """Return whether it has memory of its own for all places: see `models.load.empty_model`."""
     return not parameter.is_meta and parameter.untyped_storage().nbytes() >= parameter.nbytes
 
 
@@ -353,7 +354,7 @@ def put_stored(
     where: str,
 ) -> None:
     """Fill the `targets` of a state dict with what is stored under their names, of tied tensors under one of
-    them; None in a process that need not read. Raises RunError where they do not fit."""
+    them; None in a process that need not read. Raises RunError if they do not fit."""
     names_of: dict[int, list[str]] = {}
     for name, tensor in targets.items():
         names_of.setdefault(id(tensor), []).append(name)
@@ -379,7 +380,7 @@ Shards = Literal["fsdp", "zero3"]
 
 
 def sharding(config: TrainConfig, processes: Processes) -> Shards | None:
-    """How several processes share the weights; None where each holds all of them. `auto` is what the
+    """Return how several processes share the weights; None if each holds all of them. `auto` is what the
     launcher asks for."""
     parallel = config.training.parallel
     if parallel == "auto" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
@@ -390,13 +391,14 @@ def sharding(config: TrainConfig, processes: Processes) -> Shards | None:
 
 
 def refuse_sharding(config: TrainConfig, *, parallel: Shards, device: torch.device) -> None:
-    """Raises UserError for what cannot be done with weights in shards, or not with what is installed."""
+    """Raise UserError for what cannot be done with weights in shards, or not with what is installed."""
     where = "training.parallel"
     if config.finetune.mode == "qlora":
         raise UserError(
             "weights of 4 bits cannot be sharded",
             where=where,
-            remedy="use training.parallel replicate, which sums the adapters' gradients, or --mode lora",
+            remedy="use training.parallel replicate, which sums the adapters' gradients, or "
+            "--set finetune.mode=lora",
         )
     if config.training.mixed_precision == "fp16":
         raise UserError(

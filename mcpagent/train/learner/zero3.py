@@ -19,7 +19,8 @@ from torch import distributed, nn
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.models.load import causal_lm, map_large_blocks
+from mcpagent.models.adapters import causal_lm
+from mcpagent.models.load import map_large_blocks
 from mcpagent.train.batch.scoring import Batch
 from mcpagent.train.forecast import ZERO3_BUCKET
 from mcpagent.train.learner.optim import Precision
@@ -108,7 +109,7 @@ class Zero3:
     def prepare(
         self, scorer: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, limit: float
     ) -> nn.Module:
-        """What to call in the scorer's place; steps are clipped to the norm `limit`."""
+        """Return what to call in the scorer's place; steps are clipped to the norm `limit`."""
         (optimizer,) = optimizers
         dtype = optimizer.param_groups[0]["params"][0].dtype
         config = self._config(limit=limit, dtype=dtype)
@@ -136,7 +137,7 @@ class Zero3:
         }
 
     def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
-        """The batches of this process, then empty ones up to the largest number of any."""
+        """Yield the batches of this process, then empty ones up to the largest number of any."""
         here = padded_with_empty(batches, empty)
         for place, batch in enumerate(here, start=1):
             self._engine.set_gradient_accumulation_boundary(place == len(here))
@@ -154,7 +155,7 @@ class Zero3:
         limit: float,
         precision: Precision,
     ) -> float | None:
-        """Clip, move; None where a gradient is no number, and then nothing moved."""
+        """Clip, move; None if a gradient is no number, and then nothing moved."""
         self._engine.step()
         return float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else None
 
@@ -192,19 +193,19 @@ class Zero3:
                 stretch[: len(part)].copy_(part)  # the last stretch may be longer than what is left
 
     def local(self, tensor: Any) -> torch.Tensor:
-        """The stretch of this process."""
+        """Return the stretch of this process."""
         return tensor.ds_tensor if hasattr(tensor, "ds_tensor") else tensor
 
     def copied(self, parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
-        """A stretch for itself."""
+        """Return a stretch for itself."""
         return _owned(self.local(parameter).detach().to(dtype, copy=True), parameter)
 
     def masters(self, trained: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-        """The float32 stretches that DeepSpeed keeps of weights in half precision."""
+        """Return the float32 stretches that DeepSpeed keeps of weights in half precision."""
         return {n: m for n, p in trained.items() if (m := self._master(p)) is not None}
 
     def moments(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
-        """Those of its stretch."""
+        """Return those of its stretch."""
         flat, place = self._place(parameter)
         return {
             key: _owned(value[place], parameter) if value.shape else value
@@ -212,7 +213,7 @@ class Zero3:
         }
 
     def new_moment(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str) -> torch.Tensor:
-        """The place of its stretch in that of all parameters."""
+        """Return the place of its stretch in that of all parameters."""
         flat, place = self._place(parameter)
         state = optimizer.state[flat]
         if key not in state:
@@ -316,7 +317,7 @@ def _of_file(path: Path) -> JsonObject:
 
 
 def _of_accelerate() -> JsonObject:
-    """What its own configuration file says of ZeRO, where the run was started by it."""
+    """What its own configuration file says of ZeRO, if the run was started by it."""
     zero: JsonObject = {"stage": int(os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"))}
     for part in ("optimizer", "param"):
         device = os.environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}_DEVICE", "none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Literal
@@ -17,6 +17,7 @@ from mcpagent.reward.rule import EXCESS_COST, INVALID_COST, PENALTY_WEIGHT, with
 from mcpagent.train.batch.samples import TrainSample, sample_from_trajectory
 
 _UNIFORM = 1e-6  # a standard deviation below it is rounding
+_TURN_COEF = 0.5  # weight of a turn's own credit next to the outcome
 _STD_EPSILON = 1e-4  # keeps a group of nearly equal rewards from being blown up
 
 
@@ -24,7 +25,7 @@ def group_advantages(
     rewards_G: Sequence[float | None], *, normalize: bool = True, batch_std: float | None = None
 ) -> list[float | None]:
     """Reward minus the mean of the group, divided by its standard deviation if `normalize`, or by that of the
-    whole batch where `batch_std` gives it.
+    whole batch if `batch_std` gives it.
 
     DeepSeekMath (arXiv 2402.03300), section 4.1.2, with the sample standard deviation plus 1e-4, as TRL has
     it; without the division it is that of Dr. GRPO (arXiv 2503.20783). A uniform group gives exact zeros.
@@ -81,7 +82,7 @@ def gae(
 
 
 def rewards_to_go(rewards_K: Sequence[float]) -> list[float]:
-    """What each turn and those after it were worth, undiscounted."""
+    """Return what each turn and those after it were worth, undiscounted."""
     sums: list[float] = []
     for reward in reversed(rewards_K):
         sums.append(reward + (sums[-1] if sums else 0.0))
@@ -89,7 +90,7 @@ def rewards_to_go(rewards_K: Sequence[float]) -> list[float]:
 
 
 def spread(rewards: Sequence[float]) -> float:
-    """The sample standard deviation; 0 for fewer than two."""
+    """Return the sample standard deviation; 0 for fewer than two."""
     return stdev(rewards) if len(rewards) > 1 else 0.0
 
 
@@ -105,18 +106,17 @@ class CreditSettings:
     advantages. `scale` is what group-relative ones are
     divided by (`group`, `batch`) or `none`; for `reinforce++` and `gae` anything but `none` whitens over the
     batch. `gamma` and `lambda_` discount by turns and belong to `gae`; `turn_coef` weighs the turns' own
-    credit beside the outcome in `turn`."""
+    credit next to the outcome in `turn`."""
 
     advantage: str = "group"
     scale: Literal["group", "batch", "none"] = "group"
     gamma: float = 0.99
     lambda_: float = 0.95
-    turn_coef: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradedAttempt:
-    """`reward` is None where the attempt is unscored. `sample` is None where there is nothing to train on
+    """`reward` is None if the attempt is unscored. `sample` is None if there is nothing to train on
     although the reward counts for the group. `turn_rewards_K` is the turns' own credit."""
 
     reward: float | None
@@ -143,7 +143,7 @@ class GradedGroup:
 @dataclass(frozen=True, kw_only=True)
 class GradedBatch:
     """What an update takes: the groups of a step, in their order. `batch_std` is the standard deviation of
-    the rewards of all of them, where `settings.scale` asks for it."""
+    the rewards of all of them, if `settings.scale` asks for it."""
 
     groups: tuple[GradedGroup, ...]
     settings: CreditSettings
@@ -184,12 +184,13 @@ class Credit:
 
 
 def has_signal(attempts: Sequence[GradedAttempt], settings: CreditSettings) -> bool:
-    """Whether a group sets its attempts apart. Under `gae` and `reinforce++` the baseline lies outside of
-    the group, so that any scored attempt does."""
-    if _estimator(settings).relative is None:
+    """Return whether a group sets its attempts apart. Under `gae` and `reinforce++` the baseline lies outside
+    of the group, so that any scored attempt does."""
+    relative = _estimator(settings).relative
+    if relative is None:
         return any(a.reward is not None for a in attempts)
-    relative = _relative(attempts, settings, penalties=None, batch_std=None)
-    return any(any(turns) for turns in relative if turns is not None)
+    by_turn = relative(attempts, [a.reward for a in attempts], settings, None)
+    return any(any(turns) for turns in by_turn if turns is not None)
 
 
 def spread_of_batch(groups: Sequence[Sequence[GradedAttempt]], settings: CreditSettings) -> float | None:
@@ -206,65 +207,49 @@ def assign_credit(
     values: Sequence[Sequence[float]] | None = None,
     reduce: Reduce = lambda sums: sums,
 ) -> Credit:
-    """Advantages of `graded.samples`, turn by turn. `penalties` (nats times their coefficient) are taken off
-    the rewards of the turns; `values` are those of the states before each turn, for `gae`. Statistics of the
-    batch span all processes by `reduce`."""
+    """Return the advantages of `graded.samples`, turn by turn. `penalties` (nats times their coefficient) are
+    taken off the rewards of the turns; `values` are those of the states before each turn, for `gae`.
+    Statistics of the batch span all processes by `reduce`."""
     settings, samples = graded.settings, graded.samples
     estimator = _estimator(settings)
-    off = penalties or [(0.0,) * len(s.turn_tokens_K) for s in samples]
-    returns: list[list[float]] = []
+    penalties = penalties or [(0.0,) * len(s.turn_tokens_K) for s in samples]
     if estimator.by_step is not None:
-        steps = [_step_rewards(outcome, costs) for outcome, costs in zip(graded.rewards, off, strict=True)]
+        steps = [_step_rewards(r, costs) for r, costs in zip(graded.rewards, penalties, strict=True)]
         advantages, returns = estimator.by_step(steps, values, settings)
-    else:
-        advantages = list(_group_relative(graded, off))
-    if estimator.is_whitened and settings.scale != "none":
-        # Where the mean of each group is off already, another shift would move groups that are uniform.
-        shift = estimator.relative is None
-        advantages = _whitened(advantages, samples, shift=shift, reduce=reduce)
-    return Credit(advantages, returns)
-
-
-def _group_relative(graded: GradedBatch, penalties: Sequence[Sequence[float]]) -> Iterator[list[float]]:
+        if settings.scale != "none":
+            advantages = _whitened(advantages, samples, reduce=reduce)
+        return Credit(advantages, returns)
+    assert estimator.relative is not None
+    advantages: list[list[float]] = []
     left = iter(penalties)
     for group in graded.groups:
-        if not group.has_signal:
-            continue
         trained = {id(a) for a in group.trained}
-        off = [sum(next(left)) if id(a) in trained else 0.0 for a in group.attempts]
-        relative = _relative(group.attempts, graded.settings, penalties=off, batch_std=graded.batch_std)
-        for attempt, turns in zip(group.attempts, relative, strict=True):
-            if id(attempt) in trained:
-                assert turns is not None
-                yield turns
-
-
-def _relative(
-    attempts: Sequence[GradedAttempt],
-    settings: CreditSettings,
-    *,
-    penalties: Sequence[float] | None,
-    batch_std: float | None,
-) -> list[list[float] | None]:
-    """By attempt and turn, from this group alone; None where unscored."""
-    off = penalties or [0.0] * len(attempts)
-    rewards = [None if a.reward is None else a.reward - p for a, p in zip(attempts, off, strict=True)]
-    relative = _estimator(settings).relative
-    assert relative is not None
-    return relative(attempts, rewards, settings, batch_std)
+        if not trained:
+            continue
+        rewards = [
+            None if a.reward is None else a.reward - (sum(next(left)) if id(a) in trained else 0.0)
+            for a in group.attempts
+        ]
+        by_turn = estimator.relative(group.attempts, rewards, settings, graded.batch_std)
+        advantages += [
+            turns
+            for a, turns in zip(group.attempts, by_turn, strict=True)
+            if id(a) in trained and turns is not None
+        ]
+    return Credit(advantages, [])
 
 
 def _estimator(settings: CreditSettings) -> Estimator:
     return GIVEN if settings.advantage == "given" else ADVANTAGES.load(settings.advantage)
 
 
-ByTurn = list[list[float] | None]  # of each attempt of a group; None where it is unscored
+ByTurn = list[list[float] | None]  # of each attempt of a group; None if it is unscored
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
-    """An advantage: `relative` from the rewards of one group, or `by_step` from those of each sample's turns
-    with a baseline that lies outside of the group. `is_whitened` divides by the deviation of the batch."""
+    """An advantage: `relative` from the rewards of one group, or `by_step` from those of each sample's turns,
+    whitened over the batch, whose baseline lies outside of the group."""
 
     relative: (
         Callable[[Sequence[GradedAttempt], list[float | None], CreditSettings, float | None], ByTurn] | None
@@ -276,7 +261,6 @@ class Estimator:
         ]
         | None
     ) = None
-    is_whitened: bool = False
 
 
 def _on_every_turn(attempts: Sequence[GradedAttempt], outcomes_G: Sequence[float | None]) -> ByTurn:
@@ -305,7 +289,7 @@ def _turn(
     return [
         None
         if whole is None or turns is None
-        else [o + settings.turn_coef * t for o, t in zip(whole, turns, strict=False)]
+        else [o + _TURN_COEF * t for o, t in zip(whole, turns, strict=False)]
         for whole, turns in zip(outcomes, by_turn, strict=True)
     ]
 
@@ -326,15 +310,8 @@ RLOO = Estimator(
 )
 REINFORCE = Estimator(
     by_step=lambda steps, _values, _settings: ([rewards_to_go(rewards) for rewards in steps], []),
-    is_whitened=True,
 )
-REINFORCE_BASELINE = Estimator(
-    relative=lambda attempts, rewards, _settings, _std: _on_every_turn(
-        attempts, group_advantages(rewards, normalize=False)
-    ),
-    is_whitened=True,
-)
-GAE = Estimator(by_step=_gae_by_step, is_whitened=True)
+GAE = Estimator(by_step=_gae_by_step)
 TURN = Estimator(relative=_turn)
 GIVEN = Estimator(relative=lambda attempts, rewards, _settings, _std: _on_every_turn(attempts, rewards))
 
@@ -348,10 +325,10 @@ def _step_rewards(outcome: float, penalties_K: Sequence[float]) -> list[float]:
 
 
 def _whitened(
-    advantages: Sequence[Sequence[float]], samples: Sequence[TrainSample], *, shift: bool, reduce: Reduce
+    advantages: Sequence[Sequence[float]], samples: Sequence[TrainSample], *, reduce: Reduce
 ) -> list[list[float]]:
-    """Over all tokens of the batch: divided by the standard deviation, and centred if `shift`
-    (REINFORCE++, arXiv 2501.03262, section 3.1)."""
+    """Centre advantages over all tokens of the batch, and divide them by the standard deviation (REINFORCE++,
+    arXiv 2501.03262, section 3.1)."""
     weighted = [
         (a, n)
         for turns, sample in zip(advantages, samples, strict=True)
@@ -364,8 +341,7 @@ def _whitened(
     if variance < _UNIFORM_VARIANCE:
         return [[0.0] * len(turns) for turns in advantages]
     scale = 1.0 / math.sqrt(variance + _VARIANCE_EPSILON)
-    centre = mean if shift else 0.0
-    return [[(a - centre) * scale for a in turns] for turns in advantages]
+    return [[(a - mean) * scale for a in turns] for turns in advantages]
 
 
 _TRUNCATED = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)
@@ -385,7 +361,7 @@ class Overlong:
     mask_truncated: bool = False
 
     def cost(self, tokens: int) -> float:
-        """The reward that an episode of so many sampled tokens loses."""
+        """Return the reward that an episode of so many sampled tokens loses."""
         over = tokens - (self.max_tokens - self.buffer_tokens)
         return self.penalty * min(1.0, max(0.0, over / self.buffer_tokens))
 
@@ -409,8 +385,9 @@ class GradeSettings:
 def apply_penalty(
     trajectories: Sequence[Trajectory], *, active: bool, weight: float = PENALTY_WEIGHT
 ) -> list[Trajectory]:
-    """The trajectories with penalties in force, by `weight` (`reward.weights.penalty`), or not; and with a
-    judge's term only in groups of which every success was judged: attempts are compared by one reward."""
+    """Return the trajectories with penalties in force, by `weight` (`reward.weights.penalty`), or not; and
+    with a judge's term only in groups of which every success was judged: attempts are compared by one
+    reward."""
     uneven = {t.group_id for t in trajectories if is_unjudged(t.reward_terms)}
 
     def in_force(trajectory: Trajectory) -> tuple[RewardTerm, ...]:
@@ -421,8 +398,8 @@ def apply_penalty(
 
 
 def grade_groups(groups: Sequence[TrajectoryGroup], *, settings: GradeSettings, seed: int = 0) -> GradedBatch:
-    """What `update_policy` takes. `groups[i].has_signal` of the result says whether the i-th group can teach
-    anything: dynamic sampling draws others in place of those that cannot."""
+    """Return what `update_policy` takes. `groups[i].has_signal` of the result says whether the i-th group can
+    teach anything: dynamic sampling draws others in place of those that cannot."""
     credit = settings.credit
     if settings.control in ("rejection", "best"):
         credit = replace(credit, advantage="given")
@@ -472,7 +449,7 @@ def _graded(trajectory: Trajectory, settings: GradeSettings, rng: random.Random)
 
 def _turn_reward(turn: Turn, *, cost_weight: float) -> float:
     """The share of the plan that the turn fulfilled, less what its calls cost by `cost_weight`, which is 0
-    where penalties are not in force. A term that the turn does not have adds nothing."""
+    if penalties are not in force. A term that the turn does not have adds nothing."""
     values = {t.name: t.value for t in turn.reward_terms if t.value is not None}
     earned = values.get("coverage", 0.0)
     if cost_weight:

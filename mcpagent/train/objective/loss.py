@@ -15,15 +15,14 @@ from mcpagent.core.registry import KL_ESTIMATORS, LOSSES
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """Which surrogate, and how it is bounded. `kl_estimator` None leaves the KL out of the loss;
-    `kl_times_ratio` weighs it by the ratio, gradient and all (DeepSeek-V3.2, arXiv 2512.02556)."""
+    """Which surrogate, and how it is bounded. `kl_estimator` None leaves the KL out of the
+    loss."""
 
     loss: str = "grpo"  # a name of `core.registry.LOSSES`
     clip_low: float = 0.2
     clip_high: float = 0.2
-    dual_clip: float | None = None  # of the ratio where the advantage is negative; above 1 + clip_high
+    dual_clip: float | None = None  # of the ratio if the advantage is negative; above 1 + clip_high
     kl_estimator: str | None = "k3"
-    kl_times_ratio: bool = False  # for k3, whose own gradient is not that of the KL
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,11 @@ def policy_loss(
     reference_logprobs_N: torch.Tensor | None = None,
     weights_N: torch.Tensor | None = None,
 ) -> LossParts:
-    """The surrogate, times the importance weights `weights_N` of the sampler, plus `kl_coef` times the KL.
-    All logprobs in nats; `lengths_B` are the tokens of each sample, in order.
+    """Return the surrogate, times the importance weights `weights_N` of the sampler, plus `kl_coef` times the
+    KL. All logprobs in nats; `lengths_B` are the tokens of each sample, in order.
 
     `-min(r A, clip(r, 1 - low, 1 + high) A)` with r = exp(logp - old_logp): PPO (arXiv 1707.06347, eq. 7)
-    with the asymmetric range of DAPO (arXiv 2503.14476). Where A < 0 this has no bound; with `dual_clip`
+    with the asymmetric range of DAPO (arXiv 2503.14476). If A < 0 this has no bound; with `dual_clip`
     c > 1 it is `-max(min(r A, clip(r, 1 - low, 1 + high) A), c A)` there: at most `c |A|`, and no gradient
     past r = c (dual-clip PPO, Ye et al. 2020, arXiv 1912.09729; the `delta` of INTELLECT-2, arXiv
     2505.07291). `gspo` takes for r the geometric mean over the sample in the token form of GSPO (arXiv
@@ -73,7 +72,7 @@ def policy_loss(
             if is_shown
             else kl_terms(logprobs_N, reference_logprobs_N, estimator=objective.kl_estimator)
         )
-        loss = loss + kl_coef * (kl * ratio if objective.kl_times_ratio else kl)
+        loss = loss + kl_coef * kl
     return LossParts(loss, ratio.detach(), bounded, shown.detach())
 
 
@@ -147,8 +146,8 @@ def kl_terms(logprobs_N: torch.Tensor, reference_logprobs_N: torch.Tensor, *, es
 
 
 def k1(log_ratio_N: torch.Tensor) -> torch.Tensor:
-    """The log ratio, unbiased, of either sign; its gradient is zero in expectation, so it belongs into the
-    reward."""
+    """Return the log ratio, unbiased, of either sign; its gradient is zero in expectation, so it belongs into
+    the reward."""
     return log_ratio_N
 
 
@@ -163,22 +162,12 @@ def k3(log_ratio_N: torch.Tensor) -> torch.Tensor:
 
 
 def sampler_weights(
-    trainer_logprobs_N: torch.Tensor,
-    sampler_logprobs_N: torch.Tensor,
-    lengths_B: torch.Tensor,
-    *,
-    cap: float,
-    level: Literal["token", "sequence"] = "token",
-    beyond: Literal["truncate", "mask"] = "truncate",
+    trainer_logprobs_N: torch.Tensor, sampler_logprobs_N: torch.Tensor, *, cap: float
 ) -> torch.Tensor:
     """Truncated importance weights [N] that correct for a sampler whose distribution is not the trainer's
-    (Yao et al. 2025): the ratio of the token, or of the product over its whole sample, at most `cap`; beyond
-    it the weight is `cap`, or 0 with `mask`. Both logprobs are of the same weights, before any step."""
-    log_ratio = trainer_logprobs_N - sampler_logprobs_N
-    if level == "sequence":
-        log_ratio = _sample_means(log_ratio, lengths_B) * lengths_B.repeat_interleave(lengths_B)
-    ratio = log_ratio.exp()
-    return ratio.clamp(max=cap) if beyond == "truncate" else ratio.masked_fill(ratio > cap, 0.0)
+    (Yao et al. 2025): the ratio of each token, at most `cap`. Both logprobs are of the same weights, before
+    any step."""
+    return (trainer_logprobs_N - sampler_logprobs_N).exp().clamp(max=cap)
 
 
 def token_weights(
@@ -192,7 +181,7 @@ def token_weights(
 
     grpo, gspo: mean over samples of the mean over their tokens. dapo, cispo: mean over all tokens. dr_grpo:
     sum over tokens / (samples * `max_tokens`). `totals`: samples and tokens of the whole optimiser batch
-    where `lengths` are only a part of it. Samples without tokens do not count.
+    if `lengths` are only a part of it. Samples without tokens do not count.
     """
     samples, tokens = totals or batch_totals(lengths)
     kind = _loss(loss).aggregation
@@ -204,7 +193,7 @@ def token_weights(
 
 
 def batch_totals(lengths: Sequence[int]) -> tuple[float, float]:
-    """How many samples have tokens, and how many tokens there are."""
+    """Return how many samples have tokens, and how many tokens there are."""
     return float(sum(n > 0 for n in lengths)), float(sum(lengths))
 
 
@@ -257,7 +246,7 @@ class SamplerMismatch:
         self.gaps += other.gaps
 
     def summary(self) -> dict[str, float]:
-        """`sampler_ess` is the effective sample size of the weights as a share of the tokens (Kish): 1 where
+        """`sampler_ess` is the effective sample size of the weights as a share of the tokens (Kish): 1 if
         sampler and trainer agree. `sampler_kl` is KL(sampler || trainer) in nats a token, by k3."""
         if not self.tokens:
             return {}
@@ -274,28 +263,16 @@ class SamplerMismatch:
 
 @dataclass
 class ApproximateKL:
-    """KL(old || new) in nats a sampled token, by k3 (Schulman 2020): r - 1 - log r with r = new / old.
-    `latest` is what the last optimiser step found before it was taken."""
+    """KL(old || new) in nats a sampled token, by k3 (Schulman 2020): r - 1 - log r with r = new / old."""
 
     tokens: int = 0
     total: float = 0.0
-    latest: float = 0.0
-    _before: tuple[int, float] = (0, 0.0)
 
     def add(self, new_N: torch.Tensor, old_N: torch.Tensor) -> None:
         """Count tokens by their logprobs (nats) under the new and the old policy."""
         log_ratio = (new_N - old_N).double()
         self.tokens += len(log_ratio)
         self.total += float((log_ratio.exp() - 1.0 - log_ratio).sum())
-
-    def end_step(self, add_up: Callable[[Sequence[float]], Sequence[float]] = tuple) -> None:
-        """Set `latest` to the mean over the tokens of the optimiser step that ends, those of all processes
-        by `add_up`."""
-        tokens, total = self._before
-        all_tokens, all_total = add_up((float(self.tokens - tokens), self.total - total))
-        if all_tokens:
-            self.latest = all_total / all_tokens
-        self._before = (self.tokens, self.total)
 
     def join(self, other: ApproximateKL) -> None:
         """Take in what another process saw."""

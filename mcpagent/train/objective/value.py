@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
-from mcpagent.models.load import causal_lm
+from mcpagent.models.adapters import causal_lm
 from mcpagent.models.weights import tensors_in
 from mcpagent.train.batch.samples import TrainSample
 
@@ -25,25 +25,33 @@ _LEAST_VARIANCE = (
 
 
 class ValueHead(nn.Module):
-    """Hidden states [K, width] -> values [K], in float32 whatever the model is.
+    """Hidden states [K, width] -> values [K], in `dtype`: float32, or float64 with a model in float64.
 
     Two layers on standardised states. Last hidden states share a large mean and vary along a few directions
     that say what the next token is: gradient descent on them as they are does not find the rest.
-    Everything is worth 0 at first.
+    Every value is 0 at first, since units come in pairs of equal inner and opposite outer weights (Zhang et
+    al., arXiv 1905.07777). An outer layer of zeros would give that too, but the inner layer would then have
+    no gradient in the first step, and in the second one as small as AdamW's epsilon: it would learn rounding.
     """
 
     mean: torch.Tensor
     scale: torch.Tensor
 
-    def __init__(self, width: int, *, device: torch.device | None = None) -> None:
+    def __init__(
+        self, width: int, *, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
-        self.inner = nn.Linear(width, _UNITS, device=device, dtype=torch.float32)
-        self.outer = nn.Linear(_UNITS, 1, device=device, dtype=torch.float32)
-        nn.init.zeros_(self.outer.weight)
+        self.inner = nn.Linear(width, _UNITS, device=device, dtype=dtype)
+        self.outer = nn.Linear(_UNITS, 1, device=device, dtype=dtype)
+        half = _UNITS // 2
+        with torch.no_grad():
+            self.inner.weight[half:] = self.inner.weight[:half]
+            self.inner.bias[half:] = self.inner.bias[:half]
+            self.outer.weight[:, half:] = -self.outer.weight[:, :half]
         nn.init.zeros_(self.outer.bias)
         # Buffers, so that a checkpoint has them. A scale of 0 says that no state was measured yet.
-        self.register_buffer("mean", torch.zeros(width, device=device))
-        self.register_buffer("scale", torch.zeros(width, device=device))
+        self.register_buffer("mean", torch.zeros(width, device=device, dtype=dtype))
+        self.register_buffer("scale", torch.zeros(width, device=device, dtype=dtype))
 
     def forward(self, states_K: torch.Tensor) -> torch.Tensor:
         """Hidden states [K, width] to values [K]."""
@@ -75,9 +83,13 @@ class ValueHead(nn.Module):
 
 
 def new_value_head(model: Any) -> ValueHead:
-    """For the hidden states of `model`, on its device."""
-    width = causal_lm(model).config.get_text_config().hidden_size
-    return ValueHead(width, device=next(model.parameters()).device)
+    """Return a head for the hidden states of `model`, on its device and at least in float32."""
+    inner = causal_lm(model)
+    return ValueHead(
+        inner.config.get_text_config().hidden_size,
+        device=next(model.parameters()).device,
+        dtype=torch.promote_types(inner.dtype, torch.float32),
+    )
 
 
 def named_parameters(head: ValueHead | None) -> list[tuple[str, nn.Parameter]]:
@@ -135,8 +147,8 @@ def value_loss(
 
 
 def explained_variance(values: Sequence[float], targets: Sequence[float]) -> float | None:
-    """The share of the targets' variance that the values account for: 1 is all of it, 0 no more than their
-    mean does. None where the targets do not vary."""
+    """Return the share of the targets' variance that the values account for: 1 is all of it, 0 no more than
+    their mean does. None if the targets do not vary."""
     if len(targets) < 2 or not (total := pvariance(targets)):
         return None
     return 1.0 - pvariance([t - v for v, t in zip(values, targets, strict=True)]) / total

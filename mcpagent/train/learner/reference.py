@@ -1,0 +1,103 @@
+"""The reference of the KL if it is other values of the weights that are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from mcpagent.errors import RunError
+from mcpagent.models.weights import tensors_in
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.learner.wrapping import Whole, Wrapping
+
+_FILE = "reference.safetensors"
+
+
+class EmaReference:
+    """Shadows of trained parameters (adapters, or weights), at least in float32, which are put in their place
+    while the reference is asked; of sharded ones, the shards. Every `every` steps:
+    shadow = `decay` * shadow + (1 - `decay`) * parameter
+    (TR-DPO, arXiv 2404.09656, section 3, with alpha = 1 - decay). With `every` None they stay what the
+    parameters are now: the frozen reference of a run that goes on with adapters."""
+
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        *,
+        every: int | None,
+        decay: float = 1.0,
+        wrapping: Wrapping | None = None,
+    ) -> None:
+        self._parameters = {n: p for n, p in named if p.requires_grad}
+        self._wrapping = wrapping or Whole(Processes())
+        self._shadows = {
+            n: self._wrapping.copied(p, torch.promote_types(p.dtype, torch.float32))
+            for n, p in self._parameters.items()
+        }
+        self._every, self._decay = every, decay
+
+    @torch.no_grad()
+    def follow(self, step: int) -> None:
+        """Step `step` (1-based) is over."""
+        if self._every is not None and step % self._every == 0:
+            for name, parameter in self._parameters.items():
+                shadow = self._wrapping.local(self._shadows[name])
+                shadow.lerp_(self._wrapping.local(parameter).to(shadow.dtype), 1.0 - self._decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model is the reference inside; of whole weights, only those in half precision are copied."""
+        if self._wrapping.is_sharded:
+            with self._in_shards():
+                yield
+            return
+        policy = {name: parameter.data for name, parameter in self._parameters.items()}
+        for name, parameter in self._parameters.items():
+            parameter.data = self._shadows[name].to(parameter.dtype)
+        try:
+            yield
+        finally:
+            for name, parameter in self._parameters.items():
+                parameter.data = policy[name]
+
+    @contextmanager
+    def _in_shards(self) -> Iterator[None]:
+        """What is in the shards is exchanged: who sharded them keeps pointers of its own to them. What was
+        gathered before is of the other weights."""
+        local = self._wrapping.local
+        policy = {name: local(parameter).clone() for name, parameter in self._parameters.items()}
+        self._wrapping.settle()
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                local(parameter).copy_(local(self._shadows[name]))
+        try:
+            yield
+        finally:
+            self._wrapping.settle()
+            with torch.no_grad():
+                for name, parameter in self._parameters.items():
+                    local(parameter).copy_(policy[name])
+
+    def save(self, folder: Path | None) -> None:
+        """Into a folder of trainer state; None in the processes that take part without writing."""
+        whole = self._wrapping.gathered(self._shadows)
+        if folder is not None:
+            save_file({n: s.cpu().contiguous() for n, s in whole.items()}, folder / _FILE)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Put back what `save` wrote. Raises RunError if it does not fit."""
+        saved = tensors_in(folder / _FILE)
+        if saved.keys() != self._shadows.keys():
+            raise RunError(
+                "the checkpoint's reference does not have the parameters that this run trains",
+                where=str(folder),
+                remedy="resume with the configuration that the run was started with",
+            )
+        for name, shadow in self._shadows.items():
+            self._wrapping.put(shadow, saved[name])
