@@ -5,19 +5,27 @@ An attack is a list of texts, one a model step. What it is worth is what the epi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.policy.scripted import call_text
+from mcpagent.policy.contract import Policy
+from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy, call_text
+from mcpagent.reward.judge import Judge
+from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
+from mcpagent.storage.datasets import DiskList
+from mcpagent.tools.contract import ToolProvider
 
 GOLD = "gold"
+_MOST_TURNS = 500
 _IGNORANCE = "I do not know."
 _CLOSING = "Done."
 
 
 def attack_scripts(task: Task, gold: Trajectory) -> dict[str, list[str]]:
-    """By name, the attacks that make sense on the task. `gold` is its plan, played on the real tools."""
+    """Return the attacks that make sense on the task, by name. `gold` is its plan, played on the real
+    tools."""
     steps = [(turn.user_turn, turn.completion.text, bool(turn.tool_calls)) for turn in gold.turns]
     ends = [text for _, text, calls in steps if not calls]  # what is said at the end of each user turn
     answer = ends[-1] if ends else ""
@@ -64,6 +72,35 @@ def _told(gold: Trajectory) -> str:
     return " ".join(f"I called {call.tool} with {call.arguments}." for call in calls)
 
 
-def spoken(texts: Sequence[str], count: int) -> list[str]:
-    """The first `count` texts of an attack; one that is not over when its texts are has no more to say."""
-    return [*texts, *["."] * max(0, count - len(texts))][:count]
+async def play_attacks(
+    tasks: Sequence[Task],
+    *,
+    tools: ToolProvider,
+    settings: AgentSettings,
+    judge_of: Callable[[str], Judge | None],
+) -> DiskList[Trajectory]:
+    """Play the gold plan of each task and the attacks made from it, without a limit of turns but the task's
+    own. The id of an episode is the task's with the name of the attack; `judge_of` returns its judge."""
+    limits = replace(settings.limits, max_turns=None)
+    settings = replace(settings, limits=limits, max_context_tokens=None)
+    played: DiskList[Trajectory] = DiskList()
+
+    async def play(task: Task, kind: str, policy: Policy) -> Trajectory:
+        name = f"{task.id}#{kind}"
+        trajectory = await run_attempt(
+            Attempt(task=task, attempt=0, group_id=task.id, seed=0),
+            policy=policy,
+            tools=tools,
+            settings=replace(settings, judge=judge_of(name)),
+            renderer=None,
+        )
+        # Only now: the gold policy knows its task by the episode's id, which ends in a number there.
+        played.append(named := trajectory.model_copy(update={"id": name}))
+        return named
+
+    gold_policy = GoldPolicy(tasks)
+    for task in tasks:
+        gold = await play(task, GOLD, gold_policy)
+        for kind, texts in attack_scripts(task, gold).items():
+            await play(task, kind, ScriptedPolicy([*texts, *["."] * _MOST_TURNS]))
+    return played

@@ -33,9 +33,9 @@ _DISTRACTORS = (0, 5, 10, 20)  # lower ends of the groups
 ERRORS = {
     "infrastructure": "a server or the machinery failed: unscored",
     "limit": "cut off: turns, calls, tokens or context ran out",
-    "called_needlessly": "called a tool where no call is right",
+    "called_needlessly": "called a tool though no call is right",
     "wrong_refusal": "called nothing, rightly, but the answer does not say so",
-    "no_tool_use": "called nothing where a tool is needed",
+    "no_tool_use": "called nothing though a tool is needed",
     "malformed_call": "wrote calls that do not parse, and none that does",
     "wrong_answer": "made every call of the plan, and answered wrongly",
     "wrong_state": "made every call of the plan, and left another state",
@@ -90,13 +90,13 @@ class _Played:
 
     @property
     def attempts(self) -> int:
-        """Calls, parsed or not."""
+        """The number of calls, parsed or not."""
         return len(self.record.calls) + self.record.parse_failure_count
 
 
 def break_down(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> Breakdown:
-    """The breakdown of episodes of `tasks`; episodes of other tasks are left out. Of an episode a few numbers
-    are kept, so that there may be any number of them; `tasks` may be a file of tasks."""
+    """Return the breakdown of episodes of `tasks`; episodes of other tasks are left out. Of an episode a few
+    numbers are kept, so that there may be any number of them; `tasks` may be a file of tasks."""
     tasks = tasks if isinstance(tasks, Sequence) else DiskList(tasks)
     places = {task.id: place for place, task in enumerate(tasks)}
     table = _Table()
@@ -113,7 +113,7 @@ def break_down(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> Bre
 
 
 class _Table:
-    """What the breakdown needs of each episode, in columns; not a number stands for one that it has not."""
+    """What the breakdown needs of each episode, in columns; NaN stands for a number that it does not have."""
 
     def __init__(self) -> None:
         self.tasks: list[str] = []
@@ -171,7 +171,7 @@ class _Table:
 
 
 def error_of(task: Task, trajectory: Trajectory) -> str | None:
-    """Which of `ERRORS` an episode is; None for a success."""
+    """Return which of `ERRORS` an episode is; None for a success."""
     return _error(_played(task, trajectory))
 
 
@@ -238,13 +238,13 @@ def _hallucinated(played: _Played) -> float | None:
 
 
 def _argument_accuracy(played: _Played) -> float | None:
-    """Over the gold calls whose tool was called in their user turn, the share of right arguments."""
+    """Return the share of right arguments, over the gold calls whose tool was called in their user turn."""
     shares = [(credit - NAME_CREDIT) / ARGUMENT_CREDIT for credit in played.assignment.credit if credit]
     return min(1.0, max(0.0, math.fsum(shares) / len(shares))) if shares else None
 
 
 def _tokens(count: Callable[[Turn], int]) -> Callable[[_Played], float | None]:
-    """None where a policy works on text and does not count."""
+    """Return a measure that is None if the policy works on text and does not count tokens."""
     return lambda played: float(sum(map(count, played.trajectory.turns))) or None
 
 
@@ -254,7 +254,7 @@ def _completion_tokens(turn: Turn) -> int:
 
 
 def _prompt_tokens(turn: Turn) -> int:
-    """What the environment added; of a model behind an API all that was sent."""
+    """Return what the environment added; for a model behind an API all that was sent."""
     usage = turn.completion.usage
     return len(turn.added_token_ids) or (usage.input_tokens if usage else 0)
 
@@ -286,7 +286,7 @@ def _step_count(task: Task) -> str:
 
 
 def _distractors(task: Task) -> str:
-    """Offered tools that the plan has not."""
+    """Return how many of the offered tools the plan does not use."""
     if task.offered_tools is None:
         return "whole catalog"
     used = {f"{step.server}.{step.tool}" for step in task.truth.tool_sequence}
@@ -305,7 +305,7 @@ DIVISIONS: dict[str, Callable[[Task], str]] = {
 
 
 def _times(seconds: Sequence[float]) -> Times:
-    """Nearest-rank quantiles."""
+    """Return nearest-rank quantiles."""
     ordered = sorted(seconds)
 
     def at(share: float) -> float | None:

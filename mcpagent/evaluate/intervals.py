@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mcpagent.core.intervals import Z_95, rate_interval
 from mcpagent.core.records import Metric, Record
 
-Z_95 = 1.959963984540054  # standard normal quantile at 0.975
 POWER = 0.8
 _Z_POWER = 0.8416212335729143  # standard normal quantile at POWER
 FEWEST_TASKS = 5  # that can decide anything: five that all differ one way have a mid-p of 1/2^5
@@ -52,9 +52,9 @@ class PairedDifference(Record):
 
 class TasksNeeded(Record):
     """How many tasks like these, with as many attempts at each, find a difference (p < 0.05) in 4 of 5
-    comparisons where there is one.
+    comparisons if there is one.
 
-    `for_seen` is for the difference that was seen, None where none was; `for_points` for one of `points`
+    `for_seen` is for the difference that was seen, None if none was; `for_points` for one of `points`
     (0..1); `smallest` is what the tasks at hand find. None for a number that no count of tasks reaches."""
 
     power: float
@@ -64,29 +64,13 @@ class TasksNeeded(Record):
     smallest: float | None
 
 
-def rate_interval(successes: float, n: int) -> Metric:
-    """A rate of `successes` out of `n` independent trials with Wilson's interval; `n` 0 has no value."""
-    if n == 0:
-        return Metric(value=None, ci_low=None, ci_high=None, n=0)
-    if not 0 <= successes <= n:
-        raise ValueError(f"{successes} successes out of {n} trials")
-    rate = successes / n
-    shrink = 1 + Z_95**2 / n
-    centre = (rate + Z_95**2 / (2 * n)) / shrink
-    half = Z_95 / shrink * math.sqrt(rate * (1 - rate) / n + Z_95**2 / (4 * n**2))
-    # Rounding may put a bound 1e-17 on the wrong side of the rate itself (0 of n, n of n).
-    return Metric(
-        value=rate, ci_low=max(0.0, min(rate, centre - half)), ci_high=min(1.0, max(rate, centre + half)), n=n
-    )
-
-
 def clustered_mean(values_by_task: Sequence[Sequence[float]], *, seed: int, rate: bool = True) -> Metric:
-    """Mean over tasks of each task's mean, with an interval that resamples whole tasks.
+    """Return the mean over tasks of each task's mean, with an interval that resamples whole tasks.
 
     Attempts at one task are alike, so counting them as independent would make the interval too narrow.
     `n` is the number of tasks with at least one value. With `rate` the values lie in 0..1, and Wilson's
-    interval over tasks stands in wherever resampling cannot speak: one 0/1 value a task (where it is the
-    better interval), or no spread between tasks. A mean that is not a rate needs two tasks for an interval.
+    interval over tasks takes its place if there is one 0/1 value a task (it is the better interval then),
+    or no spread between tasks. A mean that is not a rate needs two tasks for an interval.
     """
     means = _task_means(values_by_task)
     n = len(means)
@@ -130,8 +114,8 @@ def paired_difference(
 def tasks_needed(
     a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], *, points: float
 ) -> TasksNeeded | None:
-    """What a comparison of rates by task needs, from the spread of `b - a` over the tasks that both hold
-    (n = ((z_0.975 + z_0.8) * spread / difference)^2); None with fewer than two.
+    """Return what a comparison of rates by task needs, from the spread of `b - a` over the tasks that both
+    hold (n = ((z_0.975 + z_0.8) * spread / difference)^2); None with fewer than two.
 
     Where every task differs by the same amount, the spread is that of the share of tasks that may be others
     all the same (Wilson's bound for 0 out of n)."""
@@ -159,8 +143,8 @@ def tasks_needed(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P values adjusted for their number, in the same order: with those below 0.05 called different, the
-    chance that any is called so wrongly is 0.05 at most (S. Holm, Scand. J. Statist. 6 (1979) 65)."""
+    """Return p values adjusted for their number, in the same order: with those below 0.05 called different,
+    the chance that any is called so wrongly is 0.05 at most (S. Holm, Scand. J. Statist. 6 (1979) 65)."""
     adjusted = [0.0] * len(p_values)
     highest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
@@ -170,7 +154,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def unpaired_difference(a: Sequence[float], b: Sequence[float], *, seed: int) -> Metric:
-    """Mean of `b` minus mean of `a`, each side resampled on its own; both need two values for an interval."""
+    """Return the mean of `b` minus that of `a`, each side resampled on its own; an interval needs two values
+    on both."""
     n = len(a) + len(b)
     if not a or not b:
         return Metric(value=None, ci_low=None, ci_high=None, n=n)
@@ -187,7 +172,7 @@ def _task_means(values_by_task: Sequence[Sequence[float]]) -> FloatArray:
 
 
 def _resampled_means(means_N: FloatArray, seed: int) -> FloatArray:
-    """[RESAMPLES] means of N draws with replacement."""
+    """Return [RESAMPLES] means of N draws with replacement."""
     from scipy.stats import bootstrap  # more than a second to import: only for what needs it
 
     rng = np.random.default_rng(seed)
@@ -202,7 +187,7 @@ def _resampled_means(means_N: FloatArray, seed: int) -> FloatArray:
 
 
 def _rows_at_once(n: int) -> int:
-    """Of `n` numbers each. However many they are, the generator gives the same numbers."""
+    """Return how many rows of `n` numbers are drawn at once; the numbers are the same for any count."""
     return max(1, min(500, _DRAWN // n))
 
 
@@ -226,8 +211,8 @@ def _difference_metric(deltas_N: FloatArray, *, seed: int, rate: bool) -> Metric
 
 
 def sign_flip_p(deltas_N: FloatArray, seed: int) -> tuple[float, float]:
-    """Share of sign patterns whose sum is at least as far from 0, and the same with those exactly as far
-    counted by half: all patterns for few tasks, a sample of them otherwise."""
+    """Return the share of sign patterns whose sum is at least as far from 0, and the same with those exactly
+    as far counted by half: all patterns for few tasks, a sample of them otherwise."""
     moved = deltas_N[np.abs(deltas_N) > _EQUAL]
     if not len(moved):
         return 1.0, 1.0

@@ -32,7 +32,7 @@ _CHUNK = 200  # resamples drawn at once
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeCase:
-    """An episode and whether the rule calls it a success; `kind` says where it is from."""
+    """An episode and whether the rule calls it a success; `kind` says how it came about."""
 
     task: Task
     record: EpisodeRecord
@@ -40,8 +40,8 @@ class JudgeCase:
     kind: str
 
     def variants(self, number: int) -> dict[str, Variant]:
-        """The ways in which it is asked about besides the plain one. The order in a tool's answer is to the
-        contrary of what is right."""
+        """Return the other ways in which the judge is asked. The order in a tool's answer demands the
+        opposite of what is right."""
         ways = {
             "paraphrase": Variant(phrasing=1),
             "order": Variant(is_reversed=True),
@@ -80,7 +80,7 @@ class JudgeCheck(Record):
 
 
 def read_judge_check(path: Path) -> JudgeCheck:
-    """A file that `eval judge-check --out` wrote. Raises UserError."""
+    """Read a file that `eval judge-check --out` wrote. Raises UserError."""
     with reading(path):
         text = path.read_text(encoding="utf-8", errors="replace")
     try:
@@ -96,8 +96,8 @@ def read_judge_check(path: Path) -> JudgeCheck:
 def judge_cases(
     tasks: Mapping[str, Task], played: Iterable[Trajectory], *, are_gold: bool
 ) -> list[JudgeCase]:
-    """The cases of stored episodes that the rule can grade. Where they are those of the gold plans, each task
-    gives one more: the gold episode with something wrong in it."""
+    """Return the cases of stored episodes that the rule can grade. If they are those of the gold plans, each
+    task gives one more: the gold episode with something wrong in it."""
     stored = [(tasks[t.task_id], record_of(tasks[t.task_id], t)) for t in played if t.task_id in tasks]
     stored = [(task, record) for task, record in stored if has_checkable_truth(task.truth)]
     answers = [record.final_answer or "" for _, record in stored]
@@ -111,7 +111,7 @@ def judge_cases(
         if are_gold and success:
             others = [*answers[number + 1 :], *answers[:number]]
             wrong = list(_wrong(record, others))
-            # Each kind in turn comes first, so that all kinds occur where tasks allow them.
+            # Each kind in turn comes first, so that all kinds occur if the tasks allow them.
             turn = number % len(wrong)
             for kind, changed in (*wrong[turn:], *wrong[:turn]):
                 if _success(task, changed) is False:
@@ -158,7 +158,7 @@ class _Asked:
 
     @property
     def said(self) -> bool | None:
-        """What the votes say by themselves."""
+        """The verdict of the votes by themselves."""
         return majority([vote.verdict for vote in self.plain.votes])
 
 
@@ -224,7 +224,7 @@ async def check_judge(
 
 
 def _faults(asked: _Asked) -> Iterator[str]:
-    """Why votes are missing, and verdicts that do not hold."""
+    """Yield why votes are missing, and which verdicts do not hold."""
     judgement = asked.plain
     if judgement.error is not None:
         yield judgement.error
@@ -266,8 +266,8 @@ def _length_bias(asked: Sequence[_Asked], seed: int) -> PairedDifference:
 
 
 def cohen_kappa(verdicts: Sequence[tuple[str, bool, bool]], *, seed: int = 0) -> Metric:
-    """Cohen's kappa (Educational and Psychological Measurement 20, 1960, 37) of pairs of verdicts, each with
-    its task; the interval resamples whole tasks. None where one of both sides always says the same."""
+    """Return Cohen's kappa (Educational and Psychological Measurement 20, 1960, 37) of pairs of verdicts,
+    each with its task; the interval resamples whole tasks. None if one of the two always says the same."""
     names = sorted({name for name, _, _ in verdicts})
     place = {name: index for index, name in enumerate(names)}
     counts = np.zeros((len(names), 2, 2))
@@ -295,7 +295,7 @@ def cohen_kappa(verdicts: Sequence[tuple[str, bool, bool]], *, seed: int = 0) ->
 
 
 def _kappas(tables_R22: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of contingency tables [R, 2, 2]; NaN where chance alone would agree always."""
+    """Return the kappa of contingency tables [R, 2, 2]; NaN if chance alone would always agree."""
     shares = tables_R22 / tables_R22.sum(axis=(1, 2), keepdims=True)
     observed = shares[:, 0, 0] + shares[:, 1, 1]
     expected = (shares.sum(axis=2) * shares.sum(axis=1)).sum(axis=1)

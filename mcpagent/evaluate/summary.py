@@ -11,17 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pydantic import Field
 
 from mcpagent.core.records import JsonObject, Metric, Record
-from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import SCHEMA_VERSION, Trajectory
+from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.breakdown import Breakdown
 from mcpagent.evaluate.intervals import clustered_mean
-from mcpagent.policy.contract import Policy
-from mcpagent.rollout.agent import AgentSettings, ContextRenderer
-from mcpagent.rollout.collector import attempts, collect_on_disk
-from mcpagent.storage.datasets import DiskList
-from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.metrics import PoolMetrics
 
+SCHEMA_VERSION = 2  # 1 left unscored episodes out of `task_success`
 COMPLEXITIES = ("simple", "moderate", "complex")
 
 
@@ -34,8 +29,8 @@ class TaskOutcome(Record):
     unscored: int = 0
 
     @property
-    def success_of_all(self) -> tuple[float, ...]:
-        """Success of every attempt (0 or 1), with unscored ones as failed."""
+    def attempts(self) -> tuple[float, ...]:
+        """The success of every attempt (0 or 1), an unscored one counted as failed."""
         return (*self.success, *[0.0] * self.unscored)
 
 
@@ -46,7 +41,7 @@ class ComplexitySummary(Record):
     n_episodes: int
     unscored: int
     task_success: Metric
-    task_success_all: Metric | None = None  # None in results of before it was measured
+    task_success_scored: Metric
     tool_sequence_accuracy: Metric
     mean_reward: Metric
     invalid_call_rate: Metric
@@ -55,14 +50,14 @@ class ComplexitySummary(Record):
 
 
 class EvalSummary(Record):
-    """The numbers of some episodes. Unscored episodes are in `n_episodes`, and in no metric but
-    `task_success_all`, where they count as failed: whatever makes episodes drop out, that one it cannot
-    raise.
+    """The numbers of some episodes.
 
+    In `task_success`, `pass@k` and `pass^k` an unscored episode counts as failed, so that losing episodes
+    cannot raise them. The other metrics, `task_success_scored` among them, are over scored episodes only.
     The `n` of a metric is the number of tasks behind it, because the task is the independent unit.
     """
 
-    schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)
     metrics: dict[str, Metric]
     by_complexity: dict[str, ComplexitySummary]
     n_tasks: int
@@ -80,7 +75,7 @@ class EvalSummary(Record):
         breakdown: Breakdown | None = None,
         calibration: Mapping[str, CalibrationRow] | None = None,
     ) -> EvalResult:
-        """The result as the document that `eval --json` prints and that `eval/*.json` holds."""
+        """Return the document that `eval --json` prints and that `eval/*.json` holds."""
         return EvalResult(
             **dict(self),
             provenance=provenance,
@@ -92,17 +87,12 @@ class EvalSummary(Record):
 
 
 # The policies that an evaluation is read against, and what each is.
-CALIBRATION = {
-    "gold": "the reference calls",
-    "empty": "nothing is answered",
-    "base": "the untrained model",
-}
+CALIBRATION = {"gold": "the reference calls", "empty": "nothing is answered"}
 
 
 class CalibrationRow(Record):
     """What another policy comes to on the tasks of an evaluation, over its scored episodes. `failed` names
-    the tasks that it played and failed, `error` is the first of an unscored episode; `source` is `played`, or
-    the stored result that the numbers are from."""
+    the tasks that it failed, `error` is the first of an unscored episode."""
 
     task_success: Metric
     mean_reward: Metric
@@ -110,14 +100,13 @@ class CalibrationRow(Record):
     unscored: int
     failed: tuple[str, ...] = ()
     error: str | None = None
-    source: str
+    source: str = "played"
 
 
 class EvalResult(EvalSummary):
-    """An `EvalSummary` that says what was evaluated, on which data, and how. `cassette` is what one did,
-    where tools were recorded or replayed; `tool_metrics` what the calls of its servers came to; `breakdown`
-    where it succeeds and fails, None in results of before that was measured; `calibration` the rows `gold`,
-    `empty` and `base` beside it, where they were asked for."""
+    """An `EvalSummary` that says what was evaluated, on which data, and how. `cassette` counts what
+    was recorded and replayed; `tool_metrics` sums up the calls of its servers; `breakdown` says in which
+    parts it succeeds and fails; `calibration` has the rows `gold` and `empty` if asked for."""
 
     provenance: JsonObject
     cassette: JsonObject | None = None
@@ -130,8 +119,8 @@ EpisodeMeasure = Callable[[Trajectory], float | None]
 
 
 def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSummary:
-    """Metrics with 95% intervals; `seed` drives the resampling only. Attempts are grouped by task id. Of an
-    episode a few numbers are kept, so that there may be any number of them."""
+    """Return metrics with 95% intervals; `seed` drives the resampling only. Attempts are grouped by task id.
+    Of an episode a few numbers are kept, so that there may be any number of them."""
     table = _Table()
     for trajectory in trajectories:
         table.add(trajectory)
@@ -140,7 +129,7 @@ def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSumma
     ordered = [c for c in COMPLEXITIES if c in table.complexities]
     ordered += sorted(table.complexities - set(COMPLEXITIES))
     return EvalSummary(
-        metrics=table.metrics(rows, seed) | pass_metrics([o.success for o in tasks.values()], seed=seed),
+        metrics=table.metrics(rows, seed) | pass_metrics([o.attempts for o in tasks.values()], seed=seed),
         by_complexity={c: _of_complexity(c, tasks, table, rows, seed) for c in ordered},
         n_tasks=len(tasks),
         n_episodes=len(table.attempts),
@@ -154,7 +143,7 @@ _Rows = Mapping[str, Sequence[int]]  # of the table, by task id
 
 
 class _Table:
-    """The measures of each episode, in columns of 8 bytes; not a number stands for one that it has not."""
+    """The measures of each episode, in columns of 8 bytes; NaN stands for one that it does not have."""
 
     def __init__(self) -> None:
         self.columns = {name: array("d") for name in (*RATE_METRICS, *MEAN_METRICS)}
@@ -177,7 +166,7 @@ class _Table:
                 self.columns[name].append(math.nan if value is None else value)
 
     def rows_by_task(self) -> _Rows:
-        """The rows of each task, by id in order."""
+        """Return the rows of each task, by id in order."""
         rows: list[array[int]] = [array("q") for _ in self._tasks]
         for row, place in enumerate(self._task):
             rows[place].append(row)
@@ -188,22 +177,22 @@ class _Table:
         rewards = self._values("mean_reward", scored)
         return TaskOutcome(
             complexity=self._tasks[task_id][1],
-            success=tuple(self._values("task_success", scored)),
+            success=tuple(self._values("task_success_scored", scored)),
             reward=tuple(rewards),
             unscored=len(rows) - len(scored),
         )
 
     def metrics(self, rows: _Rows, seed: int) -> dict[str, Metric]:
-        """Over scored episodes, but for the one metric that has all."""
+        """Return the metrics over scored episodes, and `task_success` over all."""
         metrics: dict[str, Metric] = {}
         for name in self.columns:
-            every = name == "task_success_all"
+            every = name == "task_success"
             values = [self._values(name, of if every else self._scored(of)) for of in rows.values()]
             metrics[name] = clustered_mean(values, seed=seed, rate=name in RATE_METRICS)
         return metrics
 
     def _scored(self, rows: Iterable[int]) -> Iterator[int]:
-        success = self.columns["task_success"]
+        success = self.columns["task_success_scored"]
         return (row for row in rows if not math.isnan(success[row]))
 
     def _values(self, name: str, rows: Iterable[int]) -> list[float]:
@@ -211,18 +200,12 @@ class _Table:
         return [column[row] for row in rows if not math.isnan(column[row])]
 
 
-def success_of_all(summary: EvalSummary, *, complexity: str | None = None) -> Metric:
-    """Task success with unscored episodes counted as failed, of all tasks or of one complexity."""
-    outcomes = [o for o in summary.tasks.values() if complexity in (None, o.complexity)]
-    return clustered_mean([o.success_of_all for o in outcomes], seed=0, rate=True)
-
-
 def pass_metrics(successes_by_task: Sequence[Sequence[float]], *, seed: int) -> dict[str, Metric]:
-    """`pass@k` (one of k attempts succeeds) and `pass^k` (all k do), unbiased, for k = 2, 4, ... and K.
+    """Return `pass@k` (one of k attempts succeeds) and `pass^k` (all k do), unbiased, for k = 2, 4, ... and
+    K.
 
-    With c successes in n attempts: pass@k = 1 - C(n-c, k) / C(n, k), pass^k = C(c, k) / C(n, k).
-    A task with fewer than k scored attempts says nothing about k. Empty with one attempt a task.
-    """
+    With c successes in n attempts: pass@k = 1 - C(n-c, k) / C(n, k), pass^k = C(c, k) / C(n, k). A task with
+    fewer than k attempts says nothing about k. Empty with one attempt a task."""
     most = max((len(s) for s in successes_by_task), default=0)
     metrics: dict[str, Metric] = {}
     for k in sorted({2**i for i in range(1, most.bit_length()) if 2**i <= most} | ({most} - {0, 1})):
@@ -262,8 +245,8 @@ def _turns(trajectory: Trajectory) -> float:
 
 
 RATE_METRICS: dict[str, EpisodeMeasure] = {
-    "task_success": _success,
-    "task_success_all": lambda trajectory: float(bool(trajectory.is_success)),
+    "task_success": lambda trajectory: float(bool(trajectory.is_success)),
+    "task_success_scored": _success,
     "tool_sequence_accuracy": _term("sequence_exact"),
     "answer_accuracy": _term("answer"),
     "coverage": _term("coverage"),
@@ -295,33 +278,3 @@ def _of_complexity(
 
 # What a training run measures of itself, as the stems of files under eval/.
 UNTRAINED, BEST = "untrained", "best"
-
-
-async def evaluate(
-    tasks: Sequence[Task],
-    *,
-    policy: Policy,
-    tools: ToolProvider,
-    settings: AgentSettings,
-    renderer: ContextRenderer | None,
-    samples: int = 1,
-    seed: int = 0,
-    concurrency: int = 256,
-    deterministic: bool = True,
-    on_done: Callable[[Trajectory], None] | None = None,
-    played: Mapping[str, Trajectory] | None = None,
-) -> DiskList[Trajectory]:
-    """Play `samples` attempts at each task with the fixed form of the reward, and with evaluation seeds,
-    which training never uses. `deterministic` is what `rollout.deterministic` comes to, as in training. Those
-    of `played`, by id, are taken as they are."""
-    return await collect_on_disk(
-        attempts(tasks, per_task=samples, seed=seed, label="evaluation"),
-        played=played,
-        policy=policy,
-        tools=tools,
-        settings=settings,
-        renderer=renderer,
-        concurrency=concurrency,
-        deterministic=deterministic,
-        on_done=on_done,
-    )

@@ -139,7 +139,7 @@
     const packed = text("episode-rows");
     if (packed) { files = JSON.parse(await unpacked(packed)); fill(); }
     await draw();
-    document.body.dataset.drawnPx = document.documentElement.scrollHeight;  // for a picture of the page
+    document.body.dataset.drawn = "true";
     return;
   }
 

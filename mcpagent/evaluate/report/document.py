@@ -1,24 +1,21 @@
-"""What a report says, as one record: the figures of its page, and those of several runs side by side."""
+"""What a report says, as one record: the figures of the page of a run, and of that of several runs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
-from typing import Literal
 
 from mcpagent.core.records import JsonObject, Metric, Record
-from mcpagent.errors import UserError
-from mcpagent.evaluate.breakdown import ERRORS, Breakdown, ErrorKind
-from mcpagent.evaluate.compare import Comparison, compare
-from mcpagent.evaluate.report.figures import TREND_STEPS, Band, Chart, Curve, charts, term_weights
-from mcpagent.evaluate.report.run_data import AFTER, BEFORE, SAMPLED, Control, RunView, flatten
-from mcpagent.evaluate.report.verdicts import Verdict, judge
-from mcpagent.evaluate.summary import CALIBRATION, RATE_METRICS, EvalResult, success_of_all
+from mcpagent.evaluate.breakdown import Breakdown
+from mcpagent.evaluate.compare import Comparison
+from mcpagent.evaluate.report.figures import TREND_STEPS, Chart, charts, term_weights
+from mcpagent.evaluate.report.run_data import AFTER, BEFORE, SAMPLED, Control, RunView
+from mcpagent.evaluate.report.verdicts import Verdict, compare_or_none, judge
+from mcpagent.evaluate.summary import CALIBRATION, RATE_METRICS, EvalResult
 from mcpagent.tools.metrics import PoolMetrics
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SETTINGS = (("greedy", ""), ("sampled", SAMPLED))
 SHOWN_METRICS: dict[str, str] = {
     "tool_sequence_accuracy": "Exact tool sequence",
@@ -35,16 +32,16 @@ SHOWN_METRICS: dict[str, str] = {
 
 
 class SuccessRow(Record):
-    """Task success of one part of the tasks: `all` (unscored episodes counted as failed), `scored only`, or a
-    complexity. `difference` is paired by task; both are None without a common task."""
+    """Task success of one part of the tasks: `all`, `scored only` (episodes that could not be scored are left
+    out), or a complexity. `difference` is paired by task; it and `p_value` are None without a common task."""
 
     evaluation: str  # greedy, sampled, or the name of an evaluation that stands alone
     temperature: float | None
     part: str
-    before: Metric | None
-    after: Metric | None
-    difference: Metric | None
-    p_value: float | None
+    before: Metric | None = None
+    after: Metric | None = None
+    difference: Metric | None = None
+    p_value: float | None = None
 
 
 class MeasureRow(Record):
@@ -59,24 +56,13 @@ class MeasureRow(Record):
 
 class TermRow(Record):
     """A reward term while training: means of its first and last steps, and of the correlations with success
-    of the last ones (None where it or success is constant)."""
+    of the last ones (None if it or success is constant)."""
 
     name: str
     weight: float
     first: float
     last: float
     correlation_with_success: float | None
-
-
-class CurveChart(Record):
-    """One chart: its curves over `steps` of the document, and where they are not healthy any more."""
-
-    id: str
-    title: str
-    note: str
-    is_rate: bool
-    curves: tuple[Curve, ...]
-    bands: tuple[Band, ...]
 
 
 class Cost(Record):
@@ -101,33 +87,25 @@ class EpisodeCounts(Record):
     stop_reasons: dict[str, int]
 
 
-class VerdictRow(Record):
-    """The verdict on one success criterion."""
-
-    name: str
-    outcome: Literal["pass", "fail", "not measured"]
-    evidence: str
-    rule: str
-
-
 class ReportDocument(Record):
-    """All figures of a report. Fields may be added, none is renamed."""
+    """All figures of a report."""
 
     schema_version: int = SCHEMA_VERSION
     run: str
     title: str
     about: str
     split: str
-    verdicts: tuple[VerdictRow, ...]
+    verdicts: tuple[Verdict, ...]
     success: tuple[SuccessRow, ...]
     measures: tuple[MeasureRow, ...]
     breakdown: Breakdown | None
     steps: tuple[int, ...]
-    charts: tuple[CurveChart, ...]
+    charts: tuple[Chart, ...]
     reward_terms: tuple[TermRow, ...]
     cost: Cost
     controls: tuple[Control, ...]
     wasteful: tuple[Control, ...]
+    certified: JsonObject = {}
     tools: PoolMetrics | None
     episodes: dict[str, EpisodeCounts]
     manifest: JsonObject
@@ -135,103 +113,24 @@ class ReportDocument(Record):
     evaluations: dict[str, JsonObject]  # the provenance of each
 
 
-class RunsDocument(Record):
-    """Several runs side by side. `against_first` has for each run, by evaluation (greedy, sampled), the
-    paired difference of its success to that of the first run: None for the first, and on other tasks.
-    `configuration` has the keys in which the runs differ, a value for each run (None: not set)."""
-
-    schema_version: int = SCHEMA_VERSION
-    names: tuple[str, ...]
-    runs: tuple[ReportDocument, ...]
-    against_first: tuple[dict[str, Metric | None], ...]
-    has_same_tasks: bool
-    configuration: dict[str, tuple[str | None, ...]]
-
-
-def documents_of(runs: Sequence[RunView]) -> RunsDocument:
-    """The figures of several runs. Raises UserError where a run is named twice."""
-    places = [run.path.resolve() for run in runs]
-    if len(set(places)) < len(places):
-        twice = next(run.path for run in runs if places.count(run.path.resolve()) > 1)
-        raise UserError(f"the run {twice} is named twice", remedy="name each run once")
-    afters = [{name: run.evaluations.get(AFTER + suffix) for name, suffix in SETTINGS} for run in runs]
-    against = [{name: _difference(afters[0][name], after[name]) for name, _ in SETTINGS} for after in afters]
-    tasks = [frozenset(e.tasks) for after in afters for e in after.values() if e is not None]
-    configurations = [dict(flatten(run.config)) for run in runs]
-    keys = dict.fromkeys(key for configuration in configurations for key in configuration)
-    values = {key: tuple(configuration.get(key) for configuration in configurations) for key in keys}
-    return RunsDocument(
-        names=tuple(_names(places)),
-        runs=tuple(document_of(run) for run in runs),
-        against_first=({name: None for name, _ in SETTINGS}, *against[1:]),
-        has_same_tasks=len(set(tasks)) <= 1,
-        configuration={key: value for key, value in values.items() if len(set(value)) > 1},
-    )
-
-
-def _difference(first: EvalResult | None, other: EvalResult | None) -> Metric | None:
-    """Of a few common tasks it would say little about either run: all have to be the same."""
-    if first is None or other is None or first.tasks.keys() != other.tasks.keys():
-        return None
-    comparison = compare_or_none(first, other)
-    return None if comparison is None else comparison.difference_all
-
-
-def _names(places: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart."""
-    most = max(len(place.parts) for place in places)
-    for length in range(1, most + 1):
-        names = ["/".join(place.parts[-length:]) for place in places]
-        if len(set(names)) == len(names):
-            return names
-    return [str(place) for place in places]
-
-
-def final_success(document: ReportDocument, evaluation: str) -> Metric | None:
-    """Success after training, unscored episodes counted as failed."""
-    rows = (row for row in document.success if (row.evaluation, row.part) == (evaluation, "all"))
-    return next((row.after for row in rows), None)
-
-
-def side_by_side(document: RunsDocument) -> list[tuple[str, str, tuple[Metric | None, ...]]]:
-    """Success of each run on each slice: what divides the tasks, the part, a metric for each run."""
-    slices = [run.breakdown.slices if run.breakdown is not None else {} for run in document.runs]
-    parts = dict.fromkeys((by, part) for one in slices for by, division in one.items() for part in division)
-    rows: list[tuple[str, str, tuple[Metric | None, ...]]] = []
-    for by, part in sorted(parts):
-        shown = [one.get(by, {}).get(part) for one in slices]
-        rows.append((by, part, tuple(each.task_success if each else None for each in shown)))
-    return [row for row in rows if sum(other[0] == row[0] for other in rows) > 1]
-
-
-def failures_side_by_side(document: RunsDocument) -> list[tuple[str, tuple[int | None, ...]]]:
-    """How many episodes of each run failed in each way; None for a run without a breakdown."""
-    errors = [run.breakdown.errors if run.breakdown is not None else None for run in document.runs]
-    counts = {kind: tuple(None if e is None else _count(e.get(kind)) for e in errors) for kind in ERRORS}
-    return [(kind, row) for kind, row in counts.items() if any(row)]
-
-
-def _count(kind: ErrorKind | None) -> int:
-    return 0 if kind is None else kind.episodes
-
-
 def document_of(run: RunView) -> ReportDocument:
-    """The figures of a run's report."""
+    """Return the figures of a run's report."""
     return ReportDocument(
         run=str(run.path),
-        title=title_of(run),
+        title=str(run.manifest.get("title") or run.path.resolve().name),
         about=str(run.manifest.get("about") or ""),
         split=run.split,
-        verdicts=tuple(_verdict_row(verdict) for verdict in judge(run)),
-        success=tuple(success_rows(run)),
-        measures=tuple(measure_rows(run)),
-        breakdown=last_breakdown(run),
+        verdicts=tuple(judge(run)),
+        success=tuple(_success_rows(run)),
+        measures=tuple(_measure_rows(run)),
+        breakdown=_last_breakdown(run),
         steps=tuple(int(row["step"]) for row in run.steps),
-        charts=tuple(_curve_chart(chart) for chart in charts(run)),
-        reward_terms=tuple(term_rows(run)),
-        cost=cost_of(run),
+        charts=tuple(charts(run)),
+        reward_terms=tuple(_term_rows(run)),
+        cost=_cost(run),
         controls=tuple(run.controls),
         wasteful=tuple(run.wasteful),
+        certified=run.certified,
         tools=run.tool_metrics,
         episodes=_episode_counts(run),
         manifest=run.manifest,
@@ -240,110 +139,93 @@ def document_of(run: RunView) -> ReportDocument:
     )
 
 
-def title_of(run: RunView) -> str:
-    """What the manifest calls the run, else the name of its folder."""
-    return str(run.manifest.get("title") or run.path.resolve().name)
-
-
-def compare_or_none(
-    before: EvalResult | None, after: EvalResult | None, *, complexity: str | None = None
-) -> Comparison | None:
-    """`compare`, or None where the two share no scored task."""
-    if before is None or after is None:
-        return None
-    try:
-        return compare(before, after, complexity=complexity)
-    except UserError:
-        return None
-
-
-def success_rows(run: RunView) -> list[SuccessRow]:
-    """Task success before and after, greedy and sampled, whole and by complexity, and that of evaluations
-    which stand alone."""
+def _success_rows(run: RunView) -> list[SuccessRow]:
+    """Return task success before and after, greedy and sampled, whole and by complexity, that of evaluations
+    which stand alone, and the policies that the last evaluation is read against."""
     rows: list[SuccessRow] = []
     for name, suffix in SETTINGS:
-        before, after = run.evaluations.get(BEFORE + suffix), run.evaluations.get(AFTER + suffix)
-        if before is not None or after is not None:
-            rows += _rows_of_pair(name, before, after)
+        rows += _rows_of_pair(name, run.evaluations.get(BEFORE + suffix), run.evaluations.get(AFTER + suffix))
     paired = {side + suffix for side in (BEFORE, AFTER) for _, suffix in SETTINGS}
     for name, evaluation in run.evaluations.items():
         if name not in paired:
             rows += _rows_of_pair(name, None, evaluation)[:2]
-    return rows + _calibration_rows(run)
-
-
-def _calibration_rows(run: RunView) -> list[SuccessRow]:
-    """What the last evaluation that has them is read against: one row each."""
-    order = (run.evaluations.get(AFTER), run.evaluations.get(BEFORE), *run.evaluations.values())
-    rows = next((e.calibration for e in order if e is not None and e.calibration), {})
-    return [
-        SuccessRow(
-            evaluation="calibration",
-            temperature=None,
-            part=f"{name} ({CALIBRATION.get(name, 'another policy')})",
-            before=None,
-            after=row.task_success,
-            difference=None,
-            p_value=None,
+    references = next((e.calibration for e in _latest_first(run) if e.calibration), {})
+    for name, reference in references.items():
+        part = f"{name} ({CALIBRATION.get(name, 'another policy')})"
+        rows.append(
+            SuccessRow(evaluation="calibration", temperature=None, part=part, after=reference.task_success)
         )
-        for name, row in rows.items()
-    ]
+    return rows
 
 
 def _rows_of_pair(name: str, before: EvalResult | None, after: EvalResult | None) -> list[SuccessRow]:
-    shown = [evaluation for evaluation in (before, after) if evaluation is not None]
-    whole = compare_or_none(before, after)
+    sides = (before, after)
+    shown = [evaluation for evaluation in sides if evaluation is not None]
+    if not shown:
+        return []
+    temperature = shown[-1].provenance.get("temperature")
 
-    def row(part: str, sides: Sequence[Metric | None], comparison: Comparison | None) -> SuccessRow:
-        judged = comparison if comparison is not None and comparison.why_no_verdict is None else None
-        change = comparison and (
-            comparison.difference if part == "scored only" else comparison.difference_all
-        )
+    def row(part: str, metrics: Sequence[Metric | None], comparison: Comparison | None) -> SuccessRow:
+        difference = p_value = None
+        if comparison is not None:
+            is_whole = part != "scored only"
+            difference = comparison.difference if is_whole else comparison.difference_scored
+            p_value = comparison.p_value if is_whole and comparison.why_no_verdict is None else None
         return SuccessRow(
             evaluation=name,
-            temperature=_temperature(shown[-1]),
+            temperature=float(temperature) if isinstance(temperature, int | float) else None,
             part=part,
-            before=sides[0],
-            after=sides[1],
-            difference=change,
-            p_value=judged.p_value if judged is not None else None,
+            before=metrics[0],
+            after=metrics[1],
+            difference=difference,
+            p_value=p_value,
         )
 
-    both = (before, after)
+    def of_level(evaluation: EvalResult | None, level: str) -> Metric | None:
+        part = None if evaluation is None else evaluation.by_complexity.get(level)
+        return None if part is None else part.task_success
+
+    whole = compare_or_none(before, after)
     rows = [
-        row("all", [e and success_of_all(e) for e in both], whole),
-        row("scored only", [e and e.metrics.get("task_success") for e in both], whole),
+        row("all", [e and e.metrics["task_success"] for e in sides], whole),
+        row("scored only", [e and e.metrics["task_success_scored"] for e in sides], whole),
     ]
     levels = dict.fromkeys(level for evaluation in shown for level in evaluation.by_complexity)
     for level in levels if len(levels) > 1 else ():
         comparison = compare_or_none(before, after, complexity=level)
-        rows.append(row(level, [e and success_of_all(e, complexity=level) for e in both], comparison))
+        rows.append(row(level, [of_level(e, level) for e in sides], comparison))
     return rows
 
 
-def measure_rows(run: RunView) -> list[MeasureRow]:
-    """The other numbers of the greedy evaluations, and pass@k of the sampled ones."""
+def _measure_rows(run: RunView) -> list[MeasureRow]:
+    """Return the other numbers of the greedy evaluations, and pass@k of the sampled ones."""
+    sampled = run.evaluations.get(AFTER + SAMPLED)
+    passes = [n for n in sampled.metrics if n.startswith(("pass@", "pass^"))] if sampled is not None else []
+    most = max((int(name[5:]) for name in passes), default=0)
+    labels = {name: f"{name} (sampled)" for name in passes if int(name[5:]) == most}
     rows: list[MeasureRow] = []
-    for suffix, names in (("", SHOWN_METRICS), (SAMPLED, _pass_names(run.evaluations.get(AFTER + SAMPLED)))):
-        before, after = (run.evaluations.get(side + suffix) for side in (BEFORE, AFTER))
+    for suffix, names in (("", SHOWN_METRICS), (SAMPLED, labels)):
+        pair = [run.evaluations.get(side + suffix) for side in (BEFORE, AFTER)]
         for name, label in names.items():
-            sides = [e.metrics.get(name) if e else None for e in (before, after)]
-            if any(metric is not None and metric.value is not None for metric in sides):
+            before, after = (e.metrics.get(name) if e is not None else None for e in pair)
+            if any(metric is not None and metric.value is not None for metric in (before, after)):
                 is_rate = name in RATE_METRICS or suffix == SAMPLED
-                rows.append(
-                    MeasureRow(name=name, label=label, is_rate=is_rate, before=sides[0], after=sides[1])
-                )
+                rows.append(MeasureRow(name=name, label=label, is_rate=is_rate, before=before, after=after))
     return rows
 
 
-def last_breakdown(run: RunView) -> Breakdown | None:
-    """That of the last greedy evaluation; None where no evaluation has one."""
-    evaluations = [run.evaluations.get(AFTER), run.evaluations.get(BEFORE), *run.evaluations.values()]
-    return next((e.breakdown for e in evaluations if e is not None and e.breakdown is not None), None)
+def _last_breakdown(run: RunView) -> Breakdown | None:
+    return next((e.breakdown for e in _latest_first(run) if e.breakdown is not None), None)
 
 
-def term_rows(run: RunView) -> list[TermRow]:
-    """The reward terms that the steps report, those with a weight first."""
+def _latest_first(run: RunView) -> list[EvalResult]:
+    """Return the greedy evaluations after and before training, then the others."""
+    order = (run.evaluations.get(AFTER), run.evaluations.get(BEFORE), *run.evaluations.values())
+    return [evaluation for evaluation in order if evaluation is not None]
+
+
+def _term_rows(run: RunView) -> list[TermRow]:
+    """Return the reward terms that the steps report, those with a weight first."""
     weights = term_weights(run)
     reported = {key.removeprefix("reward_") for row in run.steps for key in row if key.startswith("reward_")}
     names = [n for n in weights if n in reported] + sorted(reported - weights.keys() - {"mean"})
@@ -352,20 +234,18 @@ def term_rows(run: RunView) -> list[TermRow]:
         values = run.values(f"reward_{name}")
         correlations = [v for v in run.series(f"corr_{name}")[-TREND_STEPS:] if v is not None]
         if values:
-            rows.append(
-                TermRow(
-                    name=name,
-                    weight=weights.get(name, 0.0),
-                    first=fmean(values[:TREND_STEPS]),
-                    last=fmean(values[-TREND_STEPS:]),
-                    correlation_with_success=fmean(correlations) if correlations else None,
-                )
+            row = TermRow(
+                name=name,
+                weight=weights.get(name, 0.0),
+                first=fmean(values[:TREND_STEPS]),
+                last=fmean(values[-TREND_STEPS:]),
+                correlation_with_success=fmean(correlations) if correlations else None,
             )
+            rows.append(row)
     return rows
 
 
-def cost_of(run: RunView) -> Cost:
-    """Sums over the steps."""
+def _cost(run: RunView) -> Cost:
     rollout_cpu_s, update_cpu_s = sum(run.values("rollout_cpu_s")), sum(run.values("update_cpu_s"))
     return Cost(
         steps=len(run.steps),
@@ -375,44 +255,6 @@ def cost_of(run: RunView) -> Cost:
         cpu_s=sum(run.values("cpu_s")) or rollout_cpu_s + update_cpu_s,
         rollout_cpu_s=rollout_cpu_s,
         update_cpu_s=update_cpu_s,
-    )
-
-
-def cost_text(cost: Cost) -> str:
-    """`2,304 episodes of 24 sampled tokens, 39 CPU seconds`."""
-    length = f" of {cost.tokens / cost.episodes:,.0f} sampled tokens" if cost.episodes and cost.tokens else ""
-    facts = [
-        f"{cost.episodes:,} episodes{length}" if cost.episodes else "",
-        f"{cost.cpu_s:,.0f} CPU seconds" if cost.cpu_s else "",
-    ]
-    return ", ".join(fact for fact in facts if fact)
-
-
-def _temperature(evaluation: EvalResult) -> float | None:
-    value = evaluation.provenance.get("temperature")
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _pass_names(evaluation: EvalResult | None) -> dict[str, str]:
-    names = [n for n in evaluation.metrics if n.startswith(("pass@", "pass^"))] if evaluation else []
-    most = max((int(n[5:]) for n in names), default=0)
-    return {n: f"{n} (sampled)" for n in (f"pass@{most}", f"pass^{most}") if n in names}
-
-
-def _verdict_row(verdict: Verdict) -> VerdictRow:
-    return VerdictRow(
-        name=verdict.name, outcome=verdict.outcome, evidence=verdict.evidence, rule=verdict.rule
-    )
-
-
-def _curve_chart(chart: Chart) -> CurveChart:
-    return CurveChart(
-        id=chart.id,
-        title=chart.title,
-        note=chart.note,
-        is_rate=chart.is_rate,
-        curves=chart.curves,
-        bands=chart.bands,
     )
 
 

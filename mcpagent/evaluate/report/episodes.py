@@ -23,6 +23,7 @@ from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories
 
 _LISTED_CHARS = 300  # of a question, of the calls and of an answer, which the search goes over
 _LARGEST_DATASET = 64_000_000  # bytes; the plans of larger ones are not looked up
+OUTCOMES = {True: "success", False: "failure", None: "unscored"}  # by `is_success`
 _STEP = re.compile(r"step-\d+")
 _NOT_SENT = {
     FailureKind.UNKNOWN_TOOL,
@@ -104,14 +105,14 @@ class EpisodeFiles:
 
     @property
     def nonces(self) -> NonceCount:
-        """Those of all files."""
+        """The counts of all files together."""
         total = NonceCount()
         for file in self.files.values():
             total.include(file.nonces)
         return total
 
     def listed(self, most: int) -> tuple[dict[str, list[JsonObject]], int]:
-        """Up to `most` rows by stem, evaluations before steps and the newest steps first, and how many
+        """Return up to `most` rows by stem, evaluations before steps and the newest steps first, and how many
         episodes are left out."""
         listed: dict[str, list[JsonObject]] = {}
         count = left_out = 0
@@ -123,8 +124,8 @@ class EpisodeFiles:
         return {stem: rows for stem, rows in listed.items() if rows}, left_out
 
     def read(self, stem: str) -> Iterator[Trajectory]:
-        """The trajectories of a file with their tokens, in the order of its rows. Raises KeyError for a stem
-        that is not there, and UserError for a file that cannot be read."""
+        """Read the trajectories of a file with their tokens, in the order of its rows. Raises KeyError for a
+        stem that is not there, and UserError for a file that cannot be read."""
         return read_trajectories(self.files[stem].path)
 
     def _records(self) -> list[Path]:
@@ -132,8 +133,8 @@ class EpisodeFiles:
 
 
 def gold_tasks(config: JsonObject, task_ids: set[str] | None = None) -> dict[str, Task]:
-    """Tasks (None: all) by id, from the datasets that a resolved configuration names; without those whose
-    dataset is gone or very large."""
+    """Read tasks (None: all) by id, from the datasets that a resolved configuration names; without those
+    whose dataset is gone or very large."""
     tasks: dict[str, Task] = {}
     for path in _datasets(config):
         if path.stat().st_size > _LARGEST_DATASET:
@@ -149,8 +150,8 @@ def gold_tasks(config: JsonObject, task_ids: set[str] | None = None) -> dict[str
 
 @dataclass(frozen=True)
 class GoldCall:
-    """A gold call of a task, `server.tool({...})`, beside what an episode made of it: `exact`, `called` with
-    the `differing` arguments, each as the call had it, or `missing`."""
+    """A gold call of a task, `server.tool({...})`, and what an episode made of it: `exact`, `called` with the
+    `differing` arguments, each as the call had it, or `missing`; nothing if no call is right."""
 
     text: str
     outcome: str
@@ -158,7 +159,9 @@ class GoldCall:
 
 
 def gold_calls(task: Task, trajectory: Trajectory) -> list[GoldCall]:
-    """The gold calls of a task against the calls of an episode, matched as the reward matches them."""
+    """Compare the gold calls of a task with the calls of an episode, matched as the reward matches them."""
+    if task.truth.abstain:
+        return [GoldCall(text, "") for text in gold_plan(task)]
     plan = task.truth.tool_sequence
     calls = [
         RecordedCall(turn=turn.index, user_turn=turn.user_turn, call=call, result=result)
@@ -168,7 +171,7 @@ def gold_calls(task: Task, trajectory: Trajectory) -> list[GoldCall]:
     ]
     assignment = assign(plan, calls)
     compared: list[GoldCall] = []
-    for index, (step, text) in enumerate(zip(plan, _plan(task), strict=False)):
+    for index, (step, text) in enumerate(zip(plan, gold_plan(task), strict=True)):
         place = assignment.credited_call.get(index)
         if index in assignment.exact or place is None:
             compared.append(GoldCall(text, "exact" if index in assignment.exact else "missing"))
@@ -179,7 +182,7 @@ def gold_calls(task: Task, trajectory: Trajectory) -> list[GoldCall]:
 
 
 def _differing(step: PlanStep, made: ToolCall, results: Mapping[str, Any]) -> tuple[str, ...]:
-    """The arguments of a call that the gold call does not accept, and those that it lacks."""
+    """Return the arguments of a call that the gold call does not accept, and those that it lacks."""
     gold = next((g for g in (step, *step.alternatives) if same_tool(g, made)), step)
     params = resolve_params(gold.params, results)
     rules = resolve_rules(match_rules(step, gold), results)
@@ -198,8 +201,13 @@ def _differing(step: PlanStep, made: ToolCall, results: Mapping[str, Any]) -> tu
 
 
 def gold_plan(task: Task) -> tuple[str, ...]:
-    """The gold calls of a task as text; where none is right, that."""
-    return ("no call is right",) if task.truth.abstain else _plan(task)
+    """Return the gold calls of a task as text; if none is right, say that."""
+    if task.truth.abstain:
+        return ("no call is right",)
+    return tuple(
+        f"{step.server}.{step.tool}({json.dumps(step.params, ensure_ascii=False)})"
+        for step in task.truth.tool_sequence
+    )
 
 
 def _datasets(config: JsonObject) -> list[Path]:
@@ -211,16 +219,9 @@ def _datasets(config: JsonObject) -> list[Path]:
             train = find_dataset(name, split="train")
         except UserError:
             continue
-        beside = [train.with_name(f"{split}{train.suffix}") for split in ("validation", "heldout")]
-        paths |= dict.fromkeys(path for path in (train, *beside) if path.is_file())
+        neighbours = [train.with_name(f"{split}{train.suffix}") for split in ("validation", "heldout")]
+        paths |= dict.fromkeys(path for path in (train, *neighbours) if path.is_file())
     return list(paths)
-
-
-def _plan(task: Task) -> tuple[str, ...]:
-    return tuple(
-        f"{step.server}.{step.tool}({json.dumps(step.params, ensure_ascii=False)})"
-        for step in task.truth.tool_sequence
-    )
 
 
 def _read(path: Path, signature: tuple[int, int], *, keeps_attempts: bool) -> EpisodeFile:
@@ -238,21 +239,16 @@ def _read(path: Path, signature: tuple[int, int], *, keeps_attempts: bool) -> Ep
 
 def _row(trajectory: Trajectory) -> JsonObject:
     calls = [call for turn in trajectory.turns for call in turn.tool_calls]
-    names = [f"{call.server}.{call.tool}" if call.server else call.tool for call in calls]
-    written = " ".join(
-        f"{name} {json.dumps(call.arguments, ensure_ascii=False)}"
-        for name, call in zip(names, calls, strict=True)
-    )
-    outcomes = {True: "success", False: "failure", None: "unscored"}
+    written = " ".join(f"{called(c)} {json.dumps(c.arguments, ensure_ascii=False)}" for c in calls)
     return {
         "task": trajectory.task_id,
         "attempt": trajectory.attempt,
-        "outcome": outcomes[trajectory.is_success],
+        "outcome": OUTCOMES[trajectory.is_success],
         "stop": trajectory.stop_reason.value,
         "complexity": trajectory.complexity,
         "reward": trajectory.reward,
         "turns": len(trajectory.turns),
-        "tools": list(dict.fromkeys(names)),
+        "tools": list(dict.fromkeys(map(called, calls))),
         "question": question(trajectory)[:_LISTED_CHARS],
         "calls": written[:_LISTED_CHARS],
         "answer": (trajectory.final_answer or "")[:_LISTED_CHARS],
@@ -260,8 +256,8 @@ def _row(trajectory: Trajectory) -> JsonObject:
 
 
 def _against_their_groups(rows: Sequence[JsonObject]) -> None:
-    """Give each row its reward minus the mean of its task's scored attempts in the same file, where there are
-    several: what a group-relative advantage is made of."""
+    """Give each row its reward minus the mean of its task's scored attempts in the same file, if there
+    are several: what a group-relative advantage is made of."""
     rewards: dict[str, list[float]] = {}
     for row in rows:
         if row["reward"] is not None:
@@ -272,13 +268,18 @@ def _against_their_groups(rows: Sequence[JsonObject]) -> None:
             row["relative"] = row["reward"] - sum(group) / len(group)
 
 
+def called(call: ToolCall) -> str:
+    """Return `server.tool`."""
+    return f"{call.server}.{call.tool}" if call.server else call.tool
+
+
 def question(trajectory: Trajectory) -> str:
-    """The user's first message; the task's id where there is none."""
+    """Return the user's first message, or the task's id without one."""
     said = (str(m.get("content", "")) for m in trajectory.prompt if m.get("role") == "user")
     return next(said, "") or trajectory.task_id
 
 
 def _age(stem: str) -> tuple[bool, int, str]:
-    """Evaluations first, then steps from the last one to the first."""
+    """Sort evaluations first, then steps from the last one to the first."""
     is_step = _STEP.fullmatch(stem) is not None
     return (is_step, -int(stem.removeprefix("step-")) if is_step else 0, stem)

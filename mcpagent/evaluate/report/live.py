@@ -17,10 +17,12 @@ from urllib.parse import parse_qs, urlsplit
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
+from mcpagent.evaluate.report.document import document_of
 from mcpagent.evaluate.report.episode_html import Pieces, episode_html, token_pieces
 from mcpagent.evaluate.report.episodes import EpisodeFiles, gold_tasks
-from mcpagent.evaluate.report.page import live_html, script_json, summary_html
+from mcpagent.evaluate.report.page import live_html, summary_html
 from mcpagent.evaluate.report.run_data import read_run
+from mcpagent.evaluate.report.template import render, script_json
 
 LISTED_EPISODES = 20_000  # in the page's list
 _LOOPBACK = "127.0.0.1"
@@ -53,8 +55,8 @@ class LiveRun:
         return self._run_dir.resolve().name
 
     def state(self) -> JsonObject:
-        """`version` changes with the rest: `summary` (HTML), `figures` by id, `episodes` (rows by file),
-        `left_out` (episodes that the list has no room for)."""
+        """Return what the page shows: `version` changes with the rest, `summary` (HTML), `figures` by id,
+        `episodes` (rows by file), `left_out` (episodes that the list has no room for)."""
         with self._lock:
             began_s = time.monotonic()
             if began_s >= self._next_look_s:
@@ -68,7 +70,7 @@ class LiveRun:
             return self._state
 
     def episode(self, stem: str, place: int) -> str | None:
-        """One episode of a file as HTML; None where it is not there."""
+        """Return one episode of a file as HTML; None if it is not there."""
         with self._lock:
             file = self._episodes.files.get(stem)
             if file is None or not 0 <= place < len(file.rows):
@@ -80,12 +82,10 @@ class LiveRun:
                 self._pieces = token_pieces(self._run_dir)
             task = gold_tasks(self._config, {trajectory.task_id}).get(trajectory.task_id)
             relative = file.rows[place].get("relative")
-        return printable(
-            episode_html(trajectory, label=stem, task=task, relative=relative, pieces=self._pieces)
-        )
+        return episode_html(trajectory, label=stem, task=task, relative=relative, pieces=self._pieces)
 
     def _look(self) -> str:
-        """Changes when a file that the page is made of does."""
+        """Return a text that changes when a file that the page is made of does."""
         folders = (self._run_dir, self._run_dir / "eval", self._run_dir / "trajectories")
         stats = [
             (path.name, status.st_mtime_ns, status.st_size)
@@ -101,11 +101,10 @@ class LiveRun:
             run = read_run(self._run_dir, episodes=self._episodes)
         except UserError as error:
             # A run that has just begun has no step yet; a broken file is named, and its next version read.
-            title = f"<h1>{escape(self.title)}</h1>"
-            waiting = f'<header>{title}<p class="lead">{escape(printable(str(error)))}</p></header>'
+            waiting = render("waiting.html", title=self.title, text=str(error))
             return {"version": version, "summary": waiting, "figures": {}, "episodes": {}, "left_out": 0}
         self._config = run.config
-        summary, figures = summary_html(run)
+        summary, figures = summary_html(run, document_of(run))
         rows, left_out = self._episodes.listed(LISTED_EPISODES)
         return {
             "version": version,
@@ -117,7 +116,7 @@ class LiveRun:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves the page of a run on the loopback. Raises UserError where the port is taken."""
+    """Serve the page of a run on the loopback. Raises UserError if the port is taken."""
 
     daemon_threads = True
 
@@ -128,14 +127,14 @@ class LiveServer(ThreadingHTTPServer):
             super().__init__((_LOOPBACK, port), _Handler)
         except OSError as error:
             raise UserError(
-                f"port {port} cannot be listened on: {error.strerror or error}",
+                f"port {port} cannot be used: {error.strerror or error}",
                 where="--port",
                 remedy="name another one, or leave it out: any free port is taken",
             ) from error
 
     @property
     def url(self) -> str:
-        """Where a browser finds the page."""
+        """The address of the page."""
         return f"http://{_LOOPBACK}:{self.server_port}/"
 
 
@@ -168,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.CONFLICT, printable(str(error)))
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged: the page asks every other second."""
+        """Log nothing: the page asks every other second."""
 
     def _names(self) -> set[str]:
         return {f"{name}:{self.server.server_port}" for name in (_LOOPBACK, "localhost")}

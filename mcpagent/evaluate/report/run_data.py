@@ -8,14 +8,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from mcpagent.core.records import JsonObject, Metric, OpenRecord
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.evaluate.certificate import read_certificate
 from mcpagent.evaluate.report.episodes import EpisodeFiles, NonceCount
 from mcpagent.evaluate.summary import BEST, COMPLEXITIES, UNTRAINED, EvalResult
 from mcpagent.storage.run_folder import RunFolder
@@ -25,6 +26,8 @@ from mcpagent.tools.metrics import PoolMetrics
 # the quickstart writes under eval/. `_sides` finds them among those of any other run.
 BEFORE, AFTER = "warm_start", "trained"
 SAMPLED = "_sampled"
+
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
 class Control(OpenRecord):
@@ -62,9 +65,10 @@ class RunView:
     config: JsonObject = field(default_factory=dict)
     evaluations: dict[str, EvalResult] = field(default_factory=dict)  # by side; others by their file's stem
     validations: dict[str, EvalResult] = field(default_factory=dict)  # those of steps, while it trained
-    episodes_from: str = ""  # where `pairs` come from, where they are not of evaluations
+    episodes_from: str = ""  # the source of `pairs`, if that is no evaluation
     controls: list[Control] = field(default_factory=list)
     wasteful: list[Control] = field(default_factory=list)
+    certified: JsonObject = field(default_factory=dict)  # the figures of its certificate
     pairs: list[TaskPair] = field(default_factory=list)
     nonces: NonceCount = field(default_factory=NonceCount)
     episodes: EpisodeFiles | None = None
@@ -84,11 +88,11 @@ class RunView:
         return {"heldout": "held-out"}.get(str(named), str(named))
 
     def series(self, key: str) -> list[float | None]:
-        """One value a step; None where the step did not report a finite number."""
+        """Return one value a step; None if the step did not report a finite number."""
         return [_finite(row.get(key)) for row in self.steps]
 
     def values(self, key: str) -> list[float]:
-        """The finite values of `key`, in the order of the steps."""
+        """Return the finite values of `key`, in the order of the steps."""
         return [v for v in self.series(key) if v is not None]
 
 
@@ -97,11 +101,11 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
     UserError when it is missing, holds no step or a file that cannot be read."""
     if not run_dir.is_dir():
         raise UserError(
-            f"there is no run folder {run_dir}",
+            f"{run_dir} is not a run folder",
             remedy="pass the folder that `mcpagent train` or `mcpagent quickstart` printed",
         )
     steps = _read_steps(run_dir)
-    config_path = run_dir / "config.yaml"
+    config_path, certificate = run_dir / "config.yaml", run_dir / "certificate"
     config_text = config_path.read_text(encoding="utf-8") if config_path.exists() else ""
     evaluations, validations, sources = _sides(read_evaluations(run_dir / "eval"))
     episodes = EpisodeFiles(run_dir / "trajectories") if episodes is None else episodes
@@ -119,10 +123,13 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
         episodes_from=episodes_from,
         controls=_read_controls(run_dir / "eval" / "controls.json"),
         wasteful=_read_controls(run_dir / "eval" / "wasteful.json"),
+        certified=read_certificate(certificate).figures if certificate.is_dir() else {},
         pairs=pairs,
         nonces=episodes.nonces,
         episodes=episodes,
-        tool_metrics=None if told is None else _tool_metrics(told, run_dir / "metrics.jsonl"),
+        tool_metrics=None
+        if told is None
+        else _parsed(PoolMetrics, told, run_dir / "metrics.jsonl", "tool_metrics cannot be read"),
     )
 
 
@@ -153,22 +160,24 @@ def _read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> JsonObject:
-    """The JSON object of a file, {} without the file. Raises UserError."""
+    """Read the JSON object of a file, {} without the file. Raises UserError."""
     document = _read_json(path) if path.exists() else {}
     if not isinstance(document, dict):
         raise _bad_file(path, "expected a JSON object")
     return document
 
 
-def _tool_metrics(document: Any, path: Path) -> PoolMetrics:
+def _parsed(kind: type[_Parsed], document: Any, path: Path, wrong: str) -> _Parsed:
     try:
-        return PoolMetrics.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
-        raise _bad_file(path, f"tool_metrics cannot be read: {_first(error)}") from error
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise _bad_file(path, f"{wrong}: {place}: {first['msg']}") from error
 
 
 def parse_yaml(text: str, path: Path) -> JsonObject:
-    """The mapping that `text` of the file `path` holds. Raises UserError."""
+    """Read the mapping that `text` of the file `path` holds. Raises UserError."""
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -177,23 +186,19 @@ def parse_yaml(text: str, path: Path) -> JsonObject:
 
 
 def read_evaluations(folder: Path) -> dict[str, EvalResult]:
-    """The evaluations of a folder by their file's stem. Raises UserError."""
-    evaluations: dict[str, EvalResult] = {}
-    for path in sorted(folder.glob("*.json")):
-        if path.stem in ("controls", "wasteful"):
-            continue
-        try:
-            evaluations[path.stem] = EvalResult.model_validate(read_object(path))
-        except ValidationError as error:
-            raise _bad_file(path, f"not an evaluation: {_first(error)}") from error
-    return evaluations
+    """Read the evaluations of a folder by their file's stem. Raises UserError."""
+    return {
+        path.stem: _parsed(EvalResult, read_object(path), path, "not an evaluation")
+        for path in sorted(folder.glob("*.json"))
+        if path.stem not in ("controls", "wasteful")
+    }
 
 
 def _sides(
     stored: dict[str, EvalResult],
 ) -> tuple[dict[str, EvalResult], dict[str, EvalResult], dict[str, str]]:
-    """Evaluations by side, validations of steps, and for each side the stem of its file. The sides are what
-    the quickstart or the run itself measured, else what `mcpagent eval` kept of the first and the last
+    """Return evaluations by side, validations of steps, and for each side the stem of its file. The sides are
+    what the quickstart or the run itself measured, else what `mcpagent eval` kept of the first and the last
     weights."""
     validations = {stem: e for stem, e in stored.items() if re.fullmatch(r"step-\d+", stem)}
     rest = {stem: e for stem, e in stored.items() if stem not in validations}
@@ -210,8 +215,8 @@ def _sides(
 
 
 def _pair(alike: dict[str, EvalResult]) -> tuple[str | None, str | None]:
-    """The stems of the evaluations before and after training: of the same tasks where there are such, of the
-    latest step there is."""
+    """Return the stems of the evaluations before and after training: of the same tasks if there are such, of
+    the latest step."""
 
     def step(stem: str) -> int:
         return int(alike[stem].provenance.get("step") or 0)
@@ -234,23 +239,15 @@ def _read_controls(path: Path) -> list[Control]:
     document = _read_json(path)
     if not isinstance(document, list):
         raise _bad_file(path, "expected a JSON array of controls")
-    try:
-        return [Control.model_validate(entry) for entry in document]
-    except ValidationError as error:
-        raise _bad_file(path, f"not a control: {_first(error)}") from error
+    return [_parsed(Control, entry, path, "not a control") for entry in document]
 
 
 def _bad_file(path: Path, message: str) -> UserError:
     return UserError(message, where=str(path), remedy="write the file again, or delete it")
 
 
-def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-
-
 def _pairs(episodes: EpisodeFiles, sources: dict[str, str]) -> tuple[list[TaskPair], str]:
-    """First attempts by task and side, and where they come from if no evaluation has any: the last training
+    """Return first attempts by task and side, and their source if no evaluation has any: the last training
     step, or the demonstrations."""
     greedy = any(side in sources for side in (BEFORE, AFTER))
     stems = {
@@ -278,7 +275,7 @@ FATES = ((False, True, 3), (False, False, 2), (True, False, 2), (True, True, 1))
 
 
 def choose(pairs: Sequence[TaskPair]) -> list[TaskPair]:
-    """A handful of tasks, failures and regressions included, the hardest first within each outcome.
+    """Return a handful of tasks, failures and regressions included, the hardest first within each outcome.
 
     Without tasks that have both sides: up to three successes and three failures of the side that is there.
     """
@@ -309,51 +306,8 @@ def _succeeded(trajectory: Trajectory | None) -> bool | None:
 
 
 def flatten(value: object, prefix: str = "") -> list[tuple[str, str]]:
-    """The keys and values of a nested document as text, keys as `a.b.c`."""
+    """Return the keys and values of a nested document as text, keys as `a.b.c`."""
     if isinstance(value, dict) and value:
         return [row for k, v in value.items() for row in flatten(v, f"{prefix}.{k}" if prefix else str(k))]
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return [(prefix, text)] if prefix else []
-
-
-ABSENT = "–"
-
-
-def percent(value: float | None, *, signed: bool = False) -> str:
-    """`0.875` as `87.5%`."""
-    return ABSENT if value is None else _minus(f"{100 * value:{'+' if signed else ''}.1f}%")
-
-
-def points(value: float | None) -> str:
-    """A difference of rates in percentage points: `0.125` as `+12.5`."""
-    return ABSENT if value is None else _minus(f"{100 * value:+.1f}")
-
-
-def number(value: float | None, *, digits: int = 3, signed: bool = False) -> str:
-    """A number with a fixed count of decimals."""
-    return ABSENT if value is None else _minus(f"{value:{'+' if signed else ''},.{digits}f}")
-
-
-def percent_interval(metric: Metric) -> str:
-    """`[82.0, 91.3]`, or a dash."""
-    if metric.ci_low is None or metric.ci_high is None:
-        return ABSENT
-    return f"[{100 * metric.ci_low:.1f}, {100 * metric.ci_high:.1f}]"
-
-
-def number_interval(metric: Metric, *, digits: int = 2) -> str:
-    """`[1.92, 2.31]`, or a dash."""
-    if metric.ci_low is None or metric.ci_high is None:
-        return ABSENT
-    return f"[{number(metric.ci_low, digits=digits)}, {number(metric.ci_high, digits=digits)}]"
-
-
-def points_interval(metric: Metric) -> str:
-    """`[+41.0, +57.5]`, or a dash."""
-    if metric.ci_low is None or metric.ci_high is None:
-        return ABSENT
-    return f"[{points(metric.ci_low)}, {points(metric.ci_high)}]"
-
-
-def _minus(text: str) -> str:
-    return text.replace("-", "−")

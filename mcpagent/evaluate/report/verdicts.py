@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from mcpagent.evaluate.compare import compare
+from mcpagent.core.records import Record
+from mcpagent.errors import UserError
+from mcpagent.evaluate.compare import Comparison, compare
 from mcpagent.evaluate.intervals import unpaired_difference
-from mcpagent.evaluate.report.run_data import (
-    AFTER,
-    BEFORE,
-    RunView,
-    number,
-    percent,
-    percent_interval,
-    points,
-)
-from mcpagent.evaluate.summary import EvalResult, success_of_all
+from mcpagent.evaluate.report.numbers import number, percent, percent_interval, points, points_interval
+from mcpagent.evaluate.report.run_data import AFTER, BEFORE, RunView
+from mcpagent.evaluate.summary import EvalResult
 
 COMPLETION = 0.5  # share of tasks
 KL_LIMIT = 0.5  # nats per token
@@ -31,8 +25,7 @@ MIN_STEPS = 6  # two steps in each third
 Outcome = Literal["pass", "fail", "not measured"]
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Record):
     """The verdict on one criterion: `rule` is the question, `evidence` the numbers behind the answer."""
 
     name: str
@@ -42,7 +35,7 @@ class Verdict:
 
 
 def judge(run: RunView) -> list[Verdict]:
-    """A verdict on every criterion, in the order of the page."""
+    """Return a verdict on every criterion, in the order of the page."""
     criteria: list[Callable[[RunView], Verdict]] = [
         _completion,
         _improvement,
@@ -62,30 +55,30 @@ def _completion(run: RunView) -> Verdict:
     )
     name = "More than half of the tasks completed"
     evaluation = run.evaluations.get(AFTER + run.suffix)
-    metric = success_of_all(evaluation) if evaluation else None
+    metric = evaluation.metrics["task_success"] if evaluation else None
     if metric is None or metric.value is None or metric.ci_low is None:
-        return Verdict(name, "not measured", _no_evaluation(run, "of the trained model"), rule)
+        return _verdict(name, "not measured", _no_evaluation(run, "of the trained model"), rule)
     evidence = f"{percent(metric.value)} {percent_interval(metric)} of {metric.n} tasks"
-    return Verdict(name, _outcome(metric.ci_low > COMPLETION), evidence, rule)
+    return _verdict(name, _outcome(metric.ci_low > COMPLETION), evidence, rule)
 
 
 def _improvement(run: RunView) -> Verdict:
     rule = f"{_how(run)} success after minus before, paired by task: the whole 95% interval lies above zero."
     name = "Better than before training"
     before, after = (run.evaluations.get(side + run.suffix) for side in (BEFORE, AFTER))
-    if before is None or after is None or not _share_a_task(before, after):
-        return Verdict(name, "not measured", _no_evaluation(run, "before and after on the same tasks"), rule)
-    comparison = compare(before, after)
+    comparison = compare_or_none(before, after)
+    if comparison is None:
+        return _verdict(name, "not measured", _no_evaluation(run, "before and after on the same tasks"), rule)
     if comparison.why_no_verdict is not None:
-        return Verdict(name, "not measured", f"a before, b after: {comparison.why_no_verdict}", rule)
+        return _verdict(name, "not measured", f"a before, b after: {comparison.why_no_verdict}", rule)
     gain = comparison.difference
     if gain.value is None or gain.ci_low is None or gain.ci_high is None:
-        return Verdict(name, "not measured", "too few tasks for an interval", rule)
+        return _verdict(name, "not measured", "too few tasks for an interval", rule)
     evidence = (
-        f"{points(gain.value)} points [{points(gain.ci_low)}, {points(gain.ci_high)}]; "
+        f"{points(gain.value)} points {points_interval(gain)}; "
         f"{comparison.wins} tasks won, {comparison.losses} lost, {comparison.ties} unchanged"
     )
-    return Verdict(name, _outcome(gain.ci_low > 0), evidence, rule)
+    return _verdict(name, _outcome(gain.ci_low > 0), evidence, rule)
 
 
 def _reward_rising(run: RunView) -> Verdict:
@@ -96,7 +89,7 @@ def _reward_rising(run: RunView) -> Verdict:
     name = "Reward rising"
     rewards = run.values("reward_mean")
     if len(rewards) < MIN_STEPS:
-        return Verdict(name, "not measured", f"{len(rewards)} steps with a reward, {MIN_STEPS} needed", rule)
+        return _verdict(name, "not measured", f"{len(rewards)} steps with a reward, {MIN_STEPS} needed", rule)
     third = len(rewards) // 3
     early, late = rewards[:third], rewards[-third:]
     gain = unpaired_difference(early, late, seed=0)
@@ -105,11 +98,12 @@ def _reward_rising(run: RunView) -> Verdict:
         f"{np.mean(early):.3f} → {np.mean(late):.3f}, a change of {number(gain.value, signed=True)} "
         f"[{number(gain.ci_low, signed=True)}, {number(gain.ci_high, signed=True)}]"
     )
-    return Verdict(name, _outcome(gain.ci_low > 0), evidence, rule)
+    return _verdict(name, _outcome(gain.ci_low > 0), evidence, rule)
 
 
 def kl_limit(run: RunView) -> float:
-    """Nats per token that no step may pass: `KL_LIMIT`, or twice `grpo.target_kl` where that is more."""
+    """Return the nats per token that no step may pass: `KL_LIMIT`, or twice `grpo.target_kl` if that is
+    more."""
     grpo = run.config.get("grpo")
     target = grpo.get("target_kl") if isinstance(grpo, dict) else None
     return max(KL_LIMIT, 2 * target) if isinstance(target, int | float) else KL_LIMIT
@@ -119,26 +113,26 @@ def _kl_bounded(run: RunView) -> Verdict:
     limit = kl_limit(run)
     rule = (
         f"KL to the reference stays at or below {limit:g} nats per token at every step "
-        f"({KL_LIMIT:g}, or twice grpo.target_kl where that is more)."
+        f"({KL_LIMIT:g}, or twice grpo.target_kl if that is more)."
     )
     name = "KL bounded"
     values = run.values("kl")
     if not values:
-        return Verdict(name, "not measured", "no step reported a KL", rule)
+        return _verdict(name, "not measured", "no step reported a KL", rule)
     evidence = f"highest {max(values):.3f}, last {values[-1]:.3f} over {len(values)} steps"
-    return Verdict(name, _outcome(max(values) <= limit), evidence, rule)
+    return _verdict(name, _outcome(max(values) <= limit), evidence, rule)
 
 
 def _memory_flat(run: RunView) -> Verdict:
     rule = (
         "A straight line through the resident memory of the second half of the steps rises by less than "
-        f"{MEMORY_GROWTH:.0%}, or {MEMORY_SLACK_MIB:.0f} MiB where that is more."
+        f"{MEMORY_GROWTH:.0%}, or {MEMORY_SLACK_MIB:.0f} MiB if that is more."
     )
     name = "Memory flat"
     values = run.values("rss_mb")
     half = np.array(values[len(values) // 2 :])
     if len(values) < MIN_STEPS:
-        return Verdict(name, "not measured", f"{len(values)} steps with memory, {MIN_STEPS} needed", rule)
+        return _verdict(name, "not measured", f"{len(values)} steps with memory, {MIN_STEPS} needed", rule)
     slope, start = np.polyfit(np.arange(len(half)), half, 1)
     risen = float(slope) * (len(half) - 1)
     evidence = (
@@ -146,7 +140,7 @@ def _memory_flat(run: RunView) -> Verdict:
         f"peak {max(values):,.0f} MiB"
     )
     is_flat = risen < max(MEMORY_GROWTH * float(start), MEMORY_SLACK_MIB)
-    return Verdict(name, _outcome(is_flat), evidence, rule)
+    return _verdict(name, _outcome(is_flat), evidence, rule)
 
 
 def _unscored(run: RunView) -> Verdict:
@@ -160,13 +154,13 @@ def _unscored(run: RunView) -> Verdict:
     evaluations = {**run.validations, **run.evaluations}
     counts += [(float(e.unscored), float(e.n_episodes), n) for n, e in evaluations.items() if e.n_episodes]
     if not counts:
-        return Verdict(title, "not measured", "no step and no evaluation counted its episodes", rule)
+        return _verdict(title, "not measured", "no step and no evaluation counted its episodes", rule)
     lost, done = sum(c[0] for c in counts), sum(c[1] for c in counts)
     worst = max(counts, key=lambda c: c[0] / c[1])
     evidence = f"{lost:,.0f} of {done:,.0f} episodes"
     if lost:
         evidence += f"; the worst was {worst[2]} with {worst[0]:,.0f} of {worst[1]:,.0f}"
-    return Verdict(title, _outcome(worst[0] / worst[1] <= UNSCORED_SHARE), evidence, rule)
+    return _verdict(title, _outcome(worst[0] / worst[1] <= UNSCORED_SHARE), evidence, rule)
 
 
 def _over_mcp(run: RunView) -> Verdict:
@@ -180,23 +174,30 @@ def _over_mcp(run: RunView) -> Verdict:
     silent = sorted(nonces.results.keys() - stamping)
     replayed = nonces.replayed.total()
     if replayed and not nonces.results:
-        return Verdict(name, "not measured", f"all {replayed:,} results were replayed from a cassette", rule)
+        return _verdict(name, "not measured", f"all {replayed:,} results were replayed from a cassette", rule)
     if not nonces.results:
-        return Verdict(name, "not measured", "no stored trajectory holds a tool result", rule)
+        return _verdict(name, "not measured", "no stored trajectory holds a tool result", rule)
     if not stamping:
-        return Verdict(name, "not measured", f"no server stamps its results ({', '.join(silent)})", rule)
+        return _verdict(name, "not measured", f"no server stamps its results ({', '.join(silent)})", rule)
     results, stamped = sum(nonces.results[s] for s in stamping), nonces.stamped.total()
     evidence = f"{stamped:,} of {results:,} results stamped, in {nonces.trajectories:,} stored trajectories"
     if replayed:
         evidence += f"; {replayed:,} more replayed from a cassette"
     if silent:
         evidence += f"; without stamps: {', '.join(silent)}"
-    return Verdict(name, _outcome(stamped == results), evidence, rule)
+    return _verdict(name, _outcome(stamped == results), evidence, rule)
 
 
-def _share_a_task(before: EvalResult, after: EvalResult) -> bool:
-    a, b = before.tasks, after.tasks
-    return any(a[t].success and b[t].success for t in a.keys() & b.keys())
+def compare_or_none(
+    before: EvalResult | None, after: EvalResult | None, *, complexity: str | None = None
+) -> Comparison | None:
+    """Return `compare`, or None if one is missing or the two share no task."""
+    if before is None or after is None:
+        return None
+    try:
+        return compare(before, after, complexity=complexity)
+    except UserError:
+        return None
 
 
 def _how(run: RunView) -> str:
@@ -208,6 +209,10 @@ def _no_evaluation(run: RunView, which: str) -> str:
         f"no evaluation {which} is stored: mcpagent eval checkpoint {run.path} --data FILE makes one after, "
         f"{run.path}@0 one before"
     )
+
+
+def _verdict(name: str, outcome: Outcome, evidence: str, rule: str) -> Verdict:
+    return Verdict(name=name, outcome=outcome, evidence=evidence, rule=rule)
 
 
 def _outcome(holds: bool) -> Outcome:

@@ -1,0 +1,85 @@
+"""One page from a template: everything that it shows is in it, and all text in it is escaped."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from functools import cache
+from importlib import resources
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from mcpagent.core.hidden_text import printable
+from mcpagent.core.records import JsonObject
+from mcpagent.evaluate.report import numbers
+
+_SHOWN_CHARS = 4000  # of any one text of an episode; the stored trajectory has the rest
+
+
+def render(template: str, **context: object) -> str:
+    """Return a part of a page. A direction mark or a control character in a text would rewrite what a person
+    reads, so its code is shown."""
+    return printable(_environment().get_template(template).render(**context))
+
+
+def page(title: str, body: str, *, scripts: JsonObject | None = None, is_live: bool = False) -> str:
+    """Return a whole page around a rendered `body`. `scripts` are those that `interactive` returns; a page
+    without them runs nothing."""
+    # The text of an episode cannot know the hash of the page around it, so it cannot forge a script.
+    nonce = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
+    layout = _environment().get_template("layout.html")
+    css = _asset("report.css")
+    return layout.render(
+        title=printable(title), body=body, css=css, scripts=scripts, nonce=nonce, is_live=is_live
+    )
+
+
+def interactive(figures: JsonObject, rows: JsonObject, details: JsonObject) -> JsonObject:
+    """Return the scripts of a page with charts and a list of episodes. Needs plotly."""
+    from plotly.offline import get_plotlyjs
+
+    return {
+        "figures": script_json(figures),
+        "rows": packed(json.dumps(rows, separators=(",", ":"))) if rows else "",
+        "details": script_json(details),
+        "plotly": packed(get_plotlyjs()),  # 2 MB instead of 4.8, and no foreign address in the page
+        "program": _asset("report.js"),
+    }
+
+
+def script_json(document: JsonObject) -> str:
+    """Return JSON for a script element, which it cannot close."""
+    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def packed(text: str) -> str:
+    """Return a text gzipped and in base64."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("mcpagent.evaluate", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for shown in (numbers.percent, numbers.points, numbers.number, numbers.p_value):
+        environment.filters[shown.__name__] = shown
+    environment.filters["cut"] = _cut
+    return environment
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _SHOWN_CHARS:
+        return text
+    more = len(text) - _SHOWN_CHARS
+    return f"{text[:_SHOWN_CHARS]}\n[{more:,} more characters in the stored trajectory]"
+
+
+def _asset(name: str) -> str:
+    return resources.files("mcpagent.evaluate").joinpath("assets", name).read_text(encoding="utf-8").strip()
