@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from mcpagent.run.evaluate import evaluate_model
     from mcpagent.run.rollout import rollout as rollout
     from mcpagent.run.train import train as train
+    from mcpagent.servers.provider import builtin_servers as builtin_servers
     from mcpagent.storage.datasets import read_tasks as read_tasks
     from mcpagent.storage.trajectories import read_trajectories as read_trajectories
     from mcpagent.storage.trajectories import write_trajectories as write_trajectories
     from mcpagent.tools.catalog import CatalogSettings as CatalogSettings
     from mcpagent.tools.limits import CallLimits as CallLimits
     from mcpagent.tools.pool import ToolPool as ToolPool
-    from mcpagent.tools.servers_config import builtin_servers as builtin_servers
     from mcpagent.tools.servers_config import load_servers as load_servers
     from mcpagent.train.health import Callback as Callback
     from mcpagent.train.health import StepReport as StepReport
@@ -82,7 +82,8 @@ _HOMES = {
     "tools.catalog": ("CatalogSettings",),
     "tools.limits": ("CallLimits",),
     "tools.pool": ("ToolPool",),
-    "tools.servers_config": ("builtin_servers", "load_servers"),
+    "servers.provider": ("builtin_servers",),
+    "tools.servers_config": ("load_servers",),
     "train.health": ("Callback", "StepReport"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

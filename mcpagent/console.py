@@ -16,10 +16,12 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 import rich.console
 import rich.control
@@ -39,22 +41,31 @@ _QUIET_INTERVAL_S = 30.0
 
 
 class Advance(Protocol):
-    """Count work as done; `note` replaces what stands beside the bar."""
+    """Count work as done; `note` replaces the text next to the bar."""
 
     def __call__(self, amount: int = 1, *, note: str = "") -> None:
         """Add `amount` to what is done."""
         ...
 
 
-class Result(Protocol):
-    """What a command has to show, which `--json` prints as one document."""
+@dataclass(frozen=True)
+class Table:
+    """A table of a result. The first column is text, the others align right unless `is_text`."""
 
-    def as_json(self) -> Any:
-        """The document."""
-        ...
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    is_text: bool = False
 
 
-R = TypeVar("R", bound=Result)
+@dataclass(frozen=True)
+class Facts:
+    """Lines with a name in front, such as `written   out.json`; rows without a text are left out."""
+
+    rows: Sequence[tuple[str, str | None]]
+
+
+Block = str | Table | Facts  # what the result of a command is shown as; a str is a line
 
 
 class Console:
@@ -79,21 +90,35 @@ class Console:
             sys.stdout.write(document.replace("\x7f", "\\u007f") + "\n")
             sys.stdout.flush()
 
-    def print_result(self, result: R, show: Callable[[R, Console], None]) -> None:
-        """Print the result of a command: its document with `is_json`, else what `show` prints of it."""
+    def print_blocks(self, document: Any, blocks: Iterable[Block]) -> None:
+        """Print the result of a command: the document with `is_json`, else the blocks, which may be made as
+        they are printed."""
         if self.is_json:
-            self.print_json(result.as_json())
+            self.print_json(document)
         else:
-            show(result, self)
+            self.show_blocks(blocks)
+
+    def show_blocks(self, blocks: Iterable[Block]) -> None:
+        """Print blocks as a person reads them; with `is_json` to stderr."""
+        for block in blocks:
+            if isinstance(block, Table):
+                self.table(block.title, block.columns, block.rows, is_text=block.is_text)
+            elif isinstance(block, Facts):
+                rows = [(name, text) for name, text in block.rows if text is not None]
+                width = max([8, *(len(name) for name, _ in rows)])
+                for name, text in rows:
+                    self.say(f"{name:<{width}}  {text}", indent=width + 2)
+            else:
+                self.say(block)
 
     def flush(self) -> None:
         """Write out what is buffered, before this process becomes another."""
         sys.stdout.flush()
         sys.stderr.flush()
 
-    def say(self, text: str) -> None:
-        """Print a line of the result."""
-        self._out.print(_wrapped(shown(text), self._out), markup=False, soft_wrap=True)
+    def say(self, text: str, *, indent: int | None = None) -> None:
+        """Print a line of the result. `indent` is where it goes on if it is too long for the terminal."""
+        self._out.print(_wrapped(shown(text), self._out, indent), markup=False, soft_wrap=True)
 
     def show(self, text: str, *, is_error: bool = False) -> None:
         """Print text from elsewhere, such as the result of a tool; an error goes to stderr."""
@@ -134,7 +159,7 @@ class Console:
 
     @contextmanager
     def progress(self, title: str, *, total: int | None = None) -> Iterator[Advance]:
-        """Show a progress bar with the time left; where stderr is not a terminal, a line each 30 s and one at
+        """Show a progress bar with the time left; if stderr is not a terminal, a line each 30 s and one at
         the end."""
         if not self._err.is_terminal:
             yield from self._progress_lines(title, total)
@@ -158,14 +183,14 @@ class Console:
             yield advance
 
     def _progress_lines(self, title: str, total: int | None) -> Iterator[Advance]:
-        pace, beside = ProgressRate(total), [""]
+        pace, latest = ProgressRate(total), [""]
         ended = threading.Event()
 
         def line() -> None:
-            self.note(f"{title}: {pace} {beside[0]}".rstrip())
+            self.note(f"{title}: {pace} {latest[0]}".rstrip())
 
         def advance(amount: int = 1, *, note: str = "") -> None:
-            beside[0] = note
+            latest[0] = note
             pace.add(amount)
 
         def lines() -> None:
@@ -179,7 +204,7 @@ class Console:
         finally:
             ended.set()
             thread.join()
-        beside[0] = ""
+        latest[0] = ""
         line()
 
 
@@ -199,7 +224,7 @@ class ProgressRate:
             self._first = (time.monotonic(), self._done)
 
     def left_s(self, now_s: float) -> float | None:
-        """Seconds that remain at the pace so far; None where that cannot be said."""
+        """Return seconds that remain at the pace so far; None if that cannot be said."""
         if self._first is None or self._total is None or self._done <= self._first[1]:
             return None
         since_s, before = self._first
@@ -214,7 +239,7 @@ class ProgressRate:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s` or `2 h 5 min`."""
+    """Return `45 s`, `3 min 20 s` or `2 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -261,7 +286,7 @@ def _drop_notes() -> None:
 
 
 class _Stdout(rich.console.Console):
-    """Standard output; where it cannot be written to, that is one error."""
+    """Standard output; if it cannot be written to, that is one error."""
 
     def _write_buffer(self) -> None:
         with _writing_result():
@@ -273,7 +298,7 @@ class _Stdout(rich.console.Console):
 
 @contextmanager
 def _writing_result() -> Iterator[None]:
-    """Raises RunError where the result cannot be written."""
+    """Raise RunError if the result cannot be written."""
     if sys.stdout is None:
         raise RunError("the result cannot be printed: standard output is closed", where="stdout")
     try:
@@ -289,7 +314,7 @@ def _writing_result() -> Iterator[None]:
 
 
 def shown(text: str) -> str:
-    """`text` as it may stand on a terminal or in a log."""
+    """Return `text` as it may stand on a terminal or in a log."""
     return printable(SECRETS.text(text))
 
 
@@ -308,16 +333,37 @@ def guard_process() -> None:
         return record
 
     logging.setLogRecordFactory(record_of)
+    logging.getLogger("huggingface_hub.utils._http").addFilter(_HubRetries())
     sys.excepthook = _print_bug
+
+
+class _HubRetries(logging.Filter):
+    """Say once that the hub does not answer, instead of at each attempt of its client."""
+
+    _has_said = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if "thrown while requesting" not in message and not message.startswith("Retrying in"):
+            return True
+        if self._has_said:
+            return False
+        self._has_said = True
+        record.msg = (
+            "the model hub does not answer; it is asked a few times more, for up to a minute "
+            "(HF_HUB_OFFLINE=1: not at all)"
+        )
+        record.args = ()
+        return True
 
 
 def _print_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     sys.stderr.write(shown("".join(traceback.format_exception(kind, error, trace))))
 
 
-def _wrapped(text: str, console: rich.console.Console) -> str:
-    """Where a person reads, lines that are too long for the terminal break between words and keep their
-    indent. One with a command stays whole, so that it can be copied."""
+def _wrapped(text: str, console: rich.console.Console, hanging: int | None = None) -> str:
+    """Break lines that are too long for a terminal between words, and keep their indent. One with a command
+    stays whole, so that it can be copied."""
     if not console.is_terminal:
         return text
     lines: list[str] = []
@@ -325,7 +371,7 @@ def _wrapped(text: str, console: rich.console.Console) -> str:
         if len(line) <= console.width or "mcpagent " in line or "pip install" in line:
             lines.append(line)
             continue
-        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        indent = " " * (len(line) - len(line.lstrip()) + 2 if hanging is None else hanging)
         lines += textwrap.wrap(
             line,
             console.width,
@@ -338,28 +384,32 @@ def _wrapped(text: str, console: rich.console.Console) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 task`, `2 tasks`."""
+    """Return `1 task`, `2 tasks`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _plain(value: Any) -> Any:
-    """Records inside dicts and lists as what JSON knows."""
-    from pydantic import BaseModel  # here, so that an error can be said where pydantic is missing
+    """Return a result as what JSON knows: what it says of itself, else its fields."""
+    from pydantic import BaseModel  # here, so that an error can be said if pydantic is missing
 
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
+    if hasattr(value, "as_json"):
+        return _plain(value.as_json())
+    if is_dataclass(value):
+        return _plain(vars(value))
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 METRIC_COLUMNS = ("", "value", "95 % interval", "tasks")
 
 
 def metric_row(name: str, metric: Metric, *, is_rate: bool, signed: bool = False) -> tuple[str, ...]:
-    """Cells for `METRIC_COLUMNS`: rates in percent; a dash for what there is not."""
+    """Return cells for `METRIC_COLUMNS`: rates in percent; a dash for what there is not."""
     scale, digits, unit = (100.0, 1, " %") if is_rate else (1.0, 3, "")
 
     def number(value: float) -> str:

@@ -19,7 +19,7 @@ class MCPAgentError(Exception):
     """Base of every error that mcpagent raises on purpose.
 
     `where` is a file with its line, a config key or a server; `remedy` is what to do or type next; `details`
-    are fields that the error document of `--json` has beside these.
+    are fields that the error document of `--json` also has.
     """
 
     kind = "error"
@@ -44,7 +44,7 @@ class MCPAgentError(Exception):
         return f"{head}\n  {self.remedy}" if self.remedy else head
 
     def as_json(self) -> dict[str, dict[str, Any]]:
-        """The error document that `--json` commands print."""
+        """Return the error document that `--json` commands print."""
         told = {"kind": self.kind, "message": self.message, "where": self.where, "remedy": self.remedy}
         return {"error": {**told, **self.details}}
 
@@ -58,7 +58,7 @@ class UserError(MCPAgentError):
 
 class InUseError(UserError):
     """Another process writes to this folder or file; `process` says which one: its pid, host, command, and
-    since when. It is empty where the other process has not said so yet."""
+    since when. It is empty if the other process has not said so yet."""
 
     def __init__(self, message: str, *, where: str, remedy: str, process: dict[str, Any]) -> None:
         super().__init__(message, where=where, remedy=remedy, details={"process": process})

@@ -1,6 +1,6 @@
 """Ctrl-C, SIGTERM (every preemption sends it) and SIGHUP (the terminal is gone) all ask a command to stop.
 
-The first one is held back where something must be finished, else it is raised as KeyboardInterrupt; a second
+The first one is held back if something must be finished, else it is raised as KeyboardInterrupt; a second
 one ends the process at once. What is on disk is whole at every moment, so that nothing is lost by that.
 """
 
@@ -26,7 +26,7 @@ _has_said = False  # the command's last line is printed
 
 class Interrupted(KeyboardInterrupt):
     """An interrupt of work of which something is kept: `kept` says what, and `command` goes on with it (None:
-    the same command, with `option` where it has that)."""
+    the same command, with `option` if it has that)."""
 
     def __init__(self, kept: str, *, command: str | None = None, option: str | None = None) -> None:
         super().__init__(kept)
@@ -60,7 +60,7 @@ def stopping() -> None:
 @contextmanager
 def uninterrupted(on_interrupt: Callable[[], None]) -> Iterator[None]:
     """Holds the first interrupt back until the block is done, then raises KeyboardInterrupt; a second one
-    raises Abandoned at once. Outside of the main thread, where no signal arrives, it does nothing."""
+    raises Abandoned at once. Outside of the main thread, if no signal arrives, it does nothing."""
     with held_back(on_interrupt) as is_asked:
         yield
     if is_asked():
@@ -163,6 +163,8 @@ def _interrupt(number: int, frame: Any) -> None:
 def _is_echo(number: int, within_s: float | None = None) -> bool:
     global _last_s
     if within_s is None:
-        within_s = 0.0 if number == signal.SIGINT else _ECHO_S  # nobody repeats a Ctrl-C but who pressed it
+        within_s = (
+            0.0 if number == signal.SIGINT else _ECHO_S
+        )  # only the person who pressed it repeats a Ctrl-C
     before, _last_s = _last_s, time.monotonic()
     return before is not None and _last_s - before < within_s

@@ -10,94 +10,112 @@ import shlex
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import httpx
 from dotenv import dotenv_values
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from mcpagent.checks import FAIL, PASS, SKIP, WARN, result
 from mcpagent.console import counted
 from mcpagent.core.records import CheckResult, CheckStatus
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolSpec, chat_schema
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES, KEY_NAMES
+from mcpagent.servers.provider import builtin_servers
+from mcpagent.servers.sandbox.choose import choose_sandbox
+from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.storage.checkpoints import find_model
 from mcpagent.storage.datasets import find_dataset
 from mcpagent.storage.packages import installed_version, pip_install, require
 from mcpagent.synth.datasets.validate import validate_dataset
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import ServerConfig, StdioServer, builtin_servers, load_servers
-
-if TYPE_CHECKING:
-    from mcpagent.models.tokens import TokenDrift
+from mcpagent.tools.servers_config import ServerConfig, StdioServer, load_servers
 
 
 def check_model(name: str, *, tool_format: str, catalog: Sequence[ToolSpec]) -> list[CheckResult]:
-    """The token fidelity gate, as at the start of a run, and how much a full rendering would differ. The
-    first failure ends it: nothing after it could be told."""
-    try:
-        require("hf", use="checking a model")
-    except UserError as error:
-        return [_model_failed("model", error)]
-    from mcpagent.env.tool_format import gold_conversation, open_renderer
-    from mcpagent.models.load import load_config, load_tokenizer
-    from mcpagent.models.logits import logit_transform
-    from mcpagent.models.tokens import measure_drift, refuse_forgery
-
+    """Check the tokens of a model as a run does before it begins, and how much a full rendering would differ.
+    The first failure ends it: nothing after it can be told."""
     checks: list[CheckResult] = []
     try:
+        require("hf", use="checking a model")
+        from mcpagent.env.tool_format import gold_conversation, open_renderer
+        from mcpagent.models.load import load_config, load_tokenizer
+        from mcpagent.models.logits import logit_transform
+        from mcpagent.models.tokens import measure_drift, refuse_forgery
+        from mcpagent.models.weights import holds_weights
+
         checkpoint = find_model(name)
         place = name if checkpoint is None else str(checkpoint.path)
         tokenizer: Any = load_tokenizer(place)
         why = f" ({checkpoint.why})" if checkpoint is not None and checkpoint.why else ""
-        checks.append(_passed("model tokenizer", f"{place}{why}: {len(tokenizer)} tokens"))
+        checks.append(result("model tokenizer", PASS, f"{place}{why}: {len(tokenizer)} tokens"))
         renderer = open_renderer(tokenizer, name=name, tool_format=tool_format)
         how = "in the system message" if renderer.instruction is not None else "by its template"
+        forged = f"{refuse_forgery(renderer)} control tokens stay text in what tools say"
         checks += [
-            _passed("model template", "what follows a turn does not depend on the turns before it"),
-            _passed("model tool calls", f"{renderer.tool_format}, taught {how}; a call reads back as it was"),
-            _passed(
-                "model injection", f"{refuse_forgery(renderer)} control tokens stay text in what tools say"
+            result("model template", PASS, "what follows a turn does not depend on the turns before it"),
+            result(
+                "model tool calls", PASS, f"{renderer.tool_format}, taught {how}; a call reads back as it was"
             ),
+            result("model injection", PASS, forged),
         ]
+        if tool_format == "auto" and (folder := Path(place)).is_dir() and holds_weights(folder):
+            checks.append(_measured(tokenizer, place, name=name))
         schemas = [chat_schema(tool.name, tool) for tool in catalog]
-        checks.append(_drift(measure_drift(renderer, *gold_conversation(renderer, schemas))))
+        drift = measure_drift(renderer, *gold_conversation(renderer, schemas))
+        # Not a failure: what was sampled is kept and trained on. But a server that is sent messages renders
+        # each request anew, and then the model reads other tokens than it was trained on.
+        serving = "serve the trained model from token ids, or with a template that keeps earlier thoughts"
+        counts = f"{drift.changed} of {drift.kept} tokens ({drift.share:.1%}) of three turns"
+        detail = f"{counts} are not what its whole rendering gives"
+        checks.append(result("model drift", WARN if drift.changed else PASS, detail, serving))
         after_head = logit_transform(load_config(place))
-        checks.append(_passed("model logits", f"the output head's, {after_head or 'unchanged'}"))
+        checks.append(result("model logits", PASS, f"the output head's, {after_head or 'unchanged'}"))
     except UserError as error:
-        checks.append(_model_failed("model", error))
+        checks.append(result("model", FAIL, error.message, error.remedy))
     return checks
 
 
-def _passed(name: str, detail: str) -> CheckResult:
-    return CheckResult(name=name, status=CheckStatus.PASS, detail=detail)
+def _measured(tokenizer: Any, place: str, *, name: str) -> CheckResult:
+    """How easily the model begins a call of each format, and how many of its greedy turns hold one."""
+    import torch
 
+    from mcpagent.env.parsing import parse_action
+    from mcpagent.env.tool_format import QUESTIONS, measured_format, open_renderer
+    from mcpagent.models.load import load_config, load_model, resolve_device, resolve_dtype
+    from mcpagent.models.logits import continuation_logprobs
 
-def _model_failed(name: str, error: UserError) -> CheckResult:
-    return CheckResult(name=name, status=CheckStatus.FAIL, detail=error.message, remedy=error.remedy)
-
-
-def _drift(drift: TokenDrift) -> CheckResult:
-    """Not a failure: what was sampled is kept and trained on. But a server that is sent messages renders
-    each request anew, and then the model reads other tokens than it was trained on."""
-    detail = (
-        f"{drift.changed} of {drift.kept} tokens ({drift.share:.1%}) of three turns are not "
-        "what its whole rendering gives"
+    device = resolve_device("auto")
+    width = getattr(load_config(place).get_text_config(), "hidden_size", 0)
+    model = load_model(place, dtype=resolve_dtype("auto", device, width=width), device=device)
+    choice = measured_format(tokenizer, name=name, score=partial(continuation_logprobs, model))
+    renderer, parsed = open_renderer(tokenizer, name=name, tool_format=choice.tool_format), 0
+    for question, tool in QUESTIONS:
+        prompt = renderer.prompt_ids([{"role": "user", "content": question}], [chat_schema(tool.name, tool)])
+        ids = torch.tensor([prompt], device=device)
+        written = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=_SAMPLED_TOKENS, do_sample=False
+        )
+        action = renderer.decode(written[0, len(prompt) :].tolist())
+        parsed += bool(parse_action(action, tool_format=choice.tool_format).calls)
+    shown = ", ".join(f"{each} at e^{logprob:.1f}" for each, logprob in choice.openings.items())
+    detail = f"{choice.tool_format} ({shown}); {parsed} of {len(QUESTIONS)} greedy turns hold a call"
+    return result(
+        "model can call",
+        PASS if choice.why is None and parsed else WARN,
+        detail if choice.why is None else f"{choice.why}. {detail}",
+        "before GRPO teach it the format from demonstrations: mcpagent train --algo sft",
     )
-    if not drift.changed:
-        return _passed("model drift", detail)
-    remedy = "serve the trained model from token ids, or with a template that keeps earlier thoughts"
-    return CheckResult(name="model drift", status=CheckStatus.WARN, detail=detail, remedy=remedy)
 
 
-_HUB_TIMEOUT_S = 2.0
+_SAMPLED_TOKENS = 64  # of a turn that is to hold a call
 _LITTLE_MEMORY_GB = 2.0  # the peak of `mcpagent quickstart`
 _LITTLE_DISK_GB = 2.0
 _NO_DISK_GB = 0.2
@@ -113,39 +131,37 @@ class Extra:
 
 
 EXTRAS = (
-    Extra(name="hf", use="train, quickstart and eval need it", missing=CheckStatus.FAIL),
-    Extra(name="report", use="quickstart and report need it", missing=CheckStatus.FAIL),
-    Extra(name="gym", use="env check and SkyRL need it", missing=CheckStatus.WARN),
-    Extra(name="vllm", use="optional: faster rollouts on a GPU", missing=CheckStatus.SKIP),
-    Extra(name="fused", use="optional: updates on CUDA that keep less", missing=CheckStatus.SKIP),
+    Extra(name="hf", use="train, quickstart and eval need it", missing=FAIL),
+    Extra(name="report", use="quickstart and report need it", missing=FAIL),
+    Extra(name="gym", use="env check with SkyRL needs it", missing=SKIP),
+    Extra(name="vllm", use="optional: faster rollouts on a GPU", missing=SKIP),
+    Extra(name="fused", use="optional: updates on CUDA that keep less", missing=SKIP),
 )
 
 
 def check_python() -> CheckResult:
-    """Python against what the installed mcpagent asks for."""
+    """Check Python against what the installed mcpagent asks for."""
     version = platform.python_version()
     supported = SpecifierSet(metadata.metadata("mcpagent")["Requires-Python"])
-    is_good = supported.contains(version, prereleases=True)
-    return CheckResult(
-        name="python",
-        status=CheckStatus.PASS if is_good else CheckStatus.FAIL,
-        detail=f"{version} at {sys.executable}" + ("" if is_good else f"; mcpagent needs {supported}"),
-        remedy=None if is_good else "python3.11 -m venv .venv",
-    )
+    shown = f"{version} at {sys.executable}"
+    if supported.contains(version, prereleases=True):
+        return result("python", PASS, shown)
+    return result("python", FAIL, f"{shown}; mcpagent needs {supported}", "python3.11 -m venv .venv")
 
 
 def check_packages(requirements: Sequence[str] | None = None) -> list[CheckResult]:
-    """The base packages and each extra, against the ranges in mcpagent's metadata (or `requirements`)."""
+    """Check the base packages and each extra against the ranges in mcpagent's metadata (or
+    `requirements`)."""
     parsed = [Requirement(text) for text in requirements or metadata.requires("mcpagent") or ()]
     base = [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
-    base_check = _check_group("packages", base, use="every command needs them", missing=CheckStatus.FAIL)
+    base_check = _check_group("packages", base, use="every command needs them", missing=FAIL)
     return [base_check, *(_check_extra(extra, parsed) for extra in EXTRAS)]
 
 
 def check_device() -> CheckResult:
-    """Where models would run, with what is free of its memory."""
+    """Say where models would run, with what is free of its memory."""
     if installed_version("torch") is None or installed_version("psutil") is None:
-        return CheckResult(name="device", status=CheckStatus.SKIP, detail="not known without the extra hf")
+        return result("device", SKIP, "not known without the extra hf")
     import psutil
     import torch
 
@@ -154,85 +170,43 @@ def check_device() -> CheckResult:
     machine = f"cpu, {cores} cores, {free_gb:.1f} GB of memory free"
     if torch.cuda.is_available():
         cards = [_cuda_card(index) for index in range(torch.cuda.device_count())]
-        return CheckResult(name="device", status=CheckStatus.PASS, detail=f"{'; '.join(cards)}; {machine}")
+        return result("device", PASS, f"{'; '.join(cards)}; {machine}")
     if torch.backends.mps.is_available():
         machine = f"mps; {machine}"
-    is_little = free_gb < _LITTLE_MEMORY_GB
-    return CheckResult(
-        name="device",
-        status=CheckStatus.WARN if is_little else CheckStatus.PASS,
-        detail=machine + (f"; quickstart needs {_LITTLE_MEMORY_GB:.0f} GB" if is_little else ""),
-        remedy="ps aux | sort -nrk 6 | head" if is_little else None,
-    )
+    if free_gb >= _LITTLE_MEMORY_GB:
+        return result("device", PASS, machine)
+    needs = f"quickstart needs {_LITTLE_MEMORY_GB:.0f} GB"
+    return result("device", WARN, f"{machine}; {needs}", "ps aux | sort -nrk 6 | head")
 
 
 def check_keys() -> list[CheckResult]:
-    """Which API keys are set, in the environment or in `.env`; a value is never shown."""
+    """Say which API keys are set, in the environment or in `.env`; a value is never shown."""
     variables = {**dotenv_values(Path.cwd() / ".env"), **os.environ}
-    return [_check_key(service, names, variables) for service, names in KEY_NAMES.items()]
-
-
-def check_hub(*, ask: bool = True) -> CheckResult:
-    """Whether models can be downloaded; unless `ask`, nothing leaves the machine. Takes at most 2 s, also
-    where name resolution hangs."""
-    if not ask:
-        return CheckResult(name="hub", status=CheckStatus.SKIP, detail="not asked; --hub asks it")
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
-        return CheckResult(
-            name="hub",
-            status=CheckStatus.SKIP,
-            detail="offline by HF_HUB_OFFLINE; name models by their folder",
-        )
-    if installed_version("huggingface_hub") is None:
-        return CheckResult(name="hub", status=CheckStatus.SKIP, detail="not known without the extra hf")
-    from huggingface_hub.constants import ENDPOINT
-
-    endpoint = os.environ.get("HF_ENDPOINT") or ENDPOINT
-    answered: list[bool] = []
-    # A thread, because no timeout covers name resolution.
-    asking = threading.Thread(target=lambda: answered.append(_answers(endpoint)), daemon=True)
-    asking.start()
-    asking.join(_HUB_TIMEOUT_S)
-    if answered == [True]:
-        return CheckResult(name="hub", status=CheckStatus.PASS, detail=f"{endpoint} answers")
-    return CheckResult(
-        name="hub",
-        status=CheckStatus.WARN,
-        detail=f"{endpoint} does not answer: name models by their folder (the embedded one needs no hub)",
-        remedy="export HF_HUB_OFFLINE=1",
-    )
+    checks: list[CheckResult] = []
+    for service, names in KEY_NAMES.items():
+        variable = next((name for name in names if variables.get(name)), None)
+        missing = f"{' / '.join(names)} not set; the embedded data need none"
+        status, detail = (SKIP, missing) if variable is None else (PASS, f"{variable} is set")
+        checks.append(result(f"key {service}", status, detail))
+    return checks
 
 
 def check_outputs(folder: Path) -> CheckResult:
-    """Whether runs can be written to `folder`, which need not exist yet, and how much room there is."""
+    """Check that runs can be written to `folder`, which need not exist yet, and how much room there is."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
-        return CheckResult(
-            name="outputs",
-            status=CheckStatus.FAIL,
-            detail=f"{existing} is a file, but runs need a folder there",
-            remedy=shlex.join(["mv", str(existing), f"{existing}.old"]),
-        )
+        moved = shlex.join(["mv", str(existing), f"{existing}.old"])
+        return result("outputs", FAIL, f"{existing} is a file, but runs need a folder there", moved)
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        return CheckResult(
-            name="outputs",
-            status=CheckStatus.FAIL,
-            detail=f"cannot write to {existing}: {error.strerror}",
-            remedy=f"chmod u+w {shlex.quote(str(existing))}",
-        )
+        denied = f"cannot write to {existing}: {error.strerror}"
+        return result("outputs", FAIL, denied, f"chmod u+w {shlex.quote(str(existing))}")
     free_gb = shutil.disk_usage(existing).free / 1e9
-    status = CheckStatus.PASS
-    if free_gb < _LITTLE_DISK_GB:
-        status = CheckStatus.FAIL if free_gb < _NO_DISK_GB else CheckStatus.WARN
-    return CheckResult(
-        name="outputs",
-        status=status,
-        detail=f"{folder} can be written, {free_gb:.1f} GB free",
-        remedy=None if status is CheckStatus.PASS else f"du -sh {shlex.quote(str(folder))}/*",
-    )
+    status = FAIL if free_gb < _NO_DISK_GB else WARN if free_gb < _LITTLE_DISK_GB else PASS
+    detail = f"{folder} can be written, {free_gb:.1f} GB free"
+    return result("outputs", status, detail, f"du -sh {shlex.quote(str(folder))}/*")
 
 
 def _check_extra(extra: Extra, requirements: Sequence[Requirement]) -> CheckResult:
@@ -252,7 +226,7 @@ def _check_group(
     name: str, requirements: Sequence[Requirement], *, use: str, missing: CheckStatus
 ) -> CheckResult:
     if not requirements:
-        return CheckResult(name=name, status=CheckStatus.SKIP, detail=f"not for this platform ({use})")
+        return result(name, SKIP, f"not for this platform ({use})")
     versions = {requirement.name: installed_version(requirement.name) for requirement in requirements}
     absent = [r for r in requirements if versions[r.name] is None]
     wrong = [
@@ -260,26 +234,11 @@ def _check_group(
     ]
     shown = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
     if not absent and not wrong:
-        return CheckResult(name=name, status=CheckStatus.PASS, detail=shown)
+        return result(name, PASS, shown)
     problems = [f"{r.name} is not installed" for r in absent]
     problems += [f"{r.name} {versions[r.name]} is not {r.specifier}" for r in wrong]
-    return CheckResult(
-        name=name,
-        status=CheckStatus.FAIL if wrong else missing,
-        detail=f"{', '.join(problems)} ({use})",
-        remedy=pip_install(*(f"{r.name}{r.specifier}" for r in (*absent, *wrong))),
-    )
-
-
-def _check_key(service: str, names: Sequence[str], variables: dict[str, str | None]) -> CheckResult:
-    variable = next((name for name in names if variables.get(name)), None)
-    return CheckResult(
-        name=f"key {service}",
-        status=CheckStatus.PASS if variable else CheckStatus.SKIP,
-        detail=f"{variable} is set"
-        if variable
-        else f"{' / '.join(names)} not set; the embedded data need none",
-    )
+    remedy = pip_install(*(f"{r.name}{r.specifier}" for r in (*absent, *wrong)))
+    return result(name, FAIL if wrong else missing, f"{', '.join(problems)} ({use})", remedy)
 
 
 def _cuda_card(index: int) -> str:
@@ -289,14 +248,6 @@ def _cuda_card(index: int) -> str:
     return f"cuda:{index} {cuda.get_device_name(index)}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
 
 
-def _answers(endpoint: str) -> bool:
-    try:
-        httpx.head(endpoint, timeout=_HUB_TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL):
-        return False
-    return True
-
-
 def doctor(
     *,
     servers: Path | None = None,
@@ -304,14 +255,13 @@ def doctor(
     outputs: Path = Path("outputs"),
     model: str | None = None,
     tool_format: str = "auto",
-    hub: bool = True,
 ) -> list[CheckResult]:
     """Check everything and return the results in a fixed order.
 
     `servers` is an mcp.json (None: the built-in servers, as child processes), `data` a dataset (None: the
-    default ones, where they exist), `model` a hub id or folder whose tokens are to be checked with the tools
-    of the servers, `tool_format` the dialect it is to call them in, `hub` whether the hub is asked to answer.
-    Raises UserError only where one of the two files does not exist.
+    default ones, if they exist), `model` a hub id or folder whose tokens are to be checked with the tools
+    of the servers, `tool_format` the dialect in which it is to call them. Raises UserError only if one of the
+    two files does not exist.
     """
     for path in (servers, data):
         if path is not None and not path.is_file():
@@ -322,17 +272,27 @@ def doctor(
         *check_packages(),
         check_device(),
         *started.checks,
+        check_sandbox(),
         *check_keys(),
-        check_hub(ask=hub),
         *_check_data(data, catalog=started.tools, servers=servers),
         check_outputs(outputs),
         *([] if model is None else check_model(model, tool_format=tool_format, catalog=started.tools or ())),
     ]
 
 
+def check_sandbox() -> CheckResult:
+    """Say where the python server runs code, and what to install for a better place."""
+    try:
+        choice = choose_sandbox(SandboxKind.AUTO)
+    except UserError as error:
+        return _failed("sandbox", error, remedy=error.remedy)
+    remedy = "apt install bubblewrap" if sys.platform == "linux" else None
+    return result("sandbox", WARN if choice.passed_over else PASS, str(choice), remedy)
+
+
 @dataclass(frozen=True)
 class Started:
-    """What came of starting the servers; `tools` is None where one of them did not start."""
+    """What came of starting the servers; `tools` is None if one of them did not start."""
 
     checks: list[CheckResult]
     tools: list[ToolSpec] | None
@@ -349,7 +309,7 @@ def check_servers(path: Path | None) -> Started:
             return Started([_failed("servers", error, remedy=f"vi {shlex.quote(str(path))}")], None)
         configs = loaded.servers
         detail = "; ".join([f"{path}: {len(configs)} in use", *loaded.notes])
-        checks.append(CheckResult(name="servers", status=CheckStatus.PASS, detail=detail))
+        checks.append(result("servers", PASS, detail))
     answers = asyncio.run(_start_all(configs))
     checks += [check for check, _ in answers]
     is_whole = all(specs is not None for _, specs in answers)
@@ -361,7 +321,7 @@ async def _start_all(configs: Sequence[ServerConfig]) -> list[tuple[CheckResult,
 
 
 async def _start(config: ServerConfig) -> tuple[CheckResult, list[ToolSpec] | None]:
-    """Start one server and list its tools; it is stopped again. No tools where it does not start."""
+    """Start one server and list its tools; it is stopped again. No tools if it does not start."""
     name = f"server {config.name}"
     notes: list[str] = []
     begun = time.perf_counter()
@@ -375,13 +335,12 @@ async def _start(config: ServerConfig) -> tuple[CheckResult, list[ToolSpec] | No
         command = _shell_command(config) if isinstance(config, StdioServer) else None
         return _failed(name, error, remedy=command or error.remedy), None
     if not tools:
-        detail = "; ".join([f"no tools, in {seconds:.1f} s", *notes])
-        return CheckResult(name=name, status=CheckStatus.WARN, detail=detail), tools
-    return CheckResult(name=name, status=CheckStatus.PASS, detail=detail), tools
+        return result(name, WARN, "; ".join([f"no tools, in {seconds:.1f} s", *notes])), tools
+    return result(name, PASS, detail), tools
 
 
 def _shell_command(config: StdioServer) -> str:
-    """What starts the server in a shell; a secret is named as the variable that holds it."""
+    """Return what starts the server in a shell; a secret is named as the variable that holds it."""
     words = (config.command, *config.args)
     return " ".join(config.written or (shlex.quote(SECRETS.text(word)) for word in words))
 
@@ -389,26 +348,22 @@ def _shell_command(config: StdioServer) -> str:
 def _check_data(
     path: Path | None, *, catalog: Sequence[ToolSpec] | None, servers: Path | None
 ) -> list[CheckResult]:
+    splits: tuple[Literal["train", "validation"], ...] = ("train", "validation")
     if path is not None:
         return [_check_dataset("data", path, catalog=catalog, servers=servers)]
-    return [
-        _check_default("train", catalog=catalog, servers=servers),
-        _check_default("validation", catalog=catalog, servers=servers),
-    ]
-
-
-def _check_default(
-    split: Literal["train", "validation"], *, catalog: Sequence[ToolSpec] | None, servers: Path | None
-) -> CheckResult:
-    name = f"data {split}"
-    try:
-        path = find_dataset(None, split=split)
-    except UserError as error:
-        # No failure: quickstart makes its own, and every command takes --data or --set data.train.
-        explores = ["--explore", "--servers", str(servers)] if servers is not None else []
-        remedy = shlex.join(["mcpagent", "gen-data", *explores])
-        return CheckResult(name=name, status=CheckStatus.WARN, detail=error.message, remedy=remedy)
-    return _check_dataset(name, path, catalog=catalog, servers=servers)
+    checks: list[CheckResult] = []
+    for split in splits:
+        name = f"data {split}"
+        try:
+            default = find_dataset(None, split=split)
+        except UserError as error:
+            # No failure: quickstart makes its own, and every command takes --data or --set data.train.
+            explores = ["--explore", "--servers", str(servers)] if servers is not None else []
+            remedy = shlex.join(["mcpagent", "gen-data", *explores])
+            checks.append(result(name, WARN, error.message, remedy))
+            continue
+        checks.append(_check_dataset(name, default, catalog=catalog, servers=servers))
+    return checks
 
 
 def _check_dataset(
@@ -421,18 +376,11 @@ def _check_dataset(
     except UserError as error:
         return _failed(name, error, remedy=remedy)
     if report.valid == report.records:
-        detail = f"{path}: {report.records} valid tasks" + ("" if catalog else "; tool names not checked")
-        return CheckResult(name=name, status=CheckStatus.PASS, detail=detail)
-    first = report.findings[0]
-    return CheckResult(
-        name=name,
-        status=CheckStatus.FAIL,
-        detail=f"{report.rejects.total()} of {report.records} records are wrong, the first at {first.where}: "
-        f"{first.message}",
-        remedy=remedy,
-    )
+        unchecked = "" if catalog else "; tool names not checked"
+        return result(name, PASS, f"{path}: {report.records} valid tasks{unchecked}")
+    first, wrong = report.findings[0], f"{report.rejects.total()} of {report.records} records are wrong"
+    return result(name, FAIL, f"{wrong}, the first at {first.where}: {first.message}", remedy)
 
 
 def _failed(name: str, error: UserError, *, remedy: str | None) -> CheckResult:
-    detail = f"{error.where}: {error.message}" if error.where else error.message
-    return CheckResult(name=name, status=CheckStatus.FAIL, detail=detail, remedy=remedy)
+    return result(name, FAIL, f"{error.where}: {error.message}" if error.where else error.message, remedy)

@@ -1,4 +1,4 @@
-"""MCP servers and their tools: listed, called, measured, tried with faults."""
+"""MCP servers and their tools: listed, called, measured."""
 
 from __future__ import annotations
 
@@ -6,38 +6,22 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
-from mcpagent.config.schema import TrainConfig
-from mcpagent.console import Advance, Console
-from mcpagent.core.records import CheckStatus, JsonObject
+from mcpagent.console import Console
+from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import near_match
-from mcpagent.tools.contract import ToolSession
 from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.probes.chaos import ChaosFault, ChaosResult, chaos, faults_of
-from mcpagent.tools.servers_config import HttpServer, ServerConfig, StdioServer, builtin_servers
-from mcpagent.tools.setup import configured_servers
+from mcpagent.tools.servers_config import HttpServer, ServerConfig
 from mcpagent.tools.transports.login import LoginPrompt, log_in
 from mcpagent.tools.transports.oauth import forget_login, store_login
-
-
-@dataclass(frozen=True)
-class OpenTool:
-    """A tool whose server runs."""
-
-    spec: ToolSpec
-    session: ToolSession
-
-    async def call(self, arguments: JsonObject, *, call_id: str) -> ToolResult:
-        """Call the tool in the session; the result as the environment would see it."""
-        call = ToolCall(id=call_id, server=self.spec.server, tool=self.spec.name, arguments=arguments)
-        return await self.session.call(call)
 
 
 @asynccontextmanager
@@ -48,21 +32,24 @@ async def open_tool(
     timeout_s: float | None = None,
     max_in_flight: int = 1,
     console: Console,
-) -> AsyncGenerator[OpenTool]:
-    """Start the server of `SERVER.TOOL`, and no other; `timeout_s` goes before the server's own deadline.
-
-    Raises UserError, with the nearest name, where there is no such server or tool.
-    """
+) -> AsyncGenerator[tuple[ToolSpec, Callable[[JsonObject], Awaitable[ToolResult]]]]:
+    """Start the server of `SERVER.TOOL`, and no other, and yield the tool and what calls it; `timeout_s` goes
+    before the server's own deadline. Raises UserError, with the nearest name, if there is no such tool."""
     config, tool = _place(dotted, configs)
     if timeout_s is not None:
         config = replace(config, timeout_s=timeout_s)
     pool = ToolPool([config], limits=CallLimits(max_in_flight=max_in_flight), on_note=console.note)
     async with pool, pool.session() as session:
-        for spec in pool.tools.values():
-            if spec.name == tool:
-                yield OpenTool(spec, session)
-                return
-        raise _unknown("tool", dotted, [spec.dotted for spec in pool.tools.values()])
+        spec = next((spec for spec in pool.tools.values() if spec.name == tool), None)
+        if spec is None:
+            raise _unknown("tool", dotted, [spec.dotted for spec in pool.tools.values()])
+        numbers = count()
+
+        def call(arguments: JsonObject) -> Awaitable[ToolResult]:
+            call_id = f"cli-{next(numbers)}"
+            return session.call(ToolCall(id=call_id, server=spec.server, tool=spec.name, arguments=arguments))
+
+        yield spec, call
 
 
 def call_tool(
@@ -76,8 +63,8 @@ def call_tool(
     """Call `SERVER.TOOL` once. A failing call is a result; raises UserError as `open_tool` does."""
 
     async def run() -> tuple[ToolSpec, ToolResult]:
-        async with open_tool(dotted, configs, timeout_s=timeout_s, console=console) as tool:
-            return tool.spec, await tool.call(arguments, call_id="cli")
+        async with open_tool(dotted, configs, timeout_s=timeout_s, console=console) as (spec, call):
+            return spec, await call(arguments)
 
     return asyncio.run(run())
 
@@ -94,7 +81,7 @@ def log_in_at(name: str, configs: Sequence[ServerConfig], prompt: LoginPrompt) -
 
 
 def log_out_at(name: str, configs: Sequence[ServerConfig]) -> bool:
-    """Forget the login at a server; False where there was none. Raises UserError."""
+    """Forget the login at a server; False if there was none. Raises UserError."""
     return forget_login(_over_http(name, configs).url)
 
 
@@ -111,7 +98,8 @@ def _over_http(name: str, configs: Sequence[ServerConfig]) -> HttpServer:
 
 
 def _place(dotted: str, configs: Sequence[ServerConfig]) -> tuple[ServerConfig, str]:
-    """The server and the tool that SERVER.TOOL names. Both may hold dots: the longest server name wins."""
+    """Return the server and the tool that SERVER.TOOL names. Both may hold dots: the longest server name
+    wins."""
     for config in sorted(configs, key=lambda c: len(c.name), reverse=True):
         if dotted.startswith(f"{config.name}."):
             return config, dotted.removeprefix(f"{config.name}.")
@@ -139,7 +127,7 @@ class ListedServer:
 
 
 def list_servers(configs: Sequence[ServerConfig], *, console: Console) -> list[ListedServer]:
-    """Start all servers side by side; the result is in the order of `configs`."""
+    """Start all servers at once; the result is in the order of `configs`."""
 
     async def run() -> list[ListedServer]:
         with console.progress("starting servers", total=len(configs)) as advance:
@@ -166,70 +154,6 @@ async def _list(config: ServerConfig, console: Console) -> ListedServer:
         return ListedServer(name=config.name, failure=failure, start_s=time.perf_counter() - started_s)
 
 
-@dataclass(frozen=True)
-class ChaosOutcome:
-    """A skipped result is a fault that could not be injected; its detail says why."""
-
-    results: tuple[ChaosResult, ...]
-
-    @property
-    def passed(self) -> bool:
-        """True where every injected fault was recovered from and nothing leaked."""
-        return all(result.status is not CheckStatus.FAIL for result in self.results)
-
-    def as_json(self) -> JsonObject:
-        """The document of `env check --chaos --json`."""
-        return {
-            "passed": self.passed,
-            "chaos": [result.model_dump(mode="json") for result in self.results],
-        }
-
-
-def check_chaos(config: TrainConfig, *, console: Console | None = None) -> ChaosOutcome:
-    """Inject every fault into every server of `config`; built-in servers run as processes for it.
-
-    Servers over stdio are started and killed; those over HTTP are left alone, and what is between them and us
-    gets a fault. None of their tools is called. Raises UserError for a configuration that cannot be read.
-    """
-    console = console or Console()
-    servers = _servers(config, console)
-    total = sum(len(faults_of(server)) for server in servers)
-    with console.progress("Faults", total=total) as advance:
-
-        async def all_of_them() -> list[ChaosResult]:
-            # One at a time: what a fault leaks is seen by counting what this process has open.
-            results: list[ChaosResult] = []
-            for server in servers:
-                results += await chaos(
-                    server, on_result=lambda result: advance(note=f"{result.server} {result.fault}")
-                )
-                if isinstance(server, HttpServer):
-                    results += _not_ours(server)
-            return results
-
-        return ChaosOutcome(tuple(asyncio.run(all_of_them())))
-
-
-def _servers(config: TrainConfig, console: Console) -> list[StdioServer | HttpServer]:
-    if config.tools.servers is None:
-        configured = builtin_servers(limited=config.tools.limited, transport="stdio")
-    else:
-        configured = configured_servers(config.tools, on_note=console.note)
-    return [server for server in configured if isinstance(server, StdioServer | HttpServer)]
-
-
-def _not_ours(server: HttpServer) -> list[ChaosResult]:
-    return [
-        ChaosResult(
-            server=server.name,
-            fault=fault,
-            status=CheckStatus.SKIP,
-            detail="the process of a server over HTTP is not ours; run it over stdio to inject this",
-        )
-        for fault in (ChaosFault.KILL, ChaosFault.STOP)
-    ]
-
-
 _REPORT_INTERVAL_S = 0.5  # a bar that moves at every call would be a tenth of the measured CPU time
 
 
@@ -246,6 +170,8 @@ class BenchOutcome:
     latencies_s: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     first_failure: str | None = None
+    reported: int = 0  # calls that the bar shows
+    reported_s: float = 0.0  # when it was told
 
     @property
     def calls(self) -> int:
@@ -263,7 +189,7 @@ class BenchOutcome:
         return self.cpu_s / self.calls if self.calls else None
 
     def latency_s(self, quantile: float) -> float | None:
-        """The smallest latency that at least this share of the calls kept; None if none succeeded."""
+        """Return the smallest latency that at least this share of the calls kept; None if none succeeded."""
         if not self.latencies_s:
             return None
         return sorted(self.latencies_s)[max(0, math.ceil(quantile * len(self.latencies_s)) - 1)]
@@ -306,56 +232,43 @@ def bench_tool(
 ) -> BenchOutcome:
     """Make `calls` equal calls of `SERVER.TOOL`, `concurrency` at a time. An interrupt ends it early.
 
-    Raises UserError where there is no such tool, or where it is not read-only and writes are not allowed.
+    Raises UserError if there is no such tool, or if it is not read-only and writes are not allowed.
     """
+    outcome = BenchOutcome(tool=dotted, concurrency=concurrency, planned=calls)
 
-    async def run() -> BenchOutcome:
+    async def run() -> None:
         started_s = time.perf_counter()
-        outcome = BenchOutcome(tool=dotted, concurrency=concurrency, planned=calls)
-        async with open_tool(
-            dotted, configs, timeout_s=timeout_s, max_in_flight=concurrency, console=console
-        ) as tool:
-            if not tool.spec.annotations.read_only and not allow_writes:
+        opened = open_tool(dotted, configs, timeout_s=timeout_s, max_in_flight=concurrency, console=console)
+        async with opened as (spec, call):
+            if not spec.annotations.read_only and not allow_writes:
                 raise UserError(
                     f"{dotted} does not say that it is read-only: {calls} calls may have {calls} effects",
                     remedy="--allow-writes makes them.",
                 )
             outcome.start_s = time.perf_counter() - started_s
+            numbers = iter(range(calls))
             with console.progress(f"calling {dotted}", total=calls) as advance:
-                await _measure(tool, arguments, outcome, advance)
-        return outcome
 
-    return asyncio.run(run())
+                def report() -> None:
+                    advance(outcome.calls - outcome.reported)
+                    outcome.reported, outcome.reported_s = outcome.calls, time.perf_counter()
 
+                async def work() -> None:
+                    for _ in numbers:
+                        outcome.add(await call(arguments))
+                        if time.perf_counter() - outcome.reported_s > _REPORT_INTERVAL_S:
+                            report()
 
-async def _measure(tool: OpenTool, arguments: JsonObject, outcome: BenchOutcome, advance: Advance) -> None:
-    started_s, started_cpu_s = time.perf_counter(), time.process_time()
-    numbers = iter(range(outcome.planned))
-    shown = asyncio.create_task(_show(outcome, advance))
-    try:
-        await asyncio.gather(*(_work(tool, arguments, numbers, outcome) for _ in range(outcome.concurrency)))
-    except asyncio.CancelledError:
-        # Ctrl-C: what was measured is the result. asyncio.run cancels once; a second Ctrl-C interrupts it.
-        if (task := asyncio.current_task()) is not None:
-            task.uncancel()
-    outcome.wall_s = time.perf_counter() - started_s
-    outcome.cpu_s = time.process_time() - started_cpu_s
-    shown.cancel()
-    await asyncio.wait({shown})
+                started_s, started_cpu_s = time.perf_counter(), time.process_time()
+                try:
+                    await asyncio.gather(*(work() for _ in range(concurrency)))
+                except asyncio.CancelledError:
+                    # Ctrl-C: what was measured is the result. A second one interrupts asyncio.run itself.
+                    if (task := asyncio.current_task()) is not None:
+                        task.uncancel()
+                outcome.wall_s = time.perf_counter() - started_s
+                outcome.cpu_s = time.process_time() - started_cpu_s
+                report()
 
-
-async def _work(tool: OpenTool, arguments: JsonObject, numbers: Iterator[int], outcome: BenchOutcome) -> None:
-    for number in numbers:
-        outcome.add(await tool.call(arguments, call_id=f"bench-{number}"))
-
-
-async def _show(outcome: BenchOutcome, advance: Advance) -> None:
-    """Until cancelled, also while nothing comes back; then what is left."""
-    shown = 0
-    try:
-        while True:
-            await asyncio.sleep(_REPORT_INTERVAL_S)
-            advance(outcome.calls - shown)
-            shown = outcome.calls
-    finally:
-        advance(outcome.calls - shown)
+    asyncio.run(run())
+    return outcome

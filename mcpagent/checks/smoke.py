@@ -19,16 +19,18 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.named_parts import SMOKE_MODEL, model_builder
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
-from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.models.load import save_model
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.canary import CANARY_ROWS, Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling, choose_backend, require_vllm
-from mcpagent.run.episodes import pinned_model
-from mcpagent.train.build import build_learner, load, open_sampler
-from mcpagent.train.sampler import score_completions
+from mcpagent.run.policies import pinned_model
+from mcpagent.train.learner.build import build_learner
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.load import load_start
+from mcpagent.train.sampler import open_sampler
+from mcpagent.train.weight_sync import score_completions
 
 _ROWS = 16
 _NEW_TOKENS = 64
@@ -58,15 +60,10 @@ class SmokeResult:
     stale: str
     swapped: Proof
 
-    def as_json(self) -> JsonObject:
-        """The document of `smoke --json`."""
-        proofs = {"first": self.first, "swapped": self.swapped}
-        return {**vars(self), **{name: vars(proof) for name, proof in proofs.items()}}
-
 
 def smoke(*, backend: str, model: str | None = None, console: Console | None = None) -> SmokeResult:
-    """With `model` (a folder or hub id), else with a small one of random weights. Raises UserError where the
-    backend or the model cannot be had, RunError where a proof fails."""
+    """Prove it with `model` (a folder or hub id), else with a small one of random weights. Raises UserError
+    if the backend or the model cannot be had, RunError if a proof fails."""
     console = console or Console()
     if backend == "vllm":
         require_vllm()
@@ -83,7 +80,7 @@ def smoke(*, backend: str, model: str | None = None, console: Console | None = N
 
 def _smoke(config: TrainConfig, *, shown: str, folder: Path, console: Console) -> SmokeResult:
     console.note(f"loading {shown}")
-    loaded = load(config)
+    loaded = load_start(config, folder, processes=Processes(), on_note=console.note)
     learner = build_learner(loaded, config, total_optimizer_steps=1)
     prompts = _prompts(loaded.renderer)
     canary = Canary(
@@ -124,7 +121,7 @@ def _smoke(config: TrainConfig, *, shown: str, folder: Path, console: Console) -
 
 
 def _caught(canary: Canary, policy: Policy) -> str:
-    """What the proof says of a sampler with the old adapter."""
+    """Return what the proof says of a sampler with the old adapter."""
     try:
         proof = asyncio.run(canary.prove(policy, version=0))
     except RunError as error:

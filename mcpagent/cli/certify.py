@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.options import ConfigOptions, Data, Json, Overwrite, refuse_existing, with_options
-from mcpagent.console import Console, counted
+from mcpagent.cli.options import (
+    ConfigOptions,
+    Data,
+    Json,
+    Overwrite,
+    command_app,
+    refuse_existing,
+    with_options,
+)
+from mcpagent.cli.results import comparison_blocks
+from mcpagent.console import Block, Console, Facts, counted
+from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
+from mcpagent.evaluate.compare import Comparison
 
 if TYPE_CHECKING:
     from mcpagent.run.certify import CertifyOutcome
     from mcpagent.run.certify_check import CheckOutcome
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = command_app()
+_SHOWN = 40  # frauds
 
 
 @app.command()
@@ -35,21 +48,16 @@ def certify(
         list[str] | None,
         typer.Option(
             help="NAME=RUN: a control experiment at the cost of the run; may be repeated. Those in "
-            "RUN/controls are taken by themselves."
+            "RUN/controls are included anyway."
         ),
     ] = None,
     check: Annotated[
         Path | None,
-        typer.Option(
-            "--check", help="A certificate: derive every figure again, and name what does not hold."
-        ),
+        typer.Option("--check", help="A certificate: derive it again, and name what does not hold."),
     ] = None,
     replay: Annotated[
-        int, typer.Option(min=0, help="With --check: play so many episodes of each side again.")
+        int, typer.Option(min=0, help="With --check: play this many episodes of each side again.")
     ] = 0,
-    replay_seed: Annotated[
-        int | None, typer.Option(help="With --replay: which episodes. Default: by chance.")
-    ] = None,
     *,
     options: ConfigOptions,
     out: Annotated[
@@ -62,37 +70,36 @@ def certify(
 
     Plays the model that the run began with and the trained one on the held-out tasks, with the same seeds,
     tools and limits, its controls, and attacks on the reward. The folder holds all episodes, the tools'
-    answers and the weights, so that anybody can derive it again: exit code 1 where something does not hold.
+    answers and the weights, so that anyone can derive it again: exit code 1 if something does not hold.
 
     Example: mcpagent certify outputs/mine --out certificate
+
+    Example: mcpagent certify --check certificate --replay 8
     """
-    console = Console(is_json=as_json)
     from mcpagent.storage.packages import require
 
     require("hf", use="certificates")
+    console = Console(is_json=as_json)
+    if (run is None) == (check is None) or (replay and check is None):
+        raise UserError(
+            "takes either a run, or --check with a certificate (and --replay)",
+            where="certify --replay" if replay else "certify",
+            remedy="mcpagent certify RUN, or mcpagent certify --check FOLDER --replay 8",
+        )
     if check is not None:
-        if run is not None:
-            raise UserError("a run and --check were named", where="--check", remedy="name one of the two")
         from mcpagent.run.certify_check import check as check_folder
 
-        outcome = check_folder(check, replay=replay, replay_seed=replay_seed, console=console)
-        console.print_result(outcome, _print_check)
-        if outcome.frauds:
-            raise typer.Exit(1)
-        return
-    if run is None:
-        raise UserError(
-            "neither a run nor a certificate was named",
-            where="certify",
-            remedy="mcpagent certify RUN, or --check FOLDER",
-        )
-    if replay:
-        raise UserError(
-            "--replay is of --check", where="--replay", remedy="mcpagent certify --check FOLDER --replay 8"
-        )
+        outcome = check_folder(check, replay=replay, console=console)
+        console.print_blocks(outcome, _checked(outcome))
+        raise typer.Exit(1 if outcome.frauds else 0)
     from mcpagent.run.certify import certify as make
+    from mcpagent.storage.checkpoints import choose_checkpoint, run_of
 
-    out = _destination(run, out, overwrite=overwrite)
+    assert run is not None
+    if out is None:
+        of = run_of(choose_checkpoint(run).path)
+        out = (Path.cwd() if of is None else of.path) / "certificate"
+    refuse_existing(out, overwrite=overwrite)
     options = replace(options, default_temperature=0.0 if samples == 1 else 1.0)
     made = make(
         run,
@@ -101,67 +108,52 @@ def certify(
         data=data,
         baseline=baseline,
         samples=samples,
-        controls=_controls(control or []),
+        controls=dict(map(_control, control or [])),
         console=console,
     )
-    console.print_result(made, _print_made)
+    console.print_blocks(made, _made(made))
 
 
-def _destination(run: Path, out: Path | None, *, overwrite: bool) -> Path:
-    from mcpagent.storage.checkpoints import choose_checkpoint, run_of
-
-    if out is None:
-        of = run_of(choose_checkpoint(run).path)
-        out = (of.path if of is not None else Path.cwd()) / "certificate"
-    refuse_existing(out, overwrite=overwrite)
-    return out
-
-
-def _controls(named: list[str]) -> dict[str, Path]:
-    controls: dict[str, Path] = {}
-    for each in named:
-        name, _, path = each.partition("=")
-        if not name or not path:
-            raise UserError(
-                f"--control {each} is not NAME=RUN",
-                where="--control",
-                remedy='for example --control "random rewards=outputs/random"',
-            )
-        controls[name] = Path(path)
-    return controls
+def _control(named: str) -> tuple[str, Path]:
+    name, _, path = named.partition("=")
+    if name and path:
+        return name, Path(path)
+    raise UserError(
+        f"--control {named} is not NAME=RUN",
+        where="--control",
+        remedy='for example --control "random rewards=outputs/random"',
+    )
 
 
-def _print_made(outcome: CertifyOutcome, console: Console) -> None:
-    gain, attacks = outcome.figures["gain"], outcome.figures["attacks"]
-    difference = gain["difference"]
-    if difference is not None and difference["value"] is not None and difference["ci_low"] is not None:
-        console.say(
-            f"gain      {difference['value'] * 100:+.1f} points of task success "
-            f"[{difference['ci_low'] * 100:+.1f}, {difference['ci_high'] * 100:+.1f}] on "
-            f"{counted(difference['n'], 'task')}: {gain['verdict']} (a is the baseline, b the trained model)"
-        )
-    if outcome.excluded:
-        console.say(f"left out  {counted(outcome.excluded, 'held-out task')} that training has too")
-    console.say(f"attacks   {attacks['succeeded']} of {attacks['episodes']} on these tasks were a success")
-    if not outcome.has_weights:
-        console.say("weights   too large for the folder: who checks it cannot play again")
-    console.say(f"written   {outcome.folder}")
-    console.say(f"next      mcpagent certify --check {outcome.folder} --replay 8")
+def _figures(figures: JsonObject) -> Iterator[Block]:
+    tasks, attacks = figures["tasks"], figures["attacks"]
+    yield from comparison_blocks(Comparison.model_validate(figures["gain"]), "baseline", "trained")
+    excluded = f"{counted(tasks['excluded'], 'task')} that training has too" if tasks["excluded"] else None
+    paid = f"{attacks['succeeded']} of {attacks['episodes']} on these tasks were a success"
+    yield Facts([("left out", excluded), ("attacks", paid)])
 
 
-def _print_check(outcome: CheckOutcome, console: Console) -> None:
-    for fraud in outcome.frauds[:40]:
-        where = f"{fraud.where}: " if fraud.where else ""
-        console.say(f"{fraud.name}: {where}{fraud.detail}")
-    if len(outcome.frauds) > 40:
-        console.say(f"and {len(outcome.frauds) - 40} more")
-    console.say(f"derived again: {', '.join(outcome.checked)}")
+def _made(outcome: CertifyOutcome) -> Iterator[Block]:
+    too_large = "too large for the folder: a check cannot play again"
+    yield from _figures(outcome.figures)
+    yield Facts(
+        [
+            ("weights", None if outcome.has_weights else too_large),
+            ("written", str(outcome.folder)),
+            ("next", f"mcpagent certify --check {outcome.folder} --replay 8"),
+        ]
+    )
+
+
+def _checked(outcome: CheckOutcome) -> Iterator[Block]:
+    for fraud in outcome.frauds[:_SHOWN]:
+        yield f"{fraud.name}: {fraud.where + ': ' if fraud.where else ''}{fraud.detail}"
+    if len(outcome.frauds) > _SHOWN:
+        yield f"and {len(outcome.frauds) - _SHOWN} more"
+    if not outcome.frauds:
+        yield from _figures(outcome.figures)
     if outcome.not_checked:
-        console.say(f"not checked: {', '.join(outcome.not_checked)}")
-    if outcome.frauds:
-        names = sorted({fraud.name for fraud in outcome.frauds})
-        console.say(f"the certificate does not hold: {', '.join(names)}")
-        if outcome.other_version is not None:
-            console.say(outcome.other_version)
-    else:
-        console.say("the certificate holds")
+        yield f"not checked: {', '.join(outcome.not_checked)}"
+    yield "the certificate does not hold" if outcome.frauds else "the certificate holds"
+    if outcome.other_version is not None:
+        yield outcome.other_version

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mcpagent.cli.benchmark import import_
-from mcpagent.cli.options import ConfigOptions, Group, Overwrite, Settings, out_file, refuse_existing
+from mcpagent.cli.options import (
+    ConfigOptions,
+    Json,
+    Overwrite,
+    Settings,
+    group_app,
+    out_file,
+    refuse_existing,
+)
+from mcpagent.cli.results import stage_rows
+from mcpagent.console import Block, Console, Facts, Table, counted
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
-    from mcpagent.console import Console
     from mcpagent.core.tools import ToolSpec
     from mcpagent.synth.datasets.validate import ValidationReport
     from mcpagent.tools.pool import ToolPool
 
 
-app = typer.Typer(
-    cls=Group,
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Validate a dataset, count, divide or thin it out, or show a task.",
-)
-app.command("import")(import_)
+app = group_app("Validate a dataset, count, divide or thin it out, or show a task.")
 
 _File = Annotated[Path, typer.Argument(help=".jsonl or .json, also .gz and .zst.", show_default=False)]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Out = Annotated[
     Path | None,
     typer.Option(
@@ -57,29 +58,17 @@ def validate(
             "be left out.",
         ),
     ] = False,
-    calibrate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY",
-            help="Measure how often a policy succeeds (as in rollout --policy) and keep the tasks that it "
-            "sometimes does and sometimes does not. Needs --out.",
-        ),
-    ] = None,
-    samples: Annotated[int, typer.Option(min=2, help="Attempts at each task for --calibrate.")] = 4,
     settings: Settings = None,
     out: _Out = None,
     overwrite: Overwrite = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Check every record, stage by stage. Exits 2 if any is wrong.
 
     Example: mcpagent data validate data/processed/train.jsonl
 
     Example: mcpagent data validate train.jsonl --execute --out good.jsonl
-
-    Example: mcpagent data validate a.jsonl --calibrate RUN --out b.jsonl
     """
-    from mcpagent.console import Console
     from mcpagent.synth.datasets.validate import ValidationReport, keep_sound
     from mcpagent.synth.generate import carry_servers, write_servers
     from mcpagent.synth.tasks.run import ToolShelf
@@ -89,8 +78,6 @@ def validate(
     if out is not None:
         refuse_existing(out, overwrite=overwrite)
         remembered = carry_servers(file, out.parent, overwrite=overwrite)
-    if calibrate is not None and out is None:
-        raise UserError("--calibrate keeps some of the tasks", remedy="name a file for them with --out")
     if execute and not catalog:
         raise UserError("--execute needs the servers", remedy="leave out --no-catalog")
     report = ValidationReport()
@@ -103,35 +90,26 @@ def validate(
     if out is not None and not report.valid:
         console.note(f"{out} is not written: no record is good")
     document: dict[str, Any] = {**report.as_json(), **({"path": str(out)} if report.valid and out else {})}
-    if calibrate is not None and out is not None and report.valid:
-        from mcpagent.run.rollout import calibrate_file
-
-        config = ConfigOptions(servers=servers, settings=settings).config(
-            console, policy=calibrate, data=file
-        )
-        document["calibration"] = calibrate_file(
-            out, config=config, policy=calibrate, samples=samples, console=console
-        )
     _print_report(document, report, file, console)
     if report.valid < report.records:
         raise typer.Exit(UserError.exit_code)
 
 
 @app.command()
-def stats(file: _File, as_json: _Json = False) -> None:
+def stats(file: _File, as_json: Json = False) -> None:
     """Count the records by class, complexity, server, tool, template and split; how varied they are.
 
     Example: mcpagent data stats data/processed/train.jsonl --json
     """
-    from mcpagent.console import Console, counted
     from mcpagent.storage.datasets import read_tasks
     from mcpagent.synth.datasets.describe import count_tasks
 
     console = Console(is_json=as_json)
     counts = {"path": str(file), **count_tasks(read_tasks(file)).as_json()}
-    if as_json:
-        console.print_json(counts)
-        return
+    console.print_blocks(counts, _counts(counts, file))
+
+
+def _counts(counts: dict[str, Any], file: Path) -> Iterator[Block]:
     top = max((n for group in counts.values() if isinstance(group, dict) for n in group.values()), default=1)
     rows = [
         (f"{name.removeprefix('by_').replace('_', ' ')}: {key}", count, _bar(count, top))
@@ -139,11 +117,11 @@ def stats(file: _File, as_json: _Json = False) -> None:
         if isinstance(group, dict) and name not in ("sequence_entropy_bits", "distinct_sequences")
         for key, count in group.items()
     ]
-    console.table(f"{file}: {counted(counts['records'], 'record')}", ("", "Records", "Share"), rows)
+    yield Table(f"{file}: {counted(counts['records'], 'record')}", ("", "Records", "Share"), rows)
     for n, bits in counts["sequence_entropy_bits"].items():
         distinct = counts["distinct_sequences"][n]
-        console.say(f"runs of {counted(int(n), 'tool')}: {distinct} different ones, entropy {bits} bits")
-    console.say(f"volatile by their words or tools: {counts['volatile']}")
+        yield f"runs of {counted(int(n), 'tool')}: {distinct} different ones, entropy {bits} bits"
+    yield f"volatile by their words or tools: {counts['volatile']}"
 
 
 @app.command()
@@ -161,13 +139,12 @@ def split(
     ] = False,
     seed: _Seed = 0,
     overwrite: Overwrite = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Divide a dataset so that nothing of one part is known from another.
 
     Example: mcpagent data split tasks.jsonl --out data/processed --heldout 0.2
     """
-    from mcpagent.console import Console, counted
     from mcpagent.synth.datasets.split import split_dataset
     from mcpagent.synth.templates.pools import SplitShares
 
@@ -184,48 +161,14 @@ def split(
     if empty := [name for name, count in outcome.counts.items() if not count]:
         parts = "things that only its tasks are about" if drop_crossing else f"groups ({outcome.groups})"
         console.note(f"{' and '.join(empty)} got no task and no file: there are too few {parts}")
-    if as_json:
-        console.print_json(outcome.as_json())
-        return
     rows = [(name, count, str(outcome.paths.get(name, "none"))) for name, count in outcome.counts.items()]
-    console.table(f"{file}, by {group_by}", ("Split", "Tasks", "File"), rows)
+    blocks: list[Block] = [Table(f"{file}, by {group_by}", ("Split", "Tasks", "File"), rows)]
     if outcome.groups:
-        console.say(
-            f"{counted(outcome.groups, 'group')}, the largest with {counted(outcome.largest_group, 'task')}"
-        )
+        largest = counted(outcome.largest_group, "task")
+        blocks.append(f"{counted(outcome.groups, 'group')}, the largest with {largest}")
     if drop_crossing:
-        console.say(f"{outcome.crossing} tasks are about things of different splits, and in none")
-
-
-@app.command()
-def merge(
-    parts: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PARTS", help="The files that gen-data --shard I/N wrote, all N.", show_default=False
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the splits.", show_default=False)],
-    overwrite: Overwrite = False,
-    as_json: _Json = False,
-) -> None:
-    """Join the shards of a dataset into the files of one run; a lost or doubled task is refused.
-
-    Example: mcpagent data merge data/parts/shard-*-of-8.jsonl --out data/processed
-    """
-    from mcpagent.console import Console
-    from mcpagent.storage.locks import locked_folder
-    from mcpagent.synth.shards import merge_parts
-
-    console = Console(is_json=as_json)
-    with locked_folder(out):
-        document = merge_parts(parts, out, overwrite=overwrite, console=console)
-    if as_json:
-        console.print_json(document)
-        return
-    rows = [(split, document["by_split"][split], path) for split, path in document["paths"].items()]
-    console.table("Tasks", ("Split", "Tasks", "File"), rows)
-    console.say(f"joined from {document['shards']} shards")
+        blocks.append(f"{outcome.crossing} tasks are about things of different splits, and in none")
+    console.print_blocks(outcome, blocks)
 
 
 @app.command()
@@ -246,14 +189,13 @@ def dedupe(
         ),
     ] = 0.8,
     overwrite: Overwrite = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Remove tasks with the same plan as an earlier one, and those that read like one. Needs the
     extra data.
 
     Example: mcpagent data dedupe tasks.jsonl --out distinct.jsonl
     """
-    from mcpagent.console import Console
     from mcpagent.storage.datasets import write_jsonl
     from mcpagent.storage.packages import require
 
@@ -266,27 +208,26 @@ def dedupe(
     write_servers(carry_servers(file, out.parent, overwrite=overwrite))
     report = DedupeReport()
     write_jsonl(out, distinct_tasks(file, threshold=threshold, report=report))
-    if as_json:
-        console.print_json({**report.as_json(), "path": str(out)})
-        return
-    console.say(f"{file}: {report.kept} of {report.records} tasks stay, in {out}")
-    for reason, count in sorted(report.removed.items()):
-        console.say(f"  {reason}: {count}")
-    for example in report.examples:
-        console.say(f"  {example['task_id']} is like {example['like']}")
+    console.print_blocks(
+        {**report.as_json(), "path": str(out)},
+        [
+            f"{file}: {report.kept} of {report.records} tasks stay, in {out}",
+            *(f"  {reason}: {count}" for reason, count in sorted(report.removed.items())),
+            *(f"  {example['task_id']} is like {example['like']}" for example in report.examples),
+        ],
+    )
 
 
 @app.command()
 def show(
     file: _File,
     task_id: Annotated[str | None, typer.Option("--id", help="A task_id. Default: the first task.")] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Print a task as a person wants to read it.
+    """Print a task in readable form.
 
     Example: mcpagent data show train.jsonl --id quote-price-0123456789ab
     """
-    from mcpagent.console import Console
     from mcpagent.storage.datasets import read_tasks, task_record
     from mcpagent.synth.datasets.describe import render_task
 
@@ -296,16 +237,12 @@ def show(
         raise UserError(
             f"there is no task {task_id!r}", where=str(file), remedy=f"list them: mcpagent data stats {file}"
         )
-    if as_json:
-        console.print_json(task_record(task))
-    else:
-        for line in render_task(task):
-            console.say(line)
+    console.print_blocks(task_record(task), render_task(task))
 
 
 def _pool(file: Path, servers: Path | None, settings: list[str] | None, console: Console) -> ToolPool:
-    """The servers of a file's tasks, not started: those named, else those that its folder remembers, else the
-    built-in ones."""
+    """Return the servers of a file's tasks, not started: those named, else those that its folder remembers,
+    else the built-in ones."""
     from mcpagent.config.dataset_servers import read_dataset_servers
     from mcpagent.servers.names import BUILTIN_NAMES
     from mcpagent.tools.setup import configured_servers, tool_pool
@@ -322,14 +259,13 @@ def _pool(file: Path, servers: Path | None, settings: list[str] | None, console:
 def samples(
     folder: Annotated[Path, typer.Argument(help="Folder for the files.")] = Path("data/samples"),
     overwrite: Overwrite = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Write the sample tasks that the pages and help texts name.
 
     Example: mcpagent data samples data/samples
     """
     from mcpagent.config.environment import resource_path
-    from mcpagent.console import Console
     from mcpagent.storage.atomic import write_text
 
     console = Console(is_json=as_json)
@@ -338,12 +274,18 @@ def samples(
     for path in shipped:
         write_text(folder / path.name, path.read_text(encoding="utf-8"))
     paths = [str(folder / path.name) for path in shipped]
-    if as_json:
-        console.print_json({"folder": str(folder), "paths": paths})
-        return
-    console.say(f"{folder}: {', '.join(path.name for path in shipped)}")
-    console.say(f"next  mcpagent data show {folder / 'train.jsonl'}")
-    console.say(f"      mcpagent env check --data {folder / 'train.jsonl'}")
+    console.print_blocks(
+        {"folder": str(folder), "paths": paths},
+        [
+            f"{folder}: {', '.join(path.name for path in shipped)}",
+            Facts(
+                [
+                    ("next", f"mcpagent data show {folder / 'train.jsonl'}"),
+                    ("", f"mcpagent env check --data {folder / 'train.jsonl'}"),
+                ]
+            ),
+        ],
+    )
 
 
 async def _prove(file: Path, servers: ToolPool, out: Path | None, report: ValidationReport) -> None:
@@ -361,21 +303,9 @@ def _print_report(document: dict[str, Any], report: ValidationReport, file: Path
         console.note(f"... and {report.rejects.total() - len(report.findings)} more")
     for warning, count in report.warnings.most_common():
         console.note(f"{report.warned[warning]}: {warning} ({count} of {report.records} records)")
-    if console.is_json:
-        console.print_json(document)
-        return
-    rows = [
-        (row["name"], row["in"], row["out"], ", ".join(f"{c} {n}" for c, n in row["rejects"].items()))
-        for row in document["stages"]
-    ]
-    console.table(str(file), ("Stage", "In", "Out", "Rejected"), rows)
-    console.say(f"{file}: {report.valid} of {report.records} records are valid")
-    if "calibration" in document:
-        c = document["calibration"]
-        console.say(
-            f"{c['kept']} of {c['tasks']} tasks are neither always nor never solved, in {c['path']}: "
-            f"{c['always']} always, {c['never']} never, {c['unscored']} unscored"
-        )
+    valid = f"{file}: {report.valid} of {report.records} records are valid"
+    table = Table(str(file), ("Stage", "In", "Out", "Rejected"), stage_rows(document))
+    console.print_blocks(document, [table, valid])
 
 
 def _bar(count: int, top: int) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from mcpagent.cli.results import dataset_blocks
+from mcpagent.console import Block, Console
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
-    from mcpagent.config.schema import ToolsConfig
-    from mcpagent.console import Console
+    from mcpagent.config.schema import ApiConfig, TrainConfig
     from mcpagent.llm.budget import ApiBudget
     from mcpagent.llm.endpoint import EndpointSettings
     from mcpagent.synth.explore.rewrite import RewriteRun
@@ -23,191 +24,90 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", int, str)
 
-_PLACEHOLDER_KEY = "unused"  # the SDK insists on one; servers of one's own seldom do
+_PLACEHOLDER_KEY = "unused"  # the SDK insists on one; local servers seldom do
 
 
-def _option(*names: str, help: str, minimum: float | None = None) -> typer.models.OptionInfo:
-    return typer.Option(*names, help=help, min=minimum)
+def _option(name: str, help: str, *, minimum: int | None = None) -> typer.models.OptionInfo:
+    return typer.Option(name, help=help, min=minimum)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LLMOptions:
-    """As they were given; None where the environment or a default decides."""
+    """The options of a model that writes or rewords tasks; None if the environment or a default decides."""
 
     samples: Annotated[
         int | None,
         _option(
             "--n-samples",
+            "Samples to ask for; each becomes a task or a reject. Environment: N_SAMPLES. Default: 20.",
             minimum=1,
-            help="Samples to ask for; each becomes a task or a counted reject. "
-            "Environment: N_SAMPLES. Default: 20.",
         ),
     ] = None
-    model: Annotated[
-        str | None, _option("--model", help="Environment: OPENAI_MODEL. Default: gpt-5-mini.")
-    ] = None
+    model: Annotated[str | None, _option("--model", "Environment: OPENAI_MODEL. Default: gpt-5-mini.")] = None
     solver_model: Annotated[
         str | None,
-        _option(
-            "--solver-model",
-            help="With --rewrite: who has to reach the answer from the question. Default: --model.",
-        ),
-    ] = None
-    backend: Annotated[
-        str | None,
-        _option(
-            "--backend",
-            help="The API: responses or chat. Environment: OPENAI_BACKEND. Default: responses, "
-            "chat with --base-url.",
-        ),
-    ] = None
-    base_url: Annotated[
-        str | None,
-        _option("--base-url", help="Any OpenAI-compatible server. Environment: OPENAI_BASE_URL."),
-    ] = None
-    max_tools: Annotated[
-        int | None,
-        _option(
-            "--max-tools", minimum=1, help="Calls of a plan, at most. Environment: MAX_TOOLS. Default: 4."
-        ),
-    ] = None
-    max_turns: Annotated[
-        int | None,
-        _option("--max-turns", minimum=2, help="Turns of an episode. Environment: MAX_TURNS. Default: 8."),
-    ] = None
-    domains: Annotated[
-        str | None,
-        _option(
-            "--domains",
-            help="Subjects, separated by commas; one is drawn for each sample. Environment: DOMAINS.",
-        ),
-    ] = None
-    complexities: Annotated[
-        str | None,
-        _option(
-            "--complexities",
-            help="Of simple, moderate, complex, separated by commas. Environment: "
-            "COMPLEXITIES. Default: all three.",
-        ),
+        _option("--solver-model", "With --rewrite: answers the question to check it. Default: --model."),
     ] = None
     curriculum: Annotated[
         Path | None,
         _option(
             "--curriculum",
-            help="A JSON array of prompts (id, complexity, user_prompt, likely_tools, "
-            "why_multi_turn) to take up in turn.",
+            "A JSON array of prompts (id, complexity, user_prompt, likely_tools, why_multi_turn).",
         ),
     ] = None
     prompts: Annotated[
-        Path | None,
-        _option("--prompts", help="What the model is told. Default: the file that ships with mcpagent."),
+        Path | None, _option("--prompts", "The prompts of the model. Default: those that ship with mcpagent.")
     ] = None
     votes: Annotated[
-        int,
-        _option("--votes", minimum=0, help="Members of the committee; more than half must accept. 0: none."),
+        int, _option("--votes", "Votes on each task; more than half must accept it. 0: none.", minimum=0)
     ] = 3
     repairs: Annotated[
         int,
-        _option(
-            "--repairs", minimum=0, help="How often a failed task goes back to the model with the reason."
-        ),
+        _option("--repairs", "How often a failed task goes back to the model with the reason.", minimum=0),
     ] = 2
     allow_writes: Annotated[
-        bool,
-        _option(
-            "--allow-writes",
-            help="Let plans call tools of --servers that are not read-only: they are executed.",
-        ),
+        bool, _option("--allow-writes", "Let plans call, and so execute, tools of --servers that write.")
     ] = False
-    concurrency: Annotated[int, _option("--concurrency", minimum=1, help="Requests in flight, at most.")] = 8
-    rpm: Annotated[
-        float | None, _option("--rpm", minimum=0.1, help="Requests a minute. Default: no limit.")
-    ] = None
-    request_timeout: Annotated[
-        float, _option("--request-timeout", minimum=0.1, help="Seconds for one whole answer.")
-    ] = 120.0
     max_output_tokens: Annotated[
-        int, _option("--max-output-tokens", minimum=1, help="Of one answer, reasoning included.")
+        int, _option("--max-output-tokens", "Of one answer, reasoning included.", minimum=1)
     ] = 4096
-    max_requests: Annotated[
-        int | None,
-        _option(
-            "--max-requests",
-            minimum=1,
-            help="Requests in all, retries and those of earlier runs of the journal included.",
-        ),
-    ] = None
-    max_cost: Annotated[
-        float | None,
-        _option("--max-cost", minimum=0.0, help="US dollars in all; no request is sent that could pass it."),
-    ] = None
-    price_in: Annotated[
-        float | None,
-        _option(
-            "--price-in", minimum=0.0, help="US dollars per million input tokens. Default: a small table."
-        ),
-    ] = None
-    price_out: Annotated[
-        float | None, _option("--price-out", minimum=0.0, help="US dollars per million output tokens.")
-    ] = None
-    journal: Annotated[
-        Path | None,
-        _option("--journal", help="A file that keeps every answer. Default: in --out, llm-journal.jsonl."),
-    ] = None
     retry_failed: Annotated[
-        bool,
-        _option("--retry-failed", help="Ask again what the service failed to answer in an earlier run."),
+        bool, _option("--retry-failed", "Ask again what the service failed to answer in an earlier run.")
     ] = False
 
 
 def run_llm(
     options: LLMOptions,
-    tools: ToolsConfig,
+    config: TrainConfig,
     output: DatasetOutput,
     *,
     seed: int,
     distractors: int | None,
     console: Console,
-    shard: tuple[int, int] | None = None,
 ) -> None:
-    """Generate, write the splits (or the file of a shard), and print what became of every sample. Raises
-    UserError and RunError."""
+    """Generate, write the splits, and print what became of every sample. Raises UserError and RunError."""
     from mcpagent.synth.llm.generate import JournalFile, make_dataset_with_model, no_task, requests_lost
 
-    settings, asking = _settings(options, tools, seed=seed, distractors=distractors)
-    name = "llm-journal.jsonl" if shard is None else f"llm-journal-{shard[0]}-of-{shard[1]}.jsonl"
+    settings, asking = _settings(options, config, seed=seed, distractors=distractors)
     document = make_dataset_with_model(
-        tools,
+        config.tools,
         output,
         settings=settings,
         asking=asking,
-        budget=_budget(options, asking.endpoint.model, console),
-        journal=JournalFile(options.journal or output.folder / name, options.retry_failed),
+        budget=_budget(config.api, asking.endpoint.model, console),
+        journal=JournalFile(output.folder / "llm-journal.jsonl", options.retry_failed),
         console=console,
-        shard=shard,
     )
-    if console.is_json and (document["records"] or shard):
-        console.print_json(document)
-    else:
-        _print(document, console)
-    if not document["records"] and shard is None:
+    if not document["records"]:
+        console.show_blocks(_made(document))
         raise no_task(document)
+    console.print_blocks(document, _made(document))
     if (lost := requests_lost(document)) is not None:
         console.note(lost)
 
 
-def shard_line(document: Mapping[str, Any]) -> str:
-    """What a shard made, and what comes next."""
-    number, of = document["shard"]
-    folder = Path(document["path"]).parent
-    return (
-        f"shard {number} of {of}: {document['records']} tasks of {document['candidates']} candidates in "
-        f"{document['path']}\nnext: mcpagent data merge {folder}/shard-*-of-{of}.jsonl --out FOLDER"
-    )
-
-
 def _settings(
-    options: LLMOptions, tools: ToolsConfig, *, seed: int, distractors: int | None
+    options: LLMOptions, config: TrainConfig, *, seed: int, distractors: int | None
 ) -> tuple[TaskSettings, AskSettings]:
     from mcpagent.config.environment import environment, resource_path
     from mcpagent.synth.llm.generate import TaskSettings
@@ -216,77 +116,78 @@ def _settings(
 
     prompts = load_prompts(options.prompts or resource_path("templates/prompts/tasks.yaml"))
     env = environment()
-    endpoint = _endpoint(options)
-    domains = _chosen(options.domains, env, "DOMAINS", "whatever these tools are for")
     settings = TaskSettings(
-        max_tools=_chosen(options.max_tools, env, "MAX_TOOLS", 4),
-        max_turns=_chosen(options.max_turns, env, "MAX_TURNS", 8),
-        domains=_listed(domains),
-        complexities=_complexities(_chosen(options.complexities, env, "COMPLEXITIES", "")),
+        max_tools=_chosen(None, env, "MAX_TOOLS", 4),
+        max_turns=_chosen(None, env, "MAX_TURNS", 8),
+        domains=_listed(_chosen(None, env, "DOMAINS", "whatever these tools are for")),
+        complexities=_complexities(_chosen(None, env, "COMPLEXITIES", "")),
         curriculum=load_curriculum(options.curriculum) if options.curriculum else (),
         distractors=distractors,
-        may_write=options.allow_writes or tools.servers is None,  # the built-in ones are embedded here
+        may_write=options.allow_writes or config.tools.servers is None,  # built-in ones are embedded
         seed=seed,
     )
     asking = AskSettings(
-        endpoint=endpoint,
+        endpoint=_endpoint(options, config.api),
         prompts=prompts,
         samples=_chosen(options.samples, env, "N_SAMPLES", 20),
         votes=options.votes,
         repairs=options.repairs,
-        concurrency=options.concurrency,
-        per_minute=options.rpm,
+        concurrency=config.api.max_in_flight,
+        per_minute=config.api.calls_per_minute,
         max_output_tokens=options.max_output_tokens,
     )
     return settings, asking
 
 
-def rewriting(options: LLMOptions, folder: Path, *, seed: int, console: Console) -> RewriteRun:
-    """How `--rewrite` asks, and what it may spend. Raises UserError."""
-    from mcpagent.synth.explore.rewrite import RewriteRun, RewriteSettings
+def rewriting(
+    options: LLMOptions, api: ApiConfig, folder: Path, *, seed: int, console: Console
+) -> RewriteRun:
+    """Return how `--rewrite` asks, and what it may spend. Raises UserError."""
+    from mcpagent.synth.explore.rewrite import RewriteRun
 
-    endpoint = _endpoint(options)
+    endpoint = replace(_endpoint(options, api), backend="chat")  # over Responses no tools are called
     return RewriteRun(
-        settings=RewriteSettings(
-            endpoint=endpoint,
-            solver=replace(endpoint, model=options.solver_model) if options.solver_model else None,
-            concurrency=options.concurrency,
-            per_minute=options.rpm,
-            max_output_tokens=options.max_output_tokens,
-            seed=seed,
-        ),
-        budget=_budget(options, endpoint.model, console),
-        journal=options.journal or folder / "rewrite-journal.jsonl",
+        endpoint=endpoint,
+        solver=replace(endpoint, model=options.solver_model) if options.solver_model else None,
+        concurrency=api.max_in_flight,
+        per_minute=api.calls_per_minute,
+        max_output_tokens=options.max_output_tokens,
+        seed=seed,
+        budget=_budget(api, endpoint.model, console),
+        journal=folder / "rewrite-journal.jsonl",
         retry_failed=options.retry_failed,
     )
 
 
-def _endpoint(options: LLMOptions) -> EndpointSettings:
+def _endpoint(options: LLMOptions, api: ApiConfig) -> EndpointSettings:
     from mcpagent.config.environment import environment
     from mcpagent.llm.endpoint import APIS, EndpointSettings
 
     env = environment()
-    base_url = options.base_url or env.get("OPENAI_BASE_URL") or None
+    base_url = api.base_url or env.get("OPENAI_BASE_URL") or None
     key = env.get("OPENAI_API_KEY", "")
     if not key and base_url is None:
         raise UserError(
-            "OPENAI_API_KEY is not set", remedy="set it, also in .env, or name a server with --base-url"
+            "OPENAI_API_KEY is not set",
+            remedy="set it, also in .env, or name a server: --set api.base_url=URL",
         )
-    # Servers of others speak Chat Completions; OpenAI's own models do more over Responses.
-    backend = _chosen(options.backend, env, "OPENAI_BACKEND", "chat" if base_url else "responses")
+    # Other servers speak Chat Completions; OpenAI's own models do more over Responses.
+    backend = _chosen(None, env, "OPENAI_BACKEND", "chat" if base_url else "responses")
     if backend not in APIS:
-        raise UserError(f"--backend is {backend!r}", remedy="it is responses or chat")
+        raise UserError(
+            f"OPENAI_BACKEND is {backend!r}", where="environment", remedy="it is responses or chat"
+        )
     return EndpointSettings(
         model=_chosen(options.model, env, "OPENAI_MODEL", "gpt-5-mini"),
         backend=backend,
         base_url=base_url,
         api_key=key or _PLACEHOLDER_KEY,
-        timeout_s=options.request_timeout,
+        timeout_s=api.timeout_s,
     )
 
 
 def _chosen(given: T | None, env: Mapping[str, str], name: str, default: T) -> T:
-    """The option, else the environment variable `name`, else the default."""
+    """Return the option, else the environment variable `name`, else the default. Raises UserError."""
     if given is not None:
         return given
     text = env.get(name, "").strip()
@@ -315,55 +216,45 @@ def _complexities(text: str) -> tuple[Any, ...]:
         complexity = complexity_of(word)
         if complexity is None:
             raise UserError(
-                f"--complexities names {word!r}",
+                f"COMPLEXITIES names {word!r}",
+                where="environment",
                 remedy="simple, moderate, complex (or easy, medium, difficult)",
             )
         complexities[complexity] = None
     return tuple(complexities)
 
 
-def _budget(options: LLMOptions, model: str, console: Console) -> ApiBudget:
-    from mcpagent.llm.budget import ApiBudget, given_price, price_of
+def _budget(api: ApiConfig, model: str, console: Console) -> ApiBudget:
+    from mcpagent.run.api_models import budget_of
 
-    given = given_price(options.price_in, options.price_out, names=("--price-in", "--price-out"))
-    price = given or price_of(model)
+    budget = budget_of(model, api)
+    price = budget.price
     if price is None:
-        console.note(f"{model} has no known price: give --price-in and --price-out to see what it costs")
-    elif given is None:
+        console.note(f"{model} has no known price: set api.price_in and api.price_out to see what it costs")
+    elif api.price_in is None:
         told = f"${price.input:g} and ${price.output:g} per million tokens in and out"
-        console.note(f"{model}: {told} as published in 2025; --price-in and --price-out say otherwise")
-    return ApiBudget(price=price, max_cost=options.max_cost, max_requests=options.max_requests)
+        console.note(f"{model}: {told} as published in 2025; api.price_in and api.price_out say otherwise")
+    return budget
 
 
-def _print(document: Mapping[str, Any], console: Console) -> None:
+def _made(document: Mapping[str, Any]) -> Iterator[Block]:
     from mcpagent.synth.llm.generate import failed_requests, option_names
 
-    splits = [(split, document["by_split"][split], path) for split, path in document["paths"].items()]
-    if "shard" in document:
-        console.say(shard_line(document))
-    if splits:
-        console.table("Tasks", ("Split", "Tasks", "File"), splits)
-    rows = [
-        (stage["name"], stage["in"], stage["out"], ", ".join(f"{c} {n}" for c, n in stage["rejects"].items()))
-        for stage in document["stages"]
-    ]
-    console.table("Yield", ("Stage", "In", "Out", "Rejected"), rows, is_text=True)
-    for code, texts in document["reject_examples"].items():
-        console.say(f"  {code}: {texts[0][:200]}")
+    yield from dataset_blocks(document, is_text=True)
     attempts, spend = document["attempts"], document["spend"]
-    console.say(f"{document['repaired']} tasks were good after a repair; {attempts['failed']} drafts failed")
+    yield f"{document['repaired']} tasks were good after a repair; {attempts['failed']} drafts failed"
     at_most = "at most " if spend["uncertain_requests"] else ""
     cost = "cost unknown" if spend["cost_usd"] is None else f"{at_most}${spend['cost_usd']:.4f}"
-    console.say(
+    yield (
         f"{spend['requests']} requests ({spend['answers_from_journal']} answered before this run), "
         f"{spend['input_tokens']} tokens in, {spend['output_tokens']} out, {cost}"
     )
     if document["failed_requests"]["total"]:
-        console.say(failed_requests(document))
-    console.say(f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s")
-    console.say(f"Every answer is kept in {document['journal']}")
+        yield failed_requests(document)
+    yield f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s"
+    yield f"Every answer is kept in {document['journal']}"
     if document["unfinished"]:
-        console.say(
+        yield (
             f"{document['unfinished']} samples wait: {option_names(document['stopped_by'])} reached. The "
-            "same command with a higher cap and --overwrite goes on where this one stopped."
+            "same command with a higher cap and --overwrite continues."
         )

@@ -8,7 +8,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "mcpagent.cli.gen_data:app",
         "Make tasks from templates, grounded in what the servers answer.",
     ),
-    "convert": ("mcpagent.cli.gen_data:convert_app", "Turn a dependent spec into a dataset."),
+    "convert": ("mcpagent.cli.convert:app", "Turn a dependent spec into a dataset."),
     "data": ("mcpagent.cli.data:app", "Validate a dataset, or show what is in it."),
     "tools": ("mcpagent.cli.tools:tools_app", "List and call the tools of MCP servers."),
     "serve": ("mcpagent.cli.tools:serve_app", "Run one of the built-in MCP servers."),
@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "rollout": ("mcpagent.cli.runs:rollout_app", "Collect trajectories with any policy."),
     "train": ("mcpagent.cli.train:app", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
+    "chat": ("mcpagent.cli.chat:app", "Talk to an agent with its tools live; a write asks first."),
     "runs": ("mcpagent.cli.runs:runs_app", "List the training runs: state, steps, success."),
     "eval": ("mcpagent.cli.evaluate:app", "Evaluate a checkpoint or a model on a dataset."),
     "certify": ("mcpagent.cli.certify:app", "Certify what a run gained, with all evidence; or check that."),
@@ -106,13 +107,13 @@ class _LazyGroup(typer.core.TyperGroup):
 
 
 def load_app(name: str) -> typer.Typer:
-    """The Typer application of the command, or group of commands, of that name; imports its module."""
+    """Return the Typer application of the command, or group of commands, of that name; imports its module."""
     module, _, attribute = COMMANDS[name][0].partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def load_command(name: str) -> Any:
-    """The command, or the group of commands, of that name; imports its module."""
+    """Return the command, or the group of commands, of that name; imports its module."""
     return typer.main.get_command(load_app(name))
 
 
@@ -198,12 +199,8 @@ def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
 
 
 def _fail(error: MCPAgentError) -> NoReturn:
-    from mcpagent.cli.options import fitted, options_of
     from mcpagent.console import Console
 
-    if error.remedy is not None and (words := sys.argv[1:]) and words[0] in COMMANDS:
-        with suppress(ModuleNotFoundError):  # the command's own module may be what lacks a package
-            error.remedy = fitted(error.remedy, options_of(load_command(words[0]), words[1:]))
     console = Console(is_json="--json" in sys.argv)
     if "--debug" in sys.argv[1:2]:
         console.note(traceback.format_exc().rstrip())

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -16,7 +16,6 @@ import typer.core
 from typer.models import OptionInfo
 
 from mcpagent.console import Console
-from mcpagent.core.registry import TOOL_FORMATS
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES
 
@@ -34,10 +33,22 @@ class Group(typer.core.TyperGroup):
             command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
 
 
+def command_app() -> typer.Typer:
+    """Return the application of a command that has no subcommands."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def group_app(help: str) -> typer.Typer:
+    """Return the application of a group of commands."""
+    return typer.Typer(
+        cls=Group, add_completion=False, no_args_is_help=True, rich_markup_mode=None, help=help
+    )
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes dataclasses of options (`options: ConfigOptions`), for Typer: the fields declared
-    as `Annotated[..., typer.Option(...)]` become options at the place of the parameter. Other fields keep
-    their defaults."""
+    """Make a command that takes dataclasses of options (`options: ConfigOptions`) one for Typer: the fields
+    declared as `Annotated[..., typer.Option(...)]` become options at the place of the parameter. Other fields
+    keep their defaults."""
     parameters: list[inspect.Parameter] = []
     made: dict[str, tuple[Any, list[str]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -70,48 +81,6 @@ def _options(kind: Any) -> list[inspect.Parameter]:
     ]
 
 
-# What an option sets, for the commands that take `--set` and not the option.
-SETTING_OF = {
-    "--algo": "algorithm",
-    "--backend": "rollout.backend",
-    "--base-url": "api.base_url",
-    "--cassette": "tools.cassette",
-    "--cassette-mode": "tools.cassette_mode",
-    "--data": "data.train",
-    "--device": "device",
-    "--max-tasks": "data.max_tasks",
-    "--mode": "finetune.mode",
-    "--model": "model.name",
-    "--read-only": "tools.read_only",
-    "--seed": "seed",
-    "--servers": "tools.servers",
-    "--temperature": "rollout.temperature",
-    "--tool-format": "rollout.tool_format",
-}
-_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*)(?:[ =]([^\s,;()]+))?")
-
-
-def options_of(command: Any, words: Sequence[str]) -> set[str]:
-    """The options of a command; of the subcommand that `words` name, where it is a group."""
-    while hasattr(command, "commands") and (name := next((w for w in words if w in command.commands), None)):
-        command = command.commands[name]
-    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-
-
-def fitted(remedy: str, taken: Collection[str]) -> str:
-    """A remedy in the options that the command takes: where it names another one, `--set KEY=VALUE` says the
-    same. What stands after the name of another mcpagent command is that one's."""
-    mine, command, rest = remedy.partition("mcpagent ")
-
-    def replaced(match: re.Match[str]) -> str:
-        option, value = match.groups()
-        if option in taken or "--set" not in taken or option not in SETTING_OF:
-            return match[0]
-        return f"--set {SETTING_OF[option]}={value or 'VALUE'}"
-
-    return _OPTION.sub(replaced, mine) + command + rest
-
-
 ConfigFiles = Annotated[
     list[Path] | None,
     typer.Option("--config", metavar="FILE", help="A YAML file; repeat it to merge several."),
@@ -123,7 +92,7 @@ Settings = Annotated[
 
 
 def task_file(value: Path | None) -> Path | None:
-    """The callback of an option for tasks: of a folder its held-out ones. Raises UserError."""
+    """Return the file of an option for tasks: of a folder its held-out tasks. Raises UserError."""
     if value is None:
         return None
     from mcpagent.storage.datasets import dataset_file
@@ -140,7 +109,7 @@ Data = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option("--model", help="A folder, a run, a hub id, or embedded, the built-in one.")
+    str | None, typer.Option("--model", help="A folder, a run, a hub id, or embedded: the built-in one.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Servers = Annotated[
@@ -151,37 +120,28 @@ Servers = Annotated[
         "built-in ones.",
     ),
 ]
-CassetteOption = Annotated[
-    Path | None,
-    typer.Option("--cassette", help="A folder that tool calls are recorded in and replayed from."),
-]
-CassetteModeOption = Annotated[
+ReadOnly = Annotated[
     str | None,
     typer.Option(
-        "--cassette-mode",
-        metavar="record|replay|strict|off",
-        help="record calls every tool; replay, the default, only those without a recorded answer; strict "
-        "none: no server is started.",
+        "--read-only",
+        metavar="TOOL,...",
+        help="With --servers: tools (server.tool) or servers that only read but do not say so; they may be "
+        "called to see what they do.",
     ),
 ]
-BaseUrl = Annotated[
-    str | None,
-    typer.Option("--base-url", help="For openai:NAME: an OpenAI-compatible server. Default: OpenAI's own."),
-]
-ToolFormat = Annotated[
-    str | None,
+SeedValue = Annotated[
+    list[str] | None,
     typer.Option(
-        "--tool-format",
-        metavar="NAME",
-        help="How the model calls tools; auto, the default, is as its chat template writes calls. Others: "
-        f"{', '.join(name for name in TOOL_FORMATS if name != 'auto')}.",
+        "--seed-value",
+        metavar="[SERVER.][TOOL.]PARAM=VALUE",
+        help="With --servers: a value that exploring cannot guess, such as path=notes/todo.md; may be "
+        "repeated.",
     ),
 ]
-MaxTasks = Annotated[int | None, typer.Option("--max-tasks", min=1, help="The first so many tasks only.")]
 
 
 def shard_of(value: str | None) -> tuple[int, int]:
-    """The numbers of `--shard I/N`; without it the whole. Raises UserError."""
+    """Return the numbers of `--shard I/N`; without it the whole. Raises UserError."""
     match = re.fullmatch(r"([1-9][0-9]*)/([1-9][0-9]*)", value or "1/1")
     if match is None or int(match[1]) > int(match[2]):
         raise UserError("is not I/N with 1 <= I <= N", where=f"--shard {value}", remedy="such as --shard 1/8")
@@ -189,8 +149,7 @@ def shard_of(value: str | None) -> tuple[int, int]:
 
 
 Shard = Annotated[
-    str | None,
-    typer.Option("--shard", metavar="I/N", help="Every N-th task from the I-th on; eval merge joins them."),
+    str | None, typer.Option("--shard", metavar="I/N", help="Every N-th task from the I-th on.")
 ]
 Temperature = Annotated[
     float | None,
@@ -204,7 +163,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 
 def out_file(name: str) -> Callable[[Path | None], Path | None]:
-    """The callback of an `--out` for a file: a folder means the file `name` in it."""
+    """Return the callback of an `--out` for a file: a folder means the file `name` in it."""
 
     def in_folder(value: Path | None) -> Path | None:
         return value / name if value is not None and (value.is_dir() or not value.suffix) else value
@@ -213,9 +172,7 @@ def out_file(name: str) -> Callable[[Path | None], Path | None]:
 
 
 def refuse_existing(*paths: Path, overwrite: bool) -> None:
-    """Nothing that is there already is written over, unless that was asked for. Raises UserError."""
-    from mcpagent.errors import UserError
-
+    """Raise UserError if one of the paths exists, unless it is to be written over."""
     there = [str(path) for path in paths if path.exists()]
     if there and not overwrite:
         raise UserError(
@@ -225,29 +182,24 @@ def refuse_existing(*paths: Path, overwrite: bool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigOptions:
-    """The options as they were given; None where they were not. The plain fields are options of some commands
+    """The options as they were given; None if they were not. The plain fields are options of some commands
     only. `default_temperature` None: what the configuration says."""
 
     servers: Servers = None
-    cassette: CassetteOption = None
-    cassette_mode: CassetteModeOption = None
-    max_tasks: MaxTasks = None
     seed: Seed = None
     files: ConfigFiles = None
     settings: Settings = None
     read_only: str | None = None
-    tool_format: str | None = None
-    base_url: str | None = None
     temperature: float | None = None
     default_temperature: float | None = None
 
     def config(
         self, console: Console, *, policy: str | None = None, data: Path | None = None, has_data: bool = True
     ) -> TrainConfig:
-        """The checked configuration: the files (none: those of the run that `policy` is a checkpoint of, else
-        the ones that ship with mcpagent), then what the folder of `data` (None: of the validation set)
-        remembers of its servers, unless the command `has_data` not, then `--set`, then the options. Raises
-        UserError."""
+        """Return the checked configuration: the files (none: those of the run that `policy` is a checkpoint
+        of, else the ones that ship with mcpagent), then what the folder of `data` (None: of the validation
+        set) remembers of its servers, unless the command `has_data` not, then `--set`, then the options.
+        Raises UserError."""
         from mcpagent.run.episodes import load_for_dataset
 
         files, defaults = self.files or (), list[str]()
@@ -259,21 +211,14 @@ class ConfigOptions:
         if self.default_temperature is not None and not _sets_temperature(self.settings or ()):
             defaults.append(f"rollout.temperature={self.default_temperature}")
         options = {
-            # A JSON text is a YAML text too, whatever characters the path holds.
-            "tools.servers": None if self.servers is None else json.dumps(str(self.servers)),
-            "tools.read_only": None if self.read_only is None else json.dumps(self.read_only.split(",")),
-            **cassette_settings(self.cassette, self.cassette_mode),
-            "api.base_url": None if self.base_url is None else json.dumps(self.base_url),
-            "rollout.tool_format": self.tool_format,
-            "data.max_tasks": self.max_tasks,
+            "tools.servers": None if self.servers is None else str(self.servers),
+            "tools.read_only": None if self.read_only is None else self.read_only.split(","),
             "seed": self.seed,
             "rollout.temperature": self.temperature,
         }
-        given = [f"{key}={value}" for key, value in options.items() if value is not None]
-        overrides = [*defaults, *(self.settings or ()), *given]
         loaded = load_for_dataset(
             files,
-            overrides,
+            [*defaults, *(self.settings or ()), *settings_of(options)],
             data=data,
             split="validation" if has_data else None,
             note=console.note,
@@ -285,17 +230,15 @@ class ConfigOptions:
         return loaded.config
 
 
-def cassette_settings(path: Path | None, mode: str | None) -> dict[str, str | None]:
-    """What `--cassette` and `--cassette-mode` set; None where they were not given."""
-    return {
-        "tools.cassette": None if path is None else json.dumps(str(path)),
-        "tools.cassette_mode": None if mode is None else json.dumps(mode),
-    }
+def settings_of(options: dict[str, Any]) -> list[str]:
+    """Return what the options set, as `--set` would; those that are None were not given."""
+    # A JSON text is a YAML text too, whatever characters a path holds.
+    return [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
 
 
 def config_of_run(policy: str) -> Path | None:
-    """The settings of the run that a policy is a checkpoint of; None for any other. Raises UserError."""
-    from mcpagent.run.episodes import SCRIPTED
+    """Return the settings file of the run that a policy is a checkpoint of, if it is. Raises UserError."""
+    from mcpagent.run.policies import SCRIPTED
     from mcpagent.storage.checkpoints import find_model, run_of
 
     if policy in SCRIPTED or policy.startswith("openai:"):
@@ -306,7 +249,7 @@ def config_of_run(policy: str) -> Path | None:
 
 
 def _sets_temperature(settings: Sequence[str]) -> bool:
-    """In any of its spellings."""
+    """Return whether a setting is the temperature, in any of its spellings."""
     return any(text.partition("=")[0].strip().rpartition(".")[2] == "temperature" for text in settings)
 
 
@@ -318,10 +261,11 @@ def chosen_servers(
     limited: bool = True,
     builtin: Sequence[str] = BUILTIN_NAMES,
 ) -> Sequence[ServerConfig]:
-    """The servers of an mcp.json, else those that the folder of `data` remembers, else the built-in ones
-    (`limited` or full). Raises UserError."""
+    """Return the servers of an mcp.json, else those that the folder of `data` remembers, else the built-in
+    ones (`limited` or full). Raises UserError."""
     from mcpagent.run.episodes import load_for_dataset
-    from mcpagent.tools.servers_config import builtin_servers, load_servers
+    from mcpagent.servers.provider import builtin_servers
+    from mcpagent.tools.servers_config import load_servers
     from mcpagent.tools.setup import configured_servers, note_named
 
     if path is None and data is not None:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from mcpagent.cli.options import ConfigOptions, Json
-from mcpagent.console import Console
+from mcpagent.cli.options import ConfigOptions, Json, ReadOnly, SeedValue, Settings, command_app
+from mcpagent.console import Block, Console, Facts, Table, duration
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.interrupts import Interrupted
 from mcpagent.storage.packages import require
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = command_app()
 
 _ROWS = (
-    ("success, greedy", "task_success_all"),
-    ("  scored only", "task_success"),
-    ("success, temperature 1", "task_success_sampled_all"),
-    ("  scored only", "task_success_sampled"),
+    ("success, greedy", "task_success"),
+    ("  scored only", "task_success_scored"),
+    ("success, temperature 1", "task_success_sampled"),
+    ("  scored only", "task_success_sampled_scored"),
     ("tool sequence exact", "tool_sequence_accuracy"),
     ("invalid calls", "invalid_call_rate"),
 )
@@ -35,57 +35,68 @@ _WHAT_IT_IS = (
 
 @app.command()
 def quickstart(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A pretrained model: a folder or a hub id. Default: a network of half a million weights, "
+            "which is built from nothing."
+        ),
+    ] = None,
     servers: Annotated[
         Path | None,
         typer.Option(
             help="An mcp.json: explore these servers, and learn to use them. Default: the built-in ones."
         ),
     ] = None,
-    read_only: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOOL,...",
-            help="With --servers: server.tool or a server that only reads, though it does not say so; it may "
-            "be called to see what it does.",
-        ),
-    ] = None,
-    seed_value: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[SERVER.][TOOL.]PARAM=VALUE",
-            help="With --servers: a value that exploring cannot guess; may be repeated.",
-        ),
-    ] = None,
+    read_only: ReadOnly = None,
+    seed_value: SeedValue = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the run. Default: outputs/quickstart, with --servers outputs/own."),
+        typer.Option(
+            help="Folder of the run. Default: outputs/quickstart, with --servers outputs/own, with --model "
+            "outputs/ and its name."
+        ),
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=1, help="With --model: how long all but the controls may take. Default: 60."),
+    ] = None,
+    settings: Settings = None,
     seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
     controls: Annotated[
-        bool, typer.Option("--controls", help="Also run the control experiments (three times as long).")
+        bool, typer.Option("--controls", help="Also run the control experiments (about three times as long).")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a small agent on real MCP tools, offline, and show that it learned.
 
-    Takes a few minutes on one CPU core. A second call goes on where the first stopped. With --servers the
-    tools are those of an mcp.json: tasks are made from what those that only read are seen to answer.
+    Takes a few minutes on one CPU core. A second call continues the run. With --servers the
+    tools are those of an mcp.json: tasks are made from what those that only read are seen to answer. With
+    --model a pretrained model is measured, warm-started on a few demonstrations, trained by GRPO and measured
+    again, fitted to this machine and the minutes; --set is for both of its runs.
 
     Example: mcpagent quickstart --out outputs/quickstart --seed 1
 
     Example: mcpagent quickstart --servers mcp.json --read-only library.get_book
+
+    Example: mcpagent quickstart --model Qwen/Qwen2.5-0.5B-Instruct --minutes 60
     """
     from mcpagent.demo.job import Stages, check_folder
 
     for option, value in (("--read-only", read_only), ("--seed-value", seed_value)):
         if servers is None and value is not None:
             raise UserError(f"{option} is for servers of your own", remedy="name them: --servers mcp.json")
+    for option, value in (("--minutes", minutes), ("--set", settings)):
+        if model is None and value is not None:
+            raise UserError(f"{option} is for a pretrained model", remedy="name it: --model FOLDER")
     if out is None:
-        out = Path("outputs/quickstart" if servers is None else "outputs/own")
-    check_folder(out, seed=seed, servers=None if servers is None else str(servers))
+        default = "quickstart" if servers is None else "own"
+        out = Path("outputs") / (default if model is None else Path(model).name)
+    check_folder(out, seed=seed, servers=None if servers is None else str(servers), model=model)
     require("hf", "report", use="the quickstart")
     from mcpagent.demo.controls import run_controls
     from mcpagent.demo.explored import ExploredServers
+    from mcpagent.demo.pretrained import DEFAULT_MINUTES, Pretrained
     from mcpagent.demo.quickstart import quickstart
     from mcpagent.synth.generate import read_seed_values
 
@@ -95,64 +106,65 @@ def quickstart(
         tools = ConfigOptions(servers=servers, read_only=read_only).config(console, has_data=False).tools
         explored = ExploredServers(tools=tools, seed_values=read_seed_values(seed_value or (), None))
 
-    @contextmanager
-    def begin(title: str, total: int | None) -> Iterator[Any]:
-        with console.progress(title, total=total) as advance:
-            yield advance
-
     try:
         document = quickstart(
             out,
             seed=seed,
-            stages=Stages(begin=begin, note=console.note),
+            stages=Stages(begin=lambda title, total: console.progress(title, total=total), note=console.note),
             explored=explored,
+            pretrained=None
+            if model is None
+            else Pretrained(model=model, minutes=minutes or DEFAULT_MINUTES, settings=settings or ()),
             controls=run_controls if controls else None,
         )
     except KeyboardInterrupt as interrupt:
         raise Interrupted(f"what is finished is kept in {out}") from interrupt
-    if as_json:
-        console.print_json(document)
-    else:
-        _show(document, console)
+    console.print_blocks(document, result_blocks(document, servers))
 
 
-def _show(document: JsonObject, console: Console) -> None:
-    before, after = document["warm_start"]["metrics"], document["trained"]["metrics"]
-    rows = [(title, _shown(before[name]), _shown(after[name])) for title, name in _ROWS]
-    n = after["task_success"]["n"]
-    console.table(
-        f"{n} held-out tasks, before and after GRPO (95% intervals)", ("", "warm start", "trained"), rows
-    )
+def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]:
+    """Yield what the quickstart came to, and what to type next."""
+    sides = [name for name in ("untrained", "warm_start", "trained") if name in document]
+    measured = [document[name]["metrics"] for name in sides]
+    rows = [(title, *(_shown(metrics[name]) for metrics in measured)) for title, name in _ROWS]
+    count = document["trained"]["metrics"]["task_success"]["n"]
+    title = f"{count} held-out tasks, before and after GRPO (95% intervals)"
+    yield Table(title, ("", *(name.replace("_", " ") for name in sides)), rows)
     calls = document["tool_calls"]
     counted = "" if calls["servers"] is None else f"; the servers counted {calls['servers']} calls"
-    console.say(f"{calls['trajectories']} tool results over MCP in the trajectories{counted}")
+    yield f"{calls['trajectories']} tool results over MCP in the trajectories{counted}"
     if "controls" in document:
         tried = [
             (f"{row['name']}{note}", _shown(row[f"greedy{suffix}"]), _shown(row[f"sampled{suffix}"]), cpu_s)
             for row in document["controls"]
-            for note, suffix, cpu_s in (("", "_all", row["cpu_s"]), (", scored only", "", ""))
+            for note, suffix, cpu_s in (("", "", row["cpu_s"]), (", scored only", "_scored", ""))
         ]
         columns = ("control", "success, greedy", "success, temperature 1", "CPU s")
-        console.table("What else was tried, with the CPU seconds of the GRPO steps", columns, tried)
+        yield Table("What else was tried, with the CPU seconds of the GRPO steps", columns, tried)
     if "wasteful" in document:
         shown = [
-            (
-                row["name"],
-                *(_shown(row[key]) for key in ("success", "as_planned")),
-                f"{row['calls']['value']:.2f}",
-            )
+            (row["name"], _shown(row["success"]), _shown(row["as_planned"]), f"{row['calls']['value']:.2f}")
             for row in document["wasteful"]
         ]
         columns = ("trained by", "success, temperature 1", "calls as planned", "calls")
-        console.table("Right, but wasteful: what comparing attempts is for", columns, shown)
-    for line in _WHAT_IT_IS:
-        console.say(line)
+        yield Table("Right, but wasteful: what comparing attempts is for", columns, shown)
+    if "said_s" in document:
+        said, took = duration(document["said_s"]), duration(document["wall_s"])
+        yield f"It was said to take {said}, and took {took}."
+    else:
+        yield from _WHAT_IT_IS
     data = f"{document['run_dir']}/data"
-    console.say(f"report  {document['report']}")
-    console.say("next")
-    console.say(f"  mcpagent eval checkpoint {document['checkpoint']} --data {data}/heldout.jsonl")
-    console.say("  mcpagent tools list")
-    console.say(f"  mcpagent train --dry-run --set data.train={data}/train.jsonl")
+    tools = "mcpagent tools list"
+    if servers is not None:
+        tools = f"mcpagent tools list --servers {shlex.quote(str(servers))}"
+    yield Facts(
+        [
+            ("report", str(document["report"])),
+            ("next", f"mcpagent eval checkpoint {document['checkpoint']} --data {data}/heldout.jsonl"),
+            ("", tools),
+            ("", f"mcpagent train --dry-run --data {data}"),
+        ]
+    )
 
 
 def _shown(metric: JsonObject) -> str:

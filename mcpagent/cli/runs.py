@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
@@ -12,26 +12,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcpagent.cli.options import (
-    BaseUrl,
     ConfigOptions,
     Data,
     Json,
     Overwrite,
     Samples,
     Shard,
-    ToolFormat,
+    command_app,
     out_file,
     refuse_existing,
     shard_of,
     with_options,
 )
-from mcpagent.console import Console
+from mcpagent.console import Block, Console, Facts, Table
 
 if TYPE_CHECKING:
     from mcpagent.run.rollout import RolloutOutcome
     from mcpagent.storage.runs import RunInfo
 
-runs_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+runs_app = command_app()
 _DEFAULT = Path("outputs")
 
 
@@ -42,37 +41,38 @@ def runs(
 ) -> None:
     """List the training runs in a folder, the latest first: state, steps and success.
 
-    A run is running, finished, interrupted (Ctrl-C, or its process was killed: --resume goes on) or failed.
-    Success is the best one on the validation set, or that of the last step's episodes.
+    A run is running, finished, interrupted (Ctrl-C, or was killed: --resume continues it) or failed.
+    Success is that on the held-out tasks after training, else the best one on the validation set, else
+    that of the last step's episodes.
 
     Example: mcpagent runs outputs
     """
-    from mcpagent.console import Console
     from mcpagent.storage.runs import list_runs
 
-    console = Console(is_json=as_json)
     run_infos = list_runs(folder) if folder.exists() or folder != _DEFAULT else []
-    if as_json:
-        console.print_json([run.as_json() for run in run_infos])
-        return
+    Console(is_json=as_json).print_blocks(run_infos, _listed(folder, run_infos))
+
+
+def _listed(folder: Path, run_infos: list[RunInfo]) -> Iterator[Block]:
     if not run_infos:
-        console.say(f"no runs in {folder}")
+        yield f"no runs in {folder}"
         return
     rows = [(run.name, run.kind, run.state, _steps(run), _success(run), _started(run)) for run in run_infos]
-    console.table(
-        f"Runs in {folder}", ("run", "kind", "state", "steps", "success", "started"), rows, is_text=True
-    )
+    columns = ("run", "kind", "state", "steps", "success", "started")
+    yield Table(f"Runs in {folder}", columns, rows, is_text=True)
     if any(run.success_of == "training" for run in run_infos):
-        console.say("* of the last step's episodes; the run has no evaluation")
+        yield "* of the last step's episodes; the run has no evaluation"
     for run in run_infos:
         if run.state == "failed" and run.reason is not None:
-            console.say(f"{run.name} failed: {run.reason}")
+            yield f"{run.name} failed: {run.reason}"
         if run.state == "running" and run.process is not None:
-            console.say(f"{run.name} is written by pid {run.process.get('pid')} on {run.process.get('host')}")
+            yield f"{run.name} is written by pid {run.process.get('pid')} on {run.process.get('host')}"
 
 
 def _steps(run: RunInfo) -> str:
-    return str(run.steps) if run.total_steps is None else f"{run.steps}/{run.total_steps}"
+    # A run that was resumed with fewer steps than it has taken has no such share.
+    is_share = run.total_steps is not None and run.steps <= run.total_steps
+    return f"{run.steps}/{run.total_steps}" if is_share else str(run.steps)
 
 
 def _success(run: RunInfo) -> str:
@@ -85,94 +85,70 @@ def _started(run: RunInfo) -> str:
     return f"{datetime.fromisoformat(run.started_at).astimezone():%Y-%m-%d %H:%M}"
 
 
-report_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+report_app = command_app()
 
 
 class ReportFormat(StrEnum):
     """What a report is written as."""
 
     HTML = "html"
-    MARKDOWN = "md"
-    PNG = "png"
     JSON = "json"
     INSPECT = "inspect"
 
 
 @report_app.command()
 def report(
-    runs: Annotated[
-        list[Path],
+    run: Annotated[
+        Path,
         typer.Argument(
-            metavar="RUNS",
-            help="Run folder, such as outputs/quickstart; several are shown side by side. For inspect a file "
-            "of trajectories too.",
+            help="Run folder, such as outputs/quickstart. For inspect a file of trajectories too.",
             show_default=False,
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="A file for the report, or a folder. Default: report.html (.md, .png, .json) or the folder "
-            "inspect in the run, written anew each time.",
+            help="A file for the report, or a folder. Default: report.html or report.json, or the folder "
+            "inspect, in the run, written anew each time.",
         ),
     ] = None,
     format_: Annotated[
         ReportFormat,
         typer.Option(
             "--format",
-            help="html: a self-contained page. md: a summary for a pull request. json: every figure of the "
-            "page. png: the page as a picture, drawn by an installed Chromium or Chrome. inspect: a folder "
-            "with all episodes as logs for Inspect's viewer (inspect view).",
+            help="html: a self-contained page. json: every figure of the page. inspect: a folder with all "
+            "episodes as logs for Inspect's viewer (inspect view).",
         ),
     ] = ReportFormat.HTML,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Write the report of a run, or of several side by side, and print its path.
-
-    Several runs are written to comparison.html (.md, .png, .json) beside the first one.
+    """Write the report of a run and print its path.
 
     Example: mcpagent report outputs/quickstart
 
-    Example: mcpagent report outputs/quickstart --format md
-
     Example: mcpagent report outputs/quickstart --format inspect
-
-    Example: mcpagent report outputs/first outputs/second
     """
-    from mcpagent.errors import UserError
     from mcpagent.storage.packages import require
 
-    console, is_alone = Console(is_json=as_json), len(runs) == 1
+    console = Console(is_json=as_json)
     if format_ is ReportFormat.INSPECT:
-        if not is_alone:
-            raise UserError("--format inspect takes one run", remedy="write the logs of each run by itself")
-        _write_inspect_logs(runs[0], out, overwrite=overwrite, console=console)
+        _write_inspect_logs(run, out, overwrite=overwrite, console=console)
         return
-    name = f"{'report' if is_alone else 'comparison'}.{format_}"
-    out = out_file(name)(out)
+    out = out_file(f"report.{format_}")(out)
     if out is not None:
         refuse_existing(out, overwrite=overwrite)
-    if format_ in (ReportFormat.HTML, ReportFormat.PNG):
-        require("report", use="the report")
-    from mcpagent.evaluate.report.formats import find_browser, write_comparison_as, write_report_as
+    require("report", use="the report")
+    from mcpagent.evaluate.report.page import write_page
     from mcpagent.evaluate.report.run_data import read_run
     from mcpagent.evaluate.report.verdicts import judge
 
-    if format_ is ReportFormat.PNG:
-        find_browser()
-    views = [read_run(run) for run in runs]
-    if is_alone:
-        path = write_report_as(format_.value, views[0], out or runs[0] / name)
-    else:
-        path = write_comparison_as(format_.value, views, out or runs[0].resolve().parent / name)
-    if not as_json:
-        console.say(str(path))
-        return
+    view, path = read_run(run), out or run / f"report.{format_}"
+    write_page(view, path, as_json=format_ is ReportFormat.JSON)
     document: dict[str, object] = {"report": str(path), "format": format_.value}
-    if is_alone:
-        document["verdicts"] = [dataclasses.asdict(v) for v in judge(views[0])]
-    console.print_json(document)
+    if as_json:
+        document["verdicts"] = [verdict.model_dump() for verdict in judge(view)]
+    console.print_blocks(document, [str(path)])
 
 
 def _write_inspect_logs(run: Path, out: Path | None, *, overwrite: bool, console: Console) -> None:
@@ -189,14 +165,12 @@ def _write_inspect_logs(run: Path, out: Path | None, *, overwrite: bool, console
         refuse_existing(*logs, overwrite=overwrite)
     for path, source in logs.items():
         write_log(source, path)
-    if console.is_json:
-        console.print_json({"report": str(folder), "format": "inspect", "logs": [str(log) for log in logs]})
-        return
-    console.say(str(folder))
-    console.say(f"{len(logs)} logs; open them with: inspect view --log-dir {folder}")
+    document = {"report": str(folder), "format": "inspect", "logs": [str(log) for log in logs]}
+    opened = f"{len(logs)} logs; open them with: inspect view --log-dir {folder}"
+    console.print_blocks(document, [str(folder), opened])
 
 
-view_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+view_app = command_app()
 
 
 @view_app.command()
@@ -213,13 +187,12 @@ def view(
 
     Example: mcpagent view outputs/quickstart
     """
-    from mcpagent.console import Console
     from mcpagent.errors import UserError
     from mcpagent.storage.packages import require
 
     if not run.is_dir():
         raise UserError(
-            f"there is no run folder {run}",
+            f"{run} is not a run folder",
             remedy="pass the folder that `mcpagent train` or `mcpagent quickstart` printed",
         )
     require("report", use="the live view")
@@ -234,7 +207,7 @@ def view(
             raise KeyboardInterrupt("the page is no longer served") from interrupt
 
 
-export_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+export_app = command_app()
 
 
 @export_app.command()
@@ -259,18 +232,17 @@ def export(
     """
     from mcpagent.run.export import export as export_checkpoint
 
-    console = Console(is_json=as_json)
     done = export_checkpoint(checkpoint, out, merge=merge)
-    if as_json:
-        console.print_json(done.as_json())
-        return
-    console.say(f"{done.kind:<10}  {done.out}")
-    console.say(f"checkpoint  {done.checkpoint}{f' ({done.why})' if done.why else ''}")
-    console.say(f"card        {done.out / 'README.md'}")
-    console.say(f"next        mcpagent eval checkpoint {done.out} --data {done.data}")
+    facts = [
+        (done.kind, str(done.out)),
+        ("checkpoint", f"{done.checkpoint}{f' ({done.why})' if done.why else ''}"),
+        ("card", str(done.out / "README.md")),
+        ("next", f"mcpagent eval checkpoint {done.out} --data {done.data}"),
+    ]
+    Console(is_json=as_json).print_blocks(done, [Facts(facts)])
 
 
-rollout_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+rollout_app = command_app()
 
 
 @rollout_app.command()
@@ -288,17 +260,16 @@ def rollout(
         typer.Option(
             callback=out_file("trajectories.jsonl.zst"),
             help="File for the trajectories: .jsonl.zst, .jsonl.gz or .jsonl; or a folder. Token ids and "
-            "logprobs go beside it as .safetensors.",
+            "logprobs go next to it as .safetensors.",
             show_default=False,
         ),
     ],
-    base_url: BaseUrl = None,
     data: Data = None,
     samples: Samples = 1,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0 is greedy. Default: rollout.temperature, which is 1.")
+        float | None,
+        typer.Option("--temperature", min=0.0, help="0 is greedy. Default: rollout.temperature, which is 1."),
     ] = None,
-    tool_format: ToolFormat = None,
     *,
     options: ConfigOptions,
     shard: Shard = None,
@@ -307,7 +278,7 @@ def rollout(
 ) -> None:
     """Collect trajectories with any policy, for analysis: every call is a real one over MCP.
 
-    Where MCPAGENT_CALL_LEDGER names a file, the built-in servers write a line to it for each of these calls.
+    If MCPAGENT_CALL_LEDGER names a file, the built-in servers write a line to it for each of these calls.
 
     Example: mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst
     """
@@ -316,7 +287,7 @@ def rollout(
 
     console = Console(is_json=as_json)
     refuse_existing(out, token_file(out), overwrite=overwrite)
-    options = replace(options, tool_format=tool_format, base_url=base_url, temperature=temperature)
+    options = replace(options, temperature=temperature)
     outcome = collect(
         options.config(console, policy=policy, data=data),
         policy=policy,
@@ -326,20 +297,23 @@ def rollout(
         shard=shard_of(shard),
         console=console,
     )
-    console.print_result(outcome, _print_rollout)
+    console.print_blocks(outcome, _collected(outcome))
 
 
-def _print_rollout(outcome: RolloutOutcome, console: Console) -> None:
-    from mcpagent.cli.evaluate import print_cassette, print_metrics
+def _collected(outcome: RolloutOutcome) -> Iterator[Block]:
+    from mcpagent.cli.results import cassette_fact, ended_by, metrics_blocks
 
-    summary = outcome.summary
-    print_metrics(summary, console)
-    console.say("ended by  " + ", ".join(f"{name} {n}" for name, n in summary.stop_reasons.items()))
-    count = outcome.nonces
-    console.say(
-        f"calls     {count.results.total()} answered by servers, "
-        f"{count.stamped.total()} of them with the stamp of a built-in one"
+    count, tokens = outcome.nonces, f" and {outcome.tokens}" if outcome.tokens else ""
+    calls = (
+        f"{count.results.total()} answered by servers, {count.stamped.total()} of them with the stamp of a "
+        "built-in one"
     )
-    if outcome.cassette is not None:
-        print_cassette(outcome.cassette, console)
-    console.say(f"written   {outcome.path}" + (f" and {outcome.tokens}" if outcome.tokens else ""))
+    yield from metrics_blocks(outcome.summary)
+    yield Facts(
+        [
+            ended_by(outcome.summary),
+            ("calls", calls),
+            cassette_fact(outcome.cassette),
+            ("written", f"{outcome.path}{tokens}"),
+        ]
+    )

@@ -8,14 +8,14 @@ import shutil
 import socket
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcpagent.cli.options import Group, Json, Servers
+from mcpagent.cli.options import Json, Servers, command_app, group_app
 from mcpagent.core.hidden_text import printable
 from mcpagent.errors import UserError
 from mcpagent.servers.names import UpstreamKind
@@ -25,16 +25,10 @@ if TYPE_CHECKING:
     from mcp.server import MCPServer
 
     from mcpagent.checks.servers import BenchOutcome, ListedServer
-    from mcpagent.console import Console
+    from mcpagent.console import Block, Console
     from mcpagent.core.tools import ToolSpec
 
-tools_app = typer.Typer(
-    cls=Group,
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="List, call and measure the tools of MCP servers; log in at them.",
-)
+tools_app = group_app("List, call and measure the tools of MCP servers; log in at them.")
 
 _Tool = Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="As `mcpagent tools list` prints it.")]
 _Arguments = Annotated[
@@ -42,7 +36,7 @@ _Arguments = Annotated[
 ]
 _Timeout = Annotated[
     float | None,
-    typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Deadline of a call; before the file's."),
+    typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Deadline of a call; overrides the file."),
 ]
 _Data = Annotated[
     Path | None,
@@ -74,7 +68,7 @@ def list_tools(servers: Servers = None, data: _Data = None, as_json: Json = Fals
         for server in listed:
             _print_server(server, renamed, console)
         if renamed:
-            console.say("-> is what a model sees where several tools share a name")
+            console.say("-> is what a model sees if several tools share a name")
     failed = [server.failure for server in listed if server.failure is not None]
     started = f"{len(listed) - len(failed)} of " if failed else ""
     console.say(f"{counted(len(specs), 'tool')} of {started}{counted(len(listed), 'server')}")
@@ -126,24 +120,9 @@ def log_in(
     server: Annotated[str, typer.Argument(metavar="SERVER", help="Its name in the file.")],
     servers: Servers = None,
     data: _Data = None,
-    device: Annotated[
-        bool | None,
-        typer.Option(
-            "--device/--browser",
-            help="Enter a code on any device, or log in with a browser on this machine. Default: a code "
-            "where the server offers that and no browser is here.",
-            show_default=False,
-        ),
-    ] = None,
     open_browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the browser, or only print the address.")
     ] = True,
-    scope: Annotated[
-        str | None, typer.Option(metavar="SCOPES", help="Before what the file and the server say.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait for you.")
-    ] = 300,
     as_json: Json = False,
 ) -> None:
     """Log in at a server that wants OAuth. The token is kept in the system's keyring, else in a file that you
@@ -157,21 +136,13 @@ def log_in(
     from mcpagent.tools.transports.login import LoginPrompt
 
     console = Console(is_json=as_json)
-    has_browser = _has_browser()
     prompt = LoginPrompt(
         show=lambda text: console.show(text, is_error=True),
-        visit=_open_browser if open_browser and has_browser else lambda _: None,
-        device=device,
-        has_browser=has_browser,
-        scope=scope,
-        timeout_s=timeout,
+        visit=_open_browser if open_browser and _has_browser() else lambda _: None,
     )
     outcome = log_in_at(server, chosen_servers(servers, console=console, data=data), prompt)
-    if as_json:
-        console.print_json(outcome)
-    else:
-        until = "" if outcome["renewable"] else "; it cannot be renewed, so this has to be done again"
-        console.say(f"logged in at {outcome['url']}; kept in {outcome['kept_in']}{until}")
+    until = "" if outcome["renewable"] else "; it cannot be renewed, so this has to be done again"
+    console.print_blocks(outcome, [f"logged in at {outcome['url']}; kept in {outcome['kept_in']}{until}"])
 
 
 @tools_app.command("logout")
@@ -194,7 +165,7 @@ def log_out(
 
 
 def _has_browser() -> bool:
-    """Whether a browser on this machine can be shown to the person at the terminal."""
+    """Return whether a browser on this machine can be shown to the person at the terminal."""
     if "SSH_CONNECTION" in os.environ:
         return False
     return sys.platform == "darwin" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
@@ -213,7 +184,7 @@ def bench_tool(
     calls: Annotated[int, typer.Option(min=1, help="How many calls.")] = 1000,
     concurrency: Annotated[int, typer.Option(min=1, help="How many of them at a time.")] = 8,
     allow_writes: Annotated[
-        bool, typer.Option("--allow-writes", help="Also where the tool does not say that it is read-only.")
+        bool, typer.Option("--allow-writes", help="Call a tool that does not say that it is read-only.")
     ] = False,
     servers: Servers = None,
     data: _Data = None,
@@ -239,7 +210,7 @@ def bench_tool(
         allow_writes=allow_writes,
         console=console,
     )
-    console.print_result(outcome, _print_bench)
+    console.print_blocks(outcome, _measured(outcome, console))
     if outcome.calls < outcome.planned:
         raise KeyboardInterrupt(f"{outcome.calls} of {outcome.planned} calls are measured")
     if outcome.failures:
@@ -263,32 +234,36 @@ def _print_server(server: ListedServer, renamed: Mapping[str, str], console: Con
     console.say("")
 
 
-def _print_bench(outcome: BenchOutcome, console: Console) -> None:
+def _measured(outcome: BenchOutcome, console: Console) -> Iterator[Block]:
+    from mcpagent.console import Facts
+
     def shown(value: float | None, scale: float, unit: str) -> str:
         if value is None:
             return "none"
         scaled = value * scale
         return f"{scaled:,.0f} {unit}" if scaled >= 100 else f"{scaled:.3g} {unit}"
 
+    p50, p95 = (shown(outcome.latency_s(quantile), 1e3, "ms") for quantile in (0.5, 0.95))
     failures = ", ".join(f"{n} {kind}" for kind, n in outcome.failures.most_common())
     of = "" if outcome.calls == outcome.planned else f" of {outcome.planned}"
-    console.say(
+    yield (
         f"{outcome.tool}: {outcome.calls}{of} calls, {outcome.concurrency} at a time, "
         f"in {outcome.wall_s:.2f} s after {outcome.start_s:.1f} s to start"
     )
-    console.say(f"  throughput  {shown(outcome.calls_per_s, 1, 'calls/s')}")
-    console.say(
-        f"  latency     p50 {shown(outcome.latency_s(0.5), 1e3, 'ms')}, "
-        f"p95 {shown(outcome.latency_s(0.95), 1e3, 'ms')}"
+    yield Facts(
+        [
+            ("  throughput", shown(outcome.calls_per_s, 1, "calls/s")),
+            ("  latency", f"p50 {p50}, p95 {p95}"),
+            ("  client CPU", f"{shown(outcome.cpu_s_per_call, 1e3, 'ms')} a call"),
+            ("  failures", failures or "none"),
+        ]
     )
-    console.say(f"  client CPU  {shown(outcome.cpu_s_per_call, 1e3, 'ms')} a call")
-    console.say(f"  failures    {failures or 'none'}")
     if outcome.first_failure is not None:
-        console.say(_fitted(f"  the first   {outcome.first_failure}", console))
+        yield _fitted(f"  the first   {outcome.first_failure}", console)
 
 
 def _signature(spec: ToolSpec) -> str:
-    """`server.tool(needed, [optional])`."""
+    """Return `server.tool(needed, [optional])`."""
     required = spec.input_schema.get("required", [])
     names = spec.input_schema.get("properties", {})
     arguments = ", ".join(name if name in required else f"[{name}]" for name in names)
@@ -296,7 +271,7 @@ def _signature(spec: ToolSpec) -> str:
 
 
 def _fitted(line: str, console: Console, *, lines: int | None = None) -> str:
-    """Within the terminal, going on below its text; for another program, as it is."""
+    """Return a line wrapped to the terminal; for another program, as it is."""
     if not console.is_terminal:
         return line
     return textwrap.fill(
@@ -312,7 +287,7 @@ def _fitted(line: str, console: Console, *, lines: int | None = None) -> str:
 
 
 def _read_arguments(argument: str) -> dict[str, Any]:
-    """The JSON object of the argument itself, of @FILE or of stdin (-). Raises UserError."""
+    """Return the JSON object of the argument itself, of @FILE or of stdin (-). Raises UserError."""
     text, where = _text_of(argument)
     try:
         parsed = json.loads(text)
@@ -332,7 +307,7 @@ def _read_arguments(argument: str) -> dict[str, Any]:
 
 
 def _text_of(argument: str) -> tuple[str, str]:
-    """The text, and what to call it in an error."""
+    """Return the text, and what to call it in an error."""
     if argument == "-":
         return sys.stdin.read(), "stdin"
     if not argument.startswith("@"):
@@ -346,7 +321,7 @@ def _text_of(argument: str) -> tuple[str, str]:
         raise UserError("the file is not UTF-8", where=str(path)) from error
 
 
-serve_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+serve_app = command_app()
 
 
 class Transport(StrEnum):
@@ -416,7 +391,7 @@ def _serve_http(server: MCPServer[Any], *, host: str, port: int) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `UserError` if there can be none."""
+    """Return a listening socket. Raises `UserError` if there can be none."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

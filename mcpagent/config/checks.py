@@ -27,7 +27,6 @@ def findings(config: TrainConfig, *, for_training: bool = True) -> list[ConfigFi
     if for_training and config.algorithm == "grpo":
         problems += [
             *_sampling(config),
-            *_staleness(config),
             *_objective(config),
             *_batches(config),
             *_endings(config),
@@ -50,7 +49,7 @@ def _common(config: TrainConfig) -> Iterator[ConfigFinding]:
             "rollout.backend is vllm, but finetune.mode is qlora, and vLLM would sample with the weights "
             "before they were quantised; use rollout.backend hf, or finetune.mode lora",
         )
-    # What GRPO starts from is refused where the model is loaded: quickstart puts its warm start there.
+    # What GRPO starts from is refused when the model is loaded: quickstart puts its warm start there.
     is_from_scratch = config.algorithm == "sft" and is_built(config.model.name)
     if is_from_scratch and config.finetune.mode != "full":
         yield ConfigFinding(
@@ -66,13 +65,14 @@ def _common(config: TrainConfig) -> Iterator[ConfigFinding]:
             f"sft.{name} is {getattr(sft, name)}, but sft.curriculum names no function that makes its "
             "samples; name one as package.module:function",
         )
-    yield from _reward(config.reward)
-    if rollout.user == "model" and not rollout.user_model:
+    most = config.training.max_steps
+    if config.algorithm == "sft" and most is not None and most <= sft.curriculum_steps:
         yield ConfigFinding(
-            ("rollout.user_model", "rollout.user"),
-            "rollout.user is model, but rollout.user_model names none; name the model that plays the user, "
-            "or use scripted",
+            ("training.max_steps", "sft.curriculum_steps"),
+            f"training.max_steps is {most}, and sft.curriculum_steps is {sft.curriculum_steps}: no step is "
+            "left for a demonstration; raise the one or lower the other",
         )
+    yield from _reward(config.reward)
     if config.tools.cassette is None and config.tools.cassette_mode in ("record", "strict"):
         yield ConfigFinding(
             ("tools.cassette_mode", "tools.cassette"),
@@ -100,7 +100,7 @@ def _reward(reward: RewardConfig) -> Iterator[ConfigFinding]:
 
 
 def refused_on_cpu(config: TrainConfig) -> ConfigFinding | None:
-    """The precision that a run cannot train in where its device turns out to be a CPU."""
+    """Return the precision that a run cannot train in if its device turns out to be a CPU."""
     asked = {"model.dtype": config.model.dtype, "training.mixed_precision": config.training.mixed_precision}
     for key, value in asked.items():
         if value in ("float16", "fp16"):
@@ -155,45 +155,6 @@ def _sampling(config: TrainConfig) -> Iterator[ConfigFinding]:
             f"rollout.top_p is {rollout.top_p}, but sampling from a cut distribution biases the ratio of "
             "policies that the loss is made of; use 1.0 and shape sampling with rollout.temperature",
         )
-    if rollout.top_k != 0:
-        yield ConfigFinding(
-            ("rollout.top_k",),
-            f"rollout.top_k is {rollout.top_k}, but sampling from a cut distribution biases the ratio of "
-            "policies that the loss is made of; use 0",
-        )
-
-
-def _staleness(config: TrainConfig) -> Iterator[ConfigFinding]:
-    stale = config.rollout.max_staleness
-    if not stale:
-        return
-    if config.rollout.deterministic:
-        yield ConfigFinding(
-            ("rollout.max_staleness", "rollout.deterministic"),
-            f"rollout.max_staleness is {stale}, but rollout.deterministic is true, and when episodes and "
-            "updates overlap, time decides which weights sample a token; use 0, or set rollout.deterministic "
-            "to false",
-        )
-    if config.grpo.tis_cap is None:
-        yield ConfigFinding(
-            ("grpo.tis_cap", "rollout.max_staleness"),
-            f"rollout.max_staleness is {stale}, but grpo.tis_cap is not set, so nothing corrects for tokens "
-            "of an older policy; leave it at auto, or set it, for example to 2.0",
-        )
-    if config.training.curriculum != "uniform":
-        yield ConfigFinding(
-            ("training.curriculum", "rollout.max_staleness"),
-            f"training.curriculum is {config.training.curriculum}, but with rollout.max_staleness {stale} "
-            "the groups of a step begin before those of earlier steps have ended; use uniform, or set "
-            "rollout.max_staleness to 0",
-        )
-    if config.training.dynamic_sampling:
-        yield ConfigFinding(
-            ("training.dynamic_sampling", "rollout.max_staleness"),
-            f"training.dynamic_sampling is {config.training.dynamic_sampling}, but with "
-            f"rollout.max_staleness {stale} a step takes the groups that have finished and begins no others; "
-            "set one of them to 0",
-        )
 
 
 def _objective(config: TrainConfig) -> Iterator[ConfigFinding]:
@@ -217,17 +178,11 @@ def _objective(config: TrainConfig) -> Iterator[ConfigFinding]:
             f"grpo.kl_coef is {grpo.kl_coef}, but grpo.reference is none: nothing to stay close to; "
             "set grpo.kl_coef to 0, or grpo.reference to frozen",
         )
-    if (grpo.kl_placement == "reward") != (grpo.kl_estimator == "k1"):
+    if grpo.kl_estimator == "k1" and grpo.reference == "none":
         yield ConfigFinding(
-            ("grpo.kl_estimator", "grpo.kl_placement"),
-            f"grpo.kl_estimator is {grpo.kl_estimator}, but grpo.kl_placement is {grpo.kl_placement}; k1 "
-            "belongs into the reward (its gradient in the loss is zero on average), k2 and k3 into the loss",
-        )
-    if grpo.kl_placement == "reward" and grpo.reference == "none":
-        yield ConfigFinding(
-            ("grpo.kl_placement", "grpo.reference"),
-            "grpo.kl_placement is reward, but grpo.reference is none: nothing to stay close to; "
-            "set grpo.reference to frozen or ema, or grpo.kl_placement to loss",
+            ("grpo.kl_estimator", "grpo.reference"),
+            "grpo.kl_estimator is k1, which is taken off the reward, but grpo.reference is none: nothing to "
+            "stay close to; set grpo.reference to frozen or ema, or grpo.kl_estimator to k3",
         )
     if grpo.loss == "dr_grpo" and grpo.advantage_scale != "none":
         yield ConfigFinding(
@@ -241,24 +196,10 @@ def _objective(config: TrainConfig) -> Iterator[ConfigFinding]:
             f"grpo.normalize_advantages is batch, but grpo.advantage is {grpo.advantage}, which is scaled in "
             "its own way; use true or false",
         )
-    longest = grpo.max_response_tokens or (
-        config.rollout.max_new_tokens * config.rollout.max_steps_per_episode
-    )
-    if grpo.overlong_buffer_tokens is not None and grpo.overlong_buffer_tokens > longest:
+    if grpo.target_kl is not None and grpo.kl_coef == 0:
         yield ConfigFinding(
-            ("grpo.overlong_buffer_tokens", "grpo.max_response_tokens"),
-            f"grpo.overlong_buffer_tokens is {grpo.overlong_buffer_tokens}, but an episode has at most "
-            f"{longest} sampled tokens; lower it, or raise grpo.max_response_tokens",
-        )
-    if grpo.adaptive_kl and grpo.target_kl is None:
-        yield ConfigFinding(
-            ("grpo.adaptive_kl", "grpo.target_kl"),
-            "grpo.adaptive_kl is true, but grpo.target_kl is not set; set it, for example to 0.05",
-        )
-    if grpo.adaptive_kl and grpo.kl_coef == 0:
-        yield ConfigFinding(
-            ("grpo.kl_coef", "grpo.adaptive_kl"),
-            "grpo.kl_coef is 0, but grpo.adaptive_kl multiplies it, and 0 stays 0; start at 0.01",
+            ("grpo.kl_coef", "grpo.target_kl"),
+            "grpo.kl_coef is 0, but grpo.target_kl multiplies it, and 0 stays 0; start at 0.01",
         )
 
 
@@ -279,13 +220,12 @@ def _endings(config: TrainConfig) -> Iterator[ConfigFinding]:
 
 
 def _batches(config: TrainConfig) -> Iterator[ConfigFinding]:
-    prompts, minibatches = config.prompts_per_step, config.grpo.minibatches
+    prompts, minibatches = config.training.batch_size, config.grpo.minibatches
     if prompts % minibatches:
         yield ConfigFinding(
-            ("grpo.minibatches", "training.batch_size", "optimization.gradient_accumulation_steps"),
-            f"grpo.minibatches is {minibatches}, but the {prompts} prompts of a step (training.batch_size "
-            f"{config.training.batch_size} x optimization.gradient_accumulation_steps "
-            f"{config.optimization.gradient_accumulation_steps}) cannot be divided into so many equal shares",
+            ("grpo.minibatches", "training.batch_size"),
+            f"grpo.minibatches is {minibatches}, but the {prompts} prompts of a step (training.batch_size) "
+            "cannot be divided into so many equal shares",
         )
 
 
@@ -295,25 +235,18 @@ def idle(config: TrainConfig) -> dict[str, str]:
     if config.algorithm == "grpo":
         for name, why in _idle_objective(config.grpo):
             reasons[f"grpo.{name}"] = why
-    if config.algorithm == "sft" and config.training.curriculum != "uniform":
-        reasons["training.curriculum"] = "algorithm is sft, whose demonstrations have no solve rate"
-    if config.training.curriculum == "uniform":
-        reasons["training.useful_share"] = "training.curriculum is uniform, not calibrated"
     if config.judge.model is None:
         for name in JudgeConfig.model_fields.keys() - {"model"}:
             reasons[f"judge.{name}"] = "judge.model is not set, so that no judge is asked"
-    if config.rollout.user == "scripted":
-        for name in ("user_model", "user_cache"):
-            reasons[f"rollout.{name}"] = "rollout.user is scripted"
     if config.tools.discovery == "all":
         reasons["tools.pinned"] = "tools.discovery is all, which offers every tool; search offers these few"
     for name, why in _idle_engine(config):
         reasons[f"vllm.{name}"] = why
     if config.finetune.mode == "full":
-        for name in ("r", "alpha", "dropout", "target_modules", "rslora"):
+        for name in ("r", "alpha", "dropout", "target_modules"):
             reasons[f"lora.{name}"] = "finetune.mode is full"
     if config.tools.servers is not None:
-        for name in ("builtin", "transport", "limited", "upstream", "sandbox"):
+        for name in ("builtin", "limited", "upstream"):
             reasons[f"tools.{name}"] = "it is for the built-in servers, and tools.servers names others"
     return reasons
 
@@ -323,19 +256,18 @@ def _idle_engine(config: TrainConfig) -> Iterator[tuple[str, str]]:
         for name in VllmConfig.model_fields:
             yield name, "rollout.backend is hf"
     elif config.vllm.servers:
-        for name in VllmConfig.model_fields.keys() - {"servers", "max_model_len"}:
+        for name in VllmConfig.model_fields.keys() - {"servers"}:
             yield name, "vllm.servers names servers, which were started with settings of their own"
 
 
 def _idle_objective(grpo: GrpoConfig) -> Iterator[tuple[str, str]]:
-    is_gae, is_turn, is_ema = grpo.advantage == "gae", grpo.advantage == "turn", grpo.reference == "ema"
+    is_gae, is_ema = grpo.advantage == "gae", grpo.reference == "ema"
     rules: list[tuple[bool, tuple[str, ...], str]] = [
         (
             is_gae,
-            ("gamma", "lambda_gae", "value_loss_coef", "value_clip", "value_learning_rate"),
+            ("gamma", "lambda_gae", "value_loss_coef", "value_learning_rate"),
             f"grpo.advantage is {grpo.advantage}, which has no value head and no discount; gae has both",
         ),
-        (is_turn, ("turn_coef",), f"grpo.advantage is {grpo.advantage}, not turn"),
         (
             grpo.advantage != "rloo",
             ("normalize_advantages",),
@@ -346,18 +278,11 @@ def _idle_objective(grpo: GrpoConfig) -> Iterator[tuple[str, str]]:
             ("clip_ratio", "dual_clip"),
             "the loss cispo has one upper bound only: grpo.clip_ratio_high",
         ),
-        (grpo.adaptive_kl, ("target_kl",), "grpo.adaptive_kl is false"),
         (
             is_ema,
-            ("reference_update_every", "reference_decay"),
+            ("reference_update_every",),
             f"grpo.reference is {grpo.reference}, not ema",
         ),
-        (
-            grpo.tis_cap is not None,
-            ("tis_level", "tis_beyond"),
-            "grpo.tis_cap is not set, so that no weights are used",
-        ),
-        (grpo.overlong_penalty > 0, ("overlong_buffer_tokens",), "grpo.overlong_penalty is 0"),
     ]
     for is_used, names, why in rules:
         if not is_used:

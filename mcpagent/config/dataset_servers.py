@@ -21,12 +21,12 @@ from mcpagent.errors import UserError
 FILE_NAME = "servers.yaml"
 _HEAD = (
     "# The MCP servers that the tasks in this folder were made with. Every command that takes one of its\n"
-    "# files uses them; --servers, --set tools.KEY=VALUE and a --config of yours win. tools.servers is a\n"
-    "# path from this folder; made_with says where that file was, and its hash.\n"
+    "# files uses them; --servers, --set tools.KEY=VALUE and a --config of yours win. Paths are from this\n"
+    "# folder; made_with has the hash of the file of servers.\n"
 )
 _SERVERS: Key = ("tools", "servers")
-_OF_BUILTIN = ("builtin", "transport", "limited", "upstream", "sandbox")
-_BY_SERVER = ("isolation", "per_server", "allow_list", "read_only")
+_OF_BUILTIN = ("builtin", "limited", "upstream")
+_BY_SERVER = ("per_server", "allow_list", "read_only")
 # What says which servers there are; the rest of `tools` says how any server is called.
 _WHICH = frozenset(("tools", name) for name in ("servers", *_OF_BUILTIN, *_BY_SERVER))
 # A choice of each command, not of the dataset.
@@ -47,7 +47,7 @@ class DatasetServers:
     def of(
         cls, folder: Path, tools: ToolsConfig, *, rollout: Mapping[str, Any] | None = None
     ) -> DatasetServers:
-        """What `folder` is to remember of the servers that were used."""
+        """Return what `folder` is to remember of the servers that were used."""
         given = tools.model_dump(mode="json", exclude=set(_NOT_KEPT), exclude_defaults=True)
         if tools.servers is None:  # the defaults of a later version may be others
             given |= tools.model_dump(mode="json", include={"builtin", "limited"})
@@ -56,40 +56,47 @@ class DatasetServers:
         servers = None if tools.servers is None else Path(tools.servers).resolve()
         return cls(
             path=folder / FILE_NAME,
-            settings=dict(_leaves({"tools": given, "rollout": dict(rollout or {})})),
+            settings={
+                key: str(Path(value).resolve()) if _is_path(key) else value
+                for key, value in _leaves({"tools": given, "rollout": dict(rollout or {})})
+            },
             servers=servers,
             sha256=None if servers is None else _sha256(servers),
         )
 
     def at(self, folder: Path) -> DatasetServers:
-        """The same, for another folder."""
+        """Return the same, for another folder."""
         sha256 = self.sha256 or (None if self.servers is None else _sha256(self.servers))
         return DatasetServers(
             path=folder / FILE_NAME, settings=self.settings, servers=self.servers, sha256=sha256
         )
 
     def says_the_same(self, other: DatasetServers) -> bool:
-        """Whether both name the same servers with the same settings, wherever they are kept."""
+        """Return whether both name the same servers with the same settings, wherever they are kept."""
         return (self.settings, self.servers) == (other.settings, other.servers)
 
     def as_yaml(self) -> str:
-        """The text of the file; equal servers give equal bytes."""
-        tree = nested({key: Setting(value=value, entry=_NO_ENTRY) for key, value in self.settings.items()})
+        """Return the text of the file; equal servers give equal bytes."""
+        folder = self.path.parent.resolve()
+        settings = {
+            key: os.path.relpath(value, folder) if _is_path(key) else value
+            for key, value in self.settings.items()
+        }
+        tree = nested({key: Setting(value=value, entry=_NO_ENTRY) for key, value in settings.items()})
         document: dict[str, Any] = {"tools": {"servers": None, **tree.pop("tools", {})}, **tree}
         if self.servers is not None:
-            folder = self.path.parent.resolve()
             document["tools"]["servers"] = os.path.relpath(self.servers, folder)
-            document["made_with"] = {"servers": str(self.servers), "sha256": self.sha256}
+            document["made_with"] = {"sha256": self.sha256}
         return _HEAD + write_tree(document)
 
     def for_servers(self, names: Collection[str], *, are_builtin: bool) -> DatasetServers:
-        """What still holds where servers are named explicitly: how those with these names are run."""
+        """Return what still holds if servers are named explicitly: how those with these names are run."""
         is_same_kind = are_builtin and self.servers is None
         kept: dict[Key, Any] = {}
         for key, value in self.settings.items():
             _section, name, *inner = key
             holds = key[:2] not in _WHICH or (name in _OF_BUILTIN and is_same_kind)
-            if holds or (inner and inner[0] in names):  # tools.isolation.NAME, tools.per_server.NAME.KEY
+            if holds or (inner and inner[0] in names):  # tools.per_server.NAME.KEY
                 kept[key] = value
             elif name in ("allow_list", "read_only") and isinstance(value, list):
                 here = [tool for tool in value if str(tool).partition(".")[0] in names]
@@ -108,7 +115,7 @@ class DatasetServers:
 
 
 def read_dataset_servers(dataset: Path) -> DatasetServers | None:
-    """What the folder of the file `dataset` (or `dataset`, a folder) remembers; None where it has no such
+    """Return what the folder of the file `dataset` (or `dataset`, a folder) remembers; None if it has no such
     file. The servers may be gone. Raises UserError for a file that is broken."""
     path = (dataset if dataset.is_dir() else dataset.parent) / FILE_NAME
     if not path.is_file():
@@ -121,20 +128,29 @@ def read_dataset_servers(dataset: Path) -> DatasetServers | None:
     layer = resolve_entries(e for e in entries if e.key[0] != "made_with")
     if layer.problems:
         raise UserError(layer.problems[0].message, where=layer.problems[0].where)
-    settings = {key: setting.value for key, setting in layer.settings.items()}
+    settings = {
+        key: str((path.parent / setting.value).resolve()) if _is_path(key) else setting.value
+        for key, setting in layer.settings.items()
+    }
     if strange := sorted(".".join(key) for key in settings if key[0] not in ("tools", "rollout")):
         raise UserError(f"{strange[0]} does not belong here: it takes tools and rollout", where=str(path))
     named, sha256 = settings.pop(_SERVERS, None), made_with.get("sha256")
-    servers = None if named is None else _found(path, str(named), made_with.get("servers"), sha256)
+    servers = None if named is None else _found(path, str(named), sha256)
     return DatasetServers(path=path, settings=settings, servers=servers, sha256=sha256)
 
 
-def _found(path: Path, named: str, was: object, sha256: object) -> Path:
-    """The mcp.json: where the path from this folder leads, or where it was when the dataset was made. From a
-    folder that was moved the path may lead to another file, so one with the same contents comes first."""
-    places = [(path.parent / named).resolve(), *([Path(was)] if isinstance(was, str) else [])]
-    present = [place for place in places if place.is_file()]
-    return next((place for place in present if _sha256(place) == sha256), (present or places[-1:])[0])
+def _is_path(key: Key) -> bool:
+    return key == ("tools", "answers") or (key[:2] == ("tools", "per_server") and key[-1] == "workspace")
+
+
+def _found(path: Path, named: str, sha256: object) -> Path:
+    """Return the mcp.json: where the path from this folder leads, or, if the folder was moved, the file of
+    that name and the same contents in the current folder, in this one or in one above it."""
+    leads_to = (path.parent / named).resolve()
+    folder = path.parent.resolve()
+    places = [leads_to, *(place / leads_to.name for place in (Path.cwd(), folder, *folder.parents))]
+    same = (place for place in places if place.is_file() and _sha256(place) == sha256)
+    return next(same, leads_to)
 
 
 def _leaves(tree: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:

@@ -47,7 +47,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def shell_word(text: str, variables: Mapping[str, str]) -> str:
-    """`text` as a word of a shell's command that means the same: `${VAR}` where it names a variable, and no
+    """`text` as a word of a shell's command that means the same: `${VAR}` if it names a variable, and no
     secret that was typed in its place. The folders that VS Code knows are written out."""
     pieces: list[str] = []
     names_variable = False
@@ -71,7 +71,8 @@ def _in_quotes(text: str) -> str:
 
 
 def known_variables(path: Path) -> dict[str, str]:
-    """What the file at `path` may name: the environment in force, and the folders that VS Code knows."""
+    """Return what the file at `path` may name: the environment in force, and the folders that VS Code
+    knows."""
     folder = path.resolve().parent
     workspace = folder.parent if folder.name == ".vscode" else folder
     return dict(zip(FOLDERS, (str(workspace), workspace.name, str(Path.home())), strict=True)) | environment()
@@ -98,7 +99,7 @@ def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 def state_folder() -> Path:
-    """The folder of what mcpagent keeps for a user beside their projects; it may not be there yet."""
+    """Return the folder of what mcpagent keeps for a user next to their projects; it may not be there yet."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "mcpagent"
 
 
@@ -106,7 +107,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def resource_root() -> Path:
-    """The folder that holds `configs/` and `templates/`."""
+    """Return the folder that holds `configs/` and `templates/`."""
     installed = _PACKAGE / "_resources"
     return installed if installed.is_dir() else _PACKAGE.parent
 

@@ -19,14 +19,14 @@ from mcpagent.config.resolve import (
     NO_BITSANDBYTES,
     Layer,
     Setting,
+    fold,
     merge,
-    name_curriculum,
     nested,
+    no_effect,
     refusal,
     resolve_entries,
-    settle_minibatches,
 )
-from mcpagent.config.schema import TrainConfig, TrainingConfig
+from mcpagent.config.schema import TrainConfig
 from mcpagent.config.source import Entry, Key, Problem, SourceError, read_file, read_override, write_tree
 from mcpagent.core.records import reason
 from mcpagent.core.redact import SECRETS
@@ -72,6 +72,8 @@ def load_train_config(
     paths = [_located(Path(file)) for file in files]
     paths = paths or ([inherited] if inherited is not None else _default_files(from_options))
     from_files = _read_layer(paths, problems)
+    if inherited in paths:
+        _leave_out_former_keys(from_files)
     problems += from_files.problems + from_options.problems
     set_in_files = {} if inherited in paths else _not_preset(from_files.settings)
     if dataset is not None:
@@ -86,26 +88,36 @@ def load_train_config(
     _learn_secrets(settings)
     if _is_ppo(settings):
         settings = _as_ppo(settings, problems)
-    name_curriculum(settings)
-    problems += settle_minibatches(settings, default_batch_size=TrainingConfig().batch_size)
+    folding_problems, folding_notes = fold(settings)
+    problems += folding_problems
     config = _validate(settings, problems, for_training=for_training)
     if problems:
         raise _all_at_once(problems)
     given = {".".join(key): setting.entry for key, setting in settings.items()}
     notes = (*from_files.notes, *from_options.notes, *from_environment.notes, *_idle_notes(config, given))
-    notes = (*notes, *_notes_of_marks(settings))
+    notes = (*notes, *folding_notes, *_notes_of_marks(settings))
     if for_training and environment().get(NO_BITSANDBYTES, "").lower() in ("1", "true", "yes", "on"):
         notes = (*notes, _on_bitsandbytes(config))
     return LoadedConfig(
-        config=config.for_sft() if config.algorithm == "sft" else config,
+        config=config,
         notes=notes,
         sources={key: entry.where for key, entry in given.items()},
         explicit=frozenset(".".join(key) for key in (*set_in_files, *from_options.settings)),
     )
 
 
+def _leave_out_former_keys(of_run: Layer) -> None:
+    """Turn unknown keys of a run that was made with another version into one note."""
+    unknown = [problem for problem in of_run.problems if problem.is_unknown_key]
+    of_run.problems = [problem for problem in of_run.problems if not problem.is_unknown_key]
+    if unknown:
+        keys = ", ".join(each.message.removeprefix("unknown key ").partition(";")[0] for each in unknown)
+        file = unknown[0].where.partition(":")[0]
+        of_run.notes.append(f"{file} is of another version: {len(unknown)} settings are left out: {keys}")
+
+
 def _environment_layer(settings: dict[Key, Setting], *, explicit: Collection[Key]) -> Layer:
-    """What the environment (or `.env`) says of keys that nobody set."""
+    """What the environment (or `.env`) says of keys that are not set."""
     variables, trackers = environment(), settings.get(("tracking", "backends"))
     entries = []
     for name, dotted in ENVIRONMENT.items():
@@ -159,7 +171,7 @@ def _learn_secrets(settings: dict[Key, Setting]) -> None:
 
 def _notes_of_marks(settings: dict[Key, Setting]) -> list[str]:
     return [
-        f"{setting.entry.where}: {'.'.join(key)} was kept without its secrets; where the command needs it, "
+        f"{setting.entry.where}: {'.'.join(key)} was kept without its secrets; if the command needs it, "
         f"give it again: --set {'.'.join(key)}=..."
         for key, setting in settings.items()
         if _MARKED.search(str(setting.value))
@@ -190,7 +202,7 @@ def _as_ppo(settings: dict[Key, Setting], problems: list[Problem]) -> dict[Key, 
 
 
 def _located(path: Path) -> Path:
-    """`configs/NAME` also means the file that ships with mcpagent, where the working folder has none."""
+    """`configs/NAME` also means the file that ships with mcpagent, if the working folder has none."""
     shipped = resource_root() / path
     is_shipped = not path.is_absolute() and path.parts[:1] == ("configs",) and shipped.is_file()
     return shipped if is_shipped and not path.exists() else path
@@ -268,7 +280,7 @@ def _idle_notes(config: TrainConfig, given: dict[str, Entry]) -> list[str]:
     notes: list[str] = []
     for key, why in checks.idle(config).items():
         if key in given and _at(actual, key) != _at(defaults, key):
-            notes.append(f"{given[key].where}: {given[key].dotted} has no effect: {why}")
+            notes.append(no_effect(given[key], why))
     return notes
 
 

@@ -15,10 +15,8 @@ from mcpagent.errors import UserError
 
 # Values of `model.name` that are built here instead of loaded, and their builders.
 MODEL_BUILDERS = {"embedded": "mcpagent.demo.warm_start:BUILDER"}
-# What `mcpagent smoke` proves a backend with where no model is named.
+# What `mcpagent smoke` proves a backend with if no model is named.
 SMOKE_MODEL = "embedded"
-# The curriculum that the familiar settings `sft.copy_steps` and `sft.copy_mix` stand for.
-COPYING = "mcpagent.demo.warm_start:copy"
 
 
 class ModelBuilder(Protocol):
@@ -27,7 +25,7 @@ class ModelBuilder(Protocol):
     advice: str
 
     def architecture(self) -> Any:
-        """The model's transformers configuration."""
+        """Return the model's transformers configuration."""
         ...
 
     def build(
@@ -39,28 +37,29 @@ class ModelBuilder(Protocol):
         seed: int,
         wording: Collection[str] | None = None,
     ) -> tuple[Any, Any]:
-        """A model of random weights for supervised training on the demonstrations, and its tokenizer. `tasks`
-        are by id; `wording` are the words that no name of a thing is made of, where that is known."""
+        """Return a model of random weights for supervised training on the demonstrations, and its tokenizer.
+        `tasks` are by id; `wording` are the words that no name of a thing is made of, if that is known."""
         ...
 
     def build_small(self, *, seed: int) -> tuple[Any, Any]:
-        """The smallest model that samples, with random weights, and its tokenizer."""
+        """Return the smallest model that samples, with random weights, and its tokenizer."""
         ...
 
 
 def is_built(name: str) -> bool:
-    """Whether `model.name` is built by mcpagent: it has no files, and training begins with random weights."""
+    """Return whether mcpagent builds `model.name`: it has no files, and training begins with random
+    weights."""
     return name in MODEL_BUILDERS
 
 
 def model_builder(name: str) -> ModelBuilder:
-    """The builder of a model for which `is_built` holds."""
+    """Return the builder of a model for which `is_built` holds."""
     return load_named(MODEL_BUILDERS[name], where="model.name")
 
 
 def load_named(name: str, *, where: str) -> Any:
-    """What "package.module:attribute" names, imported now. Raises UserError where it does not exist; `where`
-    is the setting that names it."""
+    """Return what "package.module:attribute" names, imported now. Raises UserError if it does not exist;
+    `where` is the setting that names it."""
     module, _, attribute = name.partition(":")
     _make_importable(module)
     try:

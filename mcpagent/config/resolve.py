@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mcpagent.config.named_parts import COPYING
-from mcpagent.config.schema import ServerSection, TrainConfig
+from mcpagent.config.schema import ServerSection, TrainConfig, TrainingConfig
 from mcpagent.config.sections import Section
 from mcpagent.config.source import Entry, Key, Problem
 from mcpagent.core.records import shown_value
@@ -39,26 +38,15 @@ class OnlyValue:
 
 # Familiar key -> the key that it means.
 ALIASES: dict[str, str] = {
-    "algo": "algorithm",
-    "algorithm.name": "algorithm",
-    "algorithm.type": "algorithm",
     "lora.enabled": "finetune.mode",
     "grpo.lambda": "grpo.lambda_gae",
-    "kl.placement": "grpo.kl_placement",
-    "kl.estimator": "grpo.kl_estimator",
-    "training.minibatch_size": "grpo.minibatches",
     "rollout.minibatch_size": "grpo.minibatches",
     "rollout.batch_size": "training.batch_size",
     "training.learning_rate": "optimization.learning_rate",
     "training.gradient_accumulation_steps": "optimization.gradient_accumulation_steps",
-    "training.gradient_clip": "optimization.gradient_clip",
-    "training.max_cpu_s": "budget.cpu_s",
-    "sft.copy_steps": "sft.curriculum_steps",
-    "sft.copy_mix": "sft.curriculum_mix",
     "tools.timeout": "tools.timeout_s",
     "tools.timeout_seconds": "tools.timeout_s",
     "tools.retry_attempts": "tools.retry",
-    "tools.cassette_stateless": "tools.read_only",
 }
 
 
@@ -85,18 +73,15 @@ def _algorithm(value: Any) -> Any:
 
 # Values that are rewritten on the way; ValueError says why one cannot be.
 CONVERSIONS: dict[str, Callable[[Any], Any]] = {
-    "algo": _algorithm,
     "algorithm": _algorithm,
-    "algorithm.name": _algorithm,
-    "algorithm.type": _algorithm,
     "finetune.mode": _lower,
     "device": _lower,
     "tracking.mode": _tracking_mode,
     "lora.enabled": _mode_of_lora_enabled,
-    "training.minibatch_size": PromptsPerUpdate,
     "rollout.minibatch_size": PromptsPerUpdate,
 }
 NO_EFFECT: dict[str, NoEffect] = {
+    "model.pad_token_id": NoEffect("what is padded is masked, whatever the token"),
     "rollout.num_workers": NoEffect(
         "one thread drives every episode and no worker waits for a tool; rollout.num_envs is how many "
         "episodes run at once"
@@ -106,18 +91,27 @@ NO_EFFECT: dict[str, NoEffect] = {
     ),
     "rollout.return_token_logprobs": NoEffect("training always takes the sampler's logprobs", silent=True),
     "vllm.enabled": NoEffect("rollout.backend chooses the engine"),
+    "tools.transport": NoEffect(
+        "the built-in servers run in this process; a file of servers with `mcpagent serve NAME` runs them as "
+        "processes",
+        silent="memory",
+    ),
+    "tools.sandbox": NoEffect(
+        "python takes the best sandbox that works; `mcpagent serve python --sandbox` in a file of servers "
+        "takes another",
+        silent="auto",
+    ),
 }
 ONLY_VALUES: dict[str, OnlyValue] = {
+    "rollout.top_k": OnlyValue(0, "to cut the tail where nothing is trained, use rollout.top_p"),
     "tools.enabled": OnlyValue(True, "an agent is trained on its tool calls, so leave this key out"),
 }
-# Environment variables that users of this family of tools set, and the keys that they stand for where nobody
-# set those. Those of trackers count where a tracker is named.
+# Environment variables that users of this family of tools set, and the keys that they stand for if those
+# are not set. Those of trackers count if a tracker is named.
 ENVIRONMENT: dict[str, str] = {
     "DEVICE_TYPE": "device",
     "WANDB_PROJECT": "tracking.project",
-    "WANDB_ENTITY": "tracking.entity",
     "WANDB_MODE": "tracking.mode",
-    "WEAVE_PROJECT": "tracking.weave_project",
 }
 NO_BITSANDBYTES = "DISABLE_BITSANDBYTES"
 # A familiar rollout file may hold its keys without the leading `rollout`.
@@ -140,7 +134,9 @@ _MOVED_SECTIONS: dict[Key, Key] = {("rollout", "tools"): ("tools",), ("finetune"
 
 
 def full_spelling(key: Key) -> Key:
-    """`key` with its section, where the familiar file leaves it out or puts it elsewhere."""
+    """`key` with its section, if the familiar file leaves it out or puts it elsewhere."""
+    if key[:2] == _ISOLATION and len(key) == 3:
+        return (*_PER_SERVER, key[2], "isolation")
     if key[0] in BARE_ROLLOUT_KEYS:
         return ("rollout", *key)
     moved = _MOVED_SECTIONS.get(key[:2])
@@ -156,13 +152,22 @@ def _leaves(model: type[Section], prefix: Key = ()) -> Iterable[Key]:
 
 
 KNOWN_KEYS: frozenset[Key] = frozenset(_leaves(TrainConfig))
-SECTIONS: frozenset[Key] = frozenset(key[:n] for key in KNOWN_KEYS for n in range(1, len(key)))
+_ISOLATION: Key = ("tools", "isolation")  # .NAME is short for tools.per_server.NAME.isolation
+SECTIONS: frozenset[Key] = frozenset(key[:n] for key in KNOWN_KEYS for n in range(1, len(key))) | {_ISOLATION}
+# Familiar keys that are no settings of their own: together with others they say what a setting is (`fold`).
+FOLDED: frozenset[Key] = frozenset(
+    {
+        ("optimization", "gradient_accumulation_steps"),
+        ("training", "steps_per_epoch"),
+        ("grpo", "adaptive_kl"),
+        ("vllm", "max_model_len"),
+    }
+)
+_FORMER_MAX_MODEL_LEN = 4096  # what every run wrote into its configuration when this was a setting
 # Below them stand the user's own names.
 _PER_SERVER: Key = ("tools", "per_server")
-_OPEN_KEYS: frozenset[Key] = frozenset(
-    {("tools", "isolation"), _PER_SERVER, ("budget", "usd_per_call"), ("reward", "weights")}
-)
-_NAMES = sorted({".".join(key) for key in KNOWN_KEYS} | set(ALIASES))
+_OPEN_KEYS: frozenset[Key] = frozenset({_PER_SERVER, ("budget", "usd_per_call"), ("reward", "weights")})
+_NAMES = sorted({".".join(key) for key in KNOWN_KEYS | FOLDED} | set(ALIASES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +210,8 @@ def resolve_entries(entries: Iterable[Entry]) -> Layer:
         dotted = ".".join(spelled)
         if dotted in NO_EFFECT:
             without_effect = NO_EFFECT[dotted]
-            if entry.value is None or entry.value != without_effect.silent:
-                layer.notes.append(f"{entry.where}: {entry.dotted} has no effect: {without_effect.reason}")
+            if entry.value != without_effect.silent:
+                layer.notes.append(no_effect(entry, without_effect.reason))
         elif dotted in ONLY_VALUES:
             only = ONLY_VALUES[dotted]
             if entry.value != only.value:
@@ -219,14 +224,19 @@ def resolve_entries(entries: Iterable[Entry]) -> Layer:
 
 
 def refusal(entry: Entry, why: str) -> Problem:
-    """The one form of "this value is wrong"."""
+    """Return the one form of "this value is wrong"."""
     return Problem(where=entry.where, message=f"{entry.dotted} is {shown_value(entry.value)}, but {why}")
+
+
+def no_effect(entry: Entry, why: str) -> str:
+    """Return the one form of "this value changes nothing"."""
+    return f"{entry.where}: {entry.dotted} has no effect: {why}"
 
 
 def _take(layer: Layer, entry: Entry, spelled: Key) -> None:
     dotted = ".".join(spelled)
     key = tuple(ALIASES[dotted].split(".")) if dotted in ALIASES else spelled
-    if key not in KNOWN_KEYS and key[:2] not in _OPEN_KEYS:
+    if key not in KNOWN_KEYS and key not in FOLDED and key[:2] not in _OPEN_KEYS:
         problem = _unknown(entry, spelled)
         if not any(problem.repeats(earlier) for earlier in layer.problems):  # once for a whole section
             layer.problems.append(problem)
@@ -273,7 +283,7 @@ def _unknown(entry: Entry, spelled: Key) -> Problem:
         return Problem(where=entry.where, message=message)
     meant = _near_match(".".join(part))
     hint = f"; did you mean {meant}?" if meant else ""
-    return Problem(where=entry.where, message=f"unknown key {'.'.join(part)}{hint}")
+    return Problem(where=entry.where, message=f"unknown key {'.'.join(part)}{hint}", is_unknown_key=True)
 
 
 def _near_match(dotted: str) -> str | None:
@@ -296,34 +306,70 @@ def _is_prefix(short: Key, long: Key) -> bool:
     return len(short) < len(long) and long[: len(short)] == short
 
 
-def settle_minibatches(settings: dict[Key, Setting], *, default_batch_size: int) -> list[Problem]:
-    """Turn prompts per minibatch into `grpo.minibatches`. Returns problems. Accumulation multiplies a batch
-    and its minibatches alike, so it changes nothing here."""
-    key = ("grpo", "minibatches")
-    setting = settings.get(key)
+def fold(settings: dict[Key, Setting]) -> tuple[list[Problem], list[str]]:
+    """Put what the keys of FOLDED say into the settings that they speak of. Returns problems and notes."""
+    problems, notes = _fold_minibatches(settings), list[str]()
+
+    def said(section: str, name: str, kind: type) -> Setting | None:
+        setting = settings.pop((section, name), None)
+        if setting is None or setting.value is None:
+            return None
+        if type(setting.value) is kind and (kind is bool or setting.value >= 1):
+            return setting
+        expected = "true or false" if kind is bool else "a whole number, 1 or more"
+        problems.append(refusal(setting.entry, f"it must be {expected}"))
+        return None
+
+    batch_size = _batch_size(settings)
+    times = said("optimization", "gradient_accumulation_steps", int)
+    if times is not None and times.value > 1 and type(batch_size) is int:
+        settings["training", "batch_size"] = replace(times, value=batch_size * times.value)
+    per_epoch = said("training", "steps_per_epoch", int)
+    if per_epoch is not None and _value(settings, "training", "max_steps") is None:
+        epochs = _value(settings, "training", "max_epochs") or 1
+        settings["training", "max_steps"] = replace(per_epoch, value=epochs * per_epoch.value)
+    engine = said("vllm", "max_model_len", int)
+    limit = _value(settings, "rollout", "max_context_tokens")
+    if engine is not None and _value(settings, "rollout", "backend") == "hf":
+        if engine.value != _FORMER_MAX_MODEL_LEN:
+            notes.append(no_effect(engine.entry, "rollout.backend is hf"))
+    elif engine is not None and (limit is None or (type(limit) is int and engine.value < limit)):
+        settings["rollout", "max_context_tokens"] = engine
+    adaptive, target = said("grpo", "adaptive_kl", bool), settings.get(("grpo", "target_kl"))
+    if adaptive is not None and (target is None or target.value is None):
+        if adaptive.value:
+            why = "grpo.target_kl is not set; set it, for example to 0.05"
+            problems.append(refusal(adaptive.entry, why))
+    elif adaptive is not None and target is not None and not adaptive.value:
+        del settings["grpo", "target_kl"]
+        notes.append(no_effect(target.entry, "grpo.adaptive_kl is false"))
+    return problems, notes
+
+
+def _fold_minibatches(settings: dict[Key, Setting]) -> list[Problem]:
+    """Turn prompts per minibatch into `grpo.minibatches`. Accumulation multiplies a batch and its minibatches
+    alike, so it changes nothing here."""
+    setting = settings.get(("grpo", "minibatches"))
     if setting is None or not isinstance(setting.value, PromptsPerUpdate):
         return []
-    del settings[key]
-    batch = settings.get(("training", "batch_size"))
-    batch_size = default_batch_size if batch is None else batch.value
-    prompts = setting.value.prompts
-    if not isinstance(prompts, int) or isinstance(prompts, bool) or prompts < 1:
+    del settings["grpo", "minibatches"]
+    prompts, batch_size = setting.value.prompts, _batch_size(settings)
+    if type(prompts) is not int or prompts < 1:
         return [refusal(setting.entry, "it must be a number of prompts, 1 or more")]
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+    if type(batch_size) is not int:
         return []  # that key has its own problem
     if batch_size % prompts:
         return [refusal(setting.entry, f"training.batch_size {batch_size} is not a multiple of it")]
-    settings[key] = Setting(value=batch_size // prompts, entry=setting.entry)
+    settings["grpo", "minibatches"] = replace(setting, value=batch_size // prompts)
     return []
 
 
-def name_curriculum(settings: dict[Key, Setting]) -> None:
-    """`sft.copy_steps` and `sft.copy_mix` name the curriculum that they are about, where none is named."""
-    key = ("sft", "curriculum")
-    for name in ("curriculum_steps", "curriculum_mix"):
-        setting = settings.get(("sft", name))
-        if setting is not None and setting.value and setting.entry.dotted.startswith("sft.copy_"):
-            settings.setdefault(key, Setting(value=COPYING, entry=setting.entry))
+def _batch_size(settings: Mapping[Key, Setting]) -> Any:
+    return _value(settings, "training", "batch_size") or TrainingConfig().batch_size
+
+
+def _value(settings: Mapping[Key, Setting], *key: str) -> Any:
+    return settings[key].value if key in settings else None
 
 
 def nested(settings: Mapping[Key, Setting]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from mcpagent.config.sections import (
-    AnsweringConfig,
     ApiConfig,
     BudgetConfig,
     Count,
@@ -70,28 +69,26 @@ class ModelConfig(Section):
     # A hub id, a path, or a model that mcpagent builds itself, for machines without a hub (`named_parts`).
     name: str = "Qwen/Qwen3-0.6B"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype_name)] = (
-        "auto"  # auto: float32 on CPU, bfloat16 on an accelerator
+        "auto"  # auto: bfloat16 on an accelerator, and on a CPU that is faster in it; else float32
     )
-    # None: what transformers picks, sdpa where the model has it. eager and flex_attention do not pack.
+    # None: what transformers picks, sdpa if the model has it. eager and flex_attention do not pack.
     attn_implementation: Annotated[
         Literal["sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"] | None,
         BeforeValidator(_attention_name),
     ] = None
-    # Norms and feed-forward layers; auto: liger-kernel on CUDA where it is installed, none: torch's own.
-    fused_kernels: Literal["auto", "liger", "none"] = "auto"
-    # Less memory for activations, a third more computation; None: on an accelerator yes, on a CPU no.
+    # Less memory for activations, a third more computation; None: on an accelerator yes, on a CPU for passes
+    # longer than training.micro_batch_tokens alone.
     gradient_checkpointing: bool | None = None
     trust_remote_code: bool = False
     tokenizer: str | None = None  # None: the model's own
-    pad_token_id: Count | None = None  # None: the tokenizer's
 
     def checkpoints_on(self, kind: str, *, can: bool = True) -> bool:
-        """Whether a model that `can` checkpoint does so on a device of this kind (cpu, cuda, mps)."""
+        """Return whether a model that `can` checkpoint does so on a device of this kind (cpu, cuda, mps)."""
         return kind != "cpu" and can if self.gradient_checkpointing is None else self.gradient_checkpointing
 
 
 class FinetuneConfig(Section):
-    """What is trained: adapters beside frozen weights (in 4 bits with qlora, on CUDA), or every weight."""
+    """What is trained: adapters next to frozen weights (in 4 bits with qlora, on CUDA), or every weight."""
 
     mode: Literal["lora", "qlora", "full"] = "lora"
 
@@ -103,20 +100,14 @@ class LoraConfig(Section):
     alpha: PositiveFloat = 32.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_target_modules)] = "all-linear"
-    rslora: bool = False  # scale by alpha / sqrt(r) instead of alpha / r
 
 
 class VllmConfig(Section):
     """Settings of the vllm engine; used when `rollout.backend` is vllm."""
 
-    max_model_len: PositiveInt = 4096  # tokens
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6  # at most: less where less is free
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6  # at most: less if less is free
     enforce_eager: bool = False
-    sleep: bool | None = None  # give GPU memory back during updates; None: on a GPU yes
     tensor_parallel_size: PositiveInt = 1  # GPUs that one engine is spread over
-    # An engine in a process of its own, which mcpagent starts on this process's device. None: in a run of
-    # several processes yes, else no.
-    own_process: bool | None = None
     servers: StringTuple = ()  # base URLs of running servers; none: an engine here
 
 
@@ -125,11 +116,10 @@ class GrpoConfig(Section):
     learns a value head; no other advantage discounts."""
 
     # group: against the mean of the group; rloo: against the mean of its others; reinforce++: against the
-    # whole batch, or with _baseline against the group; turn: each turn's own credit beside the outcome.
+    # mean of the whole batch; turn: each turn's own credit with the outcome; gae: against a learned value.
     advantage: AdvantageName = "group"
     # Divide by the standard deviation of the group, or of the batch; None: yes, but not for dr_grpo.
     normalize_advantages: bool | Literal["batch"] | None = None
-    turn_coef: NonNegativeFloat = 0.5  # weight of a turn's own credit where the advantage is turn
     # grpo: mean of sample means; dr_grpo: sums over a fixed length; dapo: mean over all tokens; gspo: one
     # ratio a sample; cispo: bounded weights instead of clipped tokens.
     loss: LossName = "grpo"
@@ -137,24 +127,18 @@ class GrpoConfig(Section):
     clip_ratio_high: PositiveFloat | None = None  # None: the same as clip_ratio
     # At a negative advantage the loss of a token counts as if its ratio were this at most; None: unbounded.
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    max_response_tokens: PositiveInt | None = None  # an episode's; None: max_new_tokens x max_steps
     mask_truncated: bool = False  # attempts that were cut off are not trained on
-    overlong_penalty: NonNegativeFloat = 0.0  # reward lost at max_response_tokens
-    overlong_buffer_tokens: PositiveInt | None = None  # over which it grows; None: a fifth of them
+    # Reward lost by an episode of rollout.max_new_tokens in each turn; it grows over the last fifth of them.
+    overlong_penalty: NonNegativeFloat = 0.0
     kl_coef: NonNegativeFloat = 0.01
-    kl_placement: Literal["loss", "reward"] = "loss"
-    kl_estimator: KLName = "k3"  # k1 for the reward, k2 or k3 for the loss
-    kl_times_ratio: bool = False  # weigh the KL in the loss by the ratio, which makes k3's gradient unbiased
-    target_kl: PositiveFloat | None = None  # nats a token; what adaptive_kl steers to
-    adaptive_kl: bool = False
+    # k1: taken off the reward, since its gradient in a loss is zero on average; k2, k3: added to the loss.
+    kl_estimator: KLName = "k3"
+    target_kl: PositiveFloat | None = None  # nats a token that kl_coef is steered to; None: it stays
     reference: Literal["frozen", "ema", "none"] = "frozen"  # ema: follows what is trained
     reference_update_every: PositiveInt = 100  # steps
-    reference_decay: Share = 0.4  # share of the old reference that stays at each of them
-    # Of the importance weights against the sampler; None: no weights. auto: 2.0 where another engine or dtype
-    # samples than trains, or older weights do; no weights where one and the same does both.
+    # Of the importance weights against the sampler; None: no weights. auto: 2.0 if another engine or dtype
+    # samples than trains; no weights if one and the same does both.
     tis_cap: PositiveFloat | Literal["auto"] | None = "auto"
-    tis_level: Literal["token", "sequence"] = "token"
-    tis_beyond: Literal["truncate", "mask"] = "truncate"  # mask: a weight past the cap is 0
     entropy_coef: NonNegativeFloat = 0.0
     epochs_per_batch: PositiveInt = 1
     minibatches: PositiveInt = 1  # optimiser steps a batch and epoch, on equal shares of the prompts
@@ -162,7 +146,6 @@ class GrpoConfig(Section):
     lambda_gae: Share | None = None  # None: 0.95
     value_loss_coef: NonNegativeFloat = 0.5
     value_learning_rate: PositiveFloat | None = None  # of the head; None: optimization.learning_rate
-    value_clip: PositiveFloat | None = 0.2  # how far a value may move from the old one; None: anywhere
 
     @property
     def clip_high(self) -> float:
@@ -171,12 +154,12 @@ class GrpoConfig(Section):
 
     @property
     def gae_gamma(self) -> float:
-        """The discount in force where the advantage is gae."""
+        """The discount in force if the advantage is gae."""
         return 0.99 if self.gamma is None else self.gamma
 
     @property
     def gae_lambda(self) -> float:
-        """The lambda in force where the advantage is gae."""
+        """The lambda in force if the advantage is gae."""
         return 0.95 if self.lambda_gae is None else self.lambda_gae
 
     @property
@@ -190,43 +173,45 @@ class GrpoConfig(Section):
 
 
 class OptimizationConfig(Section):
-    """The optimiser, which steps after `training.batch_size` x `gradient_accumulation_steps` prompts (with
-    `grpo.minibatches` after that share of them); the loss is normalised over all of them. How many go through
-    the model at once is set by `training.micro_batch_tokens` alone, and changes memory, not meaning."""
+    """The optimiser, which steps after `training.batch_size` prompts (with `grpo.minibatches` after that
+    share of them); the loss is normalised over all of them. How many go through the model at once is set by
+    `training.micro_batch_tokens` alone, and changes memory, not meaning."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: torch.optim.Muon on 2-D weights, AdamW on the rest
     learning_rate: PositiveFloat = 1e-5
-    muon_learning_rate: PositiveFloat = 0.02
     weight_decay: NonNegativeFloat = 0.0
     betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
     gradient_clip: PositiveFloat | None = 1.0  # global norm; None: no clipping
-    gradient_accumulation_steps: PositiveInt = 1  # batches of prompts that one step of training is made of
+
+
+ENGINE_CONTEXT = 4096  # tokens
+MAX_PASS_TOKENS = 8192
 
 
 class TrainingConfig(Section):
-    """How long, in steps. A step is what is collected with the same weights, `batch_size` x
-    `optimization.gradient_accumulation_steps` prompts, and the updates made from it."""
+    """How long, in steps. A step is what is collected with the same weights, from `batch_size` prompts, and
+    the updates made from it."""
 
-    batch_size: PositiveInt = 16  # prompts; each is attempted rollout.group_size times
+    # Prompts, each of them attempted rollout.group_size times; in supervised training demonstrations.
+    batch_size: PositiveInt = 16
     max_epochs: PositiveInt = 1
-    steps_per_epoch: PositiveInt | None = None  # None: as many as the dataset needs to be seen once
-    max_steps: PositiveInt | None = None  # None: max_epochs * steps_per_epoch
+    max_steps: PositiveInt | None = None  # None: until the dataset was seen max_epochs times
     save_frequency: PositiveInt = 10  # steps between checkpoints
-    # So many of the latest stay, and besides them the best and the last seen healthy; None: all.
+    # So many of the latest stay, and with them the best and the last seen healthy; None: all.
     keep_checkpoints: PositiveInt | None = 3
     eval_every: Count = 10  # steps between evaluations on data.validation; 0: never
-    # Attempts at each held-out task (validation task, where there is no heldout.jsonl beside the training
+    # Attempts at each held-out task (validation task, if there is no heldout.jsonl next to the training
     # set) with the untrained model and, at the end, with the best: greedy with one, at temperature 1 with
     # more; 0: none.
     eval_samples: Count = 1
+    # How many of those tasks, evenly from the first to the last; None: 16, or as many more as make both
+    # evaluations a fifth of the run's episodes.
+    eval_tasks: PositiveInt | None = None
     patience: PositiveInt | None = None  # evaluations without a better one that end the run; None: no end
     dynamic_sampling: Count = 0  # rounds of fresh prompts, at most, in place of groups that are uniform
-    # uniform: every task once an epoch; calibrated: drawn by the solve rates so far, so that at least
-    # useful_share of the groups are neither all right nor all wrong, as far as the tasks have such.
-    curriculum: Literal["uniform", "calibrated"] = "uniform"
-    useful_share: Share = 0.6
     warmup_steps: Count = 0  # steps of linear learning-rate warm-up
-    micro_batch_tokens: PositiveInt = 8192  # tokens of one forward and backward pass
+    # Tokens of one forward and backward pass; None: as many as the forecast has room for, 8192 at most.
+    micro_batch_tokens: PositiveInt | None = None
     # Of several processes: after so many seconds without an answer, or without a sign of life while the
     # others wait for its episodes, a process counts as lost, and all end. Episodes may take longer.
     collective_timeout_s: PositiveFloat = 600.0
@@ -238,9 +223,14 @@ class TrainingConfig(Section):
     shard_size: PositiveInt | None = None
     cpu_offload: bool = False  # of fsdp and zero3: shards and moments stay in the memory of the host
     deepspeed_config: str | None = None  # of zero3: a JSON file with settings of DeepSpeed's own
-    # model.dtype is what weights are held in; this is what the trainer's matrix products compute in, where it
+    # model.dtype is what weights are held in; this is what the trainer's matrix products compute in, if it
     # is another. fp16 (for GPUs without bfloat16) also scales the loss.
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_precision_name)] = "no"
+
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens of one forward and backward pass, also if no forecast was asked."""
+        return self.micro_batch_tokens or MAX_PASS_TOKENS
 
 
 class RolloutConfig(Section):
@@ -253,21 +243,19 @@ class RolloutConfig(Section):
     max_new_tokens: PositiveInt = 512  # tokens a turn
     temperature: NonNegativeFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Count = 0  # 0: off
-    max_context_tokens: PositiveInt | None = None  # None: what the model holds
-    deterministic: bool | None = None  # None: on CPU yes, else no
-    # How the model calls tools. auto: as its chat template writes calls; another one is taught in the system
-    # message in the template's place.
+    # None: what the model holds, or 4096 with vLLM and SkyRL, which set memory aside for the longest context.
+    max_context_tokens: PositiveInt | None = None
+    # How the model calls tools. auto: as its chat template writes calls, unless its weights are at hand and
+    # cannot; another one is taught in the system message in the template's place.
     tool_format: ToolFormat = "auto"
-    canary_every: Count = 1  # updates between proofs that the sampler has the trained weights; 0: never
-    # Who says the later messages of a task of several turns. model: user_model, at api.base_url, in its own
-    # words, checked to tell no more and no less than the task's own message.
-    user: Literal["scripted", "model"] = "scripted"
+    # The model that says the later messages of a task of several turns, at api.base_url, in its own words,
+    # checked to tell no more and no less than the task's own message; None: those are said as they are.
     user_model: str | None = None
-    user_cache: str | None = None  # file of its replies, so that none is asked for twice; None: in memory
-    # Steps by which the episodes of a batch may be older than the weights that it updates: collecting
-    # overlaps training. 0: never. What is stale is corrected by grpo.tis_cap.
-    max_staleness: Count = 0
+
+    @property
+    def engine_context(self) -> int:
+        """Tokens of the longest context that an engine sets memory aside for."""
+        return self.max_context_tokens or ENGINE_CONTEXT
 
 
 class ResetCall(Section):
@@ -285,14 +273,19 @@ class ResetSection(Section):
     timeout_s: PositiveFloat = 60.0  # of the command
 
 
+START_TIMEOUT_S = 60.0
+
+
 class ServerSection(Section):
     """How one server is called; None is what `tools` says for all."""
 
     timeout_s: PositiveFloat | None = None  # hard deadline of one call
-    # Of one start; also how long a call waits, in all, for its server to be up again.
-    start_timeout_s: PositiveFloat = 60.0
+    # Of one start (a cold npx or uvx takes up to 13 s on an idle machine); also how long a call waits, in
+    # all, for its server to be up again.
+    start_timeout_s: PositiveFloat = START_TIMEOUT_S
     max_in_flight: PositiveInt | None = None  # calls at once; None: 64
     calls_per_minute: PositiveFloat | None = None  # spaced evenly; None: no limit
+    # episode: each has an instance of its own. None: what the server says of itself, else shared.
     isolation: Literal["shared", "episode"] | None = None
     safe_to_retry: StringTuple = ()  # tools that may be repeated although the server does not say so
     survives_restart: bool = False  # a new process knows what the old one was told
@@ -306,28 +299,19 @@ class ToolsConfig(Section):
     servers: str | None = None  # path of an mcp.json; None: the built-in servers
     # Which of them; the model of the demonstration is made for these four, so python is added by name.
     builtin: StringTuple = ("polygon", "fmp", "tavily", "slack")
-    transport: Literal["memory", "stdio"] = "memory"  # of the built-in servers
     limited: bool = True  # the small tool set of the built-in servers
     upstream: Literal["embedded", "live"] = "embedded"  # of the built-in servers; live needs your keys
-    sandbox: Literal["auto", "bubblewrap", "namespaces", "monty"] = "auto"  # of the built-in python
     timeout_s: PositiveFloat = 30.0  # hard deadline of one call
     retry: Count = 3  # repeats of a call that is safe to repeat
     allow_list: StringTuple | None = None  # server.tool or server names; None: everything
     # Answers to what servers ask in the middle of a call, a YAML or JSON file; None: it is refused.
     answers: str | None = None
-    answering: AnsweringConfig = AnsweringConfig()  # a model for what no rule of `answers` fits
     resources: bool = False  # resources and prompts of servers are listed and read by tools
     read_only: StringTuple = ()  # server.tool or server: only reads, though it does not say so
     # all: every tool of a task is offered at once; search: a tool finds them, for sets of hundreds of tools.
     discovery: Literal["all", "search"] = "all"
-    pinned: StringTuple = ()  # server.tool or server: offered from the start, beside the search
+    pinned: StringTuple = ()  # server.tool or server: offered from the start, next to the search
     result_limit_chars: PositiveInt = 8000  # longer results are cut in the middle
-    # Longer descriptions of tools, and within their schemas, are cut in the middle.
-    description_limit_chars: PositiveInt = 20_000
-    schema_limit_chars: PositiveInt = 200_000  # as JSON; a tool with a longer one is left out
-    isolation: dict[
-        str, Literal["shared", "episode"]
-    ] = {}  # by server; episode: an instance for each episode
     per_server: dict[str, ServerSection] = {}
     # Where the tools are not those that the dataset, or the run so far, was made with.
     on_catalog_change: Literal["warn", "refuse"] = "warn"
@@ -340,12 +324,11 @@ class ToolsConfig(Section):
 
 class DataConfig(Section):
     """Datasets; None looks for data/processed/{train,validation}.json or .jsonl, then in data/inputs/; that
-    of validation lies beside `train` first, where that is set."""
+    of validation lies next to `train` first, if that is set."""
 
     train: str | None = None
     validation: str | None = None
     max_tasks: PositiveInt | None = None  # the first so many only
-    message_limit_chars: PositiveInt = 1_000_000  # longer messages of a record are cut in the middle
 
 
 _METHOD_WEIGHTS = ("success", "partial", "penalty", "judge")
@@ -355,8 +338,8 @@ RewardFunction = Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")]
 class RewardConfig(Section):
     """The reward in training and evaluation; when penalties begin, and controls, are of training alone."""
 
-    # By term: success (0.6), partial (0.4), penalty (-1) and, of the method rule+judge, judge (0.2), where
-    # other weights are wanted, and functions of `terms`, which are measured without weight where they have
+    # By term: success (0.6), partial (0.4), penalty (-1) and, of the method rule+judge, judge (0.2), if
+    # other weights are wanted, and functions of `terms`, which are measured without weight if they have
     # none here.
     weights: dict[str, float] = {}
     # Functions of a task and an ended episode that give 0 to 1, as package.module:function (reward.terms).
@@ -385,18 +368,9 @@ class RewardConfig(Section):
 
 
 class SftConfig(Section):
-    """Supervised training on gold trajectories, so that one file can describe a warm start and the GRPO run
-    after it: what is not None here replaces the setting of `training` or `optimization` where `algorithm`
-    is sft (`TrainConfig.for_sft`)."""
+    """Supervised training on gold trajectories; how long, and how fast, say `training` and `optimization`."""
 
-    steps: PositiveInt | None = None  # training.max_steps
-    epochs: PositiveInt | None = None  # training.max_epochs
-    batch_size: PositiveInt | None = None  # training.batch_size; a prompt is one demonstration
-    warmup_steps: Count | None = None  # training.warmup_steps
-    learning_rate: PositiveFloat | None = None  # optimization.learning_rate
-    optimizer: Literal["adamw", "muon"] | None = None  # optimization.optimizer
-    decay_share: Share = 0.4  # last share of the steps, over which the learning rate falls linearly to 0
-    # A function that makes samples beside the demonstrations, as package.module:function. It is called with
+    # A function that makes samples next to the demonstrations, as package.module:function. It is called with
     # the renderer, the number of samples and a seed (train.sft.MakeSamples).
     curriculum: Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")] | None = None
     curriculum_steps: Count = 0  # steps on its samples alone, before the first demonstration
@@ -412,24 +386,18 @@ class SftConfig(Section):
     augmentation: Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")] | None = None
 
 
-# The settings of `sft` that replace others: once moved there, they are unset here.
-_REPLACING = {"steps", "epochs", "batch_size", "warmup_steps", "learning_rate", "optimizer"}
-
-
 class TrainConfig(Section):
     """The whole of a run. Build it with `config.loader.load_train_config`, which also checks it."""
 
     algorithm: Literal["grpo", "sft"] = "grpo"
     # What trains: native is this process and torchrun's others, skyrl a Ray cluster (section skyrl). auto:
-    # skyrl where it is installed with GPUs and can express the run, else native; a note says which.
+    # skyrl if it is installed with GPUs and can express the run, else native; a note says which.
     engine: EngineName = "native"
     seed: Count = 0
     output_dir: str = "outputs"
     # The run folder is output_dir/name; None: a name of its own, such as train-2026-11-22-a.
     name: Annotated[str, Field(min_length=1)] | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # or DEVICE_TYPE
-    # Inside one operation, on CPU; None: OMP_NUM_THREADS, else 1.
-    threads: PositiveInt | None = None
     model: ModelConfig = ModelConfig()
     finetune: FinetuneConfig = FinetuneConfig()
     lora: LoraConfig = LoraConfig()
@@ -454,38 +422,12 @@ class TrainConfig(Section):
         """The algorithm by the name that `--algo` has for it: ppo is GRPO's loop with a value head."""
         return "ppo" if self.algorithm == "grpo" and self.grpo.advantage == "gae" else self.algorithm
 
-    @property
-    def prompts_per_step(self) -> int:
-        """Prompts of one step; in supervised training a prompt is one demonstration."""
-        return self.training.batch_size * self.optimization.gradient_accumulation_steps
-
     def total_steps(self, *, n_tasks: int) -> int:
-        """Steps of the whole run on a dataset of `n_tasks` prompts, those of the curriculum included."""
+        """Return the steps of the whole run on a dataset of `n_tasks` prompts. Those of the curriculum are
+        among `training.max_steps`, and come before `training.max_epochs`."""
         training = self.training
+        if training.max_steps is not None:
+            return training.max_steps
         curriculum = self.sft.curriculum_steps if self.algorithm == "sft" else 0
-        per_epoch = training.steps_per_epoch or max(1, math.ceil(n_tasks / self.prompts_per_step))
-        planned = training.max_epochs * per_epoch if training.max_steps is None else training.max_steps
-        return planned + curriculum
-
-    def for_sft(self) -> TrainConfig:
-        """The configuration as a supervised run: the overrides of `sft` moved to where they act."""
-        sft = self.sft
-        length: dict[str, Any] = {}
-        if sft.epochs is not None:
-            length = {"max_epochs": sft.epochs, "steps_per_epoch": None, "max_steps": None}
-        if sft.steps is not None:
-            length |= {"max_steps": sft.steps}
-        training = length | _given(batch_size=sft.batch_size, warmup_steps=sft.warmup_steps)
-        optimization = _given(learning_rate=sft.learning_rate, optimizer=sft.optimizer)
-        return self.model_copy(
-            update={
-                "algorithm": "sft",
-                "training": self.training.model_copy(update=training),
-                "optimization": self.optimization.model_copy(update=optimization),
-                "sft": SftConfig.model_validate(sft.model_dump(exclude=_REPLACING)),
-            }
-        )
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+        per_epoch = max(1, math.ceil(n_tasks / training.batch_size))
+        return training.max_epochs * per_epoch + curriculum

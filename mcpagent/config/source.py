@@ -35,12 +35,13 @@ class Problem:
 
     where: str
     message: str
+    is_unknown_key: bool = False
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}"
 
     def repeats(self, other: Problem) -> bool:
-        """The same message about the same file, at any line."""
+        """Return the same message about the same file, at any line."""
         return (
             self.message == other.message and self.where.rpartition(":")[0] == other.where.rpartition(":")[0]
         )

@@ -1,5 +1,5 @@
 """What else could have explained the gain: control experiments from the same warm start, each with the CPU
-seconds that GRPO's steps took; and what comparing attempts is for, where what is right is wasteful."""
+seconds that GRPO's steps took; and what comparing attempts is for, if what is right is wasteful."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ _WASTE = {
 
 def run_controls(job: QuickstartJob, warm_checkpoint: Path) -> dict[str, list[JsonObject]]:
     """Run and evaluate what is not yet done; returns what it adds to the document of the quickstart. Servers
-    of the user's own have no wasteful tasks: nothing says that their lookups may be repeated."""
+    of the user's own have no wasteful tasks: nothing says that their lookups may be repeated. Nor has a
+    pretrained model, whose start nobody made wasteful."""
     rows = {"controls": _run_controls(job, warm_checkpoint)}
-    if job.explored is None:
+    if job.explored is None and job.pretrained is None:
         rows["wasteful"] = run_wasteful(job, warm_checkpoint)
     return rows
 
@@ -67,9 +68,9 @@ def _run_controls(job: QuickstartJob, warm_checkpoint: Path) -> list[JsonObject]
                 "what": _WHAT[name],
                 "cpu_s": round(sum(r["cpu_s"] for r in RunFolder.open(folder).metrics()), 1),
                 "greedy": metrics["task_success"],
-                "greedy_all": metrics["task_success_all"],
+                "greedy_scored": metrics["task_success_scored"],
                 "sampled": metrics["task_success_sampled"],
-                "sampled_all": metrics["task_success_sampled_all"],
+                "sampled_scored": metrics["task_success_sampled_scored"],
             }
         )
     write_text(job.out / "eval" / "controls.json", json.dumps(rows, indent=1) + "\n")
@@ -93,6 +94,7 @@ def _configs(job: QuickstartJob, warm_checkpoint: Path, budget_s: float) -> dict
         "more demonstrations": warm.model_copy(
             update={
                 "training": more,
+                "data": warm.data.model_copy(update={"max_tasks": grpo.data.max_tasks}),
                 "model": warm.model.model_copy(update={"name": str(warm_checkpoint)}),
                 "sft": warm.sft.model_copy(update={"curriculum_steps": 0}),
             }
@@ -124,7 +126,7 @@ class Wasteful:
         self._lookups = frozenset(lookups)
 
     def rewritten(self, trajectory: Trajectory, /, *, seed: int) -> Trajectory:
-        """The demonstration with repeated lookups."""
+        """Return the demonstration with repeated lookups."""
         rng = random.Random(seed)
         turns: list[Turn] = []
         for turn in trajectory.turns:
@@ -228,7 +230,7 @@ def _wasteful_row(job: QuickstartJob, name: str, checkpoint: Path, folder: Path)
         "what": _WASTE[name],
         "cpu_s": round(sum(record["cpu_s"] for record in records), 1),
         "episodes": sum(record.get("episodes", 0) for record in records),
-        "success": metrics["task_success_all"],
+        "success": metrics["task_success"],
         "as_planned": metrics["tool_sequence_accuracy"],
         "reward": metrics["mean_reward"],
         "calls": metrics["mean_tool_calls"],

@@ -14,10 +14,9 @@ from mcpagent.core.placeholders import format_value, reference_texts
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.synth.explore.graph import Fact
-from mcpagent.synth.explore.learning import Learned, learn
-from mcpagent.synth.explore.naming import at_step
-from mcpagent.synth.explore.walks import Asked, explore_dataset
-from mcpagent.synth.explore.wording import Walk
+from mcpagent.synth.explore.learning import learn
+from mcpagent.synth.explore.tasks import Asked, Learned, explore_dataset
+from mcpagent.synth.explore.walks import Walk
 from mcpagent.synth.generate import server_places, values_by_slot
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.run import CallCache
@@ -76,8 +75,8 @@ async def explore(
     note: Callable[[str], None],
     on_progress: Progress,
 ) -> GeneratedData:
-    """The tasks that exploring gives, up to `counts` of each split; `note` is told which tools gave nothing,
-    and why. Raises UserError where there is too little to learn from."""
+    """Return the tasks that exploring gives, up to `counts` of each split; `note` is told which tools gave
+    nothing, and why. Raises UserError if there is too little to learn from."""
     cache = CallCache(pool)
     graph = await learn(
         cache,
@@ -109,9 +108,10 @@ async def explore(
 
 
 def is_within_reach(walk: Walk) -> bool:
-    """Whether a network of this size can find the answer: in fields that have a name, not by counting or
-    calculating, and after few calls."""
-    references = [*walk.answer, *(reference for step in walk.steps for _, reference in step.links)]
+    """Return whether a network of this size can find the answer: in fields that have a name, not by counting
+    or calculating, and after few calls."""
+    answers = walk.answer.values if walk.answer else ()
+    references = [*answers, *(reference for step in walk.steps for _, reference in step.links)]
     return (
         walk.shape not in _CALCULATED
         and len(walk.steps) <= _MOST_CALLS
@@ -124,14 +124,14 @@ def _is_named(reference: str, walk: Walk) -> bool:
     if not _COUNTED.search(reference):
         return True
     return any(
-        leaf.name and "(" in leaf.expression and at_step(leaf.expression, number) in reference
+        leaf.line and leaf.at_step(number) in reference
         for number, fact in enumerate(walk.facts, 1)
         for leaf in fact.leaves
     )
 
 
 class Subjects:
-    """What calls are about: the value of their parameter, and where a tool takes several, of the one that has
+    """What calls are about: the value of their parameter, and if a tool takes several, of the one that has
     the most values; the others say how."""
 
     def __init__(self, facts: Iterable[Fact]) -> None:
@@ -139,24 +139,25 @@ class Subjects:
         self._parameter = {tool: _widest(of_tool) for tool, of_tool in values.items()}
 
     def of_call(self, tool: str, arguments: Mapping[str, Any]) -> str | None:
-        """The subject of a call; None where it has none, or an earlier result gives it."""
+        """Return the subject of a call; None if it has none, or an earlier result gives it."""
         value = arguments.get(self._parameter.get(tool, ""))
         return None if value is None or reference_texts(value) else format_value(value)
 
     def of_fact(self, fact: Fact) -> str:
-        """The subject of a fact, or its tool where it has none."""
+        """Return the subject of a fact, or its tool if it has none."""
         return self.of_call(fact.spec.dotted, fact.arguments) or fact.spec.dotted
 
     def named(self, walk: Walk) -> list[str]:
-        """The subjects that the question of a walk names."""
+        """Return the subjects that the question of a walk names."""
         calls = ((step.fact.spec.dotted, step.params(step.fact.arguments)) for step in walk.steps)
         return [subject for call in calls if (subject := self.of_call(*call)) is not None]
 
 
 def disjoint(tasks: Mapping[str, Sequence[Task]]) -> dict[str, tuple[Task, ...]]:
-    """The tasks without those that name an entity of another side. Exploring keeps apart what is asked about,
-    but a question may begin with what is asked about elsewhere, or tell things apart by it: training leaves
-    out what a held-out task asks about, and no other split keeps a task that names what training names.
+    """Return the tasks without those that name an entity of another side. Exploring keeps apart what is asked
+    about, but a question may begin with what is asked about elsewhere, or tell things apart by it: training
+    leaves out what a held-out task asks about, and no other split keeps a task that names what training
+    names.
     """
     constants = _constant_arguments(tasks)
     asked = {
@@ -226,7 +227,7 @@ def _names(task: Task, entities: set[str], constants: set[str]) -> bool:
 
 
 def shortfalls(tasks: Mapping[str, Sequence[Task]], *, facts: int) -> list[str]:
-    """What is too little, each with how much is needed; empty where it is enough."""
+    """Return what is too little, each with how much is needed; empty if it is enough."""
     made = {split: len(members) for split, members in tasks.items()}
     missing = [f"{facts} answers to ask about, of {LEAST_FACTS} that are needed"] * (facts < LEAST_FACTS)
     missing += [
@@ -248,7 +249,7 @@ def shortfalls(tasks: Mapping[str, Sequence[Task]], *, facts: int) -> list[str]:
 
 
 def found_lines(data: GeneratedData) -> list[str]:
-    """What exploring gave: things to ask about, and tasks by split and kind."""
+    """Return what exploring gave: things to ask about, and tasks by split and kind."""
     lines = [f"{_facts(data)} answers of the read-only tools to ask about"]
     for split, members in data.tasks.items():
         kinds = Counter(task.extra_info["class"].replace("_", " ") for task in members)
@@ -258,7 +259,7 @@ def found_lines(data: GeneratedData) -> list[str]:
 
 
 def warnings(tasks: Mapping[str, Sequence[Task]]) -> list[str]:
-    """What may turn out to be little."""
+    """Return what may turn out to be little."""
     made, told = len(tasks["train"]), []
     if made < _ENOUGH_TRAIN:
         told.append(f"{made} tasks for training are few: with {_ENOUGH_TRAIN} the gain is surer")
@@ -266,7 +267,7 @@ def warnings(tasks: Mapping[str, Sequence[Task]]) -> list[str]:
     if several < _ENOUGH_OF_SEVERAL_CALLS * made:
         told.append(
             f"{several} of {made} tasks for training need more than one call: only those can gain by GRPO, "
-            f"so expect little where they are under {_ENOUGH_OF_SEVERAL_CALLS:.0%}"
+            f"so expect little if they are under {_ENOUGH_OF_SEVERAL_CALLS:.0%}"
         )
     return told
 

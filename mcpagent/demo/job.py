@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from typing import Any
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
+from mcpagent.demo import pretrained as of_pretrained
 from mcpagent.demo.explored import ExploredServers
+from mcpagent.demo.pretrained import Pretrained
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.locks import LOCK_NAME
@@ -29,17 +31,25 @@ _EXPLORED_WARM_START = [
     "sft.demonstrations_per_task=4",
     "sft.stop_early=0.85",
     "sft.curriculum_steps=250",  # names and texts are longer than the tickers of the built-in servers
-    "training.max_steps=700",
+    "training.max_steps=950",
 ]
 # One update a batch (the default): with four, random rewards alone gained 10.8 points.
 _EXPLORED_GRPO = [
     "training.max_steps=60",
     "rollout.max_new_tokens=96",
-    "health.warn.uniform_share=0.6",
 ]
 _PROGRESS_NAME = "quickstart.json"
 # What stands in the folder before the GRPO run makes it its run folder.
-BESIDE = ("data", "warm_start", "eval", "trajectories", _PROGRESS_NAME, LEDGER_NAME, f"{LEDGER_NAME}.env")
+BESIDE = (
+    "data",
+    "pace",
+    "warm_start",
+    "eval",
+    "trajectories",
+    _PROGRESS_NAME,
+    LEDGER_NAME,
+    f"{LEDGER_NAME}.env",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +62,17 @@ class Stages:
 
 @dataclass
 class Progress:
-    """What is finished, by stage: CPU seconds, and how long the ledger was when the stage began."""
+    """What is finished, by stage: seconds, and how long the ledger was when the stage began. `fitted` are the
+    settings that follow from the pace of this machine, `said_s` is how long all was said to take."""
 
     path: Path
     seed: int
     servers: str | None = None  # the mcp.json; None: the built-in servers
+    model: str | None = None  # None: the embedded one
+    fitted: list[str] | None = None
+    said_s: float | None = None
+    trained: str | None = None  # the checkpoint that GRPO has left
+    wall_s: dict[str, float] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
     ledger_bytes: dict[str, int] = field(default_factory=dict)
     catalog_hash: str = ""
@@ -66,11 +82,11 @@ class Progress:
         write_text(self.path, json.dumps(document, indent=1) + "\n", is_settings=True)
 
     @classmethod
-    def at(cls, path: Path, *, seed: int, servers: str | None = None) -> Progress:
-        """That of an earlier call, or a new one. Raises UserError if that call had another seed, or other
-        servers."""
+    def at(cls, path: Path, *, seed: int, servers: str | None = None, model: str | None = None) -> Progress:
+        """That of an earlier call, or a new one. Raises UserError if that call had another seed, other
+        servers or another model."""
         if not path.is_file():
-            return cls(path, seed, servers)
+            return cls(path, seed, servers, model)
         progress = cls(path, **json.loads(path.read_text(encoding="utf-8")))
         if progress.servers != servers:
             begun = "the built-in servers" if progress.servers is None else f"--servers {progress.servers}"
@@ -84,6 +100,13 @@ class Progress:
                 f"this quickstart was begun with seed {progress.seed}, not {seed}",
                 where=str(path.parent),
                 remedy=f"use --seed {progress.seed}, or another --out",
+            )
+        if progress.model != model:
+            begun = "the embedded model" if progress.model is None else f"--model {progress.model}"
+            raise UserError(
+                f"this quickstart was begun with {begun}",
+                where=str(path.parent),
+                remedy="use the same one, or another --out",
             )
         return progress
 
@@ -100,7 +123,13 @@ class QuickstartJob:
     progress: Progress
     stages: Stages
     explored: ExploredServers | None = None  # whose tasks come from exploring; None: the built-in ones
+    pretrained: Pretrained | None = None  # None: the embedded model
     counts: Mapping[str, int] = field(default_factory=lambda: SPLITS)  # tasks of each split, at most
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called in titles."""
+        return "the embedded model" if self.pretrained is None else Path(self.pretrained.model).name
 
     @property
     def warm_steps(self) -> int:
@@ -112,25 +141,41 @@ class QuickstartJob:
         return self.out / "warm_start" / "checkpoints" / step_name(self.warm_steps)
 
     @contextmanager
-    def stage(self, name: str, title: str, total: int | None, *, resumes: bool = False) -> Iterator[Any]:
-        """Times a stage and shows a bar. A stage that was cut off is done again as a whole, so the servers'
-        ledger is rolled back to where it began; one that `resumes` does that itself, to its checkpoint."""
+    def stage(
+        self, name: str, title: str, total: int | None, *, resumes: bool = False, shows: bool = True
+    ) -> Iterator[Any]:
+        """Times a stage and, if it `shows`, opens a bar. A stage that was cut off is done again as a
+        whole, so the servers' ledger is rolled back to where it began; one that `resumes` does that itself,
+        to its checkpoint."""
         begun = self.progress.ledger_bytes.setdefault(name, _size(self.ledger))
         self.progress.save()
         if not resumes:
             from mcpagent.train.actor import roll_back  # and with it torch, which a check does without
 
             roll_back(self.ledger, begun)
-        started = time.process_time()
-        with self.stages.begin(title, total) as advance:
+        started, began = time.process_time(), time.monotonic()
+        with self.stages.begin(title, total) if shows else nullcontext() as advance:
             yield advance
         self.progress.cpu_s[name] = self.progress.cpu_s.get(name, 0.0) + time.process_time() - started
+        self.progress.wall_s[name] = self.progress.wall_s.get(name, 0.0) + time.monotonic() - began
         self.progress.save()
 
+    def refitted(self) -> QuickstartJob:
+        """Return the job with its settings as the pace of this machine makes them."""
+        warm, grpo = _configs(self.out, self.seed, self.explored, self.pretrained, self.progress.fitted or ())
+        job = replace(self, warm=warm)
+        model = grpo.model.model_copy(update={"name": str(job.warm_checkpoint)})
+        return replace(job, grpo=grpo.model_copy(update={"model": model}))
 
-def check_folder(out: Path, *, seed: int, servers: str | None = None) -> Progress:
-    """How far the quickstart in `out` has come; a new one where there is nothing yet. Raises UserError where
-    `out` is something else, or was begun with another seed or other servers."""
+
+def parts(advance: Any) -> Callable[[str, int, int], None]:
+    """Return what shows how far a part of a run is next to the bar of `advance` (`Watch.on_part`)."""
+    return lambda what, done, total: advance(0, note=f"{what} {done}/{total}")
+
+
+def check_folder(out: Path, *, seed: int, servers: str | None = None, model: str | None = None) -> Progress:
+    """Return how far the quickstart in `out` has come; a new one if there is nothing yet. Raises UserError if
+    `out` is something else, or was begun with another seed, other servers or another model."""
     if out.exists() and not out.is_dir():
         raise UserError("is a file, not a folder", where=f"--out {out}", remedy="name another one with --out")
     progress_file = out / _PROGRESS_NAME
@@ -141,25 +186,25 @@ def check_folder(out: Path, *, seed: int, servers: str | None = None) -> Progres
             where=str(out),
             remedy="name another folder with --out",
         )
-    return Progress.at(progress_file, seed=seed, servers=servers)
+    return Progress.at(progress_file, seed=seed, servers=servers, model=model)
 
 
 def open_job(
-    out: Path, *, seed: int, stages: Stages, explored: ExploredServers | None = None
+    out: Path,
+    *,
+    seed: int,
+    stages: Stages,
+    explored: ExploredServers | None = None,
+    pretrained: Pretrained | None = None,
 ) -> QuickstartJob:
-    """A new quickstart in the folder `out`, or the one that is there: on the built-in servers, or on those
-    that are to be `explored`. Raises UserError where `out` holds something else or was begun otherwise. If
-    the tools have changed since, what is there is moved aside."""
+    """Return a new quickstart in the folder `out`, or the one that is there: on the built-in servers, or on
+    those that are to be `explored`; with the embedded model, or a `pretrained` one. Raises UserError if `out`
+    holds something else or was begun otherwise. If the tools have changed since, what is there is moved
+    aside."""
     servers = None if explored is None else explored.tools.servers
-    progress = check_folder(out, seed=seed, servers=servers)
-    data = f"data.train={json.dumps(str(out / 'data' / 'train.jsonl'))}"
-    # It evaluates by itself, before and after GRPO, greedily and not.
-    settings = [f"seed={seed}", data, "training.eval_samples=0"]
-    of_warm, of_grpo = ([], []) if explored is None else (_EXPLORED_WARM_START, _EXPLORED_GRPO)
-    warm = load_train_config([resource_path("configs/warm_start.yaml")], [*settings, *of_warm]).config
-    grpo = load_train_config([resource_path("configs/quickstart.yaml")], [*settings, *of_grpo]).config
-    if explored is not None:
-        warm, grpo = (config.model_copy(update={"tools": explored.tools}) for config in (warm, grpo))
+    model = None if pretrained is None else pretrained.model
+    progress = check_folder(out, seed=seed, servers=servers, model=model)
+    warm, grpo = _configs(out, seed, explored, pretrained, progress.fitted or ())
     with open_tools(grpo.tools, on_note=stages.note) as opened:
         current = opened.pool.catalog_hash
     if progress.catalog_hash not in ("", current):
@@ -169,13 +214,45 @@ def open_job(
             f"was there is in {aside}"
         )
         _move_aside(out, aside)
-        progress = Progress(progress.path, seed, servers)
+        progress = Progress(progress.path, seed, servers, model)
     progress.catalog_hash = current
     progress.save()
     named = os.environ.get("MCPAGENT_CALL_LEDGER")
-    job = QuickstartJob(out, seed, warm, grpo, Path(named or out / LEDGER_NAME), progress, stages, explored)
-    model = grpo.model.model_copy(update={"name": str(job.warm_checkpoint)})
-    return replace(job, grpo=grpo.model_copy(update={"model": model}))
+    job = QuickstartJob(
+        out,
+        seed,
+        warm,
+        grpo,
+        Path(named or out / LEDGER_NAME),
+        progress,
+        stages,
+        explored,
+        pretrained,
+        SPLITS if pretrained is None else of_pretrained.SPLITS,
+    )
+    return job.refitted()
+
+
+def _configs(
+    out: Path,
+    seed: int,
+    explored: ExploredServers | None,
+    pretrained: Pretrained | None,
+    fitted: Sequence[str],
+) -> tuple[TrainConfig, TrainConfig]:
+    """The settings of the warm start and of GRPO."""
+    # It evaluates by itself, before and after GRPO, greedily and not.
+    data = f"data.train={json.dumps(str(out / 'data' / 'train.jsonl'))}"
+    settings = [f"seed={seed}", data, "training.eval_samples=0"]
+    if pretrained is not None:
+        warm, grpo = pretrained.configs(settings, fitted)
+    else:
+        of_warm, of_grpo = ([], []) if explored is None else (_EXPLORED_WARM_START, _EXPLORED_GRPO)
+        warm = load_train_config([resource_path("configs/warm_start.yaml")], [*settings, *of_warm]).config
+        grpo = load_train_config([resource_path("configs/quickstart.yaml")], [*settings, *of_grpo]).config
+    if explored is not None:
+        warm, grpo = (config.model_copy(update={"tools": explored.tools}) for config in (warm, grpo))
+    return warm, grpo
 
 
 def _move_aside(out: Path, aside: Path) -> None:

@@ -1,12 +1,13 @@
 """The main job, end to end and offline: data, warm start, GRPO, evaluation, report.
 
-Each stage leaves its result on disk whole or not at all, so a second call goes on where the first stopped.
+Each stage leaves its result on disk whole or not at all, so a second call continues the run.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from mcpagent.config.dataset_servers import DatasetServers
@@ -15,20 +16,22 @@ from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.demo import explored as explored_servers
-from mcpagent.demo.job import BESIDE, QuickstartJob, Stages, open_job
-from mcpagent.errors import RunError
+from mcpagent.demo import pretrained as of_pretrained
+from mcpagent.demo.job import BESIDE, QuickstartJob, Stages, open_job, parts
+from mcpagent.demo.pace import fitted
+from mcpagent.demo.pretrained import Pretrained
+from mcpagent.errors import RunError, UserError
 from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.report.page import write_report
 from mcpagent.evaluate.summary import summarise
 from mcpagent.run.episodes import open_episodes
-from mcpagent.run.evaluate import evaluate_on
 from mcpagent.run.train import Watch, train
 from mcpagent.storage.atomic import write_text
-from mcpagent.storage.datasets import read_tasks
+from mcpagent.storage.datasets import read_tasks, spread
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.runs import run_session
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
-from mcpagent.synth.generate import write_splits
+from mcpagent.synth.generate import DatasetOutput, make_dataset, write_splits
 from mcpagent.synth.templates.rules import generate_dataset, short_note
 from mcpagent.synth.templates.template import load_templates
 from mcpagent.tools.setup import open_tools
@@ -38,6 +41,8 @@ Controls = Callable[[QuickstartJob, Path], Mapping[str, list[JsonObject]]]
 
 SAMPLED_ATTEMPTS = 2  # for each held-out task at temperature 1
 _EPISODES_AT_ONCE = 256
+# The stages of which it is said beforehand how long they take together.
+_SAID = ("eval_untrained", "warm_start", "eval_warm_start", "grpo", "eval_trained")
 _STORED = ("warm_start/trajectories", "trajectories", "controls/*/trajectories", "wasteful/*/trajectories")
 
 ABOUT = (
@@ -54,13 +59,15 @@ def quickstart(
     seed: int,
     stages: Stages,
     explored: explored_servers.ExploredServers | None = None,
+    pretrained: Pretrained | None = None,
     controls: Controls | None = None,
 ) -> JsonObject:
     """Run what is not yet done in `out`; returns the document of `quickstart --json`. `explored` servers are
-    explored; None takes the built-in ones and their templates. `controls` runs control experiments from the
-    warm-started checkpoint before the report is written (`demo.controls`)."""
+    explored; None takes the built-in ones and their templates. A `pretrained` model is fitted to the machine
+    first; None takes the embedded one. `controls` runs control experiments from the warm-started checkpoint
+    before the report is written (`demo.controls`)."""
     with run_session(out, kind="quickstart") as session:
-        job = open_job(out, seed=seed, stages=stages, explored=explored)
+        job = open_job(out, seed=seed, stages=stages, explored=explored, pretrained=pretrained)
         session.begin(job.grpo.total_steps(n_tasks=job.counts["train"]))
         return run_stages(job, controls)
 
@@ -68,19 +75,26 @@ def quickstart(
 def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObject:
     """Every stage of the job that is not yet done, then the report."""
     make_tasks(job)
+    job = fitted(job)
+    sides: dict[str, JsonObject] = {}
+    if job.pretrained is not None:
+        model = job.pretrained.model
+        sides["untrained"] = evaluate_checkpoint(job, "untrained", model, "evaluate the untrained model")
     warm_checkpoint = warm_start(job)
-    before = evaluate_checkpoint(job, "warm_start", warm_checkpoint, "evaluate the warm start")
+    sides["warm_start"] = evaluate_checkpoint(job, "warm_start", warm_checkpoint, "evaluate the warm start")
     trained_checkpoint = _grpo(job, warm_checkpoint)
-    after = evaluate_checkpoint(job, "trained", trained_checkpoint, "evaluate the trained model")
+    sides["trained"] = evaluate_checkpoint(job, "trained", trained_checkpoint, "evaluate the trained model")
+    wall_s = sum(job.progress.wall_s.get(stage, 0.0) for stage in _SAID)
     rows = controls(job, warm_checkpoint) if controls is not None else {}
     report = write_report(job.out)
     return {
         "run_dir": str(job.out),
         "seed": job.seed,
-        "warm_start": {"metrics": before},
-        "trained": {"metrics": after},
+        **({} if job.pretrained is None else {"model": job.pretrained.model}),
+        **{name: {"metrics": metrics} for name, metrics in sides.items()},
         "tool_calls": _count_calls(job),
         "cpu_s": {name: round(value, 1) for name, value in job.progress.cpu_s.items()},
+        **({} if job.progress.said_s is None else {"said_s": job.progress.said_s, "wall_s": wall_s}),
         "checkpoint": str(trained_checkpoint),
         **rows,
         "report": str(report),
@@ -88,9 +102,12 @@ def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObje
 
 
 def make_tasks(job: QuickstartJob) -> None:
-    """Write the tasks of every split, where they are not there yet."""
+    """Write the tasks of every split, if they are not there yet."""
     folder = job.out / "data"
     if all((folder / f"{split}.jsonl").is_file() for split in job.counts):
+        return
+    if job.pretrained is not None:
+        _make_answered_tasks(job, folder)
         return
     with (
         job.stage("data", "make tasks", sum(job.counts.values())) as advance,
@@ -120,8 +137,40 @@ def make_tasks(job: QuickstartJob) -> None:
         write_splits(data.tasks, folder, servers=DatasetServers.of(folder, job.grpo.tools), overwrite=True)
 
 
+def _make_answered_tasks(job: QuickstartJob, folder: Path) -> None:
+    """Write what `gen-data` makes of the templates of the built-in servers, or by exploring the user's own: a
+    pretrained model reads that a line of its own is to give the answer. Raises UserError if it is too
+    little."""
+    with job.stage("data", "make tasks", None, shows=False):
+        make_dataset(
+            "core",
+            job.grpo.tools,
+            DatasetOutput(
+                folder=folder,
+                counts=job.counts,
+                servers=DatasetServers.of(folder, job.grpo.tools),
+                overwrite=True,
+            ),
+            seed=job.seed,
+            distractors=None,
+            answer_line=True,
+            explore=job.explored is not None,
+            seed_values={} if job.explored is None else job.explored.seed_values,
+            console=Console(),
+        )
+    for split, least in of_pretrained.LEAST.items():
+        path = folder / f"{split}.jsonl"
+        made = sum(1 for _ in read_tasks(path)) if path.is_file() else 0
+        if made < least:
+            raise UserError(
+                f"there are {made} tasks in {path.name}, and {least} are needed",
+                where="--servers",
+                remedy="name further tools that only read: --read-only SERVER.TOOL,...",
+            )
+
+
 def warm_start(job: QuickstartJob) -> Path:
-    """The checkpoint of the warm start, which is made where it is not there yet."""
+    """Return the checkpoint of the warm start, which is made if it is not there yet."""
     folder, final = job.out / "warm_start", job.warm_checkpoint
     if final.is_dir():
         return final
@@ -134,23 +183,26 @@ def warm_start(job: QuickstartJob) -> Path:
             run_dir=folder,
             resume=(folder / "config.yaml").is_file(),
             ledger=job.ledger,
-            manifest={"title": "Warm start of the embedded model"},
-            watch=Watch(on_step=lambda r: advance(note=f"loss {r['loss']:.3f}"), note=job.stages.note),
+            manifest={"title": f"Warm start of {job.model_name}"},
+            watch=Watch(
+                on_step=lambda r: advance(note=f"loss {r['loss']:.3f}"),
+                on_part=parts(advance),
+                note=job.stages.note,
+            ),
         )
     return final
 
 
 def _grpo(job: QuickstartJob, warm_checkpoint: Path) -> Path:
+    if job.progress.trained is not None:
+        return Path(job.progress.trained)
     steps = job.grpo.total_steps(n_tasks=job.counts["train"])
-    final = job.out / "checkpoints" / f"step-{steps:06d}"
-    if final.is_dir():
-        return final
     with job.stage("grpo", "GRPO on real episodes", steps, resumes=True) as advance:
         begun = job.progress.ledger_bytes["grpo"]
         resume = (job.out / "config.yaml").is_file()
         if resume:
             advance(_steps_done(job.out))
-        train(
+        outcome = train(
             job.grpo,
             run_dir=job.out,
             resume=resume,
@@ -159,84 +211,100 @@ def _grpo(job: QuickstartJob, warm_checkpoint: Path) -> Path:
             beside=BESIDE,
             manifest={
                 "title": "mcpagent quickstart",
-                "about": explored_servers.ABOUT if job.explored is not None else ABOUT,
+                "about": _about(job),
                 "warm_start": str(warm_checkpoint),
             },
             watch=Watch(
                 on_step=lambda r: advance(
                     note=f"reward {r.get('reward_mean', 0):.2f}  success {r.get('success_rate', 0):.0%}"
                 ),
+                on_part=parts(advance),
                 note=job.stages.note,
             ),
         )
-    return final
+        job.progress.trained = str(outcome.best_checkpoint)
+    return outcome.best_checkpoint
+
+
+def _about(job: QuickstartJob) -> str:
+    if job.pretrained is not None:
+        return of_pretrained.ABOUT
+    return explored_servers.ABOUT if job.explored is not None else ABOUT
 
 
 def evaluate_checkpoint(
     job: QuickstartJob,
     name: str,
-    checkpoint: Path,
+    checkpoint: Path | str,
     title: str,
     *,
     sampled_attempts: int = SAMPLED_ATTEMPTS,
 ) -> JsonObject:
-    """Greedy and at temperature 1, on held-out tasks; metrics as `quickstart --json` shows them."""
+    """Evaluate greedily and at temperature 1, on held-out tasks; return metrics as `quickstart --json` shows
+    them."""
     folder = job.out / "eval"
     files = {0.0: folder / f"{name}.json", 1.0: folder / f"{name}_sampled.json"}
-    if not all(path.is_file() for path in files.values()):
-        total = sum(1 for _ in read_tasks(job.out / "data" / "heldout.jsonl")) * (1 + sampled_attempts)
-        with job.stage(f"eval_{name}", title, total) as advance:
-            for temperature, path in files.items():
-                samples = sampled_attempts if temperature else 1
-                _evaluate_at(job, checkpoint, temperature, samples, path, lambda _: advance())
+    samples = {0.0: 1, 1.0: sampled_attempts if job.pretrained is None else 1}
+    missing = {temperature: path for temperature, path in files.items() if not path.is_file()}
+    if missing:
+        _evaluate(job, name, checkpoint, title, missing, samples=samples)
     metrics = {t: json.loads(path.read_text(encoding="utf-8"))["metrics"] for t, path in files.items()}
-    sampled = {f"task_success_sampled{end}": metrics[1.0][f"task_success{end}"] for end in ("", "_all")}
+    sampled = {f"task_success_sampled{end}": metrics[1.0][f"task_success{end}"] for end in ("", "_scored")}
     return {**metrics[0.0], **sampled}
 
 
 def evaluate_sampled(
     job: QuickstartJob, name: str, checkpoint: Path, title: str, *, attempts: int, data: Path
 ) -> JsonObject:
-    """All metrics on the tasks of `data` at temperature 1; those of the greedy policy are not asked for."""
+    """Return all metrics on the tasks of `data` at temperature 1; those of the greedy policy are not asked
+    for."""
     path = job.out / "eval" / f"{name}_sampled.json"
     if not path.is_file():
-        total = sum(1 for _ in read_tasks(data)) * attempts
-        with job.stage(f"eval_{name}", title, total) as advance:
-            _evaluate_at(job, checkpoint, 1.0, attempts, path, lambda _: advance(), data=data)
+        _evaluate(job, name, checkpoint, title, {1.0: path}, samples={1.0: attempts}, data=data)
     return json.loads(path.read_text(encoding="utf-8"))["metrics"]
 
 
-def _evaluate_at(
+def _evaluate(
     job: QuickstartJob,
-    checkpoint: Path,
-    temperature: float,
-    samples: int,
-    path: Path,
-    on_done: Callable[[Trajectory], None],
+    name: str,
+    checkpoint: Path | str,
+    title: str,
+    files: Mapping[float, Path],
     *,
+    samples: Mapping[float, int],
     data: Path | None = None,
 ) -> None:
-    rollout = job.grpo.rollout.model_copy(update={"temperature": temperature, "num_envs": _EPISODES_AT_ONCE})
-    with open_episodes(
-        job.grpo.model_copy(update={"rollout": rollout}),
-        policy=str(checkpoint),
-        samples=samples,
-        console=Console(is_json=True),
-        data=data or job.out / "data" / "heldout.jsonl",
-        ledger=job.ledger,
-    ) as setup:
-        trajectories = evaluate_on(setup, samples=samples, on_done=on_done)
-        provenance = setup.provenance(samples=samples)
-        breakdown = break_down(setup.tasks, trajectories)
-    write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", trajectories)
-    result = summarise(trajectories, seed=job.seed).with_provenance(
-        {**provenance, "split": "heldout"}, breakdown=breakdown
-    )
-    write_text(path, result.model_dump_json(indent=1) + "\n")
+    """Play the held-out tasks, or those of `data`, at each temperature; write the results to its file."""
+    data = data or job.out / "data" / "heldout.jsonl"
+    tasks = spread(list(read_tasks(data)), job.grpo.training.eval_tasks)
+    total = len(tasks) * sum(samples[temperature] for temperature in files)
+    at_once = _EPISODES_AT_ONCE if job.pretrained is None else job.grpo.rollout.num_envs
+    rollout = job.grpo.rollout.model_copy(update={"num_envs": at_once})
+    with (
+        job.stage(f"eval_{name}", title, total) as advance,
+        open_episodes(
+            job.grpo.model_copy(update={"rollout": rollout}),
+            policy=str(checkpoint),
+            samples=max(samples[temperature] for temperature in files),
+            console=Console(is_json=True),
+            data=data,
+            ledger=job.ledger,
+        ) as opened,
+    ):
+        for temperature, path in files.items():
+            sampling = replace(opened.settings.sampling, temperature=temperature)
+            setup = replace(opened, settings=replace(opened.settings, sampling=sampling))
+            played = setup.play(samples=samples[temperature], on_done=lambda _: advance(), tasks=tasks)
+            write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", played)
+            facts = {**setup.provenance(samples=samples[temperature]), "split": "heldout"}
+            result = summarise(played, seed=job.seed).with_provenance(
+                facts, breakdown=break_down(tasks, played)
+            )
+            write_text(path, result.model_dump_json(indent=1) + "\n")
 
 
 def _count_calls(job: QuickstartJob) -> JsonObject:
-    """Calls that trajectories say were made over MCP, and calls that the servers say they got: None where
+    """Calls that trajectories say were made over MCP, and calls that the servers say they got: None if
     they are the user's own, which count none."""
     stored = [
         path

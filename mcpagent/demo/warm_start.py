@@ -55,10 +55,10 @@ class EmbeddedShape:
 def train_tokenizer(
     texts: Iterable[str], *, vocab_size: int, catalog_hash: str, wording: Collection[str] | None = None
 ) -> Any:
-    """A byte-level BPE tokenizer over `texts` as a plain `PreTrainedTokenizerFast` with the chat template.
-    Where `wording` is given, words that are not among it are cut into pairs of letters and merge with nothing
-    around them: so a name is the same tokens in a question, a result and an answer, and every one of them is
-    frequent enough for copying it to be learned.
+    """Return a byte-level BPE tokenizer over `texts` as a plain `PreTrainedTokenizerFast` with the chat
+    template. Where `wording` is given, words that are not among it are cut into pairs of letters and merge
+    with nothing around them: so a name is the same tokens in a question, a result and an answer, and every
+    one of them is frequent enough for copying it to be learned.
 
     The plain class matters: saved as a Qwen tokenizer, AutoTokenizer would rebuild it with another
     pre-tokenizer and give other ids.
@@ -107,7 +107,8 @@ def _other_words(wording: Collection[str]) -> list[str]:
 
 
 def embedded_config(shape: EmbeddedShape, **options: Any) -> Any:
-    """The transformers configuration of an embedded model; `options` join it or replace parts of it."""
+    """Return the transformers configuration of an embedded model; `options` join it or replace parts of
+    it."""
     from transformers import Qwen3Config
 
     architecture: dict[str, Any] = {
@@ -127,7 +128,7 @@ def embedded_config(shape: EmbeddedShape, **options: Any) -> Any:
 
 
 def build_model(tokenizer: Any, *, shape: EmbeddedShape, seed: int) -> Any:
-    """A randomly initialised `Qwen3ForCausalLM` (float32, tied embeddings) for `tokenizer`."""
+    """Return a randomly initialised `Qwen3ForCausalLM` (float32, tied embeddings) for `tokenizer`."""
     import torch
     from transformers import Qwen3ForCausalLM
 
@@ -215,7 +216,7 @@ class Renaming:
     An entity is a word, or a number, that a result or the arguments of a call hold, or that the question
     holds and the arguments of another demonstration's call. Words of the catalog, names of fields and what
     stands in many questions or texts keep their names, and so do arguments that nothing told. Of two numbers
-    the higher one stays the higher, and where an answer or a question holds a number of its own, a sum or a
+    the higher one stays the higher, and if an answer or a question holds a number of its own, a sum or a
     limit, all of them stay.
     """
 
@@ -288,7 +289,7 @@ class Renaming:
         return " ".join(words)
 
     def rewritten(self, trajectory: Trajectory, /, *, seed: int) -> Trajectory:
-        """The demonstration with other entities."""
+        """Return the demonstration with other entities."""
         return self._renamed(trajectory, random.Random(seed))
 
     def _text(self, trajectory: Trajectory) -> str:
@@ -391,7 +392,7 @@ def _results(demonstrations: Sequence[Trajectory]) -> dict[str, set[str]]:
 
 
 def _result_wording(results: Mapping[str, Collection[str]]) -> set[str]:
-    """Words that the results of a tool hold whatever it was asked: those of most texts, where they say what
+    """Words that the results of a tool hold whatever it was asked: those of most texts, if they say what
     keys say in JSON, and of nearly all JSON, such as the domain of every address."""
     wording: set[str] = set()
     for contents in results.values():

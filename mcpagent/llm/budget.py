@@ -31,7 +31,7 @@ class Price:
 
 
 def at_most(request: ChatRequest) -> Usage:
-    """A bound of what `request` can use: a token has at least one byte of what is sent."""
+    """Return a bound of what `request` can use: a token has at least one byte of what is sent."""
     sent = json.dumps([request.messages, request.tools, request.schema], ensure_ascii=False)
     overhead = _OVERHEAD_TOKENS * (1 + len(request.messages) + len(request.tools))
     return Usage(len(sent.encode()) + overhead, request.max_output_tokens)
@@ -57,8 +57,9 @@ class ApiBudget:
     ) -> None:
         if max_cost is not None and price is None:
             raise UserError(
-                "--max-cost needs to know what a token costs",
-                remedy="give dollars per million tokens: --price-in 0.25 --price-out 2",
+                f"api.max_cost is {max_cost:g}, but what a token costs is not known",
+                where="api.max_cost",
+                remedy="give dollars per million tokens: --set api.price_in=0.25 --set api.price_out=2",
             )
         self.price = price
         self.max_cost = max_cost
@@ -66,7 +67,7 @@ class ApiBudget:
         self.requests = 0
         self.uncertain = 0
         self.usage = Usage()  # that was reported
-        self._uncertain_usage = Usage()  # bounds where nothing was
+        self._uncertain_usage = Usage()  # bounds if nothing was
         self._reserved: list[Usage] = []
         self._changed = asyncio.Condition()
 
@@ -76,7 +77,7 @@ class ApiBudget:
         return None if self.price is None else self.price.of(self.usage + self._uncertain_usage)
 
     async def reserve(self, bound: Usage) -> None:
-        """Wait until `bound` fits beside what is in flight. Raises BudgetSpent where it never will."""
+        """Wait until `bound` fits with what is in flight. Raises BudgetSpent if it never will."""
         async with self._changed:
             while True:
                 if self.max_requests is not None and self.requests >= self.max_requests:
@@ -102,7 +103,7 @@ class ApiBudget:
         self._count(bound, usage)
 
     def as_json(self) -> JsonObject:
-        """What was spent, for a report; `cost_usd` is None without a price."""
+        """Return what was spent, for a report; `cost_usd` is None without a price."""
         cost = self.cost
         return {
             "requests": self.requests,
@@ -135,13 +136,13 @@ def load_prices(path: Path | None = None) -> dict[str, Price]:
 
 
 def price_of(model: str) -> Price | None:
-    """The price of a model, dated or not; None for one that the table does not know."""
+    """Return the price of a model, dated or not; None for one that the table does not know."""
     return load_prices().get(_DATE.sub("", model))
 
 
 def given_price(price_in: float | None, price_out: float | None, *, names: tuple[str, str]) -> Price | None:
-    """The price that a user names, in dollars per million tokens; None where there is none. Raises UserError
-    for half of one. `names` are those of the two settings."""
+    """Return the price that a user names, in dollars per million tokens; None if there is none. Raises
+    UserError for half of one. `names` are those of the two settings."""
     if price_in is not None and price_out is not None:
         return Price(price_in, price_out)
     if price_in is not None or price_out is not None:

@@ -1,4 +1,4 @@
-"""Asking until there is an answer: paced, within the budget, and again where that can help."""
+"""Asking until there is an answer: paced, within the budget, and again if that can help."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AttemptObserver(Protocol):
         """Called with the reply, before anything is made of it."""
 
     def failed(self, key: str, failure: ChatFailed) -> None:
-        """Called where the attempt gave no answer."""
+        """Called if the attempt gave no answer."""
 
 
 class NoObserver(AttemptObserver):
@@ -142,8 +142,8 @@ def open_client(
     on_note: Callable[[str], None],
     observer: AttemptObserver | None = None,
 ) -> Iterator[RetryingClient]:
-    """A client of a Chat Completions API. `run` runs a coroutine on the loop on which it is asked. Raises
-    UserError where the key is missing."""
+    """Yield a client of a Chat Completions API. `run` runs a coroutine on the loop on which it is asked.
+    Raises UserError if the key is missing."""
     endpoint = Endpoint(
         EndpointSettings(
             model=model,
@@ -173,6 +173,6 @@ def _key(api: ApiConfig) -> str:
         raise UserError(
             f"OpenAI's API needs a key, and {_KEY} is not set",
             where=_KEY,
-            remedy=f"export {_KEY}=..., or put it into .env; --base-url names a server of your own",
+            remedy=f"export {_KEY}=..., or put it into .env; --set api.base_url=URL names another server",
         )
     return key or _PLACEHOLDER_KEY

@@ -23,7 +23,7 @@ class Usage:
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
     """`messages` are chat messages (`role`, `content`), whatever the backend. `schema` is the JSON schema of
-    the answer, enforced where the server can. `tools` (`core.tools.chat_schema`) need the chat backend."""
+    the answer, enforced if the server can. `tools` (`core.tools.chat_schema`) need the chat backend."""
 
     messages: tuple[JsonObject, ...]
     max_output_tokens: int
@@ -46,7 +46,7 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatReply:
-    """`usage` is None where the server does not say. `raw` is the whole body of the response."""
+    """`usage` is None if the server does not say. `raw` is the whole body of the response."""
 
     text: str
     finish: Finish
@@ -90,5 +90,6 @@ class ChatClient(Protocol):
     """Asks a model."""
 
     async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
-        """The answer. `key` names the question: the same for every attempt at it. Raises ChatFailed."""
+        """Return the answer. `key` names the question: the same for every attempt at it. Raises
+        ChatFailed."""
         ...

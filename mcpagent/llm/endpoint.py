@@ -32,7 +32,7 @@ _FINISH = {
 
 
 def chat_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, Any]:
-    """The body of a Chat Completions request; `mode` is one of MODES."""
+    """Return the body of a Chat Completions request; `mode` is one of MODES."""
     body: dict[str, Any] = {
         "model": model,
         "messages": list(request.messages),
@@ -50,7 +50,7 @@ def chat_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, Any]:
 
 
 def responses_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, Any]:
-    """The body of a Responses request; `mode` is one of MODES."""
+    """Return the body of a Responses request; `mode` is one of MODES."""
     body: dict[str, Any] = {
         "model": model,
         "input": list(request.messages),
@@ -69,7 +69,7 @@ def responses_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, 
 
 
 def read_chat(raw: JsonObject) -> ChatReply:
-    """Raises one of UNUSABLE where the body is not a chat completion."""
+    """Raise one of UNUSABLE if the body is not a chat completion."""
     choice = raw["choices"][0]
     message = choice["message"]
     calls = tuple(message.get("tool_calls") or ())
@@ -85,7 +85,7 @@ def read_chat(raw: JsonObject) -> ChatReply:
 
 
 def read_responses(raw: JsonObject) -> ChatReply:
-    """Raises one of UNUSABLE where the body is not a response."""
+    """Raise one of UNUSABLE if the body is not a response."""
     parts = [part for item in raw["output"] if item["type"] == "message" for part in item["content"]]
     refusals = [part["refusal"] for part in parts if part["type"] == "refusal"]
     texts = [part["text"] for part in parts if part["type"] == "output_text"]
@@ -143,7 +143,7 @@ class Concessions:
         return kept
 
     def give_in(self, message: str, state: int, *, has_schema: bool) -> bool:
-        """True where the refused request, sent in `state`, is worth another attempt."""
+        """Return True if the refused request, sent in `state`, is worth another attempt."""
         if state != self.state:
             return True  # another request's refusal has changed how it would be sent now
         note = self._concession(message, has_schema=has_schema)
@@ -169,7 +169,7 @@ class Concessions:
 
 
 def failure_of(error: openai.APIStatusError, *, where: str, model: str) -> ChatFailed | UserError:
-    """What an error status says: of this attempt (ChatFailed), or of every request (UserError)."""
+    """Return what an error status says: of this attempt (ChatFailed), or of every request (UserError)."""
     status, text = error.status_code, _message(error)
     code = error.body.get("code") if isinstance(error.body, dict) else None
     if status in {401, 403}:
@@ -182,7 +182,7 @@ def failure_of(error: openai.APIStatusError, *, where: str, model: str) -> ChatF
         return UserError(
             f"the API has no model {model!r}, or no such path (404): {text}",
             where=where,
-            remedy="check --model, --base-url (it usually ends in /v1) and --backend chat|responses",
+            remedy="check the name of the model and api.base_url (it usually ends in /v1)",
         )
     if status in {402, 429} and (status == 402 or code in _NO_QUOTA):
         return UserError(f"the account has no quota left: {text}", where=where, remedy="check its billing")
@@ -240,7 +240,7 @@ class Endpoint:
         )
 
     async def send(self, request: ChatRequest, *, key: str) -> ChatReply:
-        """Raises ChatFailed, and UserError for what no other request would survive (key, model, quota)."""
+        """Raise ChatFailed, and UserError for what no other request would survive (key, model, quota)."""
         import openai
 
         asked = self._concessions.state
@@ -320,7 +320,7 @@ class Endpoint:
 
 
 def json_of(reply: ChatReply) -> JsonObject | None:
-    """The answer as a JSON object, also out of a Markdown fence; None where it is not one."""
+    """Return the answer as a JSON object, also out of a Markdown fence; None if it is not one."""
     text = reply.text.strip()
     if text.startswith("```"):
         text = text.partition("\n")[2].rpartition("```")[0]

@@ -45,7 +45,7 @@ class Failures:
         self.examples.setdefault(reason, text)
 
     def as_json(self) -> JsonObject:
-        """The counts by reason, as `gen-data --llm --json` shows them."""
+        """Return the counts by reason, as `gen-data --llm --json` shows them."""
         reasons = sorted(self.counts)
         return {
             "total": self.counts.total(),
@@ -60,7 +60,7 @@ class JournalInUse(UserError):
 
 class Journal:
     """The journal at `path` of the run that `run` describes; an `AttemptObserver`. `read` turns the raw body
-    of a response into a reply. `retry_failed` forgets which questions were given up. Raises UserError where
+    of a response into a reply. `retry_failed` forgets which questions were given up. Raises UserError if
     the file is in use, broken, or of another run."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Journal:
             budget.remember(bound, usage)
 
     def answer(self, key: str) -> ChatReply | None:
-        """The recorded answer. Raises ChatFailed where the question was given up."""
+        """Return the recorded answer. Raises ChatFailed if the question was given up."""
         if key in self._answers:
             offset, length = self._answers[key]
             return self._read(json.loads(os.pread(self._file.fileno(), length, offset))["raw"])
@@ -115,7 +115,7 @@ class Journal:
         return None
 
     def executed(self, key: str) -> JsonObject | None:
-        """What executing the plan under `key` gave, where that is known."""
+        """Return what executing the plan under `key` gave, if that is known."""
         return self._executed.get(key)
 
     def sent(self, key: str, bound: Usage) -> None:
@@ -168,7 +168,7 @@ class Journal:
             raise JournalInUse(
                 "another process is writing this journal",
                 where=str(self._path),
-                remedy="wait for it, or give this run its own --journal",
+                remedy="wait for it, or name another folder (--out, output_dir)",
             ) from None
 
     def _load(self, *, retry_failed: bool) -> None:
@@ -182,7 +182,7 @@ class Journal:
                 raise UserError(
                     f"is not a line of a journal: {type(error).__name__}: {error}",
                     where=f"{self._path}:{number}",
-                    remedy="give the run another --journal",
+                    remedy="name another folder (--out, output_dir)",
                 ) from None
             offset += len(raw)
         self._file.truncate(offset)
@@ -224,16 +224,16 @@ class Journal:
                 f"the journal is of a run with other settings: {', '.join(changed)} "
                 f"({name} was {recorded.get(name)!r:.80}, now {self._run.get(name)!r:.80})",
                 where=str(self._path),
-                remedy="resume with the settings of before, or give this run another --journal",
+                remedy="resume with the settings of before, or name another folder (--out, output_dir)",
             )
 
 
 @contextmanager
 def open_journal(
-    folder: Path, *, name: str, run: JsonObject, read: Callable[[JsonObject], ChatReply], option: str
+    folder: Path, *, name: str, run: JsonObject, read: Callable[[JsonObject], ChatReply]
 ) -> Iterator[tuple[Journal, Path]]:
-    """The first journal of this name in `folder` that no other process writes to. What was given up is asked
-    again. Raises UserError; `option` is the setting that names another folder."""
+    """Yield the first journal of this name in `folder` that no other process writes to. What was given up
+    is asked again. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9.-]+", "-", name)
     for number in range(_MOST_JOURNALS):
         path = folder / (f"{stem}.jsonl" if number == 0 else f"{stem}-{number + 1}.jsonl")
@@ -245,7 +245,7 @@ def open_journal(
             raise UserError(
                 f"the journal cannot be written: {error.strerror}",
                 where=str(path),
-                remedy=f"name a folder for it: --set {option}=DIR",
+                remedy="name a folder for it: --set output_dir=DIR",
             ) from None
         with journal:
             yield journal, path
@@ -258,16 +258,15 @@ def open_journal(
 
 
 class JournaledClient:
-    """A `ChatClient` that asks `inner` only what the journal does not answer. With `keeps_failures`, what got
-    no answer is not asked again while the journal is open."""
+    """A `ChatClient` that asks `inner` only what the journal does not answer. What got no answer is not asked
+    again while the journal is open."""
 
-    def __init__(self, inner: ChatClient, journal: Journal, *, keeps_failures: bool = True) -> None:
+    def __init__(self, inner: ChatClient, journal: Journal) -> None:
         self._inner = inner
         self._journal = journal
-        self._keeps_failures = keeps_failures
 
     async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
-        """The answer of the journal where it has one, else that of the model. Raises ChatFailed."""
+        """Return the answer of the journal if it has one, else that of the model. Raises ChatFailed."""
         key = f"{self._journal.prefix}:{key}"
         recorded = self._journal.answer(key)
         if recorded is not None:
@@ -275,6 +274,5 @@ class JournaledClient:
         try:
             return await self._inner.ask(request, key=key)
         except ChatFailed as failure:
-            if self._keeps_failures:
-                self._journal.gave_up(key, failure)
+            self._journal.gave_up(key, failure)
             raise

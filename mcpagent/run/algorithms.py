@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 from mcpagent.config.named_parts import is_built, load_named, model_builder
 from mcpagent.config.schema import SftConfig, TrainConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.env.offer import discovery
 from mcpagent.policy.canary import CANARY_ROWS
-from mcpagent.rollout.setup import agent_settings
-from mcpagent.run.api import open_judge, open_user
-from mcpagent.run.episodes import at_once
 from mcpagent.run.lifecycle import (
     RunInputs,
     TrainOutcome,
@@ -27,41 +23,20 @@ from mcpagent.run.lifecycle import (
     outcome_of,
     tracked,
 )
-from mcpagent.run.self_evaluation import SelfEvaluation
+from mcpagent.run.policies import at_once, open_agent
+from mcpagent.run.self_evaluation import SelfEvaluation, store_validation
 from mcpagent.storage.datasets import DiskList
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import ById, write_trajectories
-from mcpagent.train.actor import (
-    ActorRecords,
-    ActorSettings,
-    DriftCallback,
-    LocalActor,
-    PipelinedActor,
-    refuse_pipeline,
-    roll_back,
-    scheduled,
-    trained_groups,
-)
+from mcpagent.train.actor import ActorRecords, ActorSettings, DriftCallback, LocalActor, roll_back
 from mcpagent.train.batch.samples import TrainSample
-from mcpagent.train.budget import RunBudget, ToolTotals
-from mcpagent.train.build import (
-    Loaded,
-    as_loaded,
-    build_canary,
-    build_learner,
-    grade_settings,
-    is_deterministic,
-    load,
-    open_sampler,
-    update_settings,
-    why_corrected,
-)
+from mcpagent.train.budget import ToolTotals
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import StepReport
+from mcpagent.train.learner.build import build_learner
 from mcpagent.train.learner.learner import Learner
+from mcpagent.train.load import Loaded, as_loaded, load_start
 from mcpagent.train.run_state import (
-    Actor,
-    CalibratedOrder,
     GrpoRun,
     GrpoSettings,
     GrpoState,
@@ -69,11 +44,12 @@ from mcpagent.train.run_state import (
     TaskOrder,
     TrainingTasks,
 )
+from mcpagent.train.sampler import RolloutEngine, build_canary, open_sampler, why_corrected
+from mcpagent.train.settings import grpo_settings, is_deterministic, sft_settings
 from mcpagent.train.sft import (
     Augmentation,
     Curriculum,
     RewrittenDemonstrations,
-    SftSettings,
     SftState,
     demonstrate,
     demonstration_samples,
@@ -81,30 +57,17 @@ from mcpagent.train.sft import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _GrpoParts:
-    """What the actor is made of."""
-
-    inputs: RunInputs
-    loaded: Loaded
-    learner: Learner
-    run: RunFolder
-    state: GrpoState
-    order: TaskOrder | CalibratedOrder
-
-
 def run_grpo(inputs: RunInputs) -> TrainOutcome:
-    """Each process plays its share of the episodes, and all make the same update."""
+    """Train with GRPO: each process plays its share of the episodes, and all make the same update."""
     config, tasks, place, watch = inputs.config, inputs.tasks, inputs.place, inputs.watch
     processes = place.processes
-    loaded = load(config, processes=processes)
-    if config.rollout.max_staleness > 0:
-        refuse_pipeline(config, loaded.device, processes)
+    loaded = load_start(config, place.folder, processes=processes, on_note=watch.note)
     total = config.total_steps(n_tasks=len(tasks))
     updates = total * config.grpo.epochs_per_batch * config.grpo.minibatches
     learner = build_learner(loaded, config, total_optimizer_steps=updates, processes=processes)
     note_kernels(loaded, learner, watch)
-    run, saved = open_run(config, place, learner.restore, total_steps=total)
+    learner.on_samples = partial(watch.on_part, "updating")
+    run, saved = open_run(loaded.settled(config), place, learner.restore, total_steps=total)
     state = (
         GrpoState.from_json(saved)
         if saved
@@ -113,15 +76,14 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
     if place.ledger is not None and processes.is_first:
         # The calls of steps that are rolled back are counted again when those steps are.
         roll_back(place.ledger, state.ledger_bytes)
-    order = _task_order(config, tasks, state)
-    parts = _GrpoParts(inputs=inputs, loaded=loaded, learner=learner, run=run, state=state, order=order)
+    order = TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed)
     health, judge = health_callback(config, run, watch), inputs.judge(run)
     with (
-        _open_grpo_actor(parts, total=total) as (actor, local),
+        _open_grpo_actor(inputs, loaded, learner, run, version=state.step) as actor,
         tracked(config, run, state.step, watch, processes) as trackers,
     ):
         if judge is not None:
-            judge.before(local, step=state.step)
+            judge.before(actor, step=state.step)
         watch.on_start(state.step, total)
 
         def on_step(report: StepReport) -> None:
@@ -134,7 +96,7 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
                 actor=actor,
                 tasks=TrainingTasks(train=tasks, validation=inputs.validation, order=order),
                 folder=run,
-                settings=_grpo_settings(parts, total=total),
+                settings=_grpo_settings(inputs, loaded, learner, total=total),
                 state=state,
                 observers=Observers(
                     health=health,
@@ -147,145 +109,128 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
         is_ill = health is not None and health.should_stop() is not None
         best = state.best_step if state.best_step is not None else state.good_step if is_ill else None
         if judge is not None:
-            judge.after(local, learner, step=state.step, best_step=best)
+            judge.after(actor, learner, step=state.step, best_step=best)
     return outcome_of(run, state.step, best_step=best, stop_reason=reason)
 
 
-def _task_order(config: TrainConfig, tasks: Sequence[Task], state: GrpoState) -> TaskOrder | CalibratedOrder:
-    """The order of `training.curriculum`, where `state` left it."""
-    if config.training.curriculum == "uniform":
-        return TaskOrder(len(tasks), batch_size=config.prompts_per_step, seed=config.seed)
-    order = CalibratedOrder(
-        tasks,
-        batch_size=min(config.prompts_per_step, len(tasks)),
-        seed=config.seed,
-        group_size=config.rollout.group_size,
-        bound=config.training.useful_share,
-    )
-    if state.curriculum is not None:
-        order.restore(state.curriculum)
-    return order
+@contextmanager
+def _open_actor(
+    inputs: RunInputs,
+    config: TrainConfig,
+    loaded: Loaded,
+    learner: Learner,
+    engine: RolloutEngine,
+    *,
+    records: ActorRecords,
+    concurrency: int,
+    group_size: int = 1,
+    version: int = 0,
+) -> Iterator[LocalActor]:
+    """Open what plays episodes of `config` with the learner's weights in `engine`: at most `concurrency` at
+    once, `group_size` attempts at each task. `version` counts the updates that the weights have seen."""
+    tools, note = inputs.tools, inputs.watch.note
+    with open_agent(config, max_context=loaded.max_context, io=tools.io, on_note=note) as agent:
+        yield LocalActor(
+            engine,
+            canary=build_canary(
+                loaded, config, learner=learner, tasks=inputs.tasks, catalog=tools.pool.tools
+            ),
+            renderer=loaded.renderer,
+            tools=tools,
+            settings=ActorSettings(
+                agent=agent.settings,
+                group_size=group_size,
+                concurrency=at_once(engine.episodes, asked=concurrency, on_note=note),
+                deterministic=is_deterministic(loaded.device),
+                seed=config.seed,
+            ),
+            records=records,
+            version=version,
+        )
 
 
 @contextmanager
-def _open_grpo_actor(parts: _GrpoParts, *, total: int) -> Iterator[tuple[Actor, LocalActor]]:
-    """What plays the episodes with the learner's weights, proved to have them; with `rollout.max_staleness`,
-    while the learner works. The second one plays when it is told to, always."""
-    config, tools, place = parts.inputs.config, parts.inputs.tools, parts.inputs.place
-    loaded, learner = parts.loaded, parts.learner
-    prompts = -(-config.prompts_per_step // place.processes.count)
+def _open_grpo_actor(
+    inputs: RunInputs, loaded: Loaded, learner: Learner, run: RunFolder, *, version: int
+) -> Iterator[LocalActor]:
+    """Open what plays the episodes with the learner's weights, proved to have them."""
+    config, tools, place, watch = inputs.config, inputs.tools, inputs.place, inputs.watch
+    prompts = -(-config.training.batch_size // place.processes.count)
     concurrency = min(config.rollout.num_envs, max(prompts * config.rollout.group_size, 1))
-    is_pipelined = config.rollout.max_staleness > 0
-    canary = build_canary(loaded, config, learner=learner, tasks=parts.inputs.tasks, catalog=tools.pool.tools)
-    totals = ToolTotals(parts.run.metrics())
+    totals = ToolTotals(run.metrics())
+    records = ActorRecords(
+        processes=place.processes,
+        ledger=place.ledger,
+        tool_metrics=lambda: totals.joined(tools.take_metrics()),
+        on_episode=watch.on_episode,
+        on_part=watch.on_part,
+        on_validation=partial(store_validation, run),
+    )
     with (
         open_sampler(
             loaded,
             config,
             model=learner.model,
-            # Beside episodes that go on, evaluations and the canary need room of their own.
-            slots=2 * concurrency + CANARY_ROWS if is_pipelined else max(concurrency, CANARY_ROWS),
-            weights=parts.run.path / "weights" / place.processes.folder_name,
+            slots=max(concurrency, CANARY_ROWS),
+            weights=run.path / "weights" / place.processes.folder_name,
             learner=learner,
-            on_note=parts.inputs.watch.note,
+            on_note=watch.note,
         ) as sampler,
-        open_user(config, io=tools.io, on_note=parts.inputs.watch.note) as user,
-        open_judge(config, io=tools.io, on_note=parts.inputs.watch.note) as opened,
-    ):
-        actor = LocalActor(
+        _open_actor(
+            inputs,
+            config,
+            loaded,
+            learner,
             sampler,
-            canary=canary,
-            renderer=loaded.renderer,
-            tools=tools,
-            settings=ActorSettings(
-                agent=agent_settings(
-                    config, max_context=loaded.max_context, user=user, judge=opened and opened.judge
-                ),
-                group_size=config.rollout.group_size,
-                concurrency=at_once(sampler.episodes, asked=concurrency, on_note=parts.inputs.watch.note),
-                deterministic=is_deterministic(config, loaded.device),
-                seed=config.seed,
-            ),
-            records=ActorRecords(
-                run=parts.run,
-                processes=place.processes,
-                ledger=place.ledger,
-                tool_metrics=lambda: totals.joined(tools.take_metrics()),
-                on_episode=parts.inputs.watch.on_episode,
-            ),
-            version=parts.state.step,
-        )
+            records=records,
+            concurrency=concurrency,
+            group_size=config.rollout.group_size,
+            version=version,
+        ) as actor,
+    ):
         actor.prove()  # before a step is spent on it
-        if not is_pipelined:
-            yield actor, actor
-            return
-        pipelined = _pipelined(actor, parts, total=total)
-        try:
-            yield pipelined, actor
-        finally:
-            pipelined.close()
+        yield actor
 
 
-def _pipelined(actor: LocalActor, parts: _GrpoParts, *, total: int) -> PipelinedActor:
-    config, tasks = parts.inputs.config, parts.inputs.tasks
-    groups = scheduled(
-        ((step, [tasks[i] for i in parts.order.batch(step)]) for step in range(1, total + 1)),
-        group_size=config.rollout.group_size,
-        seed=config.seed,
-        trained=trained_groups(parts.run),
-    )
-    pipeline = actor.pipeline(
-        groups,
-        batch=min(config.prompts_per_step, len(tasks)),
-        max_staleness=config.rollout.max_staleness,
-    )
-    return PipelinedActor(actor, pipeline, io=parts.inputs.tools.io)
-
-
-def _grpo_settings(parts: _GrpoParts, *, total: int) -> GrpoSettings:
-    config, training = parts.inputs.config, parts.inputs.config.training
-    why = why_corrected(parts.loaded, config, model=parts.learner.model)
-    update = update_settings(config, is_corrected=why is not None)
-    if config.grpo.tis_cap == "auto" and update.correction is not None:
-        parts.inputs.watch.note(
-            f"tokens are weighted by the ratio of trainer and sampler, at most {update.correction.cap:g}, "
-            f"since {why} (grpo.tis_cap)"
+def _grpo_settings(inputs: RunInputs, loaded: Loaded, learner: Learner, *, total: int) -> GrpoSettings:
+    config = inputs.config
+    why = why_corrected(loaded, config, model=learner.model)
+    settings = grpo_settings(config, total_steps=total, is_corrected=why is not None)
+    if config.grpo.tis_cap == "auto" and settings.update.tis_cap is not None:
+        inputs.watch.note(
+            f"tokens are weighted by the ratio of trainer and sampler, at most "
+            f"{settings.update.tis_cap:g}, since {why} (grpo.tis_cap)"
         )
-    return GrpoSettings(
-        total_steps=total,
-        save_every=training.save_frequency,
-        keep_checkpoints=training.keep_checkpoints,
-        eval_every=training.eval_every,
-        patience=training.patience,
-        resample_rounds=training.dynamic_sampling,
-        seed=config.seed,
-        penalty_after_success=config.reward.penalty_after_success,
-        penalty_weight=config.reward.penalty_weight,
-        grading=grade_settings(config),
-        update=update,
-        target_kl=config.grpo.target_kl if config.grpo.adaptive_kl else None,
-        budget=RunBudget(**config.budget.model_dump()),
-    )
+    return settings
 
 
 def run_sft(inputs: RunInputs) -> TrainOutcome:
-    """Every process makes its share of the demonstrations by the gold policy, and all of them train on the
-    whole."""
+    """Train on demonstrations: every process plays its share of them with the gold policy, and all train on
+    the whole."""
     config, tools, place, watch = inputs.config, inputs.tools, inputs.place, inputs.watch
     # The model is looked at before the run folder is made: a wrong name must leave nothing behind.
-    loaded = None if is_built(config.model.name) else load(config, processes=place.processes)
+    loaded = None
+    if not is_built(config.model.name):
+        loaded = load_start(config, place.folder, processes=place.processes, on_note=watch.note)
     tasks, processes = inputs.tasks, place.processes
     by_id = ById(tasks)
+    share, played = processes.share(tasks), count(1)
+    planned = len(share) * config.sft.demonstrations_per_task
+
+    def on_done(trajectory: Trajectory) -> None:
+        watch.on_episode(trajectory)
+        watch.on_part("demonstrating", next(played), planned)
+
     local_demonstrations = tools.io.run(
         demonstrate(
-            processes.share(tasks),
+            share,
             tools=tools.pool,
             seed=config.seed,
             stop_early=config.sft.stop_early,
             wrong_tool=config.sft.wrong_tool,
             discovery=discovery(config.tools),
             per_task=config.sft.demonstrations_per_task,
-            on_done=watch.on_episode,
+            on_done=on_done,
         )
     )
     processes.meet()
@@ -307,18 +252,18 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
         loaded,
         config,
         total_optimizer_steps=total,
-        decay_share=config.sft.decay_share,
         processes=processes,
     )
     note_kernels(loaded, learner, watch)
-    run, saved = open_run(config, place, learner.restore, total_steps=total)
+    learner.on_samples = partial(watch.on_part, "updating")
+    run, saved = open_run(loaded.settled(config), place, learner.restore, total_steps=total)
     state = SftState.from_json(saved) if saved else SftState()
     judge = inputs.judge(run)
     if judge is not None and learner.wrapping.is_sharded:
         watch.note("the run is not measured on held-out tasks: no sampler reads weights in shards")
         judge = None
     if judge is not None and state.step == 0:
-        with _open_sft_actor(inputs, loaded, learner, run, judge) as actor:
+        with _open_sft_actor(inputs, loaded, learner, judge) as actor:
             judge.before(actor, step=0)
     watch.on_start(state.step, total)
     encoded = partial(
@@ -335,7 +280,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
             demonstrations,
             augmentation=augmentation,
             encoded=encoded,
-            times=-(-total * config.prompts_per_step // len(demonstrations)),
+            times=-(-total * config.training.batch_size // len(demonstrations)),
             seed=config.seed,
         )
     )
@@ -353,23 +298,17 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
             samples,
             renderer=loaded.renderer,
             run=run,
-            settings=SftSettings(
-                total_steps=total,
-                curriculum=_curriculum(config.sft, augmentation),
-                save_every=config.training.save_frequency,
-                batch_size=config.prompts_per_step,
-                micro_batch_tokens=config.training.micro_batch_tokens,
-                seed=config.seed,
-                keep_checkpoints=config.training.keep_checkpoints,
-                budget=RunBudget(**config.budget.model_dump()),
+            settings=sft_settings(
+                config, total_steps=total, curriculum=_curriculum(config.sft, augmentation)
             ),
             state=state,
             of_tools=of_tools,
             on_step=on_step,
             note=watch.note,
+            health=health_callback(config, run, watch),
         )
     if judge is not None:
-        with _open_sft_actor(inputs, loaded, learner, run, judge) as actor:
+        with _open_sft_actor(inputs, loaded, learner, judge) as actor:
             judge.after(actor, learner, step=state.step, best_step=None)
     return outcome_of(run, state.step, best_step=None, stop_reason=reason)
 
@@ -396,35 +335,18 @@ def _curriculum(sft: SftConfig, augmentation: Augmentation | None) -> Curriculum
 
 @contextmanager
 def _open_sft_actor(
-    inputs: RunInputs, loaded: Loaded, learner: Learner, run: RunFolder, judge: SelfEvaluation
+    inputs: RunInputs, loaded: Loaded, learner: Learner, judge: SelfEvaluation
 ) -> Iterator[LocalActor]:
-    """What plays episodes with the learner's weights as they are, in this process: the steps need no
+    """Open what plays episodes with the learner's weights as they are, in this process: the steps need no
     sampler, so it is there for an evaluation only."""
-    config, tools = inputs.config, inputs.tools
-    here = config.model_copy(update={"rollout": config.rollout.model_copy(update={"backend": "hf"})})
-    slots = max(judge.episodes_at_once, CANARY_ROWS)
+    rollout = inputs.config.rollout.model_copy(update={"backend": "hf"})
+    config, asked = inputs.config.model_copy(update={"rollout": rollout}), judge.episodes_at_once
+    records = ActorRecords(processes=learner.processes, on_part=inputs.watch.on_part)
     was_training = learner.model.training
     learner.model.eval()
     with (
-        open_sampler(loaded, here, model=learner.model, slots=slots) as sampler,
-        open_user(config, io=tools.io, on_note=inputs.watch.note) as user,
-        open_judge(config, io=tools.io, on_note=inputs.watch.note) as opened,
+        open_sampler(loaded, config, model=learner.model, slots=max(asked, CANARY_ROWS)) as sampler,
+        _open_actor(inputs, config, loaded, learner, sampler, records=records, concurrency=asked) as actor,
     ):
-        canary = build_canary(loaded, here, learner=learner, tasks=inputs.tasks, catalog=tools.pool.tools)
-        yield LocalActor(
-            sampler,
-            canary=canary,
-            renderer=loaded.renderer,
-            tools=tools,
-            settings=ActorSettings(
-                agent=agent_settings(
-                    config, max_context=loaded.max_context, user=user, judge=opened and opened.judge
-                ),
-                group_size=1,
-                concurrency=at_once(sampler.episodes, asked=judge.episodes_at_once),
-                deterministic=is_deterministic(config, loaded.device),
-                seed=config.seed,
-            ),
-            records=ActorRecords(run=run, processes=learner.processes),
-        )
+        yield actor
     learner.model.train(was_training)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO
 
 from pydantic import ValidationError
 
@@ -21,29 +19,18 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.compare import POINTS, Comparison, compare
-from mcpagent.evaluate.summary import (
-    CalibrationRow,
-    EvalResult,
-    EvalSummary,
-    evaluate,
-    summarise,
-)
+from mcpagent.evaluate.summary import EvalResult, EvalSummary, summarise
 from mcpagent.interrupts import Interrupted
 from mcpagent.reward.terms import load_reward, regraded
-from mcpagent.run.calibration import BASE, base_model, row_of, scripted_rows, stored_base
+from mcpagent.run.calibration import calibration_rows
 from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.run.rollout import check_writable, episode_progress
 from mcpagent.storage.atomic import write_text
-from mcpagent.storage.checkpoints import run_of
+from mcpagent.storage.checkpoints import run_of, sha256_of
 from mcpagent.storage.datasets import DiskList, read_tasks, record_reader, record_writer, write_jsonl
 from mcpagent.storage.json_stream import reading
 from mcpagent.storage.run_folder import RunFolder, step_of
-from mcpagent.storage.trajectories import (
-    RECORDS_SUFFIXES,
-    ById,
-    read_trajectories,
-    write_trajectories,
-)
+from mcpagent.storage.trajectories import RECORDS_SUFFIXES, ById, read_trajectories, write_trajectories
 
 _EVALUATION = "name a file that mcpagent eval wrote with --out, or its trajectories (.jsonl.zst)"
 # What two evaluations must share for their difference to say something about the model, and its name.
@@ -61,8 +48,8 @@ _CONDITIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOutcome:
-    """`failure` is the first error of an evaluation in which no episode could be scored; `in_run` where the
-    result was stored in the run that the checkpoint is of."""
+    """`failure` is the first error of an evaluation in which no episode could be scored; `in_run` is
+    the file of the result in the run of the checkpoint, if it was stored there."""
 
     result: EvalResult
     path: Path | None
@@ -80,64 +67,45 @@ def evaluate_model(
     out: Path | None = None,
     shard: tuple[int, int] = (1, 1),
     resume: bool = False,
-    retry_infra: bool = False,
     calibrate: bool = False,
-    base: bool = False,
-    keep: bool = True,
     console: Console | None = None,
 ) -> EvalOutcome:
-    """`samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or `openai:NAME`),
-    sampled as the `rollout` section of `config` says, `deterministic` included.
-    With `out`, a .json file, the result is written there and the trajectories beside it; that of a checkpoint
-    of a run is kept in the run too, for its report and model card, unless `keep` is off. `calibrate` adds the
-    rows `gold`, `empty` and, where the run has measured it, `base`; with `base` the untrained model is played
-    where it has not. Episodes are written as they end: with
-    `resume` those that an interrupted evaluation wrote are not played again, and with `retry_infra` only
-    those of it, or of a finished one, that could not be scored. Raises UserError; then nothing is written."""
+    """Play `samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or
+    `openai:NAME`), sampled as the `rollout` section of `config` says. With `out`, a .json file, the result is
+    written there and the trajectories next to it; the result of a checkpoint of a run is kept in the run too,
+    for its report and model card. `calibrate` adds the rows `gold` and `empty`. Episodes are written as they
+    end: with `resume`, those that an earlier evaluation of the same `out` could score are not played again.
+    Raises UserError; then nothing is written."""
     console = console or Console()
     if out is not None:
         check_evaluation_path(out)
-    elif resume or retry_infra:
-        option = "--resume" if resume else "--retry-infra"
-        raise UserError("goes on with what --out names", where=option, remedy="add --out FILE.json")
+    elif resume:
+        raise UserError("needs the evaluation to continue", where="--resume", remedy="add --out FILE.json")
     with open_episodes(
         config, policy=model, samples=samples, console=console, data=data, shard=shard
     ) as setup:
         if samples > 1 and setup.settings.sampling.temperature == 0.0:
             console.note(f"at temperature 0 all {samples} attempts at a task are the same")
-        untrained = base_model(setup) if base else None
-        stream = None
-        if out is not None:
-            conditions = {**setup.provenance(samples=samples), "shard": f"{shard[0]}/{shard[1]}"}
-            stream = EpisodeStream(out, conditions)
-            stream.open(resume=resume, retry_infra=retry_infra)
-        played = {} if stream is None else stream.played
-        with episode_progress(console, "Evaluation", total=len(setup.tasks) * samples) as on_done:
-            for trajectory in played.values():
+        of_shard = {"shard": f"{shard[0]}/{shard[1]}"}
+        with (
+            episode_stream(out, {**setup.provenance(samples=samples), **of_shard}, resume=resume) as stream,
+            episode_progress(console, "Evaluation", total=len(setup.tasks) * samples) as on_done,
+        ):
+
+            def kept(trajectory: Trajectory) -> None:
+                stream.add(trajectory)
                 on_done(trajectory)
-            trajectories = _streamed(setup, stream, samples=samples, on_done=on_done)
+
+            for trajectory in stream.played.values():
+                on_done(trajectory)
+            trajectories = setup.play(samples=samples, on_done=kept, played=stream.played)
         breakdown = break_down(setup.tasks, trajectories)
-        provenance = setup.provenance(samples=samples)
-        # A shard says nothing of the whole.
-        run_checkpoint = _run_of(setup) if keep and shard[1] == 1 else None
-        if shard[1] > 1:
-            provenance["shard"] = f"{shard[0]}/{shard[1]}"
+        provenance = {**setup.provenance(samples=samples), **(of_shard if shard[1] > 1 else {})}
+        run_checkpoint = _run_of(setup) if shard[1] == 1 else None  # a shard says nothing about the whole
         if run_checkpoint is not None:
             provenance["step"] = step_of(run_checkpoint[1])
-        cassette = setup.tools.take_cassette_counts()
-        tool_metrics = setup.tools.pool.metrics()
-        rows = scripted_rows(setup, console=console) if calibrate else {}
-        measured = stored_base(setup, provenance) if calibrate else None
-    if isinstance(measured, CalibrationRow):
-        rows[BASE] = measured
-    elif untrained is not None:
-        console.note(f"evaluating the model that it was trained from, {untrained}")
-        theirs = evaluate_model(
-            config, model=untrained, data=data, samples=samples, shard=shard, keep=False, console=console
-        )
-        rows[BASE] = row_of(theirs.result, source=untrained)
-    elif measured is not None:
-        console.note(f"no row for the untrained model: {measured}; --base plays it")
+        cassette, tool_metrics = setup.tools.take_cassette_counts(), setup.tools.pool.metrics()
+        rows = calibration_rows(setup, console=console) if calibrate else {}
     result = summarise(trajectories).with_provenance(
         provenance, cassette=cassette, tool_metrics=tool_metrics, breakdown=breakdown, calibration=rows
     )
@@ -145,7 +113,7 @@ def evaluate_model(
     if out is not None:
         stored = write_trajectories(out.with_suffix(""), trajectories)
         write_text(out, result.model_dump_json(indent=1) + "\n")
-        EpisodeStream.path_of(out).unlink(missing_ok=True)
+        partial_file(out).unlink(missing_ok=True)
     in_run = None if run_checkpoint is None else _keep_in_run(*run_checkpoint, result, trajectories, console)
     failure = None
     if result.unscored == result.n_episodes:
@@ -154,95 +122,72 @@ def evaluate_model(
     return EvalOutcome(result=result, path=out, trajectories=stored, in_run=in_run, failure=failure)
 
 
-@contextmanager
-def resumable(out: Path | None) -> Iterator[None]:
-    """Says of an interrupt of `evaluate_model` what it leaves to go on from."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        if out is None or not EpisodeStream.path_of(out).is_file():
-            raise
-        kept = f"{EpisodeStream.path_of(out)} keeps the episodes that ended"
-        raise Interrupted(kept, option="--resume") from interrupt
+def partial_file(out: Path) -> Path:
+    """Return the file that holds the episodes of an evaluation until its result `out` is written."""
+    return out.with_suffix(".partial.jsonl")
 
 
-def _streamed(
-    setup: EpisodeSetup,
-    stream: EpisodeStream | None,
-    *,
-    samples: int,
-    on_done: Callable[[Trajectory], None],
-) -> Sequence[Trajectory]:
-    if stream is None:
-        return evaluate_on(setup, samples=samples, on_done=on_done)
-
-    def kept(trajectory: Trajectory) -> None:
-        stream.add(trajectory)
-        on_done(trajectory)
-
-    try:
-        return evaluate_on(setup, samples=samples, on_done=kept, played=stream.played)
-    finally:
-        stream.close()
-
-
+@dataclass(frozen=True)
 class EpisodeStream:
-    """The episodes of an evaluation as they end, in `X.partial.jsonl` beside the result `X.json`, which
-    takes its place. The first line is what the evaluation is made with."""
+    """The episodes of an evaluation as they end: those of an earlier process, by id, and `add` for a new
+    one."""
 
-    def __init__(self, out: Path, conditions: JsonObject) -> None:
-        self._out, self._conditions = out, json.loads(json.dumps(conditions))
-        self.path = self.path_of(out)
-        self.played: Mapping[str, Trajectory] = {}
-        self._file: IO[bytes] | None = None
-        self._is_empty = True
+    played: Mapping[str, Trajectory]
+    add: Callable[[Trajectory], None]
 
-    @staticmethod
-    def path_of(out: Path) -> Path:
-        """The file beside the result `out`."""
-        return out.with_suffix(".partial.jsonl")
 
-    def open(self, *, resume: bool, retry_infra: bool) -> None:
-        """Take over what was played before, where that is asked for, and begin to write. Raises UserError
-        where there is nothing, or it was made under other conditions."""
-        if resume or retry_infra:
-            conditions, episodes = self._stored()
-            changed = _differing(self._conditions, conditions)
-            if changed:
-                raise UserError(
-                    f"was begun otherwise: {', '.join(changed)}",
-                    where=str(self._out),
-                    remedy="give the same options as then, or begin anew with --overwrite",
-                )
-            self.played = ById(t for t in episodes if not retry_infra or t.is_success is not None)
-        write_jsonl(self.path, chain([self._conditions], map(_with_its_tokens, self.played.values())))
-        self._file, self._is_empty = self.path.open("ab"), not self.played
+@contextmanager
+def episode_stream(out: Path | None, conditions: JsonObject, *, resume: bool) -> Iterator[EpisodeStream]:
+    """Write the episodes of an evaluation to `partial_file(out)` as they end; its first line is the
+    `conditions`. With `resume` begin with the scored episodes of the earlier evaluation. Raises UserError if
+    there is none, or it was made under other conditions; Interrupted with what is kept."""
+    if out is None:
+        yield EpisodeStream({}, lambda _: None)
+        return
+    conditions, path = json.loads(json.dumps(conditions)), partial_file(out)
+    played = ById[Trajectory](_scored_before(out, conditions) if resume else ())
+    write_jsonl(path, chain([conditions], map(_with_its_tokens, played.values())))
+    is_empty = not played
+    with path.open("ab") as file:
 
-    def add(self, trajectory: Trajectory) -> None:
-        """Write an episode that has ended."""
-        if self._file is not None:
-            record_writer(self._file, flush=True).write(_with_its_tokens(trajectory))
-            self._is_empty = False
+        def add(trajectory: Trajectory) -> None:
+            nonlocal is_empty
+            record_writer(file, flush=True).write(_with_its_tokens(trajectory))
+            is_empty = False
 
-    def close(self) -> None:
-        """Write no more; without an episode there is nothing to go on from."""
-        if self._file is not None:
-            self._file.close()
-        if self._is_empty:
-            self.path.unlink(missing_ok=True)
+        try:
+            yield EpisodeStream(played, add)
+        except KeyboardInterrupt as interrupt:
+            if is_empty:
+                raise
+            raise Interrupted(f"{path} keeps the episodes that ended", option="--resume") from interrupt
+        finally:
+            if is_empty:
+                path.unlink(missing_ok=True)
 
-    def _stored(self) -> tuple[JsonObject, Iterable[Trajectory]]:
-        if self.path.is_file():
-            with self.path.open("rb") as stream, reading(self.path):
-                rows = record_reader(stream).iter(type=dict)
-                conditions = next(rows, {})
-                return conditions, DiskList(map(_from_row, rows))
-        if self._out.is_file():
-            result = read_evaluation(self._out)
-            facts = result.provenance if isinstance(result, EvalResult) else {}
-            return {"shard": "1/1", **facts}, read_trajectories(_trajectories_of(self._out))
-        nothing = "there is no evaluation to go on with"
-        raise UserError(nothing, where=str(self._out), remedy="begin one, without --resume and --retry-infra")
+
+def _scored_before(out: Path, conditions: JsonObject) -> Iterator[Trajectory]:
+    """Yield the scored episodes of an interrupted evaluation, else of a finished one. Raises UserError."""
+    path = partial_file(out)
+    if path.is_file():
+        with path.open("rb") as stream, reading(path):
+            rows = record_reader(stream).iter(type=dict)
+            before, episodes = next(rows, {}), DiskList(map(_from_row, rows))
+    elif out.is_file():
+        result, episodes = read_evaluation(out), read_trajectories(_trajectories_of(out))
+        before = {"shard": "1/1", **(result.provenance if isinstance(result, EvalResult) else {})}
+    else:
+        nothing = "there is no evaluation to continue"
+        raise UserError(nothing, where=str(out), remedy="begin one, without --resume")
+    shared = {**_CONDITIONS, "seed": "the seed", "policy": "the model", "shard": "the shard"}
+    changed = [name for key, name in shared.items() if _at(conditions, key) != _at(before, key)]
+    if changed:
+        raise UserError(
+            f"was started with different settings: {', '.join(changed)}",
+            where=str(out),
+            remedy="give the same options as then, or begin anew with --overwrite",
+        )
+    yield from (t for t in episodes if t.is_success is not None)
 
 
 def _with_its_tokens(trajectory: Trajectory) -> JsonObject:
@@ -269,27 +214,20 @@ def _from_row(row: JsonObject) -> Trajectory:
     return trajectory.model_copy(update={"turns": tuple(turns)})
 
 
-def _differing(now: JsonObject, then: JsonObject) -> list[str]:
-    """What the episodes of one evaluation must share, where it is not the same."""
-    shared = {**_CONDITIONS, "seed": "the seed", "policy": "the model", "shard": "the shard"}
-    return [name for key, name in shared.items() if _at(now, key) != _at(then, key)]
-
-
 def _run_of(setup: EpisodeSetup) -> tuple[RunFolder, Path] | None:
-    """The run whose checkpoint was evaluated, and that checkpoint; None for any other model."""
+    """Return the run whose checkpoint was evaluated, and that checkpoint; None for any other model."""
     identity = setup.ready.identity
-    if "weights_sha256" not in identity:
-        return None
-    checkpoint = Path(identity["path"])
-    run = run_of(checkpoint)
-    return None if run is None else (run, checkpoint)
+    checkpoint = Path(identity["path"]) if "weights_sha256" in identity else None
+    run = checkpoint and run_of(checkpoint)
+    return None if checkpoint is None or run is None else (run, checkpoint)
 
 
 def _keep_in_run(
     run: RunFolder, checkpoint: Path, result: EvalResult, trajectories: Sequence[Trajectory], console: Console
 ) -> Path | None:
-    """`eval/step-000040-heldout.json`, with the attempts and the temperature in the name where it was not
-    greedy; a second time it replaces the first. None, with a note, where the run cannot be written to."""
+    """Return `eval/step-000040-heldout.json`, with attempts and temperature in the name if it was not greedy,
+    and the hash of the data if that name has other data. None, with a note, if the run cannot be written
+    to."""
     facts = result.provenance
     name = f"{checkpoint.name}-{Path(facts['dataset']['path']).name.partition('.')[0]}"
     if facts["samples"] > 1 or facts["temperature"] > 0:
@@ -307,38 +245,10 @@ def _keep_in_run(
 
 
 def _dataset_of(path: Path) -> object:
-    """The SHA-256 of the data that a stored evaluation is of."""
     try:
         return _at(json.loads(path.read_text(encoding="utf-8")), "provenance.dataset.sha256")
     except ValueError:
         return None
-
-
-def evaluate_on(
-    setup: EpisodeSetup,
-    *,
-    samples: int,
-    on_done: Callable[[Trajectory], None],
-    tasks: Sequence[Task] | None = None,
-    played: Mapping[str, Trajectory] | None = None,
-) -> DiskList[Trajectory]:
-    """`samples` attempts at each task of the setup, or at `tasks`, with the seeds of an evaluation; those of
-    `played`, by id, are not played again."""
-    return setup.tools.io.run(
-        evaluate(
-            setup.tasks if tasks is None else tasks,
-            policy=setup.ready.policy,
-            tools=setup.tools.pool,
-            settings=setup.settings,
-            renderer=setup.ready.renderer,
-            samples=samples,
-            seed=setup.config.seed,
-            concurrency=setup.concurrency,
-            deterministic=setup.ready.is_deterministic,
-            on_done=on_done,
-            played=played,
-        )
-    )
 
 
 def check_evaluation_path(out: Path) -> None:
@@ -346,7 +256,7 @@ def check_evaluation_path(out: Path) -> None:
     check_writable(out)
     if out.suffix != ".json":
         raise UserError(
-            "the result is a .json file; the trajectories go beside it",
+            "the result is a .json file; the trajectories go next to it",
             where=f"--out {out}",
             remedy=f"--out {out.with_suffix('.json')}",
         )
@@ -361,9 +271,8 @@ class RegradeOutcome:
     path: Path | None
 
     def as_json(self) -> JsonObject:
-        """The document of `eval regrade --json`."""
-        path = None if self.path is None else str(self.path)
-        return {**self.result.model_dump(mode="json"), "changed": list(self.changed), "path": path}
+        """Return the document of `eval regrade --json`."""
+        return {**self.result.model_dump(mode="json"), "changed": self.changed, "path": self.path}
 
 
 def regrade(
@@ -399,7 +308,7 @@ def regrade(
     ]
     summary = summarise(graded)
     if facts:
-        sha256 = hashlib.sha256(dataset.read_bytes()).hexdigest()
+        sha256 = sha256_of(dataset)
         again = {"path": str(dataset), "sha256": sha256, "tasks": len(tasks)}
         facts = {**facts, "dataset": again, "reward": reward.as_json(), "regraded_from": str(path)}
         summary = summary.with_provenance(facts, breakdown=break_down(tasks.values(), graded))
@@ -410,35 +319,49 @@ def regrade(
 
 
 def _trajectories_of(result: Path) -> Path:
-    """The episodes of a result: beside it, or in the run that it is kept in."""
+    """Return the file of a result's episodes: next to it, or in the run that it is kept in."""
     beside = result.with_suffix(".jsonl.zst")
     in_run = result.parent.parent / "trajectories" / f"eval_{result.stem}.jsonl.zst"
     for records in (beside, in_run):
         if records.is_file():
             return records
     raise UserError(
-        "its episodes are not there",
+        "its episodes are missing",
         where=str(beside),
-        remedy="name the .jsonl.zst file that mcpagent eval wrote beside the result",
+        remedy="name the .jsonl.zst file that mcpagent eval wrote next to the result",
     )
 
 
 def compare_files(a: Path, b: Path, *, points: float = POINTS, console: Console | None = None) -> Comparison:
-    """`b` against `a`, task by task: each is a result of `evaluate_model` or a file of trajectories. Notes
+    """Compare `b` with `a` task by task; each is a result of `evaluate_model` or a file of trajectories. Note
     what else differs between them. Raises UserError."""
     console = console or Console()
     left, right = read_evaluation(a), read_evaluation(b)
+    tasks: Sequence[Task] = ()
     if isinstance(left, EvalResult) and isinstance(right, EvalResult):
-        others = _differing_conditions(left.provenance, right.provenance)
+        conditions = (
+            (name, _at(left.provenance, key), _at(right.provenance, key)) for key, name in _CONDITIONS.items()
+        )
+        others = [name for name, x, y in conditions if None not in (x, y) and x != y]
         if others:
             console.note(
                 f"{a} and {b} differ in {', '.join(others)} too, so the difference is not the model's alone"
             )
-    return compare(left, right, points=points)
+        else:
+            tasks = _tasks_of(left.provenance)
+    return compare(left, right, tasks=tasks, points=points)
+
+
+def _tasks_of(facts: JsonObject) -> Sequence[Task]:
+    """Return the tasks of an evaluation, none if their file is not there any more or has changed."""
+    path = Path(str(_at(facts, "dataset.path")))
+    if not path.is_file() or sha256_of(path) != _at(facts, "dataset.sha256"):
+        return ()
+    return DiskList(read_tasks(path))
 
 
 def read_evaluation(path: Path) -> EvalSummary:
-    """A result of `eval --out`, or the summary of trajectories. Raises UserError."""
+    """Return a result of `eval --out`, or the summary of trajectories. Raises UserError."""
     if not path.exists():
         raise UserError("there is no such file", where=str(path), remedy=_EVALUATION)
     if path.name.endswith(RECORDS_SUFFIXES):
@@ -457,16 +380,6 @@ def read_evaluation(path: Path) -> EvalSummary:
             where=str(path),
             remedy=_EVALUATION,
         ) from None
-
-
-def _differing_conditions(a: JsonObject, b: JsonObject) -> list[str]:
-    """The conditions that both name, with different values."""
-    differing: list[str] = []
-    for dotted, name in _CONDITIONS.items():
-        left, right = _at(a, dotted), _at(b, dotted)
-        if left is not None and right is not None and left != right:
-            differing.append(name)
-    return differing
 
 
 def _at(tree: JsonObject, dotted: str) -> object:

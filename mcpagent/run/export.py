@@ -14,24 +14,25 @@ import yaml
 
 from mcpagent.config.environment import environment
 from mcpagent.config.loader import load_train_config
+from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject, Metric
 from mcpagent.core.redact import SECRETS, secrets_of
 from mcpagent.errors import UserError
-from mcpagent.models.weights import PICKLES, weight_shapes
+from mcpagent.models.probe import PROBE_FILE
+from mcpagent.models.weights import weight_shapes
 from mcpagent.run.episodes import next_data
 from mcpagent.storage.atomic import atomic_dir
 from mcpagent.storage.checkpoints import (
     ADAPTER_FILE,
     MODEL_FILE,
-    SEAL_FILE,
-    STATE_FOLDER,
     choose_checkpoint,
     run_of,
     verified,
     weights_sha256,
 )
+from mcpagent.storage.lineage import base_of, copy_model, read_lineage
 from mcpagent.storage.locks import locked_file
-from mcpagent.storage.packages import require
+from mcpagent.storage.packages import missing, require
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.train.trackers import safe_config
 
@@ -40,8 +41,8 @@ _VERSIONS = ("mcpagent", "torch", "transformers", "peft")
 
 
 def model_card(checkpoint: Path, run: RunFolder | None, *, base: str | None, is_adapter: bool) -> str:
-    """Markdown with the metadata block of the Hugging Face hub. Without a run it says nothing of its
-    training. Paths are cut to their last part: a card is published."""
+    """Return Markdown with the metadata block of the Hugging Face hub. Paths are cut to their last part,
+    since a card is published."""
     head: JsonObject = {
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-generation",
@@ -49,59 +50,68 @@ def model_card(checkpoint: Path, run: RunFolder | None, *, base: str | None, is_
     }
     if base is not None and not Path(base).is_dir():
         head["base_model"] = base
-    lines = [f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n", f"# {_name(checkpoint, run)}\n"]
     kind = "LoRA adapters for" if is_adapter else "A model fine-tuned from"
-    lines.append(f"{kind} {_short(base) if base else 'an unnamed base'}, which calls tools over MCP.")
-    lines.append(f"Weights (SHA-256 over the checkpoint's files): `{weights_sha256(checkpoint)}`\n")
-    if run is None:
-        lines.append(
-            "The folder that it was exported from lies in no training run, so nothing more is known."
-        )
-    else:
-        lines += [*_training(checkpoint, run), *_measured(checkpoint, run), *_configuration(run)]
-    return "\n".join(lines).rstrip() + "\n"
+    about = "The exported folder is in no training run, so nothing more is known."
+    name = checkpoint.name
+    if run is not None:
+        config = load_train_config(inherited=run.config_path).config
+        name, about = f"{config.name}, step {step_of(checkpoint)}", _training(checkpoint, run, config)
+    return f"""---
+{yaml.safe_dump(head, sort_keys=False)}---
+
+# {name}
+
+{kind} {_short(base) if base else "an unnamed base"}, which calls tools over MCP.
+Weights (SHA-256 over the checkpoint's files): `{weights_sha256(checkpoint)}`
+
+{about.rstrip()}
+"""
 
 
-def _training(checkpoint: Path, run: RunFolder) -> Iterator[str]:
-    manifest = run.manifest
-    config = load_train_config([run.config_path]).config
-    data = manifest.get("data", {})
+def _training(checkpoint: Path, run: RunFolder, config: TrainConfig) -> str:
+    manifest, data = run.manifest, run.manifest.get("data", {})
     versions = manifest.get("versions", {})
-    yield "## Data and training\n"
-    name, digest = _short(data.get("train", "")), data.get("sha256")
-    yield f"- data: {data.get('tasks')} tasks of `{name}`, SHA-256 `{digest}`"
-    yield f"- tools: catalog `{manifest.get('catalog_hash')}`"
-    yield f"- algorithm: {config.algorithm}, {config.finetune.mode}, seed {config.seed}"
-    yield f"- steps: {step_of(checkpoint)}"
-    yield f"- versions: {', '.join(f'{name} {versions[name]}' for name in _VERSIONS if name in versions)}"
+    shown = ", ".join(f"{name} {versions[name]}" for name in _VERSIONS if name in versions)
     git = manifest.get("git")
-    if git:
-        yield f"- commit of mcpagent: `{git['commit']}`{' with changes' if git['has_changes'] else ''}"
-    yield ""
+    commit = "unknown" if not git else f"`{git['commit']}`{' with changes' if git['has_changes'] else ''}"
+    settings = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
+    del settings["output_dir"], settings["tracking"]
+    safe = safe_config(_without_folders(settings), secrets_of(environment()))
+    return f"""## Data and training
+
+- data: {data.get("tasks")} tasks of `{_short(data.get("train", ""))}`, SHA-256 `{data.get("sha256")}`
+- tools: catalog `{manifest.get("catalog_hash")}`
+- algorithm: {config.algorithm}, {config.finetune.mode}, seed {config.seed}
+- steps: {step_of(checkpoint)}
+- versions: {shown}
+- commit of mcpagent: {commit}
+
+## Measured
+
+{"".join(_measured(checkpoint, run))}
+## Configuration
+
+```yaml
+{yaml.safe_dump(safe, sort_keys=False).rstrip()}
+```"""
 
 
 def _measured(checkpoint: Path, run: RunFolder) -> Iterator[str]:
-    """Evaluations of exactly these weights, and the training step that made them."""
-    yield "## Measured\n"
+    """Yield the evaluations of exactly these weights, and the training step that made them."""
     step, weights = step_of(checkpoint), weights_sha256(checkpoint)
     is_measured = False
     for path in sorted(run.evaluations.glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(document, dict):
-            continue
-        provenance = document.get("provenance", {})
-        if (
-            provenance.get("step") != step
-            and (provenance.get("policy") or {}).get("weights_sha256") != weights
-        ):
+        facts = document.get("provenance", {}) if isinstance(document, dict) else {}
+        if facts.get("step") != step and (facts.get("policy") or {}).get("weights_sha256") != weights:
             continue
         is_measured = True
-        where = provenance.get("split") or _short((provenance.get("dataset") or {}).get("path", path.stem))
-        yield f"Evaluation `{path.stem}` on {where}, temperature {provenance.get('temperature')}:\n"
-        yield "| metric | value | 95 % interval | tasks |\n|---|---|---|---|"
+        where = facts.get("split") or _short((facts.get("dataset") or {}).get("path", path.stem))
+        yield f"Evaluation `{path.stem}` on {where}, temperature {facts.get('temperature')}:\n\n"
+        yield "| metric | value | 95 % interval | tasks |\n|---|---|---|---|\n"
         for name, metric in document["metrics"].items():
             yield _row(name, Metric.model_validate(metric))
-        yield ""
+        yield "\n"
     records = [record for record in run.metrics() if record["step"] == step]
     if records:
         shown = ", ".join(f"{name} {records[0][name]:.4g}" for name in _SHOWN_STEP if name in records[0])
@@ -112,16 +122,9 @@ def _measured(checkpoint: Path, run: RunFolder) -> Iterator[str]:
 
 def _row(name: str, metric: Metric) -> str:
     if metric.value is None:
-        return f"| {name} | not measured | | {metric.n} |"
+        return f"| {name} | not measured | | {metric.n} |\n"
     interval = "" if metric.ci_low is None else f"{metric.ci_low:.3f} to {metric.ci_high:.3f}"
-    return f"| {name} | {metric.value:.3f} | {interval} | {metric.n} |"
-
-
-def _configuration(run: RunFolder) -> Iterator[str]:
-    config = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
-    del config["output_dir"], config["tracking"]
-    safe = safe_config(_without_folders(config), secrets_of(environment()))
-    yield f"## Configuration\n\n```yaml\n{yaml.safe_dump(safe, sort_keys=False).rstrip()}\n```"
+    return f"| {name} | {metric.value:.3f} | {interval} | {metric.n} |\n"
 
 
 def _without_folders(value: Any) -> Any:
@@ -129,26 +132,17 @@ def _without_folders(value: Any) -> Any:
         return {key: _without_folders(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_without_folders(item) for item in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+    return _short(value) if isinstance(value, str) else value
 
 
 def _short(path: str) -> str:
     return Path(path).name if Path(path).is_absolute() else path
 
 
-def _name(checkpoint: Path, run: RunFolder | None) -> str:
-    if run is None:
-        return checkpoint.name
-    return f"{load_train_config([run.config_path]).config.name}, step {step_of(checkpoint)}"
-
-
-_NOT_EXPORTED = (STATE_FOLDER, SEAL_FILE, "README.md", *(f"*{suffix}" for suffix in PICKLES))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Exported:
     """What was written. `kind` is model or adapter; `why` says how the checkpoint was chosen from a run;
-    `data` is the file that the run was judged on, FILE where none is known."""
+    `data` is the file that the run was judged on, FILE if none is known."""
 
     out: Path
     checkpoint: Path
@@ -156,15 +150,6 @@ class Exported:
     kind: str
     weights_sha256: str | None
     data: str
-
-    def as_json(self) -> JsonObject:
-        """The document of `export --json`."""
-        return {
-            "out": str(self.out),
-            "checkpoint": str(self.checkpoint),
-            "kind": self.kind,
-            "weights_sha256": self.weights_sha256,
-        }
 
 
 def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
@@ -176,18 +161,24 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
     resolved = choose_checkpoint(path)
     checkpoint = resolved.path
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError("there is something here already", where=f"--out {out}", remedy="name a new folder")
+        raise UserError("already exists", where=f"--out {out}", remedy="name a new folder")
     run = run_of(checkpoint)
-    _check_weights(verified(checkpoint))
+    weight_shapes(verified(checkpoint))
     has_adapters = (checkpoint / ADAPTER_FILE).is_file()
     is_adapter = has_adapters and not merge
+    model, trusted = None, False
+    if has_adapters and merge:
+        require("hf", use="export --merge")
+    if (has_adapters and merge) or ((checkpoint / PROBE_FILE).is_file() and not missing("hf")):
+        config = load_train_config(inherited=run.config_path if run else None, for_training=False).config
+        model, trusted = _proved(checkpoint, config, merge=merge), config.model.trust_remote_code
+    elif not has_adapters:
+        _check_sizes(checkpoint)
     with locked_file(out), atomic_dir(out) as draft:
         if has_adapters and merge:
-            _merge(checkpoint, draft, config_path=run.config_path if run else None)
+            _save_merged(model, checkpoint, draft, trust_remote_code=trusted)
         else:
-            shutil.copytree(
-                checkpoint, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*_NOT_EXPORTED)
-            )
+            copy_model(checkpoint, draft)
         card = model_card(checkpoint, run, base=_base(checkpoint), is_adapter=is_adapter)
         (draft / "README.md").write_text(SECRETS.text(card), encoding="utf-8")
     return Exported(
@@ -196,45 +187,53 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
         why=resolved.why,
         kind="adapter" if is_adapter else "model",
         weights_sha256=weights_sha256(out),
-        data="FILE" if run is None else next_data(load_train_config([run.config_path]).config),
+        data="FILE" if run is None else next_data(load_train_config(inherited=run.config_path).config),
     )
 
 
-def _check_weights(checkpoint: Path) -> None:
-    """Raises UserError for weights that no command would load."""
-    weight_shapes(checkpoint)
-    model = checkpoint / MODEL_FILE
-    if (checkpoint / ADAPTER_FILE).is_file() or b'"auto_map"' in model.read_bytes():
-        return  # it has no sizes of its own, or code of its own that tells them
+def _check_sizes(checkpoint: Path) -> None:
+    """Raise UserError for whole weights that no command would load."""
+    if b'"auto_map"' in (checkpoint / MODEL_FILE).read_bytes():
+        return  # code of its own tells their sizes
     from mcpagent.models.load import check_weights, load_config
 
     check_weights(str(checkpoint), load_config(str(checkpoint)))
 
 
-def _merge(checkpoint: Path, draft: Path, *, config_path: Path | None) -> None:
-    """In the dtype of the run: a merge in fewer bits would not be the model that was trained."""
-    require("hf", use="export --merge")
-    from mcpagent.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype, save_model
-    from mcpagent.models.tokens import Renderer
+def _proved(checkpoint: Path, config: TrainConfig, *, merge: bool) -> Any:
+    """Return the model as any command would load it, in the dtype of the run: a merge in fewer bits would not
+    be the model that was trained."""
+    from mcpagent.models.load import load_model, resolve_device, resolve_dtype
 
-    config = load_train_config([config_path] if config_path else [], for_training=False).config
     device = resolve_device(config.device)
-    model = load_model(
+    return load_model(
         str(checkpoint),
         dtype=resolve_dtype(config.model.dtype, device),
         device=device,
         trust_remote_code=config.model.trust_remote_code,
+        merge=merge,
     )
-    tokenizer = load_tokenizer(str(checkpoint), trust_remote_code=config.model.trust_remote_code)
+
+
+def _save_merged(model: Any, checkpoint: Path, draft: Path, *, trust_remote_code: bool) -> None:
+    """With the probe of the checkpoint, so that whatever opens the folder is proved too."""
+    from mcpagent.models.load import load_tokenizer, save_model
+    from mcpagent.models.tokens import Renderer
+
+    tokenizer = load_tokenizer(str(checkpoint), trust_remote_code=trust_remote_code)
     # What ended a turn in training must end one elsewhere.
     model.generation_config.eos_token_id = sorted(Renderer(tokenizer).stop_ids)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     save_model(model, tokenizer, draft)
+    if (checkpoint / PROBE_FILE).is_file():
+        shutil.copyfile(checkpoint / PROBE_FILE, draft / PROBE_FILE)
 
 
 def _base(checkpoint: Path) -> str | None:
-    adapters = checkpoint / ADAPTER_FILE
-    if adapters.is_file():
-        return json.loads(adapters.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    run = run_of(checkpoint)
-    return load_train_config([run.config_path]).config.model.name if run else None
+    """Return the model that a checkpoint was trained from, as far as it is known."""
+    lineage, run = read_lineage(checkpoint), run_of(checkpoint)
+    if lineage is not None and lineage.merged:
+        return str(lineage.merged[0]["path"])
+    if (base := base_of(checkpoint)) is not None:
+        return base.place
+    return load_train_config(inherited=run.config_path).config.model.name if run else None

@@ -1,116 +1,134 @@
-"""`mcpagent eval judge-check`: a judge measured against the rule on a user's own tasks."""
+"""The judge of a run: which tasks ask it, whether it is good enough, and the judge itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from mcpagent.config.schema import TrainConfig
-from mcpagent.console import Console
+from mcpagent.console import counted
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import Trajectory
-from mcpagent.errors import RunError, UserError
-from mcpagent.evaluate.judge_check import JudgeCase, JudgeCheck, check_judge, judge_cases
-from mcpagent.run.api import open_judge
-from mcpagent.run.episodes import open_episodes, open_tasks
-from mcpagent.run.rollout import play
-from mcpagent.storage.atomic import write_text
-from mcpagent.storage.packages import provenance
-from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.errors import UserError
+from mcpagent.evaluate.judge_check import read_judge_check
+from mcpagent.llm.budget import ApiBudget
+from mcpagent.reward.judge import JUDGED_METHODS, ModelJudge, has_checkable_truth
+from mcpagent.reward.terms import judge_rules
+from mcpagent.run.api_models import open_asked
+from mcpagent.storage.checkpoints import sha256_of
+from mcpagent.storage.datasets import TaskFile
 from mcpagent.tools.io_thread import IOThread
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgeCheckOutcome:
-    """What was measured, where it is, and the least kappa that training asks for."""
-
-    check: JudgeCheck
-    path: Path | None
-    min_kappa: float
-
-    @property
-    def is_good_enough(self) -> bool:
-        """Whether training would take the judge."""
-        return self.check.kappa.value is not None and self.check.kappa.value >= self.min_kappa
-
-    def as_json(self) -> JsonObject:
-        """The document of `eval judge-check --json`."""
-        return {
-            **self.check.model_dump(mode="json"),
-            "min_kappa": self.min_kappa,
-            "good_enough": self.is_good_enough,
-            "path": None if self.path is None else str(self.path),
-        }
+def judged_tasks(tasks: TaskFile) -> list[Task]:
+    """Return the tasks that name a judge."""
+    named = tasks if tasks.methods & set(JUDGED_METHODS) else ()
+    return [task for task in named if task.reward_spec.method in JUDGED_METHODS]
 
 
-def measure_judge(
-    config: TrainConfig,
-    *,
-    data: Path | None = None,
-    episodes: Path | None = None,
-    out: Path | None = None,
-    console: Console | None = None,
-) -> JudgeCheckOutcome:
-    """Ask the judge of `config` about episodes of the tasks of `data` whose outcome the rule can tell: stored
-    `episodes`, else those of the gold plans, played now, and as many with something wrong in them. Raises
-    UserError before anything is asked, RunError where the judge gives no verdict at all."""
-    console = console or Console()
-    if config.judge.model is None:
+def judge_note(config: TrainConfig, tasks: TaskFile) -> str | None:
+    """Return what a user is told if tasks and judge do not go together. Raises UserError if tasks could
+    not be scored at all."""
+    model, judged = config.judge.model, judged_tasks(tasks)
+    if model is not None:
+        told = f"judge.model is {model}, but no task of {tasks.path} names a judge in reward_spec.method"
+        return None if judged else told
+    alone = [
+        task for task in judged if task.reward_spec.method == "judge" or not has_checkable_truth(task.truth)
+    ]
+    if alone and config.algorithm != "sft":  # which learns from demonstrations, not from scores
         raise UserError(
-            "no judge is named",
-            where="judge.model",
+            f"{counted(len(alone), 'task')}, such as {alone[0].id}, {'is' if len(alone) == 1 else 'are'} "
+            "scored by a judge alone, and judge.model names none",
+            where=str(tasks.path),
             remedy="name a model that judges: --set judge.model=NAME",
         )
-    with open_tasks(config, data) as tasks:
-        by_id = {task.id: task for task in tasks}
-        facts: JsonObject = {"path": str(tasks.path), "sha256": tasks.sha256, "tasks": len(tasks)}
-    played = _gold(config, data, console) if episodes is None else list(read_trajectories(episodes))
-    cases = judge_cases(by_id, played, are_gold=episodes is None)
-    _refuse_one_sided(cases, by_id, episodes)
-    with (
-        IOThread() as io,
-        open_judge(config, io=io, on_note=console.note) as opened,
-        console.progress("Judging", total=len(cases)) as advance,
-    ):
-        assert opened is not None
-        check = io.run(
-            check_judge(
-                opened.judge,
-                cases,
-                tasks=facts,
-                concurrency=config.api.max_in_flight,
-                spend=opened.budget.as_json,
-                on_done=advance,
-                seed=config.seed,
-            )
+    would_ask = f"{counted(len(judged), 'task')} of {tasks.path} would ask a judge"
+    return f"{would_ask}, and judge.model names none: the rule alone counts" if judged else None
+
+
+def require_judge_check(config: TrainConfig, tasks: TaskFile) -> JsonObject | None:
+    """Return the record that the judge of a run is good enough on its tasks; None if no judge is asked.
+    Raises UserError if there is no such record, or it says otherwise."""
+    rules, judged = judge_rules(config.judge), judged_tasks(tasks)
+    if rules is None or not judged:
+        return None
+    path, least = config.judge.check, config.judge.min_kappa
+    data, judge = tasks.path, f"judge.model={rules.model}"
+    again = f"mcpagent eval judge-check --data {data} --set {judge} --out judge-check.json"
+    if path is None:
+        raise UserError(
+            f"it has not been measured how well {rules.model} judges these tasks",
+            where="judge.check",
+            remedy=f"measure it ({again}), and train with --set judge.check=judge-check.json",
         )
-    if check.unscored == check.n_episodes:
-        reason = next(iter(check.faults), "its votes do not agree")
-        raise RunError(f"the judge gave no verdict on any of {check.n_episodes} episodes: {reason}")
-    check = check.model_copy(update={"versions": provenance()})
-    if out is not None:
-        write_text(out, check.model_dump_json(indent=1) + "\n")
-    return JudgeCheckOutcome(check=check, path=out, min_kappa=config.judge.min_kappa)
+    check = read_judge_check(Path(path))
+    if check.judge.get("identity") != rules.identity:
+        settings = ("model", "base_url", "votes", "max_output_tokens", "controls", "prompts_sha256")
+        now = rules.as_json()
+        changed = ", ".join(name for name in settings if check.judge.get(name) != now[name])
+        raise UserError(
+            f"is of another judge than the run has (other {changed})",
+            where=path,
+            remedy=f"measure it: {again}",
+        )
+    is_measurable = any(has_checkable_truth(task.truth) for task in tasks)
+    if is_measurable and check.tasks["sha256"] != tasks.sha256:
+        raise UserError(
+            f"is of other tasks ({check.tasks['path']}) than the run is trained on",
+            where=path,
+            remedy=f"measure it on these: {again}",
+        )
+    kappa = check.kappa.value
+    if kappa is None or kappa < least:
+        shown = "no kappa" if kappa is None else f"a kappa of {kappa:.3f}"
+        raise UserError(
+            f"{rules.model} has {shown} with the rule on these tasks, and judge.min_kappa is {least:g}",
+            where=path,
+            remedy="use a better judge or rubric and measure again; a lower judge.min_kappa trains on more "
+            "of its mistakes",
+        )
+    return {
+        "path": path,
+        "sha256": sha256_of(Path(path)),
+        "tasks_sha256": check.tasks["sha256"],
+        "kappa": check.kappa.model_dump(mode="json"),
+    }
 
 
-def _gold(config: TrainConfig, data: Path | None, console: Console) -> Sequence[Trajectory]:
-    """The episodes of the gold plans; the judge is not asked about them as they are played."""
-    quiet = config.model_copy(update={"algorithm": "sft", "judge": type(config.judge)()})
-    with open_episodes(quiet, policy="gold", samples=1, console=console, data=data) as setup:
-        return play(setup, samples=1, label="judge check", console=console)
+@dataclass(frozen=True)
+class OpenedJudge:
+    """`budget` is what was used so far, by earlier runs of its journal too."""
+
+    judge: ModelJudge
+    budget: ApiBudget
+    journal: Path
+
+    def as_json(self) -> JsonObject:
+        """Return what a result says of the judge and what it cost."""
+        return {**self.judge.rules.as_json(), "journal": str(self.journal), "spend": self.budget.as_json()}
 
 
-def _refuse_one_sided(cases: list[JudgeCase], tasks: dict[str, Task], episodes: Path | None) -> None:
-    verdicts = {case.is_success for case in cases}
-    if len(verdicts) == 2:
+@contextmanager
+def open_judge(
+    config: TrainConfig, *, io: IOThread, on_note: Callable[[str], None]
+) -> Iterator[OpenedJudge | None]:
+    """Open the judge of `judge.model`; None if none is named. Whatever it is asked and answers is in its
+    journal before anything is made of it, and nothing that is there is asked again. Raises UserError."""
+    rules = judge_rules(config.judge)
+    if rules is None:
+        yield None
         return
-    what = "no episode" if not verdicts else f"only {'successes' if verdicts == {True} else 'failures'}"
-    raise UserError(
-        f"the rule tells {what} among these ({len(cases)} episodes of {len(tasks)} tasks), and a judge is "
-        "measured on both",
-        where=str(episodes) if episodes is not None else "--data",
-        remedy="name episodes with successes and failures (--episodes FILE), of tasks with a tool_sequence, "
-        "a final_answer or a state",
-    )
+    with open_asked(
+        rules.model,
+        config,
+        name=f"{rules.model}-{rules.identity[:12]}",
+        run={"judge": rules.identity},
+        base_url=rules.base_url,
+        io=io,
+        on_note=on_note,
+    ) as asked:
+        judge = ModelJudge(asked.client, rules, timeout_s=config.api.timeout_s, on_note=on_note)
+        yield OpenedJudge(judge, asked.budget, asked.journal)

@@ -7,40 +7,47 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from mcpagent.config.loader import dump_config, load_train_config, public_settings
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
-from mcpagent.reward.terms import load_reward
+from mcpagent.models.load import load_model, resolve_device, resolve_dtype
 from mcpagent.run.self_evaluation import MeasuredTasks, SelfEvaluation
 from mcpagent.storage.checkpoints import last_good_checkpoint
 from mcpagent.storage.datasets import TaskFile
+from mcpagent.storage.lineage import standing_on
 from mcpagent.storage.run_folder import RunFolder, RunLog, step_of
-from mcpagent.storage.runs import RunSession
+from mcpagent.storage.runs import RunSession, success_of
 from mcpagent.tools.setup import Tools
-from mcpagent.train.build import Loaded
-from mcpagent.train.health import Callback, HealthMonitor, HealthSettings
+from mcpagent.train.health import Callback, HealthMonitor
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
+from mcpagent.train.load import Loaded
 from mcpagent.train.trackers import TrackedRun, Trackers, open_trackers
+
+_FEW_STEPS = 40  # a run of so few steps that succeeds at nothing says nothing about the model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
     """What a run reports while it goes on; every part may be left out. `on_folder` gets the run folder once
-    that is settled, `on_start` the steps that are done already and those of the whole run."""
+    that is settled, `on_start` the steps that are done already and those of the whole run, `on_part` how much
+    is done of a part that takes long: an update, an evaluation, the demonstrations."""
 
     on_folder: Callable[[Path], None] = lambda _: None
     on_start: Callable[[int, int], None] = lambda _done, _total: None
     on_step: Callable[[JsonObject], None] = lambda _: None
     on_episode: Callable[[Trajectory], None] = lambda _: None
+    on_part: Callable[[str, int, int], None] = lambda _what, _done, _total: None
     note: Callable[[str], None] = lambda _: None
 
 
 def logged(watch: Watch, log: RunLog) -> Watch:
-    """What `watch` reports, in the run's log too."""
+    """Return what `watch` reports, in the run's log too."""
 
     def note(text: str) -> None:
         log.write(text)
@@ -60,7 +67,8 @@ def logged(watch: Watch, log: RunLog) -> Watch:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOutcome:
-    """How a run ended. `best_checkpoint` is the last one where nothing was evaluated."""
+    """How a run ended. `best_checkpoint` is the last one if nothing was evaluated; `success` is what
+    `mcpagent runs` shows."""
 
     run_dir: Path
     steps: int
@@ -68,26 +76,26 @@ class TrainOutcome:
     last_checkpoint: Path
     metrics: JsonObject
     stop_reason: str
+    success: float | None = None
+
+    @property
+    def advice(self) -> str | None:
+        """What to do about a run that was too short to teach anything; None if it was not."""
+        if self.success != 0.0 or self.steps >= _FEW_STEPS:
+            return None
+        return (
+            f"nothing succeeds yet: {self.steps} steps show that the loop runs, and teach next to nothing. "
+            "Leave training.max_steps out, or raise it and go on with --resume"
+        )
 
     @property
     def is_ill(self) -> bool:
         """Whether the health callback ended the run."""
         return self.stop_reason.startswith("health: ")
 
-    def as_json(self) -> JsonObject:
-        """The document of `train --json`."""
-        return {
-            "run_dir": str(self.run_dir),
-            "steps": self.steps,
-            "best_checkpoint": str(self.best_checkpoint),
-            "last_checkpoint": str(self.last_checkpoint),
-            "stop_reason": self.stop_reason,
-            "metrics": self.metrics,
-        }
-
 
 def outcome_of(run: RunFolder, steps: int, *, best_step: int | None, stop_reason: str) -> TrainOutcome:
-    """How the run in this folder ended after `steps`."""
+    """Return how the run in this folder ended after `steps`."""
     last = run.checkpoint_dir(steps)
     metrics = run.metrics()
     return TrainOutcome(
@@ -97,11 +105,36 @@ def outcome_of(run: RunFolder, steps: int, *, best_step: int | None, stop_reason
         last_checkpoint=last,
         metrics=metrics[-1] if metrics else {},
         stop_reason=stop_reason,
+        success=success_of(run)[0],
     )
 
 
+def prove_checkpoints(outcome: TrainOutcome, config: TrainConfig, *, note: Callable[[str], None]) -> None:
+    """Open the checkpoints that the run leaves as any command would, which scores their probes: on the CPU,
+    since the device is still full of the run, or if weights of 4 bits were trained, on it. Raises UserError
+    if one is not the model that was trained."""
+    in_4bit = config.finetune.mode == "qlora"
+    device = resolve_device(config.device if in_4bit else "cpu")
+    for checkpoint in dict.fromkeys((outcome.best_checkpoint, outcome.last_checkpoint)):
+        files = [file for part in standing_on(checkpoint) for file in part.glob("*.safetensors")]
+        if sum(file.stat().st_size for file in files) > 0.5 * psutil.virtual_memory().available:
+            note(f"{checkpoint.name} was not opened again to prove it: memory has no room for it and the run")
+            continue
+        load_model(
+            str(checkpoint),
+            dtype=resolve_dtype(config.model.dtype, resolve_device(config.device)),
+            device=device,
+            trust_remote_code=config.model.trust_remote_code,
+            in_4bit=in_4bit,
+            on_note=note,
+        )
+
+
 def note_kernels(loaded: Loaded, learner: Learner, watch: Watch) -> None:
-    """Say where the trainer cannot pack samples, and why; on a GPU, whether it has fused kernels."""
+    """Say which tool format was chosen and where the trainer cannot pack samples, and why; on a GPU, whether
+    it has fused kernels."""
+    if loaded.why_format is not None:
+        watch.note(loaded.why_format)
     if loaded.device.type == "cuda" and loaded.fused is not None:
         watch.note(loaded.fused.why)
     if learner.why_not_packed is not None:
@@ -111,19 +144,11 @@ def note_kernels(loaded: Loaded, learner: Learner, watch: Watch) -> None:
 
 
 def health_callback(config: TrainConfig, run: RunFolder, watch: Watch) -> HealthMonitor | None:
-    """What watches over the run, with all that it saw before a resume."""
+    """Return what watches over the run, with all that it saw before a resume."""
     health = config.health
     if not health.enabled:
         return None
-    callback = HealthMonitor(
-        HealthSettings(
-            warn=health.warn.model_dump(exclude_none=True),
-            stop=health.stop.model_dump(exclude_none=True),
-            patience=health.patience,
-            reward_weights=load_reward(config.reward, config.judge).effective_weights,
-        ),
-        note=watch.note,
-    )
+    callback = HealthMonitor(health.model_dump(exclude_none=True, exclude={"enabled"}), note=watch.note)
     callback.replay(run.metrics())
     return callback
 
@@ -146,11 +171,9 @@ def tracked(
 
 # What may change between the parts of a run: where it is kept, how long it goes on, who watches it, and what
 # decides about memory alone.
-_FREE_SECTIONS = {"output_dir", "name", "budget", "health", "tracking", "vllm"}
+_FREE_SECTIONS = {"output_dir", "name", "api", "budget", "health", "tracking", "vllm"}
 _FREE_KEYS = {
-    *("judge.timeout_s", "judge.attempts", "judge.journal", "judge.max_cost", "judge.max_requests"),
-    *("judge.price_in", "judge.price_out", "judge.check", "judge.min_kappa"),
-    "model.fused_kernels",
+    *("judge.check", "judge.min_kappa"),
     "model.gradient_checkpointing",
     "rollout.num_envs",
     "training.collective_timeout_s",
@@ -163,18 +186,18 @@ _FREE_KEYS = {
 _FREE_TRAINING = {
     "max_steps",
     "max_epochs",
-    "steps_per_epoch",
     "save_frequency",
     "keep_checkpoints",
     "patience",
     "eval_samples",
+    "eval_tasks",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunInputs:
-    """Everything that a run needs before weights are loaded. `validation` is empty where the run never
-    evaluates, `measured` None where nothing judges it; `callbacks` watch the steps of GRPO."""
+    """Everything that a run needs before weights are loaded. `validation` is empty if the run never
+    evaluates, `measured` None if nothing judges it; `callbacks` watch the steps of GRPO."""
 
     config: TrainConfig
     tasks: TaskFile
@@ -186,7 +209,7 @@ class RunInputs:
     callbacks: Sequence[Callback]
 
     def judge(self, run: RunFolder) -> SelfEvaluation | None:
-        """What plays the measured tasks before and after training, where there are some."""
+        """Return what plays the measured tasks before and after training, if there are some."""
         if self.measured is None:
             return None
         return SelfEvaluation(
@@ -216,8 +239,9 @@ class RunPlace:
 def open_run(
     config: TrainConfig, place: RunPlace, restore: Callable[[Path], JsonObject], *, total_steps: int
 ) -> tuple[RunFolder, JsonObject]:
-    """A new run folder, or the old one rolled back to its last checkpoint with that checkpoint's state.
-    The first process makes or rolls back the folder. Raises UserError where that checkpoint is damaged."""
+    """Return a new run folder, or the old one rolled back to its last checkpoint with that checkpoint's
+    state. The first process makes or rolls back the folder. Raises UserError if that checkpoint is
+    damaged."""
     checkpoint = place.processes.broadcast_from_rank0(lambda: _make_ready(config, place))
     if place.session is not None:
         place.session.begin(total_steps)
@@ -225,7 +249,7 @@ def open_run(
 
 
 def _make_ready(config: TrainConfig, place: RunPlace) -> Path | None:
-    """The folder as the run is to find it, and the checkpoint that the run begins with."""
+    """Return the folder as the run is to find it, and the checkpoint that the run begins with."""
     if not place.resume:
         RunFolder.create(
             place.folder, config_yaml=dump_config(config), manifest=place.manifest, beside=place.beside
@@ -260,15 +284,24 @@ def _check_same_reward(run: RunFolder, now: JsonObject | None) -> None:
         )
 
 
+def begun_dtype(folder: Path, device: str) -> str:
+    """Return the dtype that the run in `folder` began in. One from before it was settled has `auto`, which
+    was float32 on every CPU."""
+    name = load_train_config(inherited=RunFolder.open(folder).config_path).config.model.dtype
+    return str(resolve_dtype(name, resolve_device(device))).removeprefix("torch.")
+
+
 def _check_same(config: TrainConfig, run: RunFolder) -> None:
-    """A run continues as it began; only its length may change."""
-    began = load_train_config([run.config_path]).config.model_dump()
+    """Raise UserError if the run would not continue as it began; only its length may change."""
+    began = load_train_config(inherited=run.config_path).config.model_dump()
+    began["model"]["dtype"] = begun_dtype(run.path, config.device)
     now = public_settings(config)
     changed = [
         f"{section}.{key}" if key else section
         for section in now.keys() - _FREE_SECTIONS
         for key in (now[section] if isinstance(now[section], dict) else [""])
         if (now[section][key] != began[section][key] if key else now[section] != began[section])
+        and not (key == "tool_format" and began[section][key] == "auto")  # from before it was settled
         and not (section == "training" and key in _FREE_TRAINING)
         and f"{section}.{key}" not in _FREE_KEYS
     ]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from mcpagent.config.schema import TrainConfig
-from mcpagent.core.records import JsonObject, Metric
-from mcpagent.evaluate.summary import (
-    BEST,
-    UNTRAINED,
-    EvalSummary,
-    success_of_all,
-)
+from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.evaluate.breakdown import break_down
+from mcpagent.evaluate.summary import BEST, UNTRAINED, EvalResult, EvalSummary, summarise
 from mcpagent.run.episodes import measured_file, open_tasks
-from mcpagent.storage.datasets import TaskFile
+from mcpagent.storage.atomic import write_text
+from mcpagent.storage.datasets import TaskFile, spread
 from mcpagent.storage.packages import provenance
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.tools.setup import Tools
 from mcpagent.train.actor import LocalActor
 from mcpagent.train.learner.learner import Learner
@@ -28,16 +30,23 @@ from mcpagent.train.learner.processes import Processes
 
 @dataclass(frozen=True)
 class MeasuredTasks:
-    """The tasks that a run is judged on, and which split they are."""
+    """The tasks that a run is judged on, which split they are, and how many of them it plays."""
 
     tasks: TaskFile
     split: str
+    count: int
+
+
+_LEAST_TASKS = 16
+_EPISODES_OF_ONE = 8  # episodes of training for each of an evaluation: both are then a fifth of all
 
 
 @contextmanager
-def open_measured(config: TrainConfig, *, on_note: Callable[[str], None]) -> Iterator[MeasuredTasks | None]:
-    """The held-out tasks beside the training set, else the validation set; None where there is neither, or
-    `training.eval_samples` is 0. Raises UserError for a set that cannot be read."""
+def open_measured(
+    config: TrainConfig, *, n_tasks: int, on_note: Callable[[str], None]
+) -> Iterator[MeasuredTasks | None]:
+    """Open the held-out tasks next to the training set of `n_tasks`, else the validation set; None if there
+    is neither, or `training.eval_samples` is 0. Raises UserError for a set that cannot be read."""
     if config.training.eval_samples == 0:
         yield None
         return
@@ -47,7 +56,16 @@ def open_measured(config: TrainConfig, *, on_note: Callable[[str], None]) -> Ite
         return
     path, split = measured
     with open_tasks(config, path) as tasks:
-        yield MeasuredTasks(tasks, split)
+        count = config.training.eval_tasks or _affordable(config, n_tasks=n_tasks)
+        yield MeasuredTasks(tasks, split, min(count, len(tasks)))
+
+
+def _affordable(config: TrainConfig, *, n_tasks: int) -> int:
+    """Return how many tasks an evaluation plays by default. A demonstration counts as an episode: it is
+    trained on as one is, and costs about as much."""
+    attempts = config.rollout.group_size if config.algorithm == "grpo" else 1
+    episodes = config.total_steps(n_tasks=n_tasks) * config.training.batch_size * attempts
+    return max(_LEAST_TASKS, episodes // (_EPISODES_OF_ONE * config.training.eval_samples))
 
 
 class SelfEvaluation:
@@ -70,12 +88,19 @@ class SelfEvaluation:
     @property
     def episodes_at_once(self) -> int:
         """How many of its episodes can run at the same time."""
-        return min(
-            self._config.rollout.num_envs, len(self._measured.tasks) * self._config.training.eval_samples
-        )
+        return min(self._config.rollout.num_envs, len(self._tasks) * self._config.training.eval_samples)
+
+    @cached_property
+    def _tasks(self) -> Sequence[Task]:
+        """The measured tasks that are played: a resumed run plays those that it began with."""
+        begun = self._processes.broadcast_from_rank0(lambda: self._stored(UNTRAINED))
+        count = self._measured.count
+        if begun is not None and begun.dataset == self._measured.tasks.sha256:
+            count = begun.tasks
+        return spread(self._measured.tasks, count)
 
     def before(self, actor: LocalActor, *, step: int) -> None:
-        """Measure the untrained model, where the run is still at its beginning and has not been measured."""
+        """Measure the untrained model if the run is still at its beginning and has not been measured."""
         if step == 0:
             self._measure(actor, UNTRAINED, step=0, what="the untrained model")
 
@@ -94,41 +119,68 @@ class SelfEvaluation:
     def _measure(self, actor: LocalActor, name: str, *, step: int, what: str) -> None:
         if self._is_done(name, step):
             return
-        tasks, split, samples = self._measured.tasks, self._measured.split, self._config.training.eval_samples
-        self._note(f"evaluating {what} on {len(tasks)} {split} tasks")
-        # As `mcpagent eval`: greedy where each task is attempted once.
+        file, split, samples = self._measured.tasks, self._measured.split, self._config.training.eval_samples
+        tasks = self._tasks
+        of = f"{len(tasks)} of {len(file)}" if len(tasks) < len(file) else f"{len(tasks)}"
+        self._note(f"evaluating {what} on {of} {split} tasks")
+        # As `mcpagent eval`: greedy if each task is attempted once.
         temperature = 0.0 if samples == 1 else 1.0
         rollout = self._config.rollout
         facts: JsonObject = {
             **provenance(),
             "step": step,
             "split": split,
-            "dataset": {"path": str(tasks.path), "sha256": tasks.sha256, "tasks": len(tasks)},
+            "dataset": {"path": str(file.path), "sha256": file.sha256, "tasks": len(tasks)},
             "samples": samples,
             "temperature": temperature,
             "max_new_tokens": rollout.max_new_tokens,
             "max_turns": rollout.max_steps_per_episode,
             "catalog_hash": self._tools.pool.catalog_hash,
         }
-        summary = actor.evaluate_as(name, tasks, samples=samples, temperature=temperature, provenance=facts)
+        episodes = actor.play(tasks, samples=samples, temperature=temperature)
+        summary = summarise(episodes)
+        if self._processes.is_first:
+            write_trajectories(self._run.trajectories / f"eval_{name}", episodes)
+            _store(self._run, name, summary.with_provenance(facts, breakdown=break_down(tasks, episodes)))
         self._note(f"{what.removesuffix(',')}: task success {_shown(summary)}")
 
     def _is_done(self, name: str, step: int) -> bool:
-        """Whether this very evaluation is stored; the first process looks."""
+        """Return whether this very evaluation is stored; the first process looks."""
         return self._processes.broadcast_from_rank0(
-            lambda: self._stored(name) == (step, self._measured.tasks.sha256)
+            lambda: (
+                (stored := self._stored(name)) is not None
+                and (stored.step, stored.dataset) == (step, self._measured.tasks.sha256)
+            )
         )
 
-    def _stored(self, name: str) -> tuple[int, str] | None:
+    def _stored(self, name: str) -> _Stored | None:
         path: Path = self._run.evaluations / f"{name}.json"
         if not path.is_file():
             return None
         facts = json.loads(path.read_text(encoding="utf-8"))["provenance"]
-        return facts["step"], facts["dataset"]["sha256"]
+        return _Stored(facts["step"], facts["dataset"]["sha256"], facts["dataset"]["tasks"])
+
+
+class _Stored(NamedTuple):
+    """What an evaluation of the run says of itself."""
+
+    step: int
+    dataset: str  # its SHA-256
+    tasks: int
+
+
+def store_validation(run: RunFolder, step: int, episodes: Sequence[Trajectory]) -> None:
+    """Keep the summary of an evaluation during training as `eval/step-N.json`."""
+    provenance: JsonObject = {"step": step, "temperature": 0.0, "split": "validation"}
+    _store(run, run.checkpoint_dir(step).name, summarise(episodes).with_provenance(provenance))
+
+
+def _store(run: RunFolder, name: str, result: EvalResult) -> None:
+    write_text(run.evaluations / f"{name}.json", result.model_dump_json(indent=1) + "\n")
 
 
 def _shown(summary: EvalSummary) -> str:
-    success: Metric = success_of_all(summary)
+    success = summary.metrics["task_success"]
     interval = "" if success.ci_low is None else f" [{success.ci_low:.1%}, {success.ci_high:.1%}]"
     unscored = f", {summary.unscored} episodes unscored and counted as failed" if summary.unscored else ""
     return f"{success.value or 0.0:.1%}{interval}{unscored}"

@@ -20,12 +20,22 @@ from mcpagent.core.threads import limit_threads
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.reward.terms import load_reward
 from mcpagent.run.algorithms import run_grpo, run_sft
-from mcpagent.run.api import judge_note, require_judge_check
-from mcpagent.run.episodes import catalog_note, evaluated_file, open_tasks, pinned_model
-from mcpagent.run.lifecycle import RunInputs, RunPlace, TrainOutcome, Watch, logged
+from mcpagent.run.episodes import catalog_note, evaluated_file, open_tasks
+from mcpagent.run.judge import judge_note, require_judge_check
+from mcpagent.run.lifecycle import (
+    RunInputs,
+    RunPlace,
+    TrainOutcome,
+    Watch,
+    begun_dtype,
+    logged,
+    prove_checkpoints,
+)
+from mcpagent.run.policies import pinned_model
 from mcpagent.run.self_evaluation import MeasuredTasks, open_measured
-from mcpagent.storage.checkpoints import find_model, model_identity
+from mcpagent.storage.checkpoints import find_model
 from mcpagent.storage.datasets import TaskFile, find_dataset
+from mcpagent.storage.lineage import model_identity
 from mcpagent.storage.run_folder import RunFolder, run_log
 from mcpagent.storage.runs import RunSession, last_run, new_session, planned_folder, run_session
 from mcpagent.tools.setup import open_tools
@@ -52,17 +62,19 @@ def train(
     with; without a name the last run of this algorithm that named itself. `ledger` is where the built-in
     servers count the calls they get; `ledger_start` bytes of it are older than this run. `beside` names what
     a new run folder may already hold; `callbacks` watch the steps of GRPO. Raises UserError before anything
-    is written, InUseError where another process writes to the folder."""
+    is written, InUseError if another process writes to the folder."""
     watch = watch or Watch()
-    limit_threads(config.threads)
+    limit_threads()
     config = pinned_model(config, on_note=watch.note)
     # Nothing here draws from these two, but libraries may; torch is seeded with its model.
     random.seed(derive_seed(config.seed, "python"))
     np.random.seed(derive_seed(config.seed, "numpy") % 2**32)
     with memory_reported(config), ExitStack() as stack:
         ready = stack.enter_context(prepared(config))
+        is_open = config.model.dtype == "auto"
+        config = ready.checked.settled(config)
         tasks, validation = ready.tasks, ready.validation
-        measured = stack.enter_context(open_measured(config, on_note=watch.note))
+        measured = stack.enter_context(open_measured(config, n_tasks=len(tasks), on_note=watch.note))
         processes = Processes.join(
             torch.device(ready.checked.target.kind), timeout_s=config.training.collective_timeout_s
         )
@@ -75,6 +87,9 @@ def train(
             else None
         )
         folder = processes.broadcast_from_rank0(lambda: session.folder if session else Path())
+        if resume and is_open:
+            model = config.model.model_copy(update={"dtype": begun_dtype(folder, config.device)})
+            config = config.model_copy(update={"model": model})
         watch.on_folder(folder)
         if processes.is_first:
             watch = logged(watch, stack.enter_context(run_log(folder)))
@@ -126,13 +141,14 @@ def train(
             callbacks=callbacks,
         )
         outcome = run_sft(inputs) if config.algorithm == "sft" else run_grpo(inputs)
+        processes.broadcast_from_rank0(lambda: prove_checkpoints(outcome, config, note=watch.note))
         if session is not None:
             session.end(outcome.stop_reason, has_failed=outcome.is_ill)
         return outcome
 
 
 def _registered(config: TrainConfig, measured: MeasuredTasks | None) -> JsonObject:
-    """What the run begins with and is to be judged on, as it stands before the first step."""
+    """Return what the run begins with and is to be judged on, as it stands before the first step."""
     facts: JsonObject = {}
     if not is_built(config.model.name) and (model := find_model(config.model.name)) is not None:
         facts["model"] = model_identity(model.path)
@@ -145,7 +161,7 @@ def _registered(config: TrainConfig, measured: MeasuredTasks | None) -> JsonObje
 def open_session(
     config: TrainConfig, run_dir: Path | None, *, resume: bool, beside: Collection[str]
 ) -> AbstractContextManager[RunSession]:
-    """The lock of the folder that the run is kept in, and how the run stands there."""
+    """Lock the folder that the run is kept in, and how the run stands there."""
     parent, name = Path(config.output_dir), config.name
     if run_dir is not None:
         parent, name = run_dir.parent, run_dir.name
@@ -157,7 +173,7 @@ def open_session(
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a run needs besides servers and weights, all of it checked. `validation` is empty where the run
+    """What a run needs other than servers and weights, all of it checked. `validation` is empty if the run
     never evaluates."""
 
     tasks: TaskFile
@@ -171,9 +187,9 @@ class Prepared:
 def prepared(
     config: TrainConfig, *, gpu_memory_gib: float | None = None, count: int | None = None
 ) -> Iterator[Prepared]:
-    """Everything that a run and its dry run refuse alike: the data, the device, the model's architecture,
-    what fits into each of `count` processes (None: those that a launcher started). Loads no weights, starts
-    no server, writes nothing. Raises UserError."""
+    """Check everything that a run and its dry run refuse alike: the data, the device, the model's
+    architecture, what fits into each of `count` processes (None: those that a launcher started). Loads no
+    weights, starts no server, writes nothing. Raises UserError."""
     target = target_device(config, gpu_memory_gib=gpu_memory_gib)
     with ExitStack() as stack:
         tasks = stack.enter_context(open_tasks(config, find_dataset(config.data.train, split="train")))
@@ -197,8 +213,8 @@ def plan_run(
     count: int | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> TrainPlan:
-    """What `train` would do in `count` processes, or what it would refuse (UserError): with `gpu_memory_gib`,
-    0 where it is not known, on GPUs that need not be here."""
+    """Return what `train` would do in `count` processes, or what it would refuse (UserError): with
+    `gpu_memory_gib`, 0 if it is not known, on GPUs that need not be here."""
     config = pinned_model(config, on_note=on_note)
     with prepared(config, gpu_memory_gib=gpu_memory_gib, count=count) as ready:
         return plan(

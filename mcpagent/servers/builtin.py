@@ -182,7 +182,7 @@ def _failure(text: str) -> CallToolResult:
 
 
 def _readable(error: ToolError) -> str:
-    """What the tool said, without the SDK's prefix; a rejected argument as one line without its value."""
+    """Return what the tool said without the SDK's prefix; a rejected argument in one line, not its value."""
     cause = error.__cause__
     if isinstance(cause, ValidationError):
         faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in cause.errors()]
@@ -194,24 +194,24 @@ _MAX_ECHO_CHARS = 40
 
 
 def echo(text: str) -> str:
-    """The model's own words in an error, short enough not to fill its context."""
+    """Return the model's own words in an error, short enough not to fill its context."""
     return text if len(text) <= _MAX_ECHO_CHARS else text[:_MAX_ECHO_CHARS] + "..."
 
 
 def unknown_symbol(symbol: str) -> ToolError:
-    """The error for a stock symbol that does not exist."""
+    """Return the error for a stock symbol that does not exist."""
     return ToolError(f"Unknown symbol {echo(symbol)}.")
 
 
 def at_least_one(name: str, value: int) -> int:
-    """`value`, the argument `name`. Raises `ToolError` where it is below 1."""
+    """`value`, the argument `name`. Raises `ToolError` if it is below 1."""
     if value < 1:
         raise ToolError(f"{name} must be at least 1.")
     return value
 
 
 def first(items: Sequence[T], limit: int) -> Sequence[T]:
-    """The first `limit` items. Raises `ToolError` where `limit` is below 1."""
+    """Return the first `limit` items. Raises `ToolError` if `limit` is below 1."""
     return items[: at_least_one("limit", limit)]
 
 

@@ -138,23 +138,23 @@ class Dataset:
 
     @functools.cached_property
     def by_ticker(self) -> dict[str, Company]:
-        """Companies by ticker."""
+        """Return companies by ticker."""
         return {c.ticker: c for c in self.companies}
 
     @functools.cached_property
     def channel_by_key(self) -> dict[str, WorkspaceChannel]:
-        """Channels by id and by name, in lower case; no id equals a name."""
+        """Return channels by id and by name, in lower case; no id equals a name."""
         return {key: c for c in self.channels for key in (c.id.casefold(), c.name)}
 
     @functools.cached_property
     def pages(self) -> tuple[Page, ...]:
-        """The web pages of all companies."""
+        """Return the web pages of all companies."""
         return tuple(page for company in self.companies for page in company.pages)
 
 
 @functools.cache
 def build(seed: int = 0) -> Dataset:
-    """The data set of a seed; the servers answer from seed 0."""
+    """Return the data set of a seed; the servers answer from seed 0."""
     tickers = _tickers(_rng(seed, "tickers"))
     return Dataset(
         seed=seed,
@@ -304,7 +304,7 @@ def company(dataset: Dataset, symbol: str) -> Company:
 
 
 def page(items: Sequence[T], *, limit: int, cursor: str) -> tuple[Sequence[T], str]:
-    """The items after `cursor` and the next cursor, which is empty at the end. A cursor is a position."""
+    """Return the items after `cursor`, and the next cursor: a position, empty at the end."""
     if cursor and not re.fullmatch(r"[0-9]{1,9}", cursor):
         raise ToolError(f"Unknown cursor {echo(cursor)}.")
     start = int(cursor or 0)
@@ -313,13 +313,13 @@ def page(items: Sequence[T], *, limit: int, cursor: str) -> tuple[Sequence[T], s
 
 
 def bars_between(company: Company, *, start: str, end: str) -> list[PriceBar]:
-    """Daily bars from one day to the other, both included. Raises `ToolError` for bad dates."""
+    """Return daily bars from one day to the other, both included. Raises `ToolError` for bad dates."""
     first_day, last_day = days(start, end)
     return [bar for bar in daily_bars(company) if first_day <= bar.date <= last_day]
 
 
 def articles(company: Company, *, limit: int) -> Articles:
-    """The newest `limit` news pages of a company."""
+    """Return the newest `limit` news pages of a company."""
     return Articles(
         articles=[
             Article(title=page.title, url=page.url, published=page.published)
@@ -329,7 +329,7 @@ def articles(company: Company, *, limit: int) -> Articles:
 
 
 def matching(dataset: Dataset, query: str, *, tickers: bool = True) -> list[Company]:
-    """Companies whose name (or ticker) contains the query, the exact ticker first, else by ticker."""
+    """Return companies whose name (or ticker) contains the query, the exact ticker first, else by ticker."""
     text = query.strip().casefold()
     matches = [
         c for c in dataset.companies if text in c.name.casefold() or (tickers and text in c.ticker.casefold())

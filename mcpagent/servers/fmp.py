@@ -89,47 +89,47 @@ class FmpUpstream(Protocol):
     """Where the answers come from. Every method raises `ToolError` with a sentence for the model."""
 
     async def quote(self, symbol: str) -> Quote:
-        """The last price, and the change of the day in percent."""
+        """Return the last price, and the change of the day in percent."""
         ...
 
     async def company_profile(self, symbol: str) -> CompanyProfile:
-        """Name and sector of a company."""
+        """Return name and sector of a company."""
         ...
 
     async def income_statement(self, symbol: str, *, period: Period, limit: int) -> IncomeStatement:
-        """Revenue and net income, the newest statement first."""
+        """Return revenue and net income, the newest statement first."""
         ...
 
     async def gainers(self, *, limit: int) -> Movers:
-        """The stocks that rose most today, in that order."""
+        """Return the stocks that rose most today, in that order."""
         ...
 
     async def losers(self, *, limit: int) -> Movers:
-        """The stocks that fell most today, in that order."""
+        """Return the stocks that fell most today, in that order."""
         ...
 
     async def search_ticker(self, query: str, *, limit: int) -> SymbolMatches:
-        """Companies whose symbol or name matches."""
+        """Return companies whose symbol or name matches."""
         ...
 
     async def search_name(self, query: str, *, limit: int) -> SymbolMatches:
-        """Companies whose name matches."""
+        """Return companies whose name matches."""
         ...
 
     async def stock_news(self, symbol: str, *, limit: int) -> Articles:
-        """Articles about a company, the newest first."""
+        """Return articles about a company, the newest first."""
         ...
 
     async def change_percent(self, symbol: str) -> ChangePercent:
-        """The change of the day in percent."""
+        """Return the change of the day in percent."""
         ...
 
     async def previous_close(self, symbol: str) -> PreviousClose:
-        """The closing price of the last trading day."""
+        """Return the closing price of the last trading day."""
         ...
 
     async def historical_prices(self, symbol: str, *, start: str, end: str) -> HistoricalPrices:
-        """Closing prices from `start` to `end`, the oldest first."""
+        """Return closing prices from `start` to `end`, the oldest first."""
         ...
 
 
@@ -226,17 +226,17 @@ class EmbeddedFmp:
         self._data = build()
 
     async def quote(self, symbol: str) -> Quote:
-        """The last price, and the change of the day in percent."""
+        """Return the last price, and the change of the day in percent."""
         company = lookup.company(self._data, symbol)
         return Quote(symbol=company.ticker, price=company.price, change_percent=company.change_percent)
 
     async def company_profile(self, symbol: str) -> CompanyProfile:
-        """Name and sector of a company."""
+        """Return name and sector of a company."""
         company = lookup.company(self._data, symbol)
         return CompanyProfile(symbol=company.ticker, name=company.name, sector=company.sector)
 
     async def income_statement(self, symbol: str, *, period: Period, limit: int) -> IncomeStatement:
-        """Revenue and net income, the newest statement first."""
+        """Return revenue and net income, the newest statement first."""
         company = lookup.company(self._data, symbol)
         if period == "annual":
             statements = [_annual(year) for year in company.statements]
@@ -245,36 +245,36 @@ class EmbeddedFmp:
         return IncomeStatement(symbol=company.ticker, statements=list(first(statements, limit)))
 
     async def gainers(self, *, limit: int) -> Movers:
-        """The stocks that rose most today, in that order."""
+        """Return the stocks that rose most today, in that order."""
         return _movers(sorted(self._data.companies, key=lambda c: -c.change_percent), limit=limit)
 
     async def losers(self, *, limit: int) -> Movers:
-        """The stocks that fell most today, in that order."""
+        """Return the stocks that fell most today, in that order."""
         return _movers(sorted(self._data.companies, key=lambda c: c.change_percent), limit=limit)
 
     async def search_ticker(self, query: str, *, limit: int) -> SymbolMatches:
-        """Companies whose symbol or name matches."""
+        """Return companies whose symbol or name matches."""
         return _matches(lookup.matching(self._data, query), limit=limit)
 
     async def search_name(self, query: str, *, limit: int) -> SymbolMatches:
-        """Companies whose name matches."""
+        """Return companies whose name matches."""
         return _matches(lookup.matching(self._data, query, tickers=False), limit=limit)
 
     async def stock_news(self, symbol: str, *, limit: int) -> Articles:
-        """Articles about a company, the newest first."""
+        """Return articles about a company, the newest first."""
         return lookup.articles(lookup.company(self._data, symbol), limit=limit)
 
     async def change_percent(self, symbol: str) -> ChangePercent:
-        """The change of the day in percent."""
+        """Return the change of the day in percent."""
         return _change(lookup.company(self._data, symbol))
 
     async def previous_close(self, symbol: str) -> PreviousClose:
-        """The closing price of the last trading day."""
+        """Return the closing price of the last trading day."""
         company = lookup.company(self._data, symbol)
         return PreviousClose(symbol=company.ticker, previous_close=company.previous_close)
 
     async def historical_prices(self, symbol: str, *, start: str, end: str) -> HistoricalPrices:
-        """Closing prices from `start` to `end`, the oldest first."""
+        """Return closing prices from `start` to `end`, the oldest first."""
         company = lookup.company(self._data, symbol)
         days = lookup.bars_between(company, start=start, end=end)
         prices = [DayClose(date=day.date, close=day.close) for day in days]

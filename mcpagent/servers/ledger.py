@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcpagent.core.tools import LEDGER_ENV
 from mcpagent.errors import UserError
 
-LEDGER_ENV = "MCPAGENT_CALL_LEDGER"
 MODEL_PURPOSE = "episode"  # the purpose of a call that does not state one
 
 
@@ -22,7 +22,7 @@ class Ledger:
 
     @classmethod
     def from_environment(cls) -> Ledger | None:
-        """The ledger that `MCPAGENT_CALL_LEDGER` names, if any."""
+        """Return the ledger that `MCPAGENT_CALL_LEDGER` names, if any."""
         value = os.environ.get(LEDGER_ENV, "")
         return cls(Path(value)) if value else None
 

@@ -86,19 +86,19 @@ class PolygonUpstream(Protocol):
         ...
 
     async def news(self, ticker: str, *, limit: int) -> Articles:
-        """Articles about a company, the newest first."""
+        """Return articles about a company, the newest first."""
         ...
 
     async def ticker_details(self, ticker: str) -> TickerDetails:
-        """Name and market capitalisation of a company."""
+        """Return name and market capitalisation of a company."""
         ...
 
     async def market_status(self) -> MarketStatus:
-        """Whether the market is open, and the time there."""
+        """Return whether the market is open, and the time there."""
         ...
 
     async def previous_close(self, ticker: str) -> PreviousClose:
-        """Closing price and volume of the last trading day."""
+        """Return closing price and volume of the last trading day."""
         ...
 
     async def last_trade(self, ticker: str) -> LastTrade:
@@ -106,7 +106,7 @@ class PolygonUpstream(Protocol):
         ...
 
     async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
-        """One page of the companies whose symbol or name matches."""
+        """Return one page of the companies whose symbol or name matches."""
         ...
 
 
@@ -202,20 +202,20 @@ class EmbeddedPolygon:
         return Aggs(ticker=company.ticker, bars=by_period(daily, frequency))
 
     async def news(self, ticker: str, *, limit: int) -> Articles:
-        """Articles about a company, the newest first."""
+        """Return articles about a company, the newest first."""
         return lookup.articles(lookup.company(self._data, ticker), limit=limit)
 
     async def ticker_details(self, ticker: str) -> TickerDetails:
-        """Name and market capitalisation of a company."""
+        """Return name and market capitalisation of a company."""
         company = lookup.company(self._data, ticker)
         return TickerDetails(ticker=company.ticker, name=company.name, market_cap=company.market_cap)
 
     async def market_status(self) -> MarketStatus:
-        """Whether the market is open, and the time there."""
+        """Return whether the market is open, and the time there."""
         return MarketStatus(market="open", server_time=SERVER_TIME)
 
     async def previous_close(self, ticker: str) -> PreviousClose:
-        """Closing price and volume of the last trading day."""
+        """Return closing price and volume of the last trading day."""
         company = lookup.company(self._data, ticker)
         return PreviousClose(ticker=company.ticker, close=company.previous_close, volume=company.volume)
 
@@ -225,7 +225,7 @@ class EmbeddedPolygon:
         return LastTrade(ticker=company.ticker, price=company.price, size=company.last_size)
 
     async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
-        """One page of the companies whose symbol or name matches."""
+        """Return one page of the companies whose symbol or name matches."""
         companies, next_cursor = lookup.page(lookup.matching(self._data, query), limit=limit, cursor=cursor)
         return TickerMatches(
             results=[TickerMatch(ticker=c.ticker, name=c.name) for c in companies], next_cursor=next_cursor

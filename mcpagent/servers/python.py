@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from mcpagent.servers.builtin import Answer, BuiltinTool, OpenUpstream, ServerDefinition, clean_text
 from mcpagent.servers.sandbox.contract import Sandbox, SandboxBroken, SandboxOutcome
-from mcpagent.servers.sandbox.jail.settings import jsonable
+from mcpagent.servers.sandbox.inside import jsonable
 
 _MAX_CODE_CHARS = 100_000
 _MAX_DATA_BYTES = 1_000_000
@@ -49,7 +49,7 @@ class PythonSession:
         return MappingProxyType(self._stored)
 
     def store(self, key: str, value: JsonValue) -> None:
-        """Raises ToolError where the key or the value cannot be kept."""
+        """Keep a value. Raises ToolError if the key or the value cannot be kept."""
         if not key or len(key) > _MAX_KEY_CHARS or key != clean_text(key):
             raise ToolError(f"key must be a text of 1 to {_MAX_KEY_CHARS} characters.")
         kept = jsonable(value, clean=clean_text)
@@ -103,7 +103,7 @@ def _place(code: str, line: int | None) -> str:
 
 
 def _unpacked(value: Any, *, n_steps: int) -> tuple[list[int | None], JsonValue]:
-    """The expressions may have redefined what the last line shows."""
+    """Return the counts and the data of what the last line shows; the expressions may have redefined that."""
     match value:
         case [list() as counts, data] if len(counts) == n_steps:
             return [n if isinstance(n, int) else None for n in counts], data
@@ -269,7 +269,7 @@ async def create_data_pipeline(
 
 
 def python_definition(sandbox: Sandbox) -> ServerDefinition:
-    """The server's tools; where the sandbox runs a subset of Python, their descriptions say so."""
+    """Return the server's tools. Their descriptions say so if the sandbox runs a subset of Python."""
     language = sandbox.language
     return ServerDefinition(
         name="python",
@@ -291,5 +291,5 @@ def python_definition(sandbox: Sandbox) -> ServerDefinition:
 
 
 def open_sessions(sandbox: Sandbox) -> OpenUpstream:
-    """Every client gets a session of its own."""
+    """Return what opens a session of its own for each client."""
     return lambda: nullcontext(PythonSession(sandbox))

@@ -39,7 +39,7 @@ def build_server(
     sandbox: SandboxKind = SandboxKind.AUTO,
     ledger: Path | None = None,
 ) -> BuiltinServer:
-    """A built-in server, ready for `run()` or an in-memory `Client(server)`.
+    """Return a built-in server, ready for `run()` or an in-memory `Client(server)`.
 
     Building costs about 1 ms a tool, so build once and open many clients: each has an upstream of its own.
     `allow_send` names the channels that a live slack may write to, `sandbox` is where python runs code.
@@ -66,14 +66,14 @@ def _python(kind: SandboxKind) -> tuple[ServerDefinition, Upstream]:
 
 
 def _upstream(name: str, kind: UpstreamKind, allow_send: Collection[str]) -> Upstream:
-    """A server that asks no web service is the same with every kind."""
+    """Return the upstream of a server; one that asks no web service is the same with every kind."""
     if kind is UpstreamKind.LIVE and name in KEY_NAMES:
         return _live_slack(allow_send) if name == "slack" else _live_upstream(name)
     return Upstream(open=_EMBEDDED[name])
 
 
 def _live_upstream(name: str) -> Upstream:
-    """The live upstream of a server; its clients share its rate. Raises UserError for a missing key."""
+    """Return a server's live upstream; its clients share its rate. Raises UserError for a missing key."""
     from mcpagent.servers.live import fmp, polygon, tavily  # their packages are not for every start
     from mcpagent.servers.live.client import RequestPace, read_settings
 
@@ -104,7 +104,7 @@ def _live_slack(allow_send: Collection[str]) -> Upstream:
 
 
 def is_stateful(name: str) -> bool:
-    """True where calls change what later calls answer: such a server needs an instance for each episode."""
+    """True if calls change what later calls answer: such a server needs an instance for each episode."""
     return name == _PYTHON or _definition(name).stateful
 
 

@@ -96,7 +96,7 @@ class SlackUpstream(Protocol):
     """Where the answers come from. Every method raises `ToolError` with a sentence for the model."""
 
     async def channels(self, *, limit: int, cursor: str) -> Channels:
-        """One page of the channels."""
+        """Return one page of the channels."""
         ...
 
     async def send(self, channel: str, message: str) -> Sent:
@@ -104,15 +104,15 @@ class SlackUpstream(Protocol):
         ...
 
     async def history(self, channel_id: str, *, limit: int) -> History:
-        """The newest messages of a channel."""
+        """Return the newest messages of a channel."""
         ...
 
     async def users(self, *, limit: int, cursor: str) -> Users:
-        """One page of the users."""
+        """Return one page of the users."""
         ...
 
     async def thread(self, channel_id: str, ts: str) -> Thread:
-        """A message and its replies."""
+        """Return a message and its replies."""
         ...
 
     async def react(self, channel_id: str, ts: str, name: str) -> Reaction:
@@ -120,11 +120,11 @@ class SlackUpstream(Protocol):
         ...
 
     async def identity(self) -> Identity:
-        """The user that the calls are made as."""
+        """Return the user that the calls are made as."""
         ...
 
     async def changes(self) -> WorkspaceChanges:
-        """The messages and reactions that this client made."""
+        """Return the messages and reactions that this client made."""
         ...
 
 
@@ -213,7 +213,7 @@ class Snapshot:
     reactions: tuple[tuple[str, str, str], ...] = ()
 
     def since(self, earlier: Snapshot) -> Snapshot:
-        """What was added after `earlier`, a snapshot of the same workspace."""
+        """Return what was added after `earlier`, a snapshot of the same workspace."""
         return Snapshot(
             messages=self.messages[len(earlier.messages) :],
             reactions=self.reactions[len(earlier.reactions) :],
@@ -230,11 +230,11 @@ class EmbeddedSlack:
         self._reactions: dict[tuple[str, str, str], None] = {}
 
     def snapshot(self) -> Snapshot:
-        """The state at this moment; `Snapshot.since` compares two."""
+        """Return the state at this moment; `Snapshot.since` compares two."""
         return Snapshot(messages=tuple(self._sent), reactions=tuple(self._reactions))
 
     async def channels(self, *, limit: int, cursor: str) -> Channels:
-        """One page of the channels."""
+        """Return one page of the channels."""
         channels, next_cursor = lookup.page(self._data.channels, limit=limit, cursor=cursor)
         return Channels(channels=[Channel(id=c.id, name=c.name) for c in channels], next_cursor=next_cursor)
 
@@ -251,17 +251,17 @@ class EmbeddedSlack:
         return Sent(channel=target.id, ts=ts)
 
     async def history(self, channel_id: str, *, limit: int) -> History:
-        """The newest messages of a channel."""
+        """Return the newest messages of a channel."""
         newest_first = list(reversed(self._messages(self._channel(channel_id))))
         return History(messages=[_message(m) for m in first(newest_first, limit)])
 
     async def users(self, *, limit: int, cursor: str) -> Users:
-        """One page of the users."""
+        """Return one page of the users."""
         users, next_cursor = lookup.page(self._data.users, limit=limit, cursor=cursor)
         return Users(users=[User(id=u.id, name=u.name) for u in users], next_cursor=next_cursor)
 
     async def thread(self, channel_id: str, ts: str) -> Thread:
-        """A message and its replies."""
+        """Return a message and its replies."""
         channel = self._channel(channel_id)
         parent = self._message(channel, ts)
         replies = channel.replies if parent is channel.message else ()
@@ -281,12 +281,12 @@ class EmbeddedSlack:
         return Reaction(channel=channel.id, ts=parent.ts, name=emoji)
 
     async def identity(self) -> Identity:
-        """The user that the calls are made as."""
+        """Return the user that the calls are made as."""
         me = self._data.users[0]
         return Identity(user_id=me.id, user=me.name, team=_TEAM)
 
     async def changes(self) -> WorkspaceChanges:
-        """The messages and reactions that this client made."""
+        """Return the messages and reactions that this client made."""
         added = self.snapshot().since(Snapshot())
         return WorkspaceChanges(
             messages=[SentMessage(channel=c, text=m.text, ts=m.ts) for c, m in added.messages],

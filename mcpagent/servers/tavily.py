@@ -49,11 +49,11 @@ class TavilyUpstream(Protocol):
         ...
 
     async def extract(self, url: str) -> PageText:
-        """The text of a page."""
+        """Return the text of a page."""
         ...
 
     async def qna(self, query: str) -> ShortAnswer:
-        """One short answer to a question."""
+        """Return one short answer to a question."""
         ...
 
 
@@ -112,7 +112,7 @@ class PageIndex:
         )
 
     def page(self, url: str) -> Page | None:
-        """The page at `url`; None where there is none."""
+        """Return the page at `url`; None if there is none."""
         return self._by_url.get(url)
 
     def search(self, query: str, *, limit: int) -> list[tuple[Page, str]]:
@@ -158,14 +158,14 @@ class EmbeddedTavily:
         )
 
     async def extract(self, url: str) -> PageText:
-        """The text of a page."""
+        """Return the text of a page."""
         page = _index().page(url.strip().rstrip("/"))
         if page is None:
             raise ToolError(f"No page at {echo(url)}.")
         return PageText(url=page.url, text=page.text)
 
     async def qna(self, query: str) -> ShortAnswer:
-        """One short answer to a question."""
+        """Return one short answer to a question."""
         matches = _index().search(query, limit=1)
         if not matches:
             raise ToolError("No page answers this query.")

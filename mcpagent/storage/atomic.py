@@ -26,9 +26,9 @@ _DISK = {
     errno.EPERM: "permission denied",
 }
 _PLACE = {
-    errno.ENOTDIR: "a file stands where a folder is needed",
-    errno.EEXIST: "a file stands where a folder is needed",
-    errno.EISDIR: "a folder stands where a file is needed",
+    errno.ENOTDIR: "it is a file, and a folder is needed",
+    errno.EEXIST: "it is a file, and a folder is needed",
+    errno.EISDIR: "it is a folder, and a file is needed",
 }
 _NATIVE = re.compile(r"\(os error (\d+)\)")  # how libraries in Rust (safetensors, tokenizers) say it
 
@@ -37,7 +37,7 @@ _NATIVE = re.compile(r"\(os error (\d+)\)")  # how libraries in Rust (safetensor
 def atomic_file(final: Path) -> Iterator[Path]:
     """Yields the path to write to; a normal exit moves it to `final`, an exception leaves `final` as it was.
 
-    The folder of `final` is made where it is missing.
+    The folder of `final` is made if it is missing.
     """
     with reported(final):
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -92,8 +92,8 @@ def reported(path: Path) -> Iterator[None]:
 
 
 def disk_error(error: Exception, *, where: Path | None) -> RunError | UserError | None:
-    """The error for what the disk refused, or for a path that cannot be; None where `error` says something
-    else."""
+    """Return the error for what the disk refused, or for a path that cannot be; None if `error` says
+    something else."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (match := _NATIVE.search(str(error))) is not None:
         number = int(match[1])
@@ -109,19 +109,19 @@ def disk_error(error: Exception, *, where: Path | None) -> RunError | UserError 
     return RunError(
         f"cannot be written: {_DISK[number]} ({os.strerror(number)})",
         where=None if place is None else str(place),
-        remedy="make room or name another place; the same command, with --resume where it has that, goes on",
+        remedy="make room or name another place; the same command, with --resume if it has that, goes on",
     )
 
 
 def write_text(final: Path, text: str, *, is_settings: bool = False) -> None:
-    """Write a whole UTF-8 file atomically, without secrets. `is_settings` where it is read again as what it
+    """Write a whole UTF-8 file atomically, without secrets. `is_settings` if it is read again as what it
     says, and so left as it is: a path that happens to hold the value of a secret must stay that path."""
     with atomic_file(final) as path:
         path.write_text(text if is_settings else SECRETS.text(text), encoding="utf-8")
 
 
 def without_secrets(log: Path) -> None:
-    """Rewrite a file that another process wrote, where a secret stands in it."""
+    """Rewrite a file that another process wrote, if a secret stands in it."""
     if not log.is_file():
         return
     with log.open("rb") as source:
@@ -134,7 +134,7 @@ def without_secrets(log: Path) -> None:
 
 
 def _blocks(source: BinaryIO) -> Iterator[bytes]:
-    """The file in pieces of whole lines, where lines are not too long."""
+    """Yield the file in pieces of whole lines, unless a line is too long."""
     while block := source.read(_BLOCK_BYTES):
         yield block + source.readline(_BLOCK_BYTES)
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import TEMPORARY_PREFIX, atomic_dir
 from mcpagent.storage.run_folder import RunFolder, step_of
@@ -36,20 +35,15 @@ _SETTLED_S = (
 
 @dataclass(frozen=True)
 class ChosenCheckpoint:
-    """`why` says what was chosen where a run folder was named; empty where the checkpoint itself was."""
+    """`why` says what was chosen if a run folder was named; empty if the checkpoint itself was."""
 
     path: Path
     why: str = ""
 
 
-def find_checkpoint(path: Path) -> Path:
-    """The folder that `choose_checkpoint` finds. Raises UserError."""
-    return choose_checkpoint(path).path
-
-
 def choose_checkpoint(path: Path) -> ChosenCheckpoint:
-    """`path` where it holds a model in Hugging Face or PEFT format. A run folder means its best checkpoint
-    (the latest where the run evaluated none), `RUN@latest` its latest one, `RUN@STEP` that of a step. Raises
+    """`path` if it holds a model in Hugging Face or PEFT format. A run folder means its best checkpoint
+    (the latest if the run evaluated none), `RUN@latest` its latest one, `RUN@STEP` that of a step. Raises
     UserError for anything else."""
     folder, selector = _split(path.expanduser())
     if folder.is_file():
@@ -105,11 +99,13 @@ def choose_checkpoint(path: Path) -> ChosenCheckpoint:
 
 
 def find_model(name: str) -> ChosenCheckpoint | None:
-    """The checkpoint that a path names; None for a hub id. Raises UserError for a path without a model."""
+    """Return the checkpoint that a path names; None for a hub id. Raises UserError for a path without a
+    model."""
     path = Path(name).expanduser()
     folder, _ = _split(path)
-    # `outputs/typo` looks like a hub id too, but then there is a folder called outputs.
-    is_hub_id = _HUB_ID.fullmatch(name) and not folder.exists() and not folder.parent.exists()
+    # `outputs/typo` looks like a hub id too, but runs are kept there.
+    is_path = folder.exists() or folder.parent.exists() or path.parts[:1] == ("outputs",)
+    is_hub_id = _HUB_ID.fullmatch(name) and not is_path
     return None if is_hub_id else choose_checkpoint(path)
 
 
@@ -123,10 +119,14 @@ def _split(path: Path) -> tuple[Path, str | None]:
 
 def _best_step(latest: Path) -> int | None:
     """What the state of the run's latest checkpoint says: the step of the best evaluation, or of the last
-    healthy weights where the run ended ill; None where it says neither. Raises UserError where that is
+    healthy weights if the run ended ill; None if it says neither. Raises UserError if that is
     damaged."""
-    text = sealed_text(latest, STATE_FILE)
-    state = {} if text is None else json.loads(text)["state"]
+    path = latest / STATE_FILE
+    if not path.exists() and not (latest / SEAL_FILE).exists():
+        return None
+    if (wrong := damage(latest, only=STATE_FILE)) is not None:
+        raise _damaged(latest, wrong)
+    state = json.loads(path.read_text(encoding="utf-8"))["state"]
     best: int | None = state.get("best_step")
     return state.get("good_step") if best is None and state.get("is_ill") else best
 
@@ -140,24 +140,29 @@ def sealed_dir(final: Path) -> Iterator[Path]:
 
 
 def seal(folder: Path) -> None:
-    """Write the SHA-256 of every file in `folder` beside them."""
-    hashes = {path.relative_to(folder).as_posix(): _sha256(path) for path in _files(folder)}
+    """Write the SHA-256 of every file in `folder` next to them."""
+    hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in _files(folder)}
     (folder / SEAL_FILE).write_text(json.dumps(hashes, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint of a training run; None where every file is as it was written, and no
-    other file is there."""
-    hashes = _read_seal(checkpoint)
-    if isinstance(hashes, str):
-        return hashes
-    for name, expected_sha256 in hashes.items():
+def damage(checkpoint: Path, *, only: str | None = None) -> str | None:
+    """Return what is wrong with a checkpoint of a training run; None if every file is as it was written, and
+    no other file is there. `only` looks at one file."""
+    try:
+        hashes = json.loads((checkpoint / SEAL_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"it lacks {SEAL_FILE}"
+    except (ValueError, RecursionError):
+        return f"{SEAL_FILE} is not JSON"
+    if not isinstance(hashes, dict):
+        return f"{SEAL_FILE} is not a JSON object"
+    for name in hashes if only is None else (only,):
         path = checkpoint / name
         if not path.is_file():
             return f"it lacks {name}"
-        if _sha256(path) != expected_sha256:
+        if sha256_of(path) != hashes.get(name):
             return f"{name} is not what was written (truncated or changed)"
-    added = sorted(set(_readable(checkpoint)) - hashes.keys())
+    added = sorted(set(_readable(checkpoint)) - hashes.keys()) if only is None else ()
     return f"{added[0]} was added to it" if added else None
 
 
@@ -167,7 +172,7 @@ _whole: dict[
 
 
 def verified(folder: Path) -> Path:
-    """`folder`, whose files are what was written where it is a checkpoint of a training run. Whatever reads
+    """`folder`, whose files are what was written if it is a checkpoint of a training run. Whatever reads
     weights, a tokenizer or a state from a folder calls this first. Raises UserError."""
     if not (folder / SEAL_FILE).exists() and not (folder / STATE_FOLDER).exists():
         return folder  # not written by a training run: there is nothing to hold it against
@@ -186,20 +191,6 @@ def verified(folder: Path) -> Path:
     return folder
 
 
-def sealed_text(checkpoint: Path, name: str) -> str | None:
-    """One text file of a checkpoint, compared with its hash; None where neither it nor the seal is there.
-    Raises UserError where it is damaged."""
-    path = checkpoint / name
-    if not path.exists() and not (checkpoint / SEAL_FILE).exists():
-        return None
-    hashes = _read_seal(checkpoint)
-    if isinstance(hashes, str):
-        raise _damaged(checkpoint, hashes)
-    if not path.is_file() or _sha256(path) != hashes.get(name):
-        raise _damaged(checkpoint, f"{name} is not what was written (truncated or changed)")
-    return path.read_text(encoding="utf-8")
-
-
 def _damaged(checkpoint: Path, wrong: str) -> UserError:
     run = run_of(checkpoint)
     return UserError(
@@ -208,17 +199,6 @@ def _damaged(checkpoint: Path, wrong: str) -> UserError:
         remedy="copy it again from where it came from"
         + ("" if run is None else f", or use another one of the run, in {run.checkpoints}"),
     )
-
-
-def _read_seal(checkpoint: Path) -> dict[str, str] | str:
-    """The hashes by name, or what is wrong with them."""
-    try:
-        hashes = json.loads((checkpoint / SEAL_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return f"it lacks {SEAL_FILE}"
-    except (ValueError, RecursionError):
-        return f"{SEAL_FILE} is not JSON"
-    return hashes if isinstance(hashes, dict) else f"{SEAL_FILE} is not a JSON object"
 
 
 def _readable(folder: Path) -> Iterator[str]:
@@ -234,7 +214,7 @@ def _readable(folder: Path) -> Iterator[str]:
 
 
 def last_good_checkpoint(run: RunFolder) -> Path | None:
-    """The latest checkpoint, compared with its hashes. Raises UserError where it is damaged: the message
+    """Return the latest checkpoint, compared with its hashes. Raises UserError if it is damaged: the message
     names the last one that is not."""
     latest, *older = [*reversed(run.all_checkpoints()), None]
     if latest is None or (wrong := damage(latest)) is None:
@@ -261,35 +241,23 @@ def rotate(run: RunFolder, *, keep: int | None, spare: Collection[int]) -> None:
 
 
 def run_of(checkpoint: Path) -> RunFolder | None:
-    """The run that wrote `checkpoint`; None where it lies in no run folder."""
+    """Return the run that wrote `checkpoint`; None if it lies in no run folder."""
     folder = checkpoint.resolve().parent
     run = RunFolder(folder.parent)
     return run if folder.name == run.checkpoints.name and run.config_path.is_file() else None
 
 
-def model_identity(checkpoint: Path) -> JsonObject:
-    """What was evaluated: the path, a hash of the weight files, and for adapters their base, hashed too where
-    it is a folder."""
-    identity: JsonObject = {"path": str(checkpoint), "weights_sha256": weights_sha256(checkpoint)}
-    adapters = checkpoint / ADAPTER_FILE
-    if adapters.is_file():
-        base = json.loads(adapters.read_text(encoding="utf-8")).get("base_model_name_or_path")
-        folder = Path(base) if base else None
-        is_here = folder is not None and folder.is_dir()
-        identity["base"] = model_identity(folder) if folder and is_here else {"path": base}
-    return identity
-
-
 def weights_sha256(folder: Path) -> str | None:
-    """SHA-256 over the names and hashes of the weight files in `folder`; None where there is none."""
+    """SHA-256 over the names and hashes of the weight files in `folder`; None if there is none."""
     total = hashlib.sha256()
     files = sorted({file for pattern in _WEIGHTS for file in folder.glob(pattern)})
     for file in files:
-        total.update(f"{_sha256(file)}  {file.name}\n".encode())
+        total.update(f"{sha256_of(file)}  {file.name}\n".encode())
     return total.hexdigest() if files else None
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -20,7 +20,7 @@ from mcpagent.errors import UserError
 
 
 def require(*extras: str, use: str) -> None:
-    """Nothing, where every package of `extras` is installed; imports none of them. Raises UserError with all
+    """Do nothing if every package of `extras` is installed; imports none of them. Raises UserError with all
     that are missing and the one command that installs them; `use` is what needs them ("training")."""
     absent = [extra for extra in extras if missing(extra)]
     if absent:
@@ -28,7 +28,7 @@ def require(*extras: str, use: str) -> None:
 
 
 def missing_error(extras: Sequence[str], *, use: str, also: Sequence[str] = ()) -> UserError:
-    """The error of `require`; `also` are modules that an import did not find."""
+    """Return the error of `require`; `also` are modules that an import did not find."""
     modules = [name.partition(".")[0] for name in also]
     packages = dict.fromkeys([*modules, *(name for extra in extras for name in missing(extra))])
     names = [name for name in packages if name in modules or _module(name) not in modules]
@@ -40,12 +40,12 @@ def missing_error(extras: Sequence[str], *, use: str, also: Sequence[str] = ()) 
 
 
 def missing(extra: str) -> list[str]:
-    """The packages of an extra that are not installed here, by their names on an index."""
+    """Return the packages of an extra that are not installed here, by their names on an index."""
     return [r.name for r in requirements(extra) if not is_installed(r.name)]
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """What an extra adds to the base packages on this platform; without one, the base packages."""
+    """Return what an extra adds to the base packages on this platform; without one, the base packages."""
     parsed = [Requirement(text) for text in metadata.requires("mcpagent") or ()]
     base = [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
     if not extra:
@@ -54,7 +54,8 @@ def requirements(extra: str = "") -> list[Requirement]:
 
 
 def extra_with(module: str) -> str | None:
-    """The smallest extra that brings the package of an imported module; None for what no extra brings."""
+    """Return the smallest extra that brings the package of an imported module; None for what no extra
+    brings."""
     name = module.partition(".")[0].lower()
     extras = metadata.metadata("mcpagent").get_all("Provides-Extra") or ()
     sizes = {extra: len(requirements(extra)) for extra in extras if _brings(extra, name)}
@@ -62,8 +63,8 @@ def extra_with(module: str) -> str | None:
 
 
 def is_installed(package: str) -> bool:
-    """Whether the module of a package of an extra can be found here, whoever provides it (such as a build
-    for CPUs). An extra's packages are imported by the names that they have on an index."""
+    """Return whether the module of a package of an extra can be found here, whoever provides it (such as a
+    build for CPUs). An extra's packages are imported by the names that they have on an index."""
     try:
         return importlib.util.find_spec(_module(package)) is not None
     except ImportError:
@@ -71,7 +72,7 @@ def is_installed(package: str) -> bool:
 
 
 def installed_version(package: str) -> str | None:
-    """The version of the package, or of another one that provides its module; None without one."""
+    """Return the version of the package, or of another one that provides its module; None without one."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     if not is_installed(package):
@@ -81,7 +82,7 @@ def installed_version(package: str) -> str | None:
 
 
 def pip_install(*requirements: str) -> str:
-    """The command that installs into this very environment."""
+    """Return the command that installs into this very environment."""
     python = Path(sys.executable)
     shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
     return shlex.join([str(shown), "-m", "pip", "install", *requirements])
@@ -102,7 +103,7 @@ _GIT_TIMEOUT_S = 10
 
 
 def provenance() -> JsonObject:
-    """Versions of what is installed (nothing is imported), the commit where mcpagent runs from a checkout,
+    """Versions of what is installed (nothing is imported), the commit if mcpagent runs from a checkout,
     and the time."""
     return {
         "schema_version": 1,
@@ -132,7 +133,7 @@ def _commit() -> JsonObject | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Output of git; None where there is no git, or it refuses this checkout."""
+    """Output of git; None if there is no git, or it refuses this checkout."""
     try:
         # Without its lock: a git that is killed with the run would leave one behind in the checkout.
         done = subprocess.run(

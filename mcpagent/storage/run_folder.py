@@ -1,6 +1,7 @@
 """A run on disk.
 
 config.yaml  manifest.json  status.json  metrics.jsonl  trajectories/  checkpoints/step-000010/  eval/  logs/
+start/: only if the run began with adapters that had to be merged
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from mcpagent.storage.datasets import record_reader, record_writer, write_jsonl
 from mcpagent.storage.locks import LOCK_NAME
 from mcpagent.storage.packages import provenance
 
+START_FOLDER = "start"  # the whole model that a run began with, if it had to be merged: `train.start`
 STATUS_NAME = "status.json"  # how the run stands: `storage.runs`
 _STEP_NAME = re.compile(r"step-([0-9]{6,})")
 
@@ -37,6 +39,12 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config_path = path / "config.yaml"  # the resolved configuration that it was started with
+        self.trajectories = path / "trajectories"  # the episodes of each step
+        self.checkpoints = path / "checkpoints"  # one a step that was saved
+        self.evaluations = path / "eval"
+        self.logs = path / "logs"  # and what trackers keep offline
+        self._metrics_path = path / "metrics.jsonl"
 
     @classmethod
     def create(
@@ -47,8 +55,8 @@ class RunFolder:
         manifest: Mapping[str, Any],
         beside: Collection[str] = (),
     ) -> Self:
-        """Start a run. `manifest` (hashes, seeds) is kept beside the versions and the commit, which are added
-        here. Raises UserError where the folder already holds something that `beside` does not name."""
+        """Start a run. `manifest` (hashes, seeds) is kept with the versions and the commit, which are added
+        here. Raises UserError if the folder already holds something that `beside` does not name."""
         folder = Path(path)
         if folder.exists() and not (folder.is_dir() and has_not_begun(folder, beside)):
             raise not_empty(folder)
@@ -63,7 +71,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """An existing run, finished, stopped or still going on; nothing is changed. Raises UserError."""
+        """Return an existing run, finished, stopped or still going on; nothing is changed. Raises
+        UserError."""
         folder = Path(path)
         if not (folder / "config.yaml").is_file() or not (folder / "manifest.json").is_file():
             raise UserError(
@@ -72,31 +81,6 @@ class RunFolder:
                 remedy="name the folder that mcpagent train printed, such as outputs/NAME",
             )
         return cls(folder)
-
-    @property
-    def trajectories(self) -> Path:
-        """The folder of the episodes of each step."""
-        return self.path / "trajectories"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints, one a step that was saved."""
-        return self.path / "checkpoints"
-
-    @property
-    def evaluations(self) -> Path:
-        """The folder of the results of evaluations."""
-        return self.path / "eval"
-
-    @property
-    def logs(self) -> Path:
-        """The folder of log files and of what trackers keep offline."""
-        return self.path / "logs"
-
-    @property
-    def config_path(self) -> Path:
-        """The resolved configuration that the run was started with."""
-        return self.path / "config.yaml"
 
     @property
     def manifest(self) -> JsonObject:
@@ -163,25 +147,21 @@ class RunFolder:
         return self.checkpoints / step_name(step)
 
     def all_checkpoints(self) -> list[Path]:
-        """The complete checkpoints by step. A folder has this name only when it is complete."""
+        """Return the complete checkpoints by step. A folder has this name only when it is complete."""
         folders = [path for path in self.checkpoints.glob("step-*") if path.is_dir()]
         return sorted((path for path in folders if step_of(path) is not None), key=lambda p: step_of(p) or 0)
 
     def latest_checkpoint(self) -> Path | None:
-        """The complete checkpoint of the highest step."""
+        """Return the complete checkpoint of the highest step."""
         return next(reversed(self.all_checkpoints()), None)
-
-    @property
-    def _metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
 
 
 def has_not_begun(folder: Path, beside: Collection[str] = ()) -> bool:
-    """Whether nothing is in the folder but what `beside` names, its lock, and what a process left that was
-    killed while it made the folder."""
+    """Return whether nothing is in the folder but what `beside` names, its lock, and what a process left that
+    was killed while it made the folder."""
     return all(
         child.name in beside
-        or child.name in ("manifest.json", STATUS_NAME, LOCK_NAME)
+        or child.name in ("manifest.json", STATUS_NAME, LOCK_NAME, START_FOLDER)
         or child.name.startswith(TEMPORARY_PREFIX)
         or (child.is_dir() and (child.name == "logs" or not any(child.iterdir())))
         for child in folder.iterdir()
@@ -189,7 +169,7 @@ def has_not_begun(folder: Path, beside: Collection[str] = ()) -> bool:
 
 
 def not_empty(folder: Path) -> UserError:
-    """The error for a new run in a folder that holds something else."""
+    """Return the error for a new run in a folder that holds something else."""
     return UserError(
         "the output folder is not empty",
         where=str(folder),
@@ -207,7 +187,7 @@ def step_name(step: int) -> str:
 
 
 def step_of(path: Path) -> int | None:
-    """The step in the name of a checkpoint or trajectory file; None where it has none."""
+    """Return the step in the name of a checkpoint or trajectory file; None if it has none."""
     match = _STEP_NAME.match(path.name)
     return int(match[1]) if match else None
 

@@ -9,26 +9,26 @@ import shutil
 import string
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from typing import Literal
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import InUseError, MCPAgentError, UserError
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.locks import LOCK_NAME, holder, locked_folder, this_process
-from mcpagent.storage.run_folder import STATUS_NAME, RunFolder, has_not_begun, not_empty, step_of
+from mcpagent.storage.run_folder import STATUS_NAME, RunFolder, has_not_begun, not_empty
 
 RunState = Literal["running", "finished", "interrupted", "failed"]
 
+# What a run, and a quickstart, measures of itself once training is over.
+_AFTER_TRAINING = ("best.json", "trained.json")
 _DEFAULT_NAME = re.compile(r"train-(\d{4}-\d{2}-\d{2})-([a-z]+)")
 
 
 def new_name(parent: Path) -> str:
-    """The first free default name of today: train-2026-11-22-a, then -b ... -z, -aa ..."""
+    """Return the first free default name of today: train-2026-11-22-a, then -b ... -z, -aa ..."""
     today = f"{datetime.now().astimezone():%Y-%m-%d}"
     return next(
         name for letters in _letters() if not (parent / (name := f"train-{today}-{letters}")).exists()
@@ -41,11 +41,11 @@ def planned_folder(parent: Path, name: str | None) -> Path:
 
 
 def last_run(parent: Path, *, kind: str) -> Path:
-    """The latest run with a default name that `kind` (grpo, ppo, sft) made. Raises UserError."""
+    """Return the latest run with a default name that `kind` (grpo, ppo, sft) made. Raises UserError."""
     candidates = [
         (match[1], len(match[2]), match[2], path)
         for path in (parent.iterdir() if parent.is_dir() else ())
-        if (match := _DEFAULT_NAME.fullmatch(path.name)) and is_run(path) and _kind(path) == kind
+        if (match := _DEFAULT_NAME.fullmatch(path.name)) and _status(path).get("kind") == kind
     ]
     if not candidates:
         raise UserError(
@@ -76,11 +76,11 @@ class RunSession:
         self._write("running", ended_at=None)
 
     def end(self, reason: str, *, has_failed: bool = False) -> None:
-        """Why it ends, where no exception says so."""
+        """Why it ends, if no exception says so."""
         self.state, self.reason = ("failed" if has_failed else "finished"), reason
 
     def close(self, error: BaseException | None) -> None:
-        """Leave the last state, which `error` decides where there is one."""
+        """Leave the last state, which `error` decides if there is one."""
         if isinstance(error, KeyboardInterrupt):
             self.state, self.reason = "interrupted", None
         elif error is not None:
@@ -139,7 +139,7 @@ def new_session(
     parent: Path, name: str | None, *, kind: str, beside: Collection[str] = ()
 ) -> Iterator[RunSession]:
     """The session of a new run `parent/name`; without a name, under the next default one. Raises UserError
-    where the folder already holds something that `beside` does not name."""
+    if the folder already holds something that `beside` does not name."""
     while True:
         with ExitStack() as stack:
             folder = parent / (name or new_name(parent))
@@ -158,8 +158,8 @@ def new_session(
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """How a run stands. `success` is the best of its evaluations on the validation set where it has any,
-    else that of its last step's episodes; `success_of` says which."""
+    """How a run stands. `success` is that on the held-out tasks after training, else the best on the
+    validation set, else that of its last step's episodes; `success_of` says which."""
 
     name: str
     path: str
@@ -169,23 +169,19 @@ class RunInfo:
     steps: int
     total_steps: int | None
     success: float | None
-    success_of: Literal["validation", "training"] | None
+    success_of: Literal["heldout", "validation", "training"] | None
     started_at: str | None
     ended_at: str | None
     process: JsonObject | None
 
-    def as_json(self) -> JsonObject:
-        """One row of `runs --json`."""
-        return asdict(self)
-
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was begun in this folder."""
+    """Return whether a run was begun in this folder."""
     return (folder / STATUS_NAME).is_file() or (folder / "config.yaml").is_file()
 
 
 def list_runs(parent: Path) -> list[RunInfo]:
-    """The runs directly in `parent`, the one that was started last first. Raises UserError."""
+    """Return the runs directly in `parent`, the one that was started last first. Raises UserError."""
     if not parent.is_dir():
         raise UserError(
             "there is no such folder", where=str(parent), remedy="name the folder that holds the runs"
@@ -198,35 +194,45 @@ def _info(folder: Path) -> RunInfo:
     run, status, process = RunFolder(folder), _status(folder), holder(folder)
     metrics = run.metrics()
     steps = metrics[-1]["step"] if metrics else 0
-    validated = [value for record in metrics if (value := record.get("validation_success")) is not None]
-    trained = metrics[-1].get("success_rate") if metrics else None
-    success = max(validated) if validated else trained
-    of = None if success is None else "validation" if validated else "training"
+    success, of = success_of(run)
     return RunInfo(
         name=folder.name,
         path=str(folder),
-        kind=_kind(folder),
-        state="running" if process is not None else _state(run, status, steps),
+        kind=status.get("kind", "unknown"),
+        state="running" if process is not None else _state(status),
         reason=None if process is not None else status.get("reason"),
         steps=steps,
         total_steps=status.get("total_steps"),
         success=success,
         success_of=of,
-        started_at=status.get("started_at") or _created_at(run),
+        started_at=status.get("started_at"),
         ended_at=None if process is not None else status.get("ended_at"),
         process=process,
     )
 
 
-def _state(run: RunFolder, status: JsonObject, steps: int) -> RunState:
-    """Of a run that no process writes."""
+def success_of(run: RunFolder) -> tuple[float | None, Literal["heldout", "validation", "training"] | None]:
+    """Return the success of a run, and what it was measured on: the held-out tasks after training, else the
+    validation set (the best value), else the episodes of the last step."""
+    metrics = run.metrics()
+    for name in _AFTER_TRAINING:
+        try:
+            document = json.loads((run.evaluations / name).read_text(encoding="utf-8"))
+            if (measured := document["metrics"]["task_success"]["value"]) is not None:
+                return measured, "heldout"
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    validated = [value for record in metrics if (value := record.get("validation_success")) is not None]
+    if validated:
+        return max(validated), "validation"
+    trained = metrics[-1].get("success_rate") if metrics else None
+    return trained, None if trained is None else "training"
+
+
+def _state(status: JsonObject) -> RunState:
+    """Of a run that no process writes: a killed one leaves "running"."""
     state = status.get("state")
-    if state in ("finished", "interrupted", "failed"):
-        return state
-    latest = run.latest_checkpoint()
-    # A killed process leaves "running"; a run from before there was a status ends with a checkpoint.
-    ended = state is None and latest is not None and step_of(latest) == steps
-    return "finished" if ended else "interrupted"
+    return state if state in ("finished", "failed") else "interrupted"
 
 
 def _status(folder: Path) -> JsonObject:
@@ -235,26 +241,6 @@ def _status(folder: Path) -> JsonObject:
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def _kind(folder: Path) -> str:
-    if (kind := _status(folder).get("kind")) is not None:
-        return str(kind)
-    if (folder / "quickstart.json").is_file():
-        return "quickstart"
-    try:
-        config: Any = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        is_ppo = config["algorithm"] == "grpo" and config["grpo"]["advantage"] == "gae"
-        return "ppo" if is_ppo else str(config["algorithm"])
-    except (OSError, yaml.YAMLError, LookupError, TypeError):
-        return "unknown"
-
-
-def _created_at(run: RunFolder) -> str | None:
-    try:
-        return run.manifest.get("created_at")
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def _letters() -> Iterator[str]:
@@ -270,5 +256,5 @@ def _remove_new(folder: Path, before: set[str]) -> None:
 
 
 def now() -> str:
-    """The time in UTC, to the second, in ISO 8601."""
+    """Return the time in UTC, to the second, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

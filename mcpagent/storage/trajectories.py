@@ -1,20 +1,17 @@
-"""Trajectories on disk: a JSON line each in `X.jsonl.zst`, tokens and logprobs in `X.safetensors` beside it.
+"""Trajectories on disk: a JSON line each in `X.jsonl.zst`, tokens and logprobs in `X.safetensors` next to it.
 
-The records may also be plain `.jsonl` or `.jsonl.gz`, where the name says so.
+The records may also be plain `.jsonl` or `.jsonl.gz`, if the name says so.
 
 Token ids are stored as int32 and logprobs as float32, the precision that they were computed in.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
@@ -35,78 +32,44 @@ _TOKENS_SUFFIX = ".safetensors"
 
 
 def write_trajectories(path: Path | str, trajectories: Iterable[Trajectory]) -> Path:
-    """Write both files atomically, the tokens first, and return the path of the records: `path` itself where
+    """Write both files atomically, the tokens first, and return the path of the records: `path` itself if
     its ending is one of `RECORDS_SUFFIXES`, else `path` with `.jsonl.zst` added.
 
-    The sidecar exists only where a trajectory has tokens. Trajectories are taken one by one, and there may be
-    any number of them. Raises ValueError for an id that occurs twice.
+    The sidecar exists only if a trajectory has tokens. Trajectories are taken one by one; their tokens are in
+    memory until the end. Raises ValueError for an id that occurs twice.
     """
     named = Path(path)
     records = named if named.name.endswith(RECORDS_SUFFIXES) else _beside(named, _RECORDS_SUFFIX)
     sidecar = token_file(records)
-    with tempfile.TemporaryFile(prefix="mcpagent-") as data:
-        arrays = _TokenArrays(data)
-        ids: Counter[str] = Counter()
+    arrays: dict[str, np.ndarray] = {}
+    ids: Counter[str] = Counter()
 
-        def passed() -> Iterator[Trajectory]:
-            for trajectory in trajectories:
-                ids[trajectory.id] += 1
-                arrays.add(trajectory)
-                yield trajectory
-            if len(ids) != ids.total():
-                raise ValueError(f"{ids.total()} trajectories, but only {len(ids)} different ids")
-            if arrays.index:
-                with atomic_file(sidecar) as temporary:
-                    arrays.write(temporary)
-            else:
-                sidecar.unlink(missing_ok=True)
+    def passed() -> Iterator[Trajectory]:
+        for trajectory in trajectories:
+            ids[trajectory.id] += 1
+            arrays.update(_arrays(trajectory))
+            yield trajectory
+        if len(ids) != ids.total():
+            raise ValueError(f"{ids.total()} trajectories, but only {len(ids)} different ids")
+        if arrays:
+            _write_arrays(sidecar, arrays)
+        else:
+            sidecar.unlink(missing_ok=True)
 
-        write_jsonl(records, passed())
+    write_jsonl(records, passed())
     return records
 
 
-class _TokenArrays:
-    """The arrays of a token file, which lie on disk until it is written: its head names all of them."""
+def _write_arrays(sidecar: Path, arrays: dict[str, np.ndarray]) -> None:
+    require("hf", use="keeping the tokens of trajectories")
+    from safetensors.numpy import save_file
 
-    def __init__(self, data: IO[bytes]) -> None:
-        self.index: list[tuple[str, str, int, int]] = []  # kind, name, offset and bytes
-        self._data = data
-        self._bytes = 0
-
-    def add(self, trajectory: Trajectory) -> None:
-        for name, array in _arrays(trajectory):
-            raw = array.tobytes()
-            self._data.write(raw)
-            self.index.append((_KINDS[array.dtype.name], name, self._bytes, len(raw)))
-            self._bytes += len(raw)
-
-    def write(self, path: Path) -> None:
-        """As `safetensors.numpy.save_file` writes them, which wants all of them in memory."""
-        self.index.sort()
-        end = 0
-        with path.open("wb") as stream:
-            stream.write(bytes(8) + b"{")
-            for kind, name, _, size in self.index:
-                facts = {"dtype": kind, "shape": [size // 4], "data_offsets": [end, end + size]}
-                one = json.dumps({name: facts}, ensure_ascii=False, separators=(",", ":"))[1:-1]
-                stream.write((("," if end else "") + one).encode())
-                end += size
-            stream.write(b"}")
-            stream.write(b" " * (-stream.tell() % 8))
-            length = stream.tell() - 8
-            stream.seek(0)
-            stream.write(length.to_bytes(8, "little"))
-            stream.seek(0, os.SEEK_END)
-            for _, _, offset, size in self.index:
-                self._data.seek(offset)
-                stream.write(self._data.read(size))
-
-
-_KINDS = {"int32": "I32", "float32": "F32"}
+    with atomic_file(sidecar) as temporary:
+        save_file(arrays, temporary)
 
 
 def read_trajectories(path: Path | str, *, with_tokens: bool = True) -> Iterator[Trajectory]:
-    """The trajectories of a stem or of its records file. Raises UserError.
+    """Yield the trajectories of a stem or of its records file. Raises UserError.
 
     Tokens are restored unless `with_tokens` is off: a reader of texts and results then needs no safetensors.
     """
@@ -122,7 +85,7 @@ def read_trajectories(path: Path | str, *, with_tokens: bool = True) -> Iterator
             trajectory = _trajectory(record, where=f"{records}:{line}")
             if (first := lines.setdefault(trajectory.id, line)) != line:
                 raise UserError(
-                    f"episode {trajectory.id} is there twice, also in line {first}",
+                    f"episode {trajectory.id} occurs twice, also in line {first}",
                     where=f"{records}:{line}",
                     remedy="two files were joined, or one written twice: remove one of the lines, or name "
                     "each file by itself",
@@ -156,7 +119,7 @@ class ById(Mapping[str, _T]):
 
 
 def token_file(records: Path) -> Path:
-    """The sidecar of a records file, whether it is there or not."""
+    """Return the sidecar of a records file, whether it is there or not."""
     return _beside(_stem(records), _TOKENS_SUFFIX)
 
 

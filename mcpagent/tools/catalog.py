@@ -9,12 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from jsonschema import SchemaError
-from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
 from mcp import Client, MCPError
 from mcp.shared.dispatcher import CallOptions
-from mcp.shared.inbound import find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
 from mcp.types import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -27,8 +23,6 @@ from mcp.types import (
 from mcp.types import ToolAnnotations as Hints
 from mcp_types.methods import parse_server_result
 from pydantic import ValidationError
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from mcpagent.core.hidden_text import over_schema_texts
 from mcpagent.core.records import JsonObject
@@ -49,7 +43,7 @@ class Catalog:
 
     @classmethod
     def of(cls, specs: Sequence[ToolSpec], *, allow: Sequence[str] | None) -> Catalog:
-        """An entry of `allow` is `server.tool`, a tool or a whole server; None offers every tool.
+        """Return an entry of `allow` is `server.tool`, a tool or a whole server; None offers every tool.
 
         Raises UserError for an entry that names nothing.
         """
@@ -66,16 +60,17 @@ class Catalog:
         return cls(offered, denied=[s for s in specs if s not in offered])
 
     def find(self, server: str, tool: str) -> ToolSpec | None:
-        """The tool of a server; with an empty `server`, the tool by the name that the model sees."""
+        """Return the tool of a server; with an empty `server`, the tool by the name that the model sees."""
         return self._by_place.get((server, tool)) if server else self.tools.get(tool)
 
     def denies(self, server: str, tool: str) -> bool:
-        """True where the tool exists and the allow-list forbids it."""
+        """Return True if the tool exists and the allow-list forbids it."""
         return any(name == tool and server in ("", owner) for owner, name in self._denied)
 
 
 def to_spec(server: str, tool: Tool) -> ToolSpec:
-    """The tool as mcpagent records it; hints that the server does not give have the defaults of the spec."""
+    """Return the tool as mcpagent records it; hints that the server does not give have the defaults of the
+    spec."""
     hints = tool.annotations
     given = {
         "read_only": hints.read_only_hint if hints else None,
@@ -94,7 +89,7 @@ def to_spec(server: str, tool: Tool) -> ToolSpec:
 
 
 def declared(specs: Iterable[ToolSpec], *, read_only: Sequence[str]) -> list[ToolSpec]:
-    """The tools as they would be if those that `read_only` names (`server.tool`, or a server) said of
+    """Return the tools as they would be if those that `read_only` names (`server.tool`, or a server) said of
     themselves that they only read. Raises UserError for a name that no tool has."""
     listed = list(specs)
     names = {name for spec in listed for name in (spec.server, spec.dotted)}
@@ -119,27 +114,6 @@ def near_match(name: str, candidates: Iterable[str]) -> str | None:
     return f"Did you mean {near[0]}?" if near else None
 
 
-class SchemaCheck:
-    """One JSON schema, compiled at its first use: compiling costs about sixty validations."""
-
-    def __init__(self, schema: JsonObject) -> None:
-        self._schema = schema
-        self._validator: Validator | None = None
-
-    def fault(self, value: Any) -> str | None:
-        """Where and why `value` breaks the schema; None when it holds."""
-        try:
-            if self._validator is None:
-                kind = validator_for(self._schema)
-                kind.check_schema(self._schema)
-                # An empty registry: a `$ref` resolves within the schema, never over the network.
-                self._validator = kind(self._schema, registry=Registry())
-            error = next(iter(self._validator.iter_errors(value)), None)
-        except (SchemaError, Unresolvable) as broken:
-            return f"the schema itself is invalid: {broken}".partition("\n")[0]
-        return None if error is None else f"{error.json_path}: {error.message}"
-
-
 _PAGES_MAX = 1000
 _TOTAL_CHARS = 32 * 2**20  # of a list of several pages; one page is bounded as every message is
 _NAME_CHARS = 256  # the specification has 128
@@ -149,7 +123,7 @@ _METHOD = "tools/list"
 @dataclass(frozen=True)
 class ToolList:
     """The tools of one server; `notes` name those that were left out, and why. `version` is what the server
-    says of itself; empty where it says nothing. `readers` are tools of ours that read what else it has."""
+    says of itself; empty if it says nothing. `readers` are tools of ours that read what else it has."""
 
     tools: tuple[Tool, ...] = ()
     notes: tuple[str, ...] = ()
@@ -180,7 +154,7 @@ class CatalogSettings:
 
 
 def cut_texts(spec: ToolSpec, limits: ToolListLimits) -> tuple[ToolSpec, int]:
-    """The tool with its longer descriptions cut in the middle, and how many characters that took."""
+    """Return the tool with its longer descriptions cut in the middle, and how many characters that took."""
     shorten = partial(cut_middle, limit_chars=limits.description_chars)
     description, total = shorten(spec.description)
     schemas: dict[str, Any] = {}
@@ -192,15 +166,12 @@ def cut_texts(spec: ToolSpec, limits: ToolListLimits) -> tuple[ToolSpec, int]:
 
 
 def why_too_long(spec: ToolSpec, limits: ToolListLimits) -> str | None:
-    """Why the tool is not offered: a name or a schema that is cut is another one. None where it is."""
+    """Return why the tool is not offered: a name or a schema that is cut is another one. None if it is."""
     if len(spec.name) > _NAME_CHARS:
         return f"its name has {len(spec.name):,} characters; it may have {_NAME_CHARS}"
     for kind, schema in (("input", spec.input_schema), ("output", spec.output_schema)):
         if schema is not None and (size := _size(schema)) > limits.schema_chars:
-            return (
-                f"its {kind} schema has {size:,} characters; it may have {limits.schema_chars:,} "
-                "(tools.schema_limit_chars)"
-            )
+            return f"its {kind} schema has {size:,} characters; it may have {limits.schema_chars:,}"
     return None
 
 
@@ -243,8 +214,8 @@ async def _readers_of(client: Client) -> tuple[Tool, ...]:
 
 
 async def read_as_tool(client: Client, name: str, arguments: JsonObject) -> CallToolResult:
-    """The answer of a tool that reads what a server has besides tools. Raises MCPError, though not for what
-    is not there."""
+    """Return the answer of a tool that reads what a server has besides tools. Raises MCPError, though not for
+    what is not there."""
     try:
         match name:
             case "list_resources":
@@ -272,7 +243,7 @@ async def read_as_tool(client: Client, name: str, arguments: JsonObject) -> Call
 
 
 async def _entries(ask: Callable[..., Any], field: str) -> list[JsonObject]:
-    """Every page of a list; empty where the server has no such list."""
+    """Every page of a list; empty if the server has no such list."""
     entries: list[JsonObject] = []
     cursor: str | None = None
     for _ in range(_PAGES_MAX):
@@ -298,7 +269,7 @@ def _as_json_text(value: JsonObject) -> CallToolResult:
 
 
 async def read_tool_list(client: Client, *, with_readers: bool = False) -> ToolList:
-    """Every page of the list. Raises ValueError where it is malformed as a whole."""
+    """Every page of the list. Raises ValueError if it is malformed as a whole."""
     readers = await _readers_of(client) if with_readers else ()
     tools: dict[str, Tool] = {}
     notes: list[str] = []
@@ -371,28 +342,3 @@ def _size(schema: JsonObject) -> int:
 
 def _kind(value: object) -> str:
     return "absent" if value is None else f"a {type(value).__name__}"
-
-
-class ParamHeaders:
-    """The arguments that a server wants repeated as HTTP headers (MCP 2026-07-28, `x-mcp-header`).
-
-    Learnt from every tool list that passes, and kept for later connections to the same server, which may
-    not list its tools.
-    """
-
-    def __init__(self) -> None:
-        self._by_tool: dict[str, Mapping[tuple[str, ...], str]] = {}
-
-    def learn(self, page: Mapping[str, Any]) -> None:
-        """Note the headers of every tool in a page of the tool list."""
-        tools = page.get("tools")
-        for tool in tools if isinstance(tools, list) else ():
-            if isinstance(tool, dict) and isinstance(name := tool.get("name"), str):
-                schema = tool.get("inputSchema")
-                is_valid = find_invalid_x_mcp_header(schema) is None
-                self._by_tool[name] = x_mcp_header_map(schema) if is_valid else {}
-
-    def of(self, params: Mapping[str, Any]) -> dict[str, str]:
-        """The headers for a call with these params."""
-        names = self._by_tool.get(params.get("name", ""))
-        return mcp_param_headers(names, params.get("arguments") or {}) if names else {}

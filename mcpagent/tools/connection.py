@@ -1,4 +1,4 @@
-"""Calls of one server: sent under a deadline, and again only where that is safe."""
+"""Calls of one server: sent under a deadline, and again only if that is safe."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PendingCall:
     """One call: what to send and how often, and (from `waited_s` on) what it took.
 
     `repeats` counts the sendings that may follow a loss. `is_safe`: a second effect does no harm.
-    `write_generation` is None where a restart of the server loses nothing.
+    `write_generation` is None if a restart of the server loses nothing.
     """
 
     tool: str
@@ -44,7 +44,7 @@ class PendingCall:
     repeats: int = 0
     is_safe: bool = False
     is_write: bool = True
-    is_reader: bool = False  # of what the server offers besides tools
+    is_reader: bool = False  # of what the server offers other than tools
     write_generation: WriteGeneration | None = None
     waited_s: float = 0.0  # for the server and for a slot
     latency_s: float = 0.0  # of the last sending
@@ -166,7 +166,7 @@ class Connection:
 
 
 async def _sit_out(throttled: CallThrottled, pending: PendingCall) -> None:
-    """Wait as long as the server asks, or longer each time where it does not say. Raises CallFailed where
+    """Wait as long as the server asks, or longer each time if it does not say. Raises CallFailed if
     that would pass the call's deadline. The slot is kept: another call would fare no better.
 
     Not `core.values.backoff_s`: what the server asks is a floor here, and the sum of all waits doubles:

@@ -47,7 +47,7 @@ class ToolProvider(Protocol):
         ...
 
     def session(self) -> ToolSession:
-        """A new, single-use session; nothing is opened before the first call needs it."""
+        """Return a new, single-use session; nothing is opened before the first call needs it."""
         ...
 
 
@@ -70,7 +70,7 @@ class PinnedTools(ToolProvider, Protocol):
         ...
 
     def metrics(self) -> PoolMetrics:
-        """What the calls of the servers came to since they were started."""
+        """Return what the calls of the servers came to since they were started."""
         ...
 
     @property

@@ -51,8 +51,8 @@ class LoginNeeded(CallFailed):
 
 
 class CallLost(Exception):
-    """A call that the transport lost. `was_sent` is False only where the server certainly never got it;
-    `is_doubtful` where the connection itself may be gone."""
+    """A call that the transport lost. `was_sent` is False only if the server certainly never got it;
+    `is_doubtful` if the connection itself may be gone."""
 
     def __init__(self, text: str, *, was_sent: bool = True, is_doubtful: bool = False) -> None:
         super().__init__(text)
@@ -63,7 +63,7 @@ class CallLost(Exception):
 
 class CallThrottled(CallLost):
     """A call that the server did not take because there are too many; it is well. `retry_after_s` is what it
-    asks to wait; None where it does not say."""
+    asks to wait; None if it does not say."""
 
     def __init__(self, text: str, retry_after_s: float | None) -> None:
         super().__init__(text, was_sent=False)
@@ -71,8 +71,8 @@ class CallThrottled(CallLost):
 
 
 class OpenFailed(Exception):
-    """A server did not start. `permanent` where another attempt cannot help (no such command); `is_away`
-    where nobody took the question: a service that somebody else restarts may be on its way back. `login` is
+    """A server did not start. `permanent` if another attempt cannot help (no such command); `is_away`
+    if the question was not taken: a service that is being restarted may be on its way back. `login` is
     the command for a login without which it takes no call."""
 
     def __init__(
@@ -86,7 +86,7 @@ class OpenFailed(Exception):
 
 
 class ServerEnded(Exception):
-    """How a server ended that nobody asked to. `is_lasting` where it would do so again at once."""
+    """How a server ended that nobody asked to. `is_lasting` if it would do so again at once."""
 
     def __init__(self, text: str, *, is_lasting: bool = False) -> None:
         super().__init__(text)
@@ -98,7 +98,7 @@ def untold(_ended: ServerEnded) -> None:
 
 
 def classify(error: BaseException) -> CallFailed | CallLost:
-    """What an exception of the SDK means for the call. The order matters: a ValidationError is a
+    """Return what an exception of the SDK means for the call. The order matters: a ValidationError is a
     ValueError."""
     match error:
         case MCPError(code=code, message=message, data=data):
@@ -118,7 +118,7 @@ def classify(error: BaseException) -> CallFailed | CallLost:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The error within the nested groups in which anyio wraps one."""
+    """Return the error within the nested groups in which anyio wraps one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -132,7 +132,7 @@ def flat(error: BaseException) -> str:
 
 
 def http_error(error: httpx2.HTTPError | httpx2.StreamError, host: str) -> MCPError:
-    """What an exception of the HTTP library means for the request, as the answer to it."""
+    """Return what an exception of the HTTP library means for the request, as the answer to it."""
     match error:
         case httpx2.ConnectError() | httpx2.ConnectTimeout():
             return MCPError(NOT_SENT, f"cannot connect to {host}: {error}")
@@ -145,7 +145,8 @@ def http_error(error: httpx2.HTTPError | httpx2.StreamError, host: str) -> MCPEr
 
 
 def http_status_error(status: int, host: str, wait_s: float | None = None) -> MCPError:
-    """What an HTTP status without a JSON-RPC error means for the request. `wait_s`: what Retry-After asks."""
+    """Return what an HTTP status without a JSON-RPC error means for the request. `wait_s`: what Retry-After
+    asks."""
     if status in (401, 403):
         return MCPError(FORBIDDEN, f"{host} refuses us (HTTP {status}): {_AUTH_ADVICE}")
     if status == 429 or (status == 503 and wait_s is not None):

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -14,6 +15,14 @@ from mcpagent.interrupts import stopping
 T = TypeVar("T")
 
 _CANCEL_GRACE_S = 10.0
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Python 3.12 starts no thread once the interpreter ends, and asyncio joins its executor in one: its
+        threads have ended by then."""
+        with suppress(RuntimeError):
+            await super().shutdown_default_executor()
 
 
 class IOThread:
@@ -26,9 +35,13 @@ class IOThread:
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         self._ready.wait()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            runner.run(self._main())
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -7,67 +7,45 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiolimiter import AsyncLimiter
 
-from mcpagent.core.records import JsonObject
+from mcpagent.config.schema import ServerSection
 from mcpagent.core.values import backoff_s
-from mcpagent.tools.questions import Answerer, AnswerRule
+from mcpagent.tools.servers_config import ServerConfig
 
-START_TIMEOUT_S = 60.0  # a cold `npx -y` or `uvx` takes up to 13 s on an idle machine
+if TYPE_CHECKING:
+    from mcpagent.tools.questions import AnswerRule
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallLimits:
     """How the servers of a pool are called. `timeout_s` is the hard deadline of one call (a server's own
     wins), `retry` how often a call that is safe to repeat is, `max_in_flight` the cap of concurrent calls on
-    one server, `per_server` overrides by server name. `answers` are to what servers ask in the middle of a
-    call (elicitation, sampling), and `answerer` is asked where none of them fits; None refuses it."""
+    one server; `per_server` has what a server needs beyond, or instead of, that. `answers` are to what
+    servers ask in the middle of a call (elicitation, sampling); None refuses it."""
 
     timeout_s: float = 30.0
     retry: int = 3
     result_limit_chars: int = 8000
     max_in_flight: int = 64
-    per_server: Mapping[str, ServerLimits] = field(default_factory=dict)
+    per_server: Mapping[str, ServerSection] = field(default_factory=dict)
     answers: Sequence[AnswerRule] | None = None
-    answerer: Answerer | None = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class Reset:
-    """What brings a server back to the state that episodes begin in: a command, and calls (tool, arguments)
-    of its own tools, in this order."""
-
-    command: Sequence[str] = ()
-    calls: Sequence[tuple[str, JsonObject]] = ()
-    timeout_s: float = 60.0  # of the command
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerLimits:
-    """How one server is called; None is the pool's own value.
-
-    `start_timeout_s` bounds one start, and also how long a call waits in all for its server to be up again.
-    `safe_to_retry` names tools that are repeated after a loss although the server gives no hint that they
-    may be. `survives_restart`: a new process of the server knows what the old one was told (a file, a remote
-    service), so episodes that wrote to it go on after a restart.
-
-    `workspace` is a folder or file of which each episode gets a copy. `reset` brings back the state that
-    episodes begin in where a copy cannot: it is done before each one that uses the server, and those run one
-    after another.
-    """
-
-    timeout_s: float | None = None
-    start_timeout_s: float = START_TIMEOUT_S
-    max_in_flight: int | None = None
-    calls_per_minute: float | None = None
-    safe_to_retry: Sequence[str] = ()
-    survives_restart: bool = False
-    workspace: Path | None = None
-    reset: Reset | None = None
+    def of(self, server: ServerConfig) -> ServerSection:
+        """Return how one server is called, with nothing left open: by its own section, else by its entry in
+        the servers file, else like all servers."""
+        stated = self.per_server.get(server.name, ServerSection())
+        decided = {
+            "timeout_s": stated.timeout_s or server.timeout_s or self.timeout_s,
+            "max_in_flight": stated.max_in_flight or self.max_in_flight,
+            "isolation": stated.isolation
+            or server.isolation
+            or ("episode" if stated.workspace else "shared"),
+        }
+        return stated.model_copy(update=decided)
 
 
 class Gate:
@@ -139,7 +117,7 @@ class CircuitBreaker:
 
     @property
     def delay_s(self) -> float:
-        """Seconds until the next try; 0 where it is due."""
+        """Seconds until the next try; 0 if it is due."""
         return max(0.0, self._next_try_s - self._clock()) if self._failures else 0.0
 
     @property
@@ -191,7 +169,7 @@ async def settled(future: asyncio.Future[Any], timeout_s: float) -> bool:
     before it has read what arrived meanwhile; it may not even have sent the request. So a timer that fires
     late is set again, by its lateness.
 
-    Where it is done already, the loop still gets its turn, so that what waits for its end has heard of it: a
+    If it is done already, the loop still gets its turn, so that what waits for its end has heard of it: a
     caller that looks again would else see the same as before, for ever.
     """
     if future.done():

@@ -28,11 +28,6 @@ class ToolMetrics(Record):
     repeats: int  # sendings beyond the first
     secrets: int = 0  # texts of the server in which a secret stood
 
-    @property
-    def error_rate(self) -> float:
-        """Share of the calls that ended in any failure."""
-        return sum(self.failures.values()) / self.calls if self.calls else 0.0
-
 
 class ServerMetrics(Record):
     """One server. `waited_s` is what calls spent, in all, before they were sent: on slots, on the rate limit
@@ -43,7 +38,7 @@ class ServerMetrics(Record):
     most_in_flight: int
     restarts: int
     breaker: BreakerState
-    next_try_s: float  # seconds until a failing server is tried again; 0 where nothing waits
+    next_try_s: float  # seconds until a failing server is tried again; 0 if nothing waits
     waited_s: float
     waited_max_s: float
     tools: tuple[ToolMetrics, ...]
@@ -64,17 +59,6 @@ class PoolMetrics(Record):
         """Number of server restarts."""
         return sum(server.restarts for server in self.servers)
 
-    @property
-    def infrastructure_failures(self) -> int:
-        """Number of calls that failed for a reason that is not the model's."""
-        return sum(
-            count
-            for server in self.servers
-            for tool in server.tools
-            for kind, count in tool.failures.items()
-            if kind.is_infrastructure
-        )
-
 
 class Histogram:
     """Durations in buckets of 5 %: at most about 400 of them from a microsecond to an hour."""
@@ -89,7 +73,7 @@ class Histogram:
         self._total += 1
 
     def percentile(self, share: float) -> float | None:
-        """The nearest-rank percentile in seconds, `share` in 0..1; None where nothing was added."""
+        """Return the nearest-rank percentile in seconds, `share` in 0..1; None if nothing was added."""
         rank = max(1, math.ceil(share * self._total))
         for bucket in sorted(self._counts):
             rank -= self._counts[bucket]
@@ -119,7 +103,7 @@ class CallCounts:
         self._tools: dict[str, _ToolCounts] = {}
 
     def note(self, result: ToolResult, *, waited_s: float, sendings: int) -> None:
-        """Count one finished call; `sendings` is 0 where it never left."""
+        """Count one finished call; `sendings` is 0 if it never left."""
         tool = self._counts_of(result.tool)
         tool.calls += 1
         if sendings:
@@ -148,7 +132,7 @@ class CallCounts:
         return counts
 
     def tools(self) -> tuple[ToolMetrics, ...]:
-        """A snapshot, sorted by the name of the tool."""
+        """Return a snapshot, sorted by the name of the tool."""
         return tuple(
             ToolMetrics(
                 tool=name,

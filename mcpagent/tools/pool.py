@@ -15,22 +15,21 @@ from typing import Self
 
 from mcp.types import CallToolResult
 
+from mcpagent.config.schema import ServerSection
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
+from mcpagent.core.tools import LEDGER_ENV, FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
 from mcpagent.errors import UserError
-from mcpagent.servers.ledger import LEDGER_ENV
 from mcpagent.tools.catalog import Catalog, CatalogSettings, declared, near_match
 from mcpagent.tools.connection import Connection, PendingCall, WriteGeneration
 from mcpagent.tools.contract import PURPOSE_META_KEY, OnChange, Purpose
 from mcpagent.tools.faults import CallFailed, LoginNeeded, OpenFailed
-from mcpagent.tools.limits import CallLimits, ServerLimits
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.server import StartedServer
 from mcpagent.tools.servers_config import (
     HttpServer,
     InProcessServer,
     Isolation,
-    MemoryServer,
     ServerConfig,
     StdioServer,
     learn_secrets,
@@ -68,7 +67,7 @@ class PoolSession:
 
     async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
         """Make the call; every failure is a result. `call.server` may be empty: then `call.tool` is the name
-        that the model sees. Raises UserError where the server takes no call before a person has logged in."""
+        that the model sees. Raises UserError if the server takes no call before a person has logged in."""
         if self._closed:
             raise RuntimeError("the session is closed")
         try:
@@ -152,8 +151,8 @@ class PoolSession:
         )
 
     async def workspace(self, server: str) -> Path | None:
-        """The folder that the session's instance of a server works on, as it is now; None where it has none
-        of its own."""
+        """Return the folder that the session's instance of a server works on, as it is now; None if it has
+        none of its own."""
         copy = self._connection(self._servers[server]).workspace
         return None if copy is None else await asyncio.to_thread(copy.make)
 
@@ -284,28 +283,21 @@ class ToolPool:
         return {name: server.version for name, server in self._servers.items() if server.version}
 
     def isolation(self, name: str) -> Isolation:
-        """How the server keeps episodes apart: as overridden, else as its configuration says, else as is due
-        to its kind. Known before entry."""
-        config = next(config for config in self._configs if config.name == name)
-        setting = self._isolation.get(name) or config.isolation
-        limits = self._limits.per_server.get(name)
-        if limits is not None and limits.workspace is not None:
-            if setting == "shared":
-                raise UserError(
-                    f"server {name!r} has a workspace, a copy for each episode, and is shared by all",
-                    where=f"tools.per_server.{name}.workspace",
-                    remedy=f"leave out tools.isolation.{name}",
-                )
-            return "episode"
-        if setting is None and isinstance(config, MemoryServer):
-            # Built-in servers are read only by those who run them in process.
-            from mcpagent.servers.registry import is_stateful
-
-            return "episode" if is_stateful(name) else "shared"
-        return setting or "shared"
+        """Return how the server keeps episodes apart: as overridden, else as its configuration says. Known
+        before entry."""
+        limits = self._limits.of(next(config for config in self._configs if config.name == name))
+        setting = self._isolation.get(name) or limits.isolation or "shared"
+        if limits.workspace is not None and setting == "shared":
+            raise UserError(
+                f"server {name!r} has a workspace, a copy for each episode, and is shared by all",
+                where=f"tools.per_server.{name}.workspace",
+                remedy=f"leave out tools.per_server.{name}.isolation",
+            )
+        return setting
 
     def metrics(self) -> PoolMetrics:
-        """What the calls came to so far: latencies, failures, restarts. Cheap, and safe at any time."""
+        """Return what the calls came to so far: latencies, failures, restarts. Cheap, and safe at any
+        time."""
         return PoolMetrics(servers=tuple(server.metrics() for server in self._servers.values()))
 
     @property
@@ -314,7 +306,7 @@ class ToolPool:
         return max((server.reset_s for server in self._servers.values()), default=0.0)
 
     def session(self) -> PoolSession:
-        """A new, single-use session. Close it, or use it as an async context manager."""
+        """Return a new, single-use session. Close it, or use it as an async context manager."""
         session = PoolSession(
             self._servers,
             catalog=self._catalog,
@@ -377,28 +369,18 @@ class ToolPool:
         self._catalog = Catalog.of(specs, allow=self._settings.allow)
 
     def _prepare(self, config: ServerConfig) -> StartedServer:
-        limits = self._limits.per_server.get(config.name, ServerLimits())
-        limits = replace(
-            limits,
-            timeout_s=limits.timeout_s or config.timeout_s or self._limits.timeout_s,
-            max_in_flight=limits.max_in_flight or self._limits.max_in_flight,
-        )
+        limits = self._limits.of(config).model_copy(update={"isolation": self.isolation(config.name)})
         return StartedServer(
             config.name,
             self._launcher(config),
-            isolation=self.isolation(config.name),
             limits=limits,
-            repeats=self._limits.retry,
-            list_limits=self._settings.list_limits,
-            on_change=self.on_change,
+            calls=self._limits,
+            catalog=self._settings,
             on_note=self._on_note,
             workspace=self._workspace(config, limits),
-            reads_resources=self._settings.resources,
-            answers=self._limits.answers,
-            answerer=self._limits.answerer,
         )
 
-    def _workspace(self, config: ServerConfig, limits: ServerLimits) -> Workspace | None:
+    def _workspace(self, config: ServerConfig, limits: ServerSection) -> Workspace | None:
         if limits.workspace is None:
             return None
         if not isinstance(config, StdioServer):
@@ -410,7 +392,7 @@ class ToolPool:
         if self._workspaces is None:
             self._workspaces = tempfile.TemporaryDirectory(prefix="mcpagent-", ignore_cleanup_errors=True)
         number = len(list(Path(self._workspaces.name).iterdir()))
-        return Workspace(config.name, limits.workspace, Path(self._workspaces.name) / str(number))
+        return Workspace(config.name, Path(limits.workspace), Path(self._workspaces.name) / str(number))
 
     def _launcher(self, config: ServerConfig) -> Launcher:
         match config:
@@ -426,18 +408,7 @@ class ToolPool:
             case HttpServer():
                 return HttpLauncher(config)
             case InProcessServer():
-                return MemoryLauncher(config.server)
-            case MemoryServer():
-                from mcpagent.servers.registry import build_server
-
-                server = build_server(
-                    config.name,
-                    limited=config.limited,
-                    upstream=config.upstream,
-                    sandbox=config.sandbox,
-                    ledger=self._ledger,
-                )
-                return MemoryLauncher(server, keeps_schemas=True)
+                return MemoryLauncher(config.built(self._ledger), keeps_schemas=config.is_builtin)
 
     def _note_left(self, server: str, command: str) -> None:
         command, _ = cut_middle(SECRETS.text(command), _COMMAND_CHARS)

@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import yaml
 from mcp import MCPError
 from mcp.client import ClientExtension
-from mcp.client.extension import ClaimContext, ResultClaim
 from mcp.client.session import ClientRequestContext, ClientSession
 from mcp.types import (
     INVALID_REQUEST,
@@ -25,7 +24,6 @@ from mcp.types import (
     CreateMessageRequestParams,
     CreateMessageResult,
     ElicitRequest,
-    ElicitRequestFormParams,
     ElicitRequestParams,
     ElicitResult,
     ErrorData,
@@ -34,7 +32,6 @@ from mcp.types import (
     InputResponse,
     Request,
     RequestParams,
-    Result,
     TextContent,
 )
 from pydantic import TypeAdapter, ValidationError
@@ -63,13 +60,13 @@ class AnswerRule(Record):
     text: str | None = None
 
     def fits(self, server: str, asks: str, message: str) -> bool:
-        """Whether it answers that."""
+        """Return whether it answers that."""
         is_kind = self.asks in (None, asks) and (asks == "elicitation" or self.text is not None)
         return is_kind and fnmatch.fnmatch(server, self.server) and bool(re.search(self.message, message))
 
 
 def load_rules(path: Path) -> tuple[AnswerRule, ...]:
-    """The rules of a YAML or JSON file, a list. Raises UserError."""
+    """Return the rules of a YAML or JSON file, a list. Raises UserError."""
     try:
         listed = yaml.safe_load(path.read_text(encoding="utf-8"))
         rules = TypeAdapter(tuple[AnswerRule, ...]).validate_python(listed)
@@ -84,110 +81,51 @@ def load_rules(path: Path) -> tuple[AnswerRule, ...]:
     return rules
 
 
-@dataclass(frozen=True, kw_only=True)
-class FormAnswer:
-    """A form filled in with `content`, or declined; `fault` is what went wrong."""
-
-    content: JsonObject | None = None
-    fault: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextAnswer:
-    """The text of a model and why it ended, or by `fault` why there is none."""
-
-    text: str | None = None
-    stop_reason: str = "endTurn"
-    fault: str | None = None
-
-
-class Answerer(Protocol):
-    """A model in place of the client's user and of the client's model. What goes wrong is in the answer, not
-    raised."""
-
-    @property
-    def model(self) -> str:
-        """Its name."""
-        ...
-
-    def serves(self, server: str) -> bool:
-        """Whether it answers this server."""
-        ...
-
-    async def fill(self, params: ElicitRequestFormParams) -> FormAnswer:
-        """Fill in a form, or decline."""
-        ...
-
-    async def write(self, params: CreateMessageRequestParams) -> TextAnswer:
-        """Write a text."""
-        ...
-
-
 @dataclass
 class Questions:
-    """Answers what one connection's server asks, by the first rule that fits, then by the answerer, and
-    refuses the rest. `asked` is what was asked since it was last taken, and how it was answered."""
+    """Answer what one connection's server asks, by the first rule that fits, and refuse the rest. `asked` is
+    what was asked since it was last taken, and how it was answered."""
 
     server: str
     rules: Sequence[AnswerRule]
-    answerer: Answerer | None = None
     asked: list[JsonObject] = field(default_factory=list)
 
     async def elicit(
         self, context: ClientRequestContext, params: ElicitRequestParams
     ) -> ElicitResult | ErrorData:
-        """A form is filled in; what wants a browser is declined."""
+        """Fill in a form by a rule; decline what wants a browser, or what no rule fits."""
         rule = self._rule("elicitation", params.message) if params.mode == "form" else None
-        by: JsonObject = {}
-        if rule is not None:
+        if rule is None:
+            result = ElicitResult(action="decline")
+        else:
             content = dict(rule.content) if rule.action == "accept" else None
             result = ElicitResult(action=rule.action, content=content)
-        elif self.answerer is not None and isinstance(params, ElicitRequestFormParams):
-            filled = await self.answerer.fill(params)
-            result = ElicitResult(
-                action="decline" if filled.content is None else "accept", content=filled.content
-            )
-            by = _by(self.answerer, filled.fault)
-        else:
-            result = ElicitResult(action="decline")
         answer = {"action": result.action, **({"content": result.content} if result.content else {})}
-        self.asked.append({"asks": "elicitation", "message": params.message, "answer": answer, **by})
+        self.asked.append({"asks": "elicitation", "message": params.message, "answer": answer})
         return result
 
     async def sample(
         self, context: ClientRequestContext, params: CreateMessageRequestParams
     ) -> CreateMessageResult | ErrorData:
-        """The text of a rule, or of a model."""
+        """Give the text of a rule."""
         said = [message.content for message in params.messages]
         message = "\n".join(block.text for block in said if isinstance(block, TextContent))
         rule = self._rule("sampling", message)
-        by: JsonObject = {}
-        if rule is not None:
-            written, model = TextAnswer(text=rule.text), "scripted"
-        elif self.answerer is not None:
-            written, model = await self.answerer.write(params), self.answerer.model
-            by = _by(self.answerer, written.fault)
-        else:
-            written, model = TextAnswer(), ""
-        self.asked.append({"asks": "sampling", "message": message, "answer": written.text, **by})
-        if written.text is None:
+        text = None if rule is None else rule.text
+        self.asked.append({"asks": "sampling", "message": message, "answer": text})
+        if text is None:
             return ErrorData(code=INVALID_REQUEST, message="sampling is refused here")
-        text = TextContent(text=written.text)
         return CreateMessageResult(
-            role="assistant", content=text, model=model, stop_reason=written.stop_reason
+            role="assistant", content=TextContent(text=text), model="scripted", stop_reason="endTurn"
         )
 
     def take(self) -> list[JsonObject]:
-        """What was asked since the last time."""
+        """Return what was asked since the last time."""
         taken, self.asked = self.asked, []
         return taken
 
     def _rule(self, asks: str, message: str) -> AnswerRule | None:
         return next((rule for rule in self.rules if rule.fits(self.server, asks, message)), None)
-
-
-def _by(answerer: Answerer, fault: str | None) -> JsonObject:
-    return {"by": answerer.model, **({} if fault is None else {"fault": fault})}
 
 
 class _TaskParams(RequestParams):
@@ -201,25 +139,12 @@ class _TaskRequest(Request[_TaskParams, Literal["tasks/get", "tasks/update", "ta
     name_param = "taskId"
 
 
-class _TaskResult(Result):
-    result_type: Literal["task"] = "task"
-    task_id: str
-
-
 class _TasksExtension(ClientExtension):
     identifier = "io.modelcontextprotocol/tasks"
 
-    def claims(self) -> Sequence[ResultClaim[Any]]:
-        """The handle that a server may return in place of a result."""
-
-        async def resolve(task: _TaskResult, context: ClaimContext) -> CallToolResult:
-            return await _task(context.session, {"taskId": task.task_id, "status": "working"}, None)
-
-        return [ResultClaim(result_type="task", model=_TaskResult, resolve=resolve)]
-
 
 def client_options(questions: Questions | None) -> Mapping[str, Any]:
-    """What a client says that it can do: wait for tasks, and answer, where there are answers."""
+    """Return what a client says that it can do: wait for tasks, and answer, if there are answers."""
     callbacks = (
         {}
         if questions is None
@@ -235,8 +160,8 @@ async def call_to_its_end(
     *,
     keep: Callable[[asyncio.Task[Any]], object] = lambda _: None,
 ) -> CallToolResult:
-    """The result of a call, whatever the server wants before it: input, or time. `keep` holds the request
-    that cancels a task. Raises MCPError."""
+    """Return the result of a call, whatever the server wants before it: input, or time. `keep` holds the
+    request that cancels a task. Raises MCPError."""
     for _ in range(_ROUNDS_MAX):
         raw = await session.send_request(request, _ANY)
         match raw.get("resultType"):

@@ -14,14 +14,14 @@ from typing import TypeVar
 
 from mcp.types import Tool
 
+from mcpagent.config.schema import ResetSection, ServerSection
 from mcpagent.core.hidden_text import illegible_name, is_legible, schema_without_hidden, without_hidden
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import FailureKind, ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import (
-    SchemaCheck,
+    CatalogSettings,
     ToolList,
-    ToolListLimits,
     cut_texts,
     near_match,
     read_tool_list,
@@ -29,12 +29,12 @@ from mcpagent.tools.catalog import (
     why_too_long,
 )
 from mcpagent.tools.connection import Connection, PendingCall
-from mcpagent.tools.contract import PURPOSE_META_KEY, OnChange, Purpose
+from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
 from mcpagent.tools.faults import CallFailed, OpenFailed
-from mcpagent.tools.limits import CircuitBreaker, Gate, Reset, ServerLimits
+from mcpagent.tools.limits import CallLimits, CircuitBreaker, Gate
 from mcpagent.tools.metrics import CallCounts, ServerMetrics
-from mcpagent.tools.questions import Answerer, AnswerRule, Questions
-from mcpagent.tools.servers_config import Isolation
+from mcpagent.tools.questions import Questions
+from mcpagent.tools.schemas import SchemaCheck, pattern_notes, schema_problem
 from mcpagent.tools.supervisor import ServerSupervisor
 from mcpagent.tools.transports.open import Launcher, MemoryLauncher, StdioLauncher
 from mcpagent.tools.wire import cut_middle, render
@@ -43,15 +43,15 @@ from mcpagent.tools.workspace import Workspace, WorkspaceCopy
 T = TypeVar("T")
 
 _VERSION_CHARS = 200
+_STILL_STARTING_S = (5.0, 15.0, 20.0)  # the pauses between notes on a server that does not answer its start
 _LONG_DESCRIPTION = 4000  # characters; longer ones are worth a look before a model reads them
 
 
 class StartedServer:
-    """A server of the pool. `shared` is its one connection; None where every session has its own.
+    """A server of the pool. `shared` is its one connection; None if every session has its own.
 
-    `limits` have the pool's values where the server has none of its own; `on_note` is told what of its tool
-    list was left out, cleaned, cut or changed. With `on_change` "refuse", a process that
-    comes back with other tools is not used.
+    `limits` are its own, as `CallLimits.of` decides them, `calls` and `catalog` those of all servers;
+    `on_note` is told what of its tool list was left out, cleaned, cut or changed.
     """
 
     def __init__(
@@ -59,28 +59,22 @@ class StartedServer:
         name: str,
         launcher: Launcher,
         *,
-        isolation: Isolation,
-        limits: ServerLimits,
-        repeats: int,
-        list_limits: ToolListLimits,
-        on_change: OnChange,
+        limits: ServerSection,
+        calls: CallLimits,
+        catalog: CatalogSettings,
         on_note: Callable[[str], None],
         workspace: Workspace | None = None,
-        reads_resources: bool = False,
-        answers: Sequence[AnswerRule] | None = None,
-        answerer: Answerer | None = None,
     ) -> None:
-        self._answers, self._answerer = answers, answerer  # None and None: what the server asks is refused
+        self._calls = calls
+        self._settings = catalog
         self.name = name
         self.readers: frozenset[str] = frozenset()  # its tools that are ours: they read resources and prompts
-        self._reads_resources = reads_resources
         self._workspace = workspace
         self.reset_s = 0.0  # the longest
-        self.isolation: Isolation = isolation
         self.limits = limits
-        assert limits.timeout_s is not None and limits.max_in_flight is not None
+        assert limits.timeout_s is not None and limits.max_in_flight is not None  # `CallLimits.of`
         self.timeout_s = limits.timeout_s
-        self.repeats = repeats  # of a call that is safe to repeat, or that the server never got
+        self.repeats = calls.retry  # of a call that is safe to repeat, or that the server never got
         self.shared: Connection | None = None
         self.inputs: dict[str, SchemaCheck] = {}
         self.outputs: dict[str, SchemaCheck] = {}
@@ -89,24 +83,23 @@ class StartedServer:
         self._launcher = launcher
         self._gate = Gate(limits.max_in_flight, calls_per_minute=limits.calls_per_minute)
         self._breaker = CircuitBreaker()
-        self._list_limits = list_limits
-        self._on_change: OnChange = on_change
         self._on_note = on_note
         self._pinned = ""  # the hash of the first tool list, against which later ones are held
 
     async def start(self) -> Sequence[ToolSpec]:
         """Open the server and list its tools; one that every session has its own of is closed again.
 
-        Raises OpenFailed, and UserError where `safe_to_retry` does not name a tool.
+        Raises OpenFailed, and UserError if `safe_to_retry` does not name a tool.
         """
         connection = self.connect()
-        if self.isolation == "shared":
-            self.shared = connection
+        waiting = asyncio.create_task(self._say_that_it_starts())
+        try:
             tool_list = await connection.supervisor.open()
-        else:
-            try:
-                tool_list = await connection.supervisor.open()
-            finally:
+        finally:
+            waiting.cancel()
+            if self.limits.isolation == "shared":
+                self.shared = connection
+            else:
                 await connection.close()
         # A server object is reached without the handshake that would report it.
         launcher = self._launcher
@@ -122,24 +115,40 @@ class StartedServer:
             if self._is_legible(tool)
         ]
         specs = [spec for spec in cleaned if self._is_short_enough(spec)]
+        if not (isinstance(launcher, MemoryLauncher) and launcher.keeps_schemas):
+            # In a thread: a large schema takes half a second, and a server may have many.
+            specs, notes = await asyncio.to_thread(_with_usable_schemas, specs)
+            for note in notes:
+                self._on_note(note)
         names = [spec.name for spec in specs]
         self._check_names("safe_to_retry", self.limits.safe_to_retry, names)
         if self.limits.reset is not None:
-            self._check_names("reset", [tool for tool, _ in self.limits.reset.calls], names)
+            self._check_names("reset", [call.tool for call in self.limits.reset.calls], names)
         self.inputs = {s.name: SchemaCheck(s.input_schema) for s in specs}
         if isinstance(launcher, MemoryLauncher) and launcher.keeps_schemas:
             return specs  # a check of every result would be an eighth of what an episode costs
         self.outputs = {s.name: SchemaCheck(s.output_schema) for s in specs if s.output_schema is not None}
         return specs
 
+    async def _say_that_it_starts(self) -> None:
+        """Note now and then that the server has not answered its start yet."""
+        limit_s, waited_s = self.limits.start_timeout_s, 0.0
+        for pause_s in _STILL_STARTING_S:
+            await asyncio.sleep(pause_s)
+            waited_s += pause_s
+            self._on_note(
+                f"server {self.name!r} has not answered for {waited_s:g} s; it is waited for {limit_s:g} s "
+                "(tools.per_server.NAME.start_timeout_s)"
+            )
+
     def connect(self) -> Connection:
-        """A new connection, which opens at its first call; it shares gate and breaker with the others."""
+        """Return a new connection, which opens at its first call; it shares gate and breaker with the
+        others."""
         # A server object in this process is the same one each time: nothing to compare, and a list of many
         # tools would cost more than an episode's calls.
         is_known = bool(self._pinned) and isinstance(self._launcher, MemoryLauncher)
-        answerer = self._answerer if self._answerer is not None and self._answerer.serves(self.name) else None
-        is_refused = self._answers is None and answerer is None
-        questions = None if is_refused else Questions(self.name, self._answers or (), answerer)
+        answers = self._calls.answers  # None: what the server asks is refused
+        questions = None if answers is None else Questions(self.name, answers)
         launcher, workspace = self._launcher, None
         if isinstance(launcher, StdioLauncher) and self._workspace is not None:
             workspace = self._workspace.copy()
@@ -150,7 +159,7 @@ class StartedServer:
             breaker=self._breaker,
             start_timeout_s=self.limits.start_timeout_s,
             on_tool_list=None if is_known else partial(self._compare, workspace),
-            read_list=partial(read_tool_list, with_readers=True) if self._reads_resources else read_tool_list,
+            read_list=partial(read_tool_list, with_readers=self._settings.resources),
             on_restart=self._count_restart,
             questions=questions,
         )
@@ -165,20 +174,20 @@ class StartedServer:
         begun_s = time.perf_counter()
         if reset.command:
             await self._run(reset)
-        for tool, arguments in reset.calls:
+        for call in reset.calls:
             pending = PendingCall(
-                tool=tool,
-                arguments=arguments,
+                tool=call.tool,
+                arguments=call.arguments,
                 meta={PURPOSE_META_KEY: Purpose.SETUP.value},
                 timeout_s=self.timeout_s,
             )
             answer = await connection.call(pending)
             if answer.is_error:
                 said, _ = cut_middle(render(answer.content, None), _VERSION_CHARS)
-                raise CallFailed(FailureKind.UPSTREAM, f"its reset failed: {tool} says {said}")
+                raise CallFailed(FailureKind.UPSTREAM, f"its reset failed: {call.tool} says {said}")
         self.reset_s = max(self.reset_s, time.perf_counter() - begun_s)
 
-    async def _run(self, reset: Reset) -> None:
+    async def _run(self, reset: ResetSection) -> None:
         try:
             process = await asyncio.create_subprocess_exec(
                 *reset.command,
@@ -205,12 +214,12 @@ class StartedServer:
             raise CallFailed(FailureKind.UPSTREAM, f"its reset failed with {process.returncode}: {words}")
 
     def is_safe(self, spec: ToolSpec) -> bool:
-        """True where a second effect of a call does no harm."""
+        """Return True if a second effect of a call does no harm."""
         hints: ToolAnnotations = spec.annotations
         return hints.read_only or hints.idempotent or spec.name in self.limits.safe_to_retry
 
     def metrics(self) -> ServerMetrics:
-        """What its calls came to so far."""
+        """Return what its calls came to so far."""
         return ServerMetrics(
             server=self.name,
             in_flight=self._gate.in_flight,
@@ -224,7 +233,7 @@ class StartedServer:
         )
 
     def without_secrets(self, said: T, *, tool: str) -> T:
-        """What the server said of or through a tool, without the values that it was given to keep."""
+        """Return what the server said of or through a tool, without the values that it was given to keep."""
         where = f"{self.name}.{tool}"
         clean: T = SECRETS.value(said, where=where)
         if clean is not said and self.counts.note_secret(tool) == 1:
@@ -245,13 +254,13 @@ class StartedServer:
             self._pinned = current
             return
         text = "it came back with other tools than it had at the start"
-        if self._on_change == "refuse":
+        if self._settings.on_change == "refuse":
             raise OpenFailed(f"{text} (tools.on_catalog_change is refuse)", permanent=True)
         self._pinned = current
         self._on_note(f"server {self.name!r}: {text}; the first ones stay on offer")
 
     def _offered(self, tool_list: ToolList, workspace: WorkspaceCopy | None) -> Sequence[Tool]:
-        """The tools of a list, and those that read what else the server has, where they are asked for."""
+        """The tools of a list, and those that read what else the server has, if they are asked for."""
         names = {tool.name for tool in tool_list.tools}
         readers = [tool for tool in tool_list.readers if tool.name not in names]
         self.readers = frozenset(tool.name for tool in readers)
@@ -259,7 +268,7 @@ class StartedServer:
         return tools if workspace is None else [workspace.tool(tool) for tool in tools]
 
     def _is_legible(self, tool: Tool) -> bool:
-        """False, with a note, where a person cannot see what the tool or one of its parameters is called: to
+        """False, with a note, if a person cannot see what the tool or one of its parameters is called: to
         change the name would break its calls."""
         hidden = illegible_name(tool.input_schema) if is_legible(tool.name) else tool.name
         if hidden is not None:
@@ -270,8 +279,8 @@ class StartedServer:
         return hidden is None
 
     def _is_short_enough(self, spec: ToolSpec) -> bool:
-        """False, with a note, where the tool's name or schema is past its limit."""
-        fault = why_too_long(spec, self._list_limits)
+        """False, with a note, if the tool's name or schema is past its limit."""
+        fault = why_too_long(spec, self._settings.list_limits)
         if fault is not None:
             name = spec.name if len(spec.name) <= 60 else f"{spec.name[:60]}..."
             self._on_note(f"server {self.name!r}: tool {name!r} is left out: {fault}")
@@ -293,11 +302,11 @@ class StartedServer:
                 "description or schema; look at what it says before you train on it"
             )
             spec = spec.model_copy(update={"description": description, "input_schema": schema})
-        spec, cut = cut_texts(spec, self._list_limits)
+        spec, cut = cut_texts(spec, self._settings.list_limits)
         if cut:
             self._on_note(
                 f"tool {spec.dotted}: {cut:,} characters were cut out of its descriptions; one may have "
-                f"{self._list_limits.description_chars:,} (tools.description_limit_chars)"
+                f"{self._settings.list_limits.description_chars:,}"
             )
         elif len(description) > _LONG_DESCRIPTION:
             self._on_note(f"tool {spec.dotted}: its description has {len(description):,} characters")
@@ -311,3 +320,23 @@ class StartedServer:
                     where=f"tools.per_server.{self.name}",
                     remedy=near_match(name, tools),
                 )
+
+
+def _with_usable_schemas(specs: Sequence[ToolSpec]) -> tuple[list[ToolSpec], list[str]]:
+    """Return the tools whose schemas values can be checked against, and notes on what is not checked."""
+    usable: list[ToolSpec] = []
+    notes: list[str] = []
+    for spec in specs:
+        schemas = {"input": spec.input_schema, "output": spec.output_schema or {}}
+        problems = {kind: problem for kind, schema in schemas.items() if (problem := schema_problem(schema))}
+        for kind, problem in problems.items():
+            notes.append(f"tool {spec.dotted} is left out: its {kind} schema cannot be used: {problem}")
+        if problems:
+            continue
+        usable.append(spec)
+        for kind, schema in schemas.items():
+            notes += [
+                f"tool {spec.dotted}: a pattern of its {kind} schema is not checked: {note}"
+                for note in pattern_notes(schema)
+            ]
+    return usable, notes

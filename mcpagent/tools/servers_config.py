@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,9 +17,6 @@ from mcpagent.config.environment import UnsetVariable, expand, known_variables, 
 from mcpagent.core.records import shown_value
 from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
-from mcpagent.servers.ledger import LEDGER_ENV
-from mcpagent.servers.names import DATA_SERVERS, UpstreamKind, live_variables
-from mcpagent.servers.sandbox.contract import SandboxKind
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer, Server
@@ -32,7 +28,7 @@ _LAST_COMMA = re.compile(_STRING + r"|,(?=\s*+[}\]])")
 
 
 def parse_jsonc(text: str) -> Any:
-    """The document. Raises json.JSONDecodeError, with the line and column of `text` itself."""
+    """Return the document. Raises json.JSONDecodeError, with the line and column of `text` itself."""
     return json.loads(_LAST_COMMA.sub(_blank, _COMMENT.sub(_blank, text)))
 
 
@@ -58,7 +54,8 @@ def inherited() -> dict[str, str]:
 
 
 def withheld(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The proxy variables that are secrets, which a server gets only where its configuration names them."""
+    """Return the proxy variables that are secrets, which a server gets only if its configuration names
+    them."""
     return tuple(name for name in _PROXY_NAMES if _HAS_USER.match(environment.get(name, "")))
 
 
@@ -69,8 +66,6 @@ _STDIO_KEYS = _COMMON_KEYS | {"command", "args", "env", "envFile", "cwd"}
 _URL_KEYS = ("url", "httpUrl", "serverUrl")  # most clients, Gemini CLI, Windsurf
 _HTTP_KEYS = _COMMON_KEYS | {"headers", "auth", "oauth", *_URL_KEYS}
 _HTTP_TYPES = {"http", "streamable-http", "streamableHttp", "streamable_http", "sse"}
-# A child inherits neither where to find this package nor where to record its calls.
-_BUILTIN_ENV = ("PYTHONPATH", LEDGER_ENV)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
 
@@ -108,9 +103,8 @@ class HttpServer:
     """A server reached over HTTP: streamable, or (`is_sse`) the older HTTP+SSE. `timeout_s` and `isolation`
     as for a `StdioServer`.
 
-    `oauth` is None where the entry says nothing of a login; the server may still ask for one. `login_url` is
-    the URL that a login is stored under, where a proxy stands in front of the server. `file` is where the
-    entry stands.
+    `oauth` is None if the entry says nothing of a login; the server may still ask for one. `file` is where
+    the entry stands.
     """
 
     name: str
@@ -120,33 +114,35 @@ class HttpServer:
     isolation: Isolation | None = None
     is_sse: bool = False
     oauth: OAuthClient | None = None
-    login_url: str | None = field(default=None, repr=False)
     file: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryServer:
-    """A built-in server run in this process. `isolation` None asks the server's own registry."""
-
-    name: str
-    limited: bool = True
-    upstream: UpstreamKind = UpstreamKind.EMBEDDED
-    sandbox: SandboxKind = SandboxKind.AUTO
-    timeout_s: float | None = None
-    isolation: Isolation | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class InProcessServer:
-    """Any server object, run in this process: its lifespan is entered once per connection."""
+    """A server object run in this process: its lifespan is entered once per connection. Given as the `server`
+    itself, or as `build`, which makes it when a pool starts; `ledger` is the file that records its calls.
+
+    `is_builtin` if it ships with mcpagent: its results are made of the models that its output schemas
+    describe, and it holds no data of a user. `is_live` if it answers from a service elsewhere.
+    """
 
     name: str
-    server: MCPServer[Any] | Server[Any]
+    server: MCPServer[Any] | Server[Any] | None = None
+    build: Callable[..., MCPServer[Any] | Server[Any]] | None = None
     timeout_s: float | None = None
     isolation: Isolation | None = None
+    is_builtin: bool = False
+    is_live: bool = False
+
+    def built(self, ledger: Path | None) -> MCPServer[Any] | Server[Any]:
+        """Return the server object."""
+        if self.server is not None:
+            return self.server
+        assert self.build is not None
+        return self.build(ledger=ledger)
 
 
-ServerConfig = StdioServer | HttpServer | MemoryServer | InProcessServer
+ServerConfig = StdioServer | HttpServer | InProcessServer
 
 
 @dataclass(frozen=True)
@@ -155,44 +151,6 @@ class ServersFile:
 
     servers: tuple[StdioServer | HttpServer, ...]
     notes: tuple[str, ...] = ()
-
-
-def builtin_servers(
-    names: Iterable[str] = DATA_SERVERS,
-    *,
-    limited: bool = True,
-    transport: Literal["memory", "stdio"] = "memory",
-    upstream: UpstreamKind = UpstreamKind.EMBEDDED,
-    sandbox: SandboxKind = SandboxKind.AUTO,
-) -> tuple[ServerConfig, ...]:
-    """These built-in servers, in this process or as real child processes. A live child gets its own key, and
-    no other server's; `.env` it reads itself. `sandbox` is where python runs code."""
-    if transport == "memory":
-        return tuple(
-            MemoryServer(name=name, limited=limited, upstream=upstream, sandbox=sandbox) for name in names
-        )
-    from mcpagent.servers.registry import is_stateful
-
-    is_live = upstream is UpstreamKind.LIVE
-    flags = (*(("--limited",) if limited else ()), *(("--upstream", "live") if is_live else ()))
-    return tuple(
-        StdioServer(
-            name=name,
-            command=sys.executable,
-            args=("-m", "mcpagent.cli.main", "serve", name, *flags, *_sandbox_flags(name, sandbox)),
-            env=_environment_of(_BUILTIN_ENV + (live_variables(name) if is_live else ())),
-            isolation="episode" if is_stateful(name) else "shared",
-        )
-        for name in names
-    )
-
-
-def _sandbox_flags(name: str, sandbox: SandboxKind) -> tuple[str, ...]:
-    return ("--sandbox", sandbox) if name == "python" else ()
-
-
-def _environment_of(names: Iterable[str]) -> dict[str, str]:
-    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def learn_secrets(servers: Iterable[ServerConfig]) -> None:
@@ -250,7 +208,8 @@ def load_servers(path: Path) -> ServersFile:
 
 
 def server_names(path: Path) -> frozenset[str]:
-    """The servers that an `mcp.json` names, whether they can be started or not; none where it is broken."""
+    """Return the servers that an `mcp.json` names, whether they can be started or not; none if it is
+    broken."""
     try:
         document = parse_jsonc(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
@@ -270,14 +229,14 @@ class _Reader:
         entries = document.get("mcpServers", document.get("servers")) if isinstance(document, dict) else None
         if not isinstance(entries, dict):
             raise UserError(
-                "no servers in it",
+                "it names no server",
                 where=str(self.path),
                 remedy='Expected {"mcpServers": {"NAME": {"command": "...", "args": []}}}.',
             )
         servers = tuple(s for name, entry in entries.items() if (s := self._server(name, entry)) is not None)
         if not servers:
             raise UserError(
-                "every server in it is disabled" if entries else "no servers in it", where=str(self.path)
+                "every server in it is disabled" if entries else "it names no server", where=str(self.path)
             )
         self._note_withheld(servers)
         learn_secrets(servers)
@@ -287,7 +246,7 @@ class _Reader:
         for variable in withheld(os.environ):
             if any(isinstance(server, StdioServer) and variable not in server.env for server in servers):
                 self.notes.append(
-                    f"{variable} holds a user or a password, so a server gets it only where its env has "
+                    f"{variable} holds a user or a password, so a server gets it only if its env has "
                     f'"{variable}": "${{{variable}}}"'
                 )
 
@@ -479,6 +438,7 @@ def server_places(servers: Sequence[ServerConfig]) -> dict[str, list[str]]:
             places[server.name] = [
                 text
                 for text in dict.fromkeys(texts)
-                if "/" in text and not text.endswith(_PROGRAMS) and Path(text).exists()
+                # Not of Path, which fails if the text is a whole program.
+                if "/" in text and not text.endswith(_PROGRAMS) and os.path.exists(text)  # noqa: PTH110
             ]
     return places

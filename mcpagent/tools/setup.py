@@ -1,4 +1,4 @@
-"""From the section `tools` of a configuration to started servers, recorded or replayed where it says so."""
+"""From the section `tools` of a configuration to started servers, recorded or replayed if it says so."""
 
 from __future__ import annotations
 
@@ -9,36 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcpagent.config.environment import environment, state_folder
-from mcpagent.config.schema import ServerSection, ToolsConfig
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
+from mcpagent.core.registry import TOOL_PROVIDERS
 from mcpagent.errors import UserError
-from mcpagent.servers.names import UpstreamKind
-from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.storage.atomic import write_text
-from mcpagent.tools.answering import identity, open_answerer
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassettes.tape import canonical, content_digest
-from mcpagent.tools.catalog import CatalogSettings, ToolListLimits
+from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
-from mcpagent.tools.limits import CallLimits, Reset, ServerLimits
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.questions import Answerer, load_rules
+from mcpagent.tools.questions import load_rules
 from mcpagent.tools.servers_config import (
     HttpServer,
     InProcessServer,
-    Isolation,
-    MemoryServer,
     ServerConfig,
     StdioServer,
-    builtin_servers,
     load_servers,
 )
 
 
 def strict_cassette(config: ToolsConfig) -> Cassette | None:
-    """The cassette that stands for all servers; None where the configuration asks for servers."""
+    """Return the cassette that stands for all servers; None if the configuration asks for servers."""
     if config.cassette is None or config.cassette_mode != "strict":
         return None
     return Cassette.alone(
@@ -58,7 +53,7 @@ def recording(
     *,
     on_note: Callable[[str], None],
 ) -> Iterator[Cassette | None]:
-    """The cassette around a started pool of `servers`; None where the configuration has none."""
+    """The cassette around a started pool of `servers`; None if the configuration has none."""
     if config.cassette is None or config.cassette_mode not in ("record", "replay"):
         yield None
         return
@@ -103,12 +98,11 @@ def _version(server: ServerConfig, config: ToolsConfig, *, reported: str) -> str
         case _:
             reached = ""
     answers = "" if config.answers is None else content_digest(Path(config.answers).read_bytes())
-    model = "" if config.answering.model is None else identity(config.answering)
-    return " ".join(filter(None, (reported, reached, answers, model)))
+    return " ".join(filter(None, (reported, reached, answers)))
 
 
 def note_named(servers: Path) -> None:
-    """Keep that a person named this file. Where nothing can be kept, they will be asked to name it again."""
+    """Keep that a person named this file. If nothing can be kept, they will be asked to name it again."""
     for mark in _marks(servers):
         try:
             if not mark.exists():
@@ -118,7 +112,7 @@ def note_named(servers: Path) -> None:
 
 
 def check_named(servers: Path, *, by: Path) -> None:
-    """Raises UserError for a file that is gone, and for one that was never named here, neither at this place
+    """Raise UserError for a file that is gone, and for one that was never named here, neither at this place
     nor with these contents. `by` is the file that names it."""
     if not servers.is_file():
         raise UserError(
@@ -145,7 +139,7 @@ def _marks(servers: Path) -> list[Path]:
 @dataclass(frozen=True)
 class Tools:
     """What episodes call, and the thread that it lives on. `pool` are the started servers, or the `cassette`
-    around or instead of them where there is one. `own_state` are the servers of which each session finds the
+    around or instead of them if there is one. `own_state` are the servers of which each session finds the
     state as it was configured: by a copy, a reset or a process of its own; `own_instances` are those of them
     that need no reset, so that a session which stays open keeps nobody waiting."""
 
@@ -156,12 +150,12 @@ class Tools:
     own_instances: frozenset[str] = frozenset()
 
     def take_cassette_counts(self) -> JsonObject | None:
-        """What the cassette did since this was last asked; None where there is none."""
+        """Return what the cassette did since this was last asked; None if there is none."""
         return None if self.cassette is None else self.cassette.take_counts()
 
     def take_metrics(self) -> JsonObject:
-        """What the record of a training step says of the tools: what the cassette did in it, where there is
-        one, and what the servers' calls came to since they were started."""
+        """Return what the record of a training step says of the tools: what the cassette did in it, if there
+        is one, and what the servers' calls came to since they were started."""
         counts = self.take_cassette_counts()
         return {
             **({} if counts is None else {"cassette": counts}),
@@ -172,15 +166,10 @@ class Tools:
 def configured_servers(
     config: ToolsConfig, *, on_note: Callable[[str], None] = lambda _: None
 ) -> Sequence[ServerConfig]:
-    """The user's mcp.json, or the built-in servers; `on_note` is told what of the file was skipped."""
+    """Return the user's mcp.json, or the built-in servers; `on_note` is told what of the file was skipped."""
     if config.servers is None:
-        return builtin_servers(
-            config.builtin,
-            limited=config.limited,
-            transport=config.transport,
-            upstream=UpstreamKind(config.upstream),
-            sandbox=SandboxKind(config.sandbox),
-        )
+        start = TOOL_PROVIDERS.load("builtin")
+        return start(config.builtin, limited=config.limited, upstream=config.upstream)
     loaded = load_servers(Path(config.servers))
     for note in loaded.notes:
         on_note(f"{config.servers}: {note}")
@@ -202,8 +191,8 @@ def open_tools(
             yield Tools(io, strict, strict, *_own_state(config, builtin))
         return
     servers = configured_servers(config, on_note=on_note)
-    with IOThread() as io, open_answerer(config.answering, run=io.run, on_note=on_note) as answerer:
-        pool = tool_pool(config, servers, answerer=answerer, ledger=ledger, log_dir=log_dir, on_note=on_note)
+    with IOThread() as io:
+        pool = tool_pool(config, servers, ledger=ledger, log_dir=log_dir, on_note=on_note)
         io.run(pool.__aenter__())
         try:
             with recording(config, pool, servers, on_note=on_note) as cassette:
@@ -213,14 +202,14 @@ def open_tools(
 
 
 def servers_with_own_state(config: ToolsConfig, servers: Sequence[ServerConfig]) -> frozenset[str]:
-    """The servers that are configured so that no session finds what another one did. A session of its own
-    over HTTP does not say that, nor does an instance that works on a service."""
+    """Return the servers that are configured so that no session finds what another one did. A session of its
+    own over HTTP does not say that, nor does an instance that works on a service."""
     names = {name for name, section in config.per_server.items() if section.workspace or section.reset}
     if servers:
         pool = tool_pool(config, servers)
         for server in servers:
-            works_alone = isinstance(server, StdioServer | InProcessServer) or (
-                isinstance(server, MemoryServer) and server.upstream is not UpstreamKind.LIVE
+            works_alone = isinstance(server, StdioServer) or (
+                isinstance(server, InProcessServer) and not server.is_live
             )
             if works_alone and pool.isolation(server.name) == "episode":
                 names.add(server.name)
@@ -238,66 +227,28 @@ def tool_pool(
     config: ToolsConfig,
     servers: Sequence[ServerConfig],
     *,
-    answerer: Answerer | None = None,
     ledger: Path | None = None,
     log_dir: Path | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> ToolPool:
-    """A pool of `servers`, not started yet, with the settings of `config`; `answerer` answers what they ask
-    and no rule does. Raises UserError where settings contradict each other or name no server."""
+    """Return a pool of `servers`, not started yet, with the settings of `config`. Raise UserError if settings
+    contradict each other or name a server that is not there."""
     return ToolPool(
         servers,
         limits=CallLimits(
             timeout_s=config.timeout_s,
             retry=config.retry,
             result_limit_chars=config.result_limit_chars,
-            per_server={name: server_limits(section) for name, section in config.per_server.items()},
+            per_server=config.per_server,
             answers=None if config.answers is None else load_rules(Path(config.answers)),
-            answerer=answerer,
         ),
         catalog=CatalogSettings(
-            list_limits=ToolListLimits(
-                description_chars=config.description_limit_chars, schema_chars=config.schema_limit_chars
-            ),
             allow=config.allow_list,
             read_only=config.read_only,
             resources=config.resources,
             on_change=config.on_catalog_change,
         ),
-        isolation=_isolation(config),
         ledger=ledger,
         log_dir=log_dir,
         on_note=on_note,
-    )
-
-
-def _isolation(config: ToolsConfig) -> dict[str, Isolation]:
-    """By server. Raises UserError where `tools.probes.isolation` and `tools.per_server` disagree."""
-    isolation: dict[str, Isolation] = dict(config.isolation)
-    for name, section in config.per_server.items():
-        if section.isolation is None:
-            continue
-        if isolation.setdefault(name, section.isolation) != section.isolation:
-            raise UserError(
-                f"server {name!r} is {isolation[name]} in tools.isolation and {section.isolation} in "
-                "tools.per_server",
-                where=f"tools.per_server.{name}.isolation",
-                remedy="Keep one of the two.",
-            )
-    return isolation
-
-
-def server_limits(section: ServerSection) -> ServerLimits:
-    """How one server is called."""
-    reset = section.reset
-    return ServerLimits(
-        **section.model_dump(exclude={"isolation", "workspace", "reset"}),
-        workspace=None if section.workspace is None else Path(section.workspace),
-        reset=None
-        if reset is None
-        else Reset(
-            command=reset.command,
-            calls=[(call.tool, call.arguments) for call in reset.calls],
-            timeout_s=reset.timeout_s,
-        ),
     )

@@ -16,6 +16,7 @@ from typing import Any
 from mcp import Client, MCPError
 from mcp.types import EmptyResult, PingRequest
 
+from mcpagent.config.schema import START_TIMEOUT_S
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.tools import FailureKind
 from mcpagent.tools.catalog import ToolList, read_tool_list
@@ -30,12 +31,12 @@ from mcpagent.tools.faults import (
     flat,
     innermost,
 )
-from mcpagent.tools.limits import START_TIMEOUT_S, CircuitBreaker, settled
+from mcpagent.tools.limits import CircuitBreaker, settled
 from mcpagent.tools.questions import Questions
 from mcpagent.tools.transports.open import Launcher
 from mcpagent.tools.wire import FORBIDDEN, LOGIN_NEEDED, NOT_SENT, RESPONSE_LOST
 
-PING_TIMEOUT_S = 10.0  # less where the deadline of the call that made us doubt was shorter
+PING_TIMEOUT_S = 10.0  # less if the deadline of the call that made us doubt was shorter
 
 
 @dataclass(eq=False)
@@ -48,85 +49,9 @@ class Live:
     number: int  # 1 for the first
     health_check: asyncio.Task[None] | None = None  # while it runs, calls wait for it
     is_shaky: bool = False  # its last call was lost, though not the connection: calls wait out the backoff
-    fault: str = ""  # why it has to end; empty where it ends by itself
+    fault: str = ""  # why it has to end; empty if it ends by itself
     is_counted: bool = False  # the breaker knows its end already
     calls: set[asyncio.Task[Any]] = field(default_factory=set)  # sent, and not yet answered
-
-
-class HealthCheck:
-    """Pings a server until it answers, is known to be gone or, after `patience_s`, the breaker opens.
-
-    Over HTTP nobody may be there for a while, because somebody else restarts the service. It may come back
-    as another version, so its tools are listed anew and shown to `on_tool_list`, which may raise OpenFailed.
-    `keep` holds questions that outlast the wait for their answer.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        breaker: CircuitBreaker,
-        patience_s: float,
-        on_tool_list: Callable[[ToolList], None] | None,
-        read_list: Callable[[Client], Awaitable[ToolList]],
-        keep: Callable[[asyncio.Task[Any]], asyncio.Task[Any]],
-    ) -> None:
-        self._name = name
-        self._breaker = breaker
-        self._patience_s = patience_s
-        self._on_tool_list = on_tool_list
-        self._read_list = read_list
-        self._keep = keep
-
-    def check(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
-        """Start `live.health_check`, unless one runs. A server that does not answer a ping within `timeout_s`
-        is restarted where it `is_doubted` already."""
-        if live.health_check is None and not live.leave.is_set():
-            watching = self._watch(live, timeout_s, is_doubted=is_doubted)
-            live.health_check = self._keep(
-                asyncio.create_task(watching, name=f"health check of {self._name}")
-            )
-
-    async def _watch(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
-        loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self._patience_s
-        ask: Callable[[Client], Any] = _ping
-        try:
-            while not live.leave.is_set():
-                asked = self._keep(asyncio.create_task(ask(live.client)))
-                sign, reason = await _ping_result(asked, timeout_s)
-                if sign is not _PingResult.AWAY or live.leave.is_set():  # it forgot our session
-                    if ask is self._read_list and sign is not _PingResult.SILENT:
-                        self._breaker.answered()
-                    self._conclude(live, sign, reason, asked, is_doubted=is_doubted)
-                    return
-                live.is_shaky = True
-                self._breaker.failed(reason, may_return=loop.time() < give_up_s)
-                if self._breaker.refusal is not None:
-                    return
-                ask = self._read_list
-                await asyncio.sleep(self._breaker.delay_s)
-        finally:
-            live.health_check = None
-
-    def _conclude(
-        self, live: Live, sign: _PingResult, reason: str, asked: asyncio.Task[Any], *, is_doubted: bool
-    ) -> None:
-        if sign is _PingResult.GONE:
-            live.leave.set()
-        elif sign is _PingResult.SILENT and is_doubted:
-            live.fault = (
-                f"a call timed out, and then {reason}; if it takes one call at a time, "
-                f"lower tools.per_server.{self._name}.max_in_flight"
-            )
-            live.leave.set()
-        elif sign is _PingResult.ALIVE and asked.exception() is None and isinstance(asked.result(), ToolList):
-            try:
-                if self._on_tool_list is not None:
-                    self._on_tool_list(asked.result())
-            except OpenFailed as refused:  # the next start says so again, to the calls that wait for it
-                live.fault = refused.text
-                live.leave.set()
 
 
 class _PingResult(Enum):
@@ -172,7 +97,7 @@ class ServerSupervisor:
     """Keeps one server running. Bound to the running loop; the first `up` starts it.
 
     `breaker` belongs to the server, so several supervisors may share it. `on_tool_list` sees the tool list of
-    every generation and may raise OpenFailed; None where the list need not be read.
+    every generation and may raise OpenFailed; None if the list need not be read.
     """
 
     def __init__(
@@ -200,14 +125,6 @@ class ServerSupervisor:
         self._opening: asyncio.Task[Live] | None = None
         self._owners: set[asyncio.Task[None]] = set()
         self._unawaited: set[asyncio.Task[Any]] = set()
-        self._health = HealthCheck(
-            name,
-            breaker=breaker,
-            patience_s=start_timeout_s,
-            on_tool_list=on_tool_list,
-            read_list=read_list,
-            keep=self.keep,
-        )
         self._closed = False
 
     async def open(self) -> ToolList:
@@ -220,9 +137,9 @@ class ServerSupervisor:
         return _opened_by(opening).tool_list
 
     async def up(self, patience_s: float) -> Live:
-        """The running instance; started or waited for, at most `patience_s`.
+        """Return the running instance; started or waited for, at most `patience_s`.
 
-        Raises CallFailed; at once where the breaker is open.
+        Raises CallFailed; at once if the breaker is open.
         """
         live = self._live
         if live is not None and self.is_fit(live):
@@ -243,18 +160,17 @@ class ServerSupervisor:
                 raise CallFailed(FailureKind.CRASHED, str(error)) from error
 
     def is_fit(self, live: Live) -> bool:
-        """Whether a call may be sent now."""
+        """Return whether a call may be sent now."""
         if live.leave.is_set() or live.health_check is not None:
             return False
         return not (live.is_shaky and self._breaker.delay_s)
 
     def doubt(self, live: Live, patience_s: float) -> None:
-        """Check the health of the server, and restart it where it does not answer within `patience_s`
+        """Check the health of the server, and restart it if it does not answer within `patience_s`
         (at most 10 s).
 
         New calls wait for the verdict instead of being sent to a server that may be stopped."""
-        if not self._closed:
-            self._health.check(live, min(patience_s, PING_TIMEOUT_S), is_doubted=True)
+        self._check_health(live, min(patience_s, PING_TIMEOUT_S), is_doubted=True)
 
     def lost(self, live: Live, reason: str) -> None:
         """Note that a call or its answer was lost on the way, though not the connection.
@@ -263,8 +179,8 @@ class ServerSupervisor:
         for a server that starts: at most `start_timeout_s`."""
         live.is_shaky = True
         self._breaker.failed(reason)
-        if self._breaker.refusal is None and not self._closed:
-            self._health.check(live, PING_TIMEOUT_S, is_doubted=False)
+        if self._breaker.refusal is None:
+            self._check_health(live, PING_TIMEOUT_S, is_doubted=False)
 
     def keep(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         """Hold a task that nobody may wait for until it is done, and take its exception."""
@@ -286,6 +202,58 @@ class ServerSupervisor:
             _, late = await asyncio.wait(unfinished, timeout=_CLOSE_TIMEOUT_S)
             for task in late:
                 task.cancel()
+
+    def _check_health(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
+        """Start `live.health_check`, unless one runs: it pings the server until it answers, is known to be
+        gone or, after `start_timeout_s`, the breaker opens. One that does not answer a ping within
+        `timeout_s` is restarted if it `is_doubted` already.
+
+        Over HTTP the service may be away for a while, because another program restarts it. It may come back
+        as another version, so its tools are listed anew and shown to `on_tool_list`."""
+        if live.health_check is None and not live.leave.is_set() and not self._closed:
+            watching = self._watch(live, timeout_s, is_doubted=is_doubted)
+            live.health_check = self.keep(asyncio.create_task(watching, name=f"health check of {self.name}"))
+
+    async def _watch(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self.start_timeout_s
+        ask: Callable[[Client], Any] = _ping
+        try:
+            while not live.leave.is_set():
+                asked = self.keep(asyncio.create_task(ask(live.client)))
+                sign, reason = await _ping_result(asked, timeout_s)
+                if sign is not _PingResult.AWAY or live.leave.is_set():  # it forgot our session
+                    if ask is self._read_list and sign is not _PingResult.SILENT:
+                        self._breaker.answered()
+                    self._conclude(live, sign, reason, asked, is_doubted=is_doubted)
+                    return
+                live.is_shaky = True
+                self._breaker.failed(reason, may_return=loop.time() < give_up_s)
+                if self._breaker.refusal is not None:
+                    return
+                ask = self._read_list
+                await asyncio.sleep(self._breaker.delay_s)
+        finally:
+            live.health_check = None
+
+    def _conclude(
+        self, live: Live, sign: _PingResult, reason: str, asked: asyncio.Task[Any], *, is_doubted: bool
+    ) -> None:
+        if sign is _PingResult.GONE:
+            live.leave.set()
+        elif sign is _PingResult.SILENT and is_doubted:
+            live.fault = (
+                f"a call timed out, and then {reason}; if it takes one call at a time, "
+                f"lower tools.per_server.{self.name}.max_in_flight"
+            )
+            live.leave.set()
+        elif sign is _PingResult.ALIVE and asked.exception() is None and isinstance(asked.result(), ToolList):
+            try:
+                if self._on_tool_list is not None:
+                    self._on_tool_list(asked.result())
+            except OpenFailed as refused:  # the next start says so again, to the calls that wait for it
+                live.fault = refused.text
+                live.leave.set()
 
     def _what_to_wait_for(self) -> Live | asyncio.Task[Any]:
         live = self._live
@@ -352,7 +320,7 @@ class ServerSupervisor:
                 raise OpenFailed(self._with_log(text), permanent=True)
             live = ready.result()
         except asyncio.CancelledError:
-            owner.cancel()  # also where it is just ready: nobody will learn of it
+            owner.cancel()  # also if it is just ready: nobody will learn of it
             raise
         if live.number > 1:
             self._on_restart()

@@ -36,14 +36,14 @@ THROTTLED = -33005  # the server takes no more calls for now, and did not take t
 FORBIDDEN = -33006  # the server refuses our credentials
 LOGIN_NEEDED = -33007  # only a person can make the server take our calls; the data has the `remedy`
 HTTP_STATUS = "http_status"  # in the data of an error that an HTTP status of 4xx alone stands for
-RETRY_AFTER = "retry_after_s"  # in the data of THROTTLED, where the server says so: seconds
+RETRY_AFTER = "retry_after_s"  # in the data of THROTTLED, if the server says so: seconds
 META_CHARS = 4096  # of a result's `_meta`
 META_CUT_KEY = "mcpagent/cut"
 _INT_LIMIT = 10**4300  # sys.int_info.default_max_str_digits: json.loads refuses more digits
 
 
 def wire_fault(value: object, *, depth: int = 0) -> str | None:
-    """Why `value` cannot be sent or stored as JSON; None when it can."""
+    """Return why `value` cannot be sent or stored as JSON; None when it can."""
     if isinstance(value, str):
         return "text with a lone surrogate" if _has_surrogate(value) else None
     if value is None or isinstance(value, bool):
@@ -78,7 +78,7 @@ def _array_fault(value: Sequence[Any], depth: int) -> str | None:
 
 
 def render(blocks: Sequence[ContentBlock], structured: JsonObject | None) -> str:
-    """The text that the model sees: text as it is, anything else as a typed placeholder."""
+    """Return the text that the model sees: text as it is, anything else as a typed placeholder."""
     if not blocks and structured is not None:
         return json.dumps(structured, ensure_ascii=False)
     text = "\n".join(_block_text(block) for block in blocks)

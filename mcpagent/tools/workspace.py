@@ -54,7 +54,7 @@ class Workspace:
         self.digest = tree_digest(self._snapshot)
 
     def copy(self) -> WorkspaceCopy:
-        """A copy that is not on disk before it is needed."""
+        """Return a copy that is not on disk before it is needed."""
         with self._lock:
             self._made += 1
             place = self._folder / f"{self._made:06d}" / self.source.name
@@ -103,7 +103,8 @@ class WorkspaceCopy:
             shutil.rmtree(self.path.parent, ignore_errors=True)
 
     def applied(self, server: StdioServer) -> StdioServer:
-        """The server on this copy: where it names `${WORKSPACE}` or the folder, and as its working folder."""
+        """Return the server on this copy: where it names `${WORKSPACE}` or the folder, and as its working
+        folder."""
 
         def there(text: str) -> str:
             return self._to_server.sub(str(self.path), _VARIABLE.sub(lambda _: str(self.path), text))
@@ -117,20 +118,20 @@ class WorkspaceCopy:
         )
 
     def to_server(self, value: Any) -> Any:
-        """A JSON value with the path of the copy where that of the folder stood."""
+        """Return a JSON value with the path of the copy where that of the folder stood."""
         return _mapped(value, self._to_server, str(self.path))
 
     def to_model(self, value: Any) -> Any:
-        """A JSON value with the path of the folder where that of the copy stood."""
+        """Return a JSON value with the path of the folder where that of the copy stood."""
         return _mapped(value, self._to_model, self._source)
 
     def tool(self, tool: Tool) -> Tool:
-        """A tool whose description or schema may name the folder."""
+        """Return a tool whose description or schema may name the folder."""
         said = tool.model_dump(by_alias=True, exclude_none=True)
         return tool if str(self.path) not in str(said) else Tool.model_validate(self.to_model(said))
 
     def result(self, result: CallToolResult) -> CallToolResult:
-        """An answer that may name the folder."""
+        """Return an answer that may name the folder."""
         said = result.model_dump(by_alias=True, exclude_none=True)
         return (
             result if str(self.path) not in str(said) else CallToolResult.model_validate(self.to_model(said))
@@ -138,7 +139,8 @@ class WorkspaceCopy:
 
 
 def with_defaults(server: StdioServer) -> StdioServer:
-    """A server without a workspace: `${WORKSPACE:-FOLDER}` is FOLDER. Raises UserError where it has none."""
+    """Return a server without a workspace: `${WORKSPACE:-FOLDER}` is FOLDER. Raises UserError if it has
+    none."""
     texts = [*server.args, *server.env.values(), server.cwd or ""]
     if not any("${WORKSPACE" in text for text in texts):
         return server
@@ -186,7 +188,7 @@ def tree_digest(top: Path) -> str:
 
 
 def copy_tree(source: Path, target: Path, *, is_snapshot: bool = False) -> None:
-    """Copy a folder or file with its times and permissions; files share their blocks where the file system
+    """Copy a folder or file with its times and permissions; files share their blocks if the file system
     can. For a snapshot, a SQLite database that is in use is copied as of its last transaction."""
     if source.is_symlink():
         target.symlink_to(source.readlink())
@@ -244,8 +246,8 @@ def _mapped(value: Any, pattern: re.Pattern[str], replacement: str) -> Any:
 
 
 def files_below(folder: Path, *, most: int) -> list[str]:
-    """The files in a folder and in those in it, as paths from it, in order; hidden ones are left out, and a
-    level with more than anybody looks at."""
+    """Return the files in a folder and in those in it, as paths from it, in order; hidden ones are left out,
+    and a level with more than anybody looks at."""
     files: list[str] = []
     for pattern in ("*", "*/*"):
         try:

@@ -59,7 +59,7 @@ class LiveSettings:
     """One service as this process uses it. `rate` None is the documented one.
 
     `deadline_s` bounds one request with its repeats and waits. It is below the 30 s that a tool call has by
-    default, so that the reason reaches the client. `backoff_s` is the first pause where the service names
+    default, so that the reason reaches the client. `backoff_s` is the first pause if the service names
     none; each repeat doubles it.
     """
 
@@ -100,7 +100,7 @@ def _key(service: str, variables: Mapping[str, str]) -> tuple[str, str]:
     for name in names:
         key = variables.get(name, "").strip()
         if key and not _KEY.fullmatch(key):
-            raise UserError(f"{name} holds what cannot be a key", where=service, remedy="Copy it anew.")
+            raise UserError(f"{name} holds what cannot be a key", where=service, remedy="Copy it again.")
         if key:
             return name, key
     raise UserError(
@@ -252,11 +252,11 @@ class ApiClient:
         self._http = http
 
     async def get(self, path: str, shape: type[T], **params: str | int) -> T:
-        """The answer of a GET, parsed as `shape`."""
+        """Return the answer of a GET, parsed as `shape`."""
         return await self._ask("GET", path, shape, params=clean_values(params))
 
     async def post(self, path: str, shape: type[T], **body: Any) -> T:
-        """The answer of a POST that only reads, so that it is repeated as a GET is."""
+        """Return the answer of a POST that only reads, so that it is repeated as a GET is."""
         return await self._ask("POST", path, shape, body=clean_values(body))
 
     async def _ask(
@@ -282,7 +282,7 @@ class ApiClient:
             raise misshapen(self._settings, error) from None
 
     def _read(self, response: httpx.Response) -> Any:
-        """The JSON of a good answer; every other answer by whose fault it is."""
+        """Return the JSON of a good answer; every other answer by whose fault it is."""
         status = response.status_code
         document = _json(response)
         said = _message(document)
@@ -327,7 +327,7 @@ async def open_api(
 
 
 def _json(response: httpx.Response) -> Any:
-    """The document, or None where the body is not one."""
+    """Return the document, or None if the body is not one."""
     try:
         return json.loads(response.content)
     except (ValueError, RecursionError):
@@ -335,7 +335,7 @@ def _json(response: httpx.Response) -> Any:
 
 
 def _message(document: Any) -> str:
-    """What an error document says; empty where it is not one. Massive answers {"status", "error" or
+    """Return what an error document says; empty if it is not one. Massive answers {"status", "error" or
     "message"}, FMP {"Error Message"}, Tavily {"detail": {"error"}}."""
     if not isinstance(document, dict):
         return ""

@@ -79,27 +79,27 @@ class _Day(BaseModel):
 
 
 class LiveFmp:
-    """An `FmpUpstream`. The service answers with a list, an empty one where it knows nothing."""
+    """An `FmpUpstream`. The service answers with a list, an empty one if it knows nothing."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
 
     async def quote(self, symbol: str) -> Quote:
-        """The last price, and the change of the day in percent."""
+        """Return the last price, and the change of the day in percent."""
         answer = await self._one("/quote", _Quote, symbol)
         return Quote(
             symbol=answer.symbol, price=answer.price, change_percent=_percent(answer.changePercentage)
         )
 
     async def company_profile(self, symbol: str) -> CompanyProfile:
-        """Name and sector of a company."""
+        """Return name and sector of a company."""
         answer = await self._one("/profile", _Profile, symbol)
         if not answer.sector:
             raise ToolError(f"No sector is known of {answer.symbol}.")
         return CompanyProfile(symbol=answer.symbol, name=answer.companyName, sector=answer.sector)
 
     async def income_statement(self, symbol: str, *, period: Period, limit: int) -> IncomeStatement:
-        """Revenue and net income, the newest statement first."""
+        """Return revenue and net income, the newest statement first."""
         name, count = _symbol(symbol), at_least_one("limit", limit)
         answer = await self._api.get(
             "/income-statement", list[_Statement], symbol=name, period=period, limit=count
@@ -110,26 +110,26 @@ class LiveFmp:
         return IncomeStatement(symbol=name, statements=[_statement(s) for s in newest_first[:count]])
 
     async def gainers(self, *, limit: int) -> Movers:
-        """The stocks that rose most today, in that order."""
+        """Return the stocks that rose most today, in that order."""
         return await self._movers("/biggest-gainers", limit=limit, sign=-1)
 
     async def losers(self, *, limit: int) -> Movers:
-        """The stocks that fell most today, in that order."""
+        """Return the stocks that fell most today, in that order."""
         return await self._movers("/biggest-losers", limit=limit, sign=1)
 
     async def search_ticker(self, query: str, *, limit: int) -> SymbolMatches:
-        """The service searches symbols and names apart; names fill what symbols leave of `limit`."""
+        """Search symbols and names apart, as the service does; names fill what symbols leave of `limit`."""
         answer = await self._search("/search-symbol", query, limit)
         if len(answer) < limit:
             answer = answer | await self._search("/search-name", query, limit)
         return _matches(answer, limit)
 
     async def search_name(self, query: str, *, limit: int) -> SymbolMatches:
-        """Companies whose name matches."""
+        """Return companies whose name matches."""
         return _matches(await self._search("/search-name", query, limit), limit)
 
     async def stock_news(self, symbol: str, *, limit: int) -> Articles:
-        """Articles about a company, the newest first."""
+        """Return articles about a company, the newest first."""
         count = at_least_one("limit", limit)
         answer = await self._api.get("/news/stock", list[_Article], symbols=_symbol(symbol), limit=count)
         newest_first = sorted(answer, key=lambda a: a.publishedDate, reverse=True)
@@ -141,17 +141,17 @@ class LiveFmp:
         )
 
     async def change_percent(self, symbol: str) -> ChangePercent:
-        """The change of the day in percent."""
+        """Return the change of the day in percent."""
         answer = await self._one("/stock-price-change", _Change, symbol)
         return ChangePercent(symbol=answer.symbol, change_percent=_percent(answer.day))
 
     async def previous_close(self, symbol: str) -> PreviousClose:
-        """The closing price of the last trading day."""
+        """Return the closing price of the last trading day."""
         answer = await self._one("/quote", _Quote, symbol)
         return PreviousClose(symbol=answer.symbol, previous_close=answer.previousClose)
 
     async def historical_prices(self, symbol: str, *, start: str, end: str) -> HistoricalPrices:
-        """Closing prices from `start` to `end`, the oldest first."""
+        """Return closing prices from `start` to `end`, the oldest first."""
         name, (first_day, last_day) = _symbol(symbol), days(start, end)
         answer = await self._api.get(
             "/historical-price-eod/light", list[_Day], symbol=name, **{"from": first_day, "to": last_day}
@@ -198,7 +198,7 @@ def _symbol(symbol: str) -> str:
 
 
 def _percent(value: float) -> float:
-    """The service gives up to five places; two say what a person would."""
+    """Round to two places, as a person would say it; the service gives up to five."""
     return round(value, 2)
 
 

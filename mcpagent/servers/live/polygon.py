@@ -53,7 +53,7 @@ class _Bar(BaseModel):
 
 
 class _Bars(BaseModel):
-    results: list[_Bar] = []  # absent where there are none
+    results: list[_Bar] = []  # absent if there are none
     next_url: str | None = None
 
 
@@ -115,7 +115,7 @@ class LivePolygon:
         return Aggs(ticker=symbol, bars=by_period(daily, frequency))
 
     async def news(self, ticker: str, *, limit: int) -> Articles:
-        """Articles about a company, the newest first."""
+        """Return articles about a company, the newest first."""
         symbol, count = _symbol(ticker), at_least_one("limit", limit)
         articles: list[Article] = []
         async for page in self._pages(
@@ -130,19 +130,19 @@ class LivePolygon:
         return Articles(articles=articles[:count])
 
     async def ticker_details(self, ticker: str) -> TickerDetails:
-        """Name and market capitalisation of a company."""
+        """Return name and market capitalisation of a company."""
         answer = (await self._about(ticker, "/v3/reference/tickers/{}", _Details)).results
         if answer.market_cap is None:
             raise ToolError(f"No market cap is known of {answer.ticker}.")
         return TickerDetails(ticker=answer.ticker, name=answer.name, market_cap=round(answer.market_cap))
 
     async def market_status(self) -> MarketStatus:
-        """Whether the market is open, and the time there."""
+        """Return whether the market is open, and the time there."""
         status = await self._api.get("/v1/marketstatus/now", _Status)
         return MarketStatus(market=status.market, server_time=status.serverTime)
 
     async def previous_close(self, ticker: str) -> PreviousClose:
-        """Closing price and volume of the last trading day."""
+        """Return closing price and volume of the last trading day."""
         answer = await self._about(ticker, "/v2/aggs/ticker/{}/prev", _Bars)
         if not answer.results:
             raise unknown_symbol(ticker)
@@ -155,7 +155,7 @@ class LivePolygon:
         return LastTrade(ticker=_symbol(ticker), price=trade.p, size=round(trade.s))
 
     async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
-        """One page of the companies whose symbol or name matches."""
+        """Return one page of the companies whose symbol or name matches."""
         count = min(at_least_one("limit", limit), _MAX_TICKERS)
         # A cursor carries its query with it; the service refuses both together.
         asked = (
@@ -171,7 +171,7 @@ class LivePolygon:
         )
 
     async def _about(self, ticker: str, path: str, shape: type[T]) -> T:
-        """What the service says about one ticker. Raises `ToolError` where it knows none of that name."""
+        """Return what the service says about one ticker. Raises `ToolError` if it knows none of that name."""
         try:
             return await self._api.get(path.format(quote(_symbol(ticker))), shape)
         except RefusedRequest as error:
@@ -197,7 +197,7 @@ async def open_polygon(settings: LiveSettings, *, pace: RequestPace) -> AsyncGen
 
 
 def _symbol(ticker: str) -> str:
-    """The ticker as a part of a path. Raises `ToolError` for what can be none."""
+    """Return the ticker as a part of a path. Raises `ToolError` for what can be none."""
     symbol = ticker.strip().upper()
     if not re.fullmatch(r"[A-Z0-9][A-Z0-9.:\-]{0,19}", symbol):
         raise unknown_symbol(ticker)
@@ -209,6 +209,6 @@ def _date(milliseconds: int) -> str:
 
 
 def _query(url: str | None) -> dict[str, str]:
-    """The parameters of a `next_url`, but for a key."""
+    """Return the parameters of a `next_url`, but for a key."""
     pairs = parse_qsl(urlsplit(url or "").query)
     return {name: value for name, value in pairs if name.lower() != _KEY_PARAMETER}

@@ -99,7 +99,7 @@ class SlackApi:
         )
 
     async def call(self, method: str, shape: type[T], **arguments: Any) -> T:
-        """The answer of a method. One that writes is repeated only where it cannot have been carried out."""
+        """Return the answer of a method. One that writes is repeated only if it was not carried out."""
         # An empty argument is one that is not given: the cursor of a first page.
         given = {name: value for name, value in clean_values(arguments).items() if value != ""}
         is_write = method in _WRITES
@@ -179,7 +179,7 @@ class _Message(BaseModel):
     text: str = ""
     ts: str
     user: str = ""
-    bot_id: str = ""  # the author where no user is
+    bot_id: str = ""  # the author if no user is
 
 
 class _Messages(BaseModel):
@@ -224,7 +224,7 @@ class LiveSlack:
         self._reactions: list[Reaction] = []
 
     async def channels(self, *, limit: int, cursor: str) -> Channels:
-        """One page of the channels."""
+        """Return one page of the channels."""
         page = await self._channels(min(at_least_one("limit", limit), _MAX_CHANNELS), cursor)
         return Channels(
             channels=[Channel(id=c.id, name=c.name) for c in page.channels],
@@ -241,13 +241,13 @@ class LiveSlack:
         return Sent(channel=posted.channel, ts=posted.ts)
 
     async def history(self, channel_id: str, *, limit: int) -> History:
-        """The newest messages of a channel."""
+        """Return the newest messages of a channel."""
         count, channel = at_least_one("limit", limit), await self._id(channel_id)
         messages = await self._messages("conversations.history", count, channel=channel)
         return History(messages=messages[:count])
 
     async def users(self, *, limit: int, cursor: str) -> Users:
-        """One page of the users."""
+        """Return one page of the users."""
         page_size = min(at_least_one("limit", limit), _MAX_USERS)
         page = await self._api.call("users.list", _Users, limit=page_size, cursor=cursor)
         return Users(
@@ -256,7 +256,7 @@ class LiveSlack:
         )
 
     async def thread(self, channel_id: str, ts: str) -> Thread:
-        """A message and its replies."""
+        """Return a message and its replies."""
         channel = await self._id(channel_id)
         messages = await self._messages("conversations.replies", None, channel=channel, ts=ts.strip())
         return Thread(messages=messages)
@@ -273,12 +273,12 @@ class LiveSlack:
         return reaction
 
     async def identity(self) -> Identity:
-        """The user that the calls are made as."""
+        """Return the user that the calls are made as."""
         me = await self._api.call("auth.test", _Identity)
         return Identity(user_id=me.user_id, user=me.user, team=me.team)
 
     async def changes(self) -> WorkspaceChanges:
-        """The messages and reactions that this client made."""
+        """Return the messages and reactions that this client made."""
         return WorkspaceChanges(messages=list(self._sent), reactions=list(self._reactions))
 
     async def _channels(self, limit: int, cursor: str) -> _Channels:
@@ -286,7 +286,7 @@ class LiveSlack:
         return await self._api.call("conversations.list", _Channels, **page)
 
     async def _messages(self, method: str, count: int | None, **arguments: str) -> list[Message]:
-        """The messages of as many pages as hold `wanted` of them; None is all, of at most 50 pages."""
+        """Return the messages of as many pages as hold `wanted` of them; None is all, of at most 50 pages."""
         messages: list[Message] = []
         cursor = ""
         for _ in range(_MAX_PAGES):

@@ -60,7 +60,7 @@ class LiveTavily:
         )
 
     async def extract(self, url: str) -> PageText:
-        """The text of a page."""
+        """Return the text of a page."""
         address = url.strip()
         if not address:
             raise ToolError("url is empty.")
@@ -70,7 +70,7 @@ class LiveTavily:
         return PageText(url=answer.results[0].url, text=answer.results[0].raw_content)
 
     async def qna(self, query: str) -> ShortAnswer:
-        """One short answer to a question."""
+        """Return one short answer to a question."""
         if not query.strip():
             raise ToolError(_NO_ANSWER)
         answer = await self._api.post("/search", _SearchAnswer, query=query, include_answer=True)

@@ -1,24 +1,20 @@
-"""The sandboxes: two of Linux, a portable one, and which of them this machine can really have."""
+"""The portable sandbox, and which sandbox this machine can really have."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
-import shutil
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from pydantic import JsonValue
 
 from mcpagent.errors import UserError
 from mcpagent.servers.builtin import clean_text
+from mcpagent.servers.sandbox.bubblewrap import BubblewrapSandbox
 from mcpagent.servers.sandbox.contract import (
-    AT_ONCE,
+    THREADS,
     Sandbox,
     SandboxBroken,
     SandboxKind,
@@ -26,96 +22,8 @@ from mcpagent.servers.sandbox.contract import (
     SandboxOutcome,
     SandboxUnavailable,
 )
-from mcpagent.servers.sandbox.jail.settings import JailSettings, JailView, jsonable
-from mcpagent.servers.sandbox.kernel_limits import syscall_filter
-from mcpagent.servers.sandbox.process import ProcessSandbox
+from mcpagent.servers.sandbox.inside import jsonable
 from mcpagent.storage.packages import pip_install
-
-_SCRATCH = "/work"
-_DEVICES = ["/dev/null", "/dev/urandom"]
-# Where shared libraries, time zones and the system's own Python live: the same for all users of a machine.
-_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/etc/ld.so.cache")
-_JAIL = "mcpagent/servers/sandbox/jail"
-_PACKAGES = Path(__file__).parents[3]  # the folder that holds mcpagent/
-_JAIL_AT = "/jail"  # the same, inside bubblewrap
-_PYTHON_OPTIONS = ("-P", "-s", "-S", "-B", "-X", "utf8")  # no site-packages, nothing from the cwd
-_START = "import sys; sys.path.append({!r}); from mcpagent.servers.sandbox.jail.main import main; main()"
-
-
-def namespaces(limits: SandboxLimits) -> ProcessSandbox:
-    """All namespaces that there are, a root of its own, Landlock, seccomp and rlimits.
-
-    Raises SandboxUnavailable off Linux; whether the kernel allows it, only trying shows.
-    """
-    interpreter = _interpreter()
-    return _sandbox("namespaces", command=_python(interpreter, _PACKAGES), build_root=True, limits=limits)
-
-
-def bubblewrap(limits: SandboxLimits) -> ProcessSandbox:
-    """bwrap(1) for namespaces and root, then seccomp and rlimits. Raises SandboxUnavailable without bwrap."""
-    interpreter = _interpreter()
-    program = shutil.which("bwrap")
-    if program is None:
-        raise SandboxUnavailable("bubblewrap (bwrap) is not installed")
-    # Not --unshare-all: that does without a user namespace where there can be none.
-    command = [program, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-    command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
-    command += ["--hostname", "sandbox", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
-    command += ["--setenv", "PYTHONHASHSEED", "0"]
-    for path in _read_only():
-        command += ["--ro-bind", path, path]
-    for path, target in _links().items():
-        command += ["--symlink", target, path]
-    for path in _DEVICES:
-        command += ["--dev-bind", path, path]
-    command += ["--ro-bind", str(_PACKAGES / _JAIL), f"{_JAIL_AT}/{_JAIL}"]
-    command += ["--dir", _SCRATCH, "--remount-ro", "/", "--", *_python(interpreter, Path(_JAIL_AT))]
-    return _sandbox("bubblewrap", command=command, build_root=False, limits=limits)
-
-
-def _sandbox(name: str, *, command: list[str], build_root: bool, limits: SandboxLimits) -> ProcessSandbox:
-    settings = JailSettings(
-        build_root=build_root,
-        parent=os.getpid(),
-        view=JailView(
-            read_only=_read_only(),
-            devices=_DEVICES,
-            links=_links(),
-            scratch=_SCRATCH,
-            scratch_bytes=limits.scratch_bytes,
-        ),
-        memory_bytes=limits.memory_bytes,
-        cpu_s=limits.cpu_s,
-        report_bytes=limits.result_bytes,
-        syscall_filter=syscall_filter(),
-    )
-    return ProcessSandbox(name, command=command, settings=settings, limits=limits)
-
-
-def _interpreter() -> str:
-    """The interpreter that a virtual environment was made from: it starts faster, and sees no packages."""
-    if platform.system() != "Linux":
-        raise SandboxUnavailable(f"{platform.system()} has no namespaces")
-    prefix = Path(sys.base_prefix).resolve()
-    if prefix == Path("/") or Path.home().is_relative_to(prefix):
-        raise SandboxUnavailable(f"Python is installed in {prefix}, which holds more than Python")
-    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-
-
-def _python(interpreter: str, packages: Path) -> list[str]:
-    return [interpreter, *_PYTHON_OPTIONS, "-c", _START.format(str(packages))]
-
-
-def _read_only() -> list[str]:
-    """What of the host is visible, symbolic links apart."""
-    prefix = Path(sys.base_prefix).resolve()
-    system = [path for path in _SYSTEM if Path(path).exists() and not Path(path).is_symlink()]
-    return system if any(prefix.is_relative_to(path) for path in system) else [*system, str(prefix)]
-
-
-def _links() -> dict[str, str]:
-    return {path: str(Path(path).readlink()) for path in _SYSTEM if Path(path).is_symlink()}
-
 
 try:
     import pydantic_monty
@@ -126,7 +34,7 @@ _GRACE_S = 2.0  # after which a worker that does not stop by itself is killed
 
 
 class MontySandbox:
-    """Each call gets a worker process of its own, which starts in a few ms. Raises SandboxUnavailable where
+    """Each call gets a worker process of its own, which starts in a few ms. Raises SandboxUnavailable if
     the package is missing."""
 
     name = "monty"
@@ -138,14 +46,14 @@ class MontySandbox:
         self.version = pydantic_monty.__version__
         self._limits = limits
         # Its asynchronous form was seen to abort the process as the interpreter ends.
-        self._threads = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="sandbox-monty")
+        self._threads = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="sandbox-monty")
 
     async def run(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:
         """Run the code with these variables set, in a thread."""
         return await asyncio.wrap_future(self._threads.submit(self.run_blocking, code, names))
 
     def run_blocking(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:
-        """As `run`, where no event loop runs."""
+        """Do what `run` does, if no event loop runs."""
         assert pydantic_monty is not None
         limits = self._limits
         printed = pydantic_monty.CollectString(limits.output_bytes)
@@ -155,7 +63,7 @@ class MontySandbox:
                 pool.checkout(
                     limits={
                         "max_feed_duration_secs": limits.cpu_s,
-                        "max_total_sleep_secs": limits.wall_s - limits.cpu_s,
+                        "max_total_sleep_secs": max(0.0, limits.wall_s - limits.cpu_s),
                         "max_memory": limits.memory_bytes,
                     },
                 ) as session,
@@ -185,7 +93,7 @@ class MontySandbox:
 
 
 # What `auto` tries, strongest and most complete first.
-_ORDER = (SandboxKind.BUBBLEWRAP, SandboxKind.NAMESPACES, SandboxKind.MONTY)
+_ORDER = (SandboxKind.BUBBLEWRAP, SandboxKind.MONTY)
 
 # Names what is not locked; nothing is what it must name. It reaches for nothing outside this machine.
 _PROBE = """
@@ -193,14 +101,14 @@ import os, socket
 def reaches(action):
     try:
         action()
-    except OSError:
+    except (OSError, ZeroDivisionError):
         return False
     return True
 [name for name, action in {
     "files of the host": lambda: open("/etc/passwd").close(),
     "processes of the host": lambda: os.listdir("/proc"),
     "writing outside": lambda: open("/usr/probe", "w").close(),
-    "sockets": lambda: socket.socket().close(),
+    "the network": lambda: socket.if_nameindex()[1:] or 1 / 0,
     "new processes": lambda: os.fork() or os._exit(0),
 }.items() if reaches(action)]
 """
@@ -221,7 +129,7 @@ class SandboxChoice:
 
 @cache
 def choose_sandbox(kind: SandboxKind, limits: SandboxLimits = SandboxLimits()) -> SandboxChoice:
-    """The sandbox of this kind, or the best one for `auto`, proved to work. One for each process.
+    """Return the sandbox of this kind, or the best one for `auto`, proved to work. One for each process.
 
     Raises `UserError` with the reasons if there is none; another is never taken for one asked for by name.
     """
@@ -241,14 +149,12 @@ def choose_sandbox(kind: SandboxKind, limits: SandboxLimits = SandboxLimits()) -
 def _tried(kind: SandboxKind, limits: SandboxLimits) -> Sandbox:
     match kind:
         case SandboxKind.BUBBLEWRAP:
-            return _proved(bubblewrap(limits), _PROBE, [])
-        case SandboxKind.NAMESPACES:
-            return _proved(namespaces(limits), _PROBE, [])
+            return _proved(BubblewrapSandbox(limits), _PROBE, [])
         case SandboxKind.MONTY | SandboxKind.AUTO:
             return _proved(MontySandbox(limits), "1 + 1", 2)
 
 
-def _proved(sandbox: ProcessSandbox | MontySandbox, probe: str, expected: object) -> Sandbox:
+def _proved(sandbox: BubblewrapSandbox | MontySandbox, probe: str, expected: object) -> Sandbox:
     try:
         outcome = sandbox.run_blocking(probe, {})
     except SandboxBroken as error:

@@ -24,21 +24,23 @@ class SandboxLimits:
 
 
 def _at_once() -> int:
-    """So few that the memory of all fits into half of the machine's, so many that the 32 calls that a pool
-    has in flight end within its deadline of 30 s."""
+    """So few that the memory of all fits into half of the machine's, so many that the calls that a pool has
+    in flight end within its deadline of 30 s."""
     limits = SandboxLimits()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fitting = memory // 2 // (limits.memory_bytes + limits.scratch_bytes)
     return max(1, min(max(16, 4 * (os.cpu_count() or 1)), fitting))
 
 
-# Calls that run at the same time; the others wait their turn, which uses up none of their own time.
+# Calls of a process that work at the same time, and those that are under way, most of them waiting for
+# something; the others wait their turn, which uses up none of their own time.
 AT_ONCE = _at_once()
+THREADS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxOutcome:
-    """How the code ended. `error` is None where it ran to its end, else one sentence for the model; `line` is
+    """How the code ended. `error` is None if it ran to its end, else one sentence for the model; `line` is
     the line of the code where that happened. `output` is what was printed, `value` is that of the last
     expression."""
 
@@ -49,11 +51,11 @@ class SandboxOutcome:
 
 
 class Sandbox(Protocol):
-    """Runs code that nobody has read. Each call starts afresh: nothing is left of the one before."""
+    """Runs a model's code. Each call starts afresh: nothing is left of the one before."""
 
     @property
     def name(self) -> str:
-        """The backend: bubblewrap, namespaces or monty."""
+        """The backend: bubblewrap or monty."""
         ...
 
     @property
@@ -84,5 +86,4 @@ class SandboxKind(StrEnum):
 
     AUTO = "auto"  # the first of the others that works on this machine
     BUBBLEWRAP = "bubblewrap"  # bwrap(1), Linux
-    NAMESPACES = "namespaces"  # the same from the standard library, Linux
     MONTY = "monty"  # a subset of Python, anywhere

@@ -1,31 +1,50 @@
 """Record and replay of tool calls: a `ToolProvider` around another one, or in strict mode around none.
 
-    record   every call goes to its server, and its answer is recorded
-    replay   the tape answers what it can; anything else goes to the server and is recorded
-    strict   the tape answers, or the call fails; no server is started
+record   every call goes to its server, and its answer is recorded
+replay   the tape answers what it can; anything else goes to the server and is recorded
+strict   the tape answers, or the call fails; no server is started
 
 An answer is kept under (server and version, tool, schemas, arguments) and, because an answer of a server with
 state depends on what the session did to it before, under the session's earlier calls on that server that were
 not read-only. Failures of the infrastructure are never recorded.
+
+It is right also if attempts part after a call that writes: a replayed call that writes has never reached this
+session's instance of the server. Before the first call that the tape cannot answer, those calls are made up
+for, in their order; each must answer as the tape did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from mcpagent.core.records import JsonObject
-from mcpagent.core.tools import ToolSpec
+from mcpagent.core.records import JsonObject, shown_value
+from mcpagent.core.redact import redact
+from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
 from mcpagent.errors import UserError
-from mcpagent.tools.cassettes.session import CassetteSession, RecordingPolicy
-from mcpagent.tools.cassettes.tape import CassetteCounts, Tape, TapeCatalog
-from mcpagent.tools.catalog import Catalog, declared
-from mcpagent.tools.contract import OnChange, PinnedTools
+from mcpagent.tools.cassettes.tape import (
+    CallHistory,
+    CallKey,
+    CassetteCounts,
+    Miss,
+    RecordedAnswer,
+    StoredBy,
+    Tape,
+    TapeCatalog,
+    schema_hash,
+)
+from mcpagent.tools.catalog import Catalog
+from mcpagent.tools.contract import OnChange, PinnedTools, Purpose, ToolSession
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.servers_config import Isolation
+from mcpagent.tools.wire import wire_fault
 
 _NAMED = 8  # tools named in one note
 
@@ -33,22 +52,32 @@ _NAMED = 8  # tools named in one note
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
     """What a cassette must know of the live servers, by name: `isolation` (else shared) and `versions`.
-    `repeatable` are dotted names of tools whose second effect does no harm."""
+    `repeatable` are dotted names of tools whose second effect does no harm, though their server does not say
+    so."""
 
     isolation: Mapping[str, Isolation] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     repeatable: Sequence[str] = ()
 
 
+@dataclass(kw_only=True)
 class Cassette:
-    """A `PinnedTools` with its answers on a tape. Close it, or use it as a context manager."""
+    """A `PinnedTools` with its answers on a tape. Close it, or use it as a context manager. `live` is None in
+    strict mode; `secrets` (value -> name) never reach the tape."""
 
-    def __init__(
-        self, policy: RecordingPolicy, live: PinnedTools | None, *, on_change: OnChange = "warn"
-    ) -> None:
-        self.on_change: OnChange = on_change
-        self._policy = policy
-        self._live = live
+    tape: Tape
+    mode: Literal["record", "replay", "strict"]
+    catalog: Catalog
+    servers: ServerFacts
+    limit_chars: int
+    live: PinnedTools | None = None
+    on_change: OnChange = "warn"
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    _under_way: dict[str, asyncio.Event] = field(default_factory=dict)
+    _schemas: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.counts = CassetteCounts(self.mode)
 
     @classmethod
     def around(
@@ -69,27 +98,24 @@ class Cassette:
         Raises UserError for a tape that cannot be read or written, and for a name that no tool has.
         """
         tools = list(live.tools.values())
-        catalog = TapeCatalog(tools=tuple(tools), versions=dict(servers.versions))
-        tape = Tape(folder, writable=True)
-        policy = RecordingPolicy(
-            tape=tape,
+        cassette = cls(
+            tape=Tape(folder, writable=True),
             mode=mode,
             catalog=Catalog(tools),
-            isolation=servers.isolation,
-            versions=servers.versions,
+            servers=servers,
             limit_chars=result_limit_chars,
-            counts=CassetteCounts(mode),
-            repeatable=frozenset(servers.repeatable),
+            live=live,
+            on_change=live.on_change,
             secrets=secrets or {},
         )
         try:
-            for note in [*_changes(tape.catalog, tools), *_contaminations(policy, tools)]:
+            for note in [*_changes(cassette.tape.catalog, tools), *_contaminations(servers, tools)]:
                 on_note(note)
-            tape.pin(catalog)
+            cassette.tape.pin(TapeCatalog(tools=tuple(tools), versions=dict(servers.versions)))
         except BaseException:
-            tape.close()
+            cassette.close()
             raise
-        return cls(policy, live, on_change=live.on_change)
+        return cassette
 
     @classmethod
     def alone(
@@ -101,7 +127,7 @@ class Cassette:
         on_change: OnChange = "warn",
         secrets: Mapping[str, str] | None = None,
     ) -> Self:
-        """Strict: the tape is all there is, its tools included. Raises UserError where there is no tape."""
+        """Strict: the tape is all there is, its tools included. Raises UserError if there is no tape."""
         tape = Tape(folder, writable=False)
         pinned = tape.catalog
         if pinned is None:
@@ -109,29 +135,27 @@ class Cassette:
             raise UserError(
                 "the cassette has no catalog of its tools",
                 where=str(folder),
-                remedy="record it again: --cassette-mode record",
+                remedy="record it again: --set tools.cassette_mode=record",
             )
-        policy = RecordingPolicy(
+        return cls(
             tape=tape,
             mode="strict",
-            catalog=Catalog.of(declared(pinned.tools, read_only=pinned.harmless), allow=allow),
-            isolation={},
-            versions=pinned.versions,
+            catalog=Catalog.of(pinned.tools, allow=allow),
+            servers=ServerFacts(versions=pinned.versions),
             limit_chars=result_limit_chars,
-            counts=CassetteCounts("strict"),
+            on_change=on_change,
             secrets=secrets or {},
         )
-        return cls(policy, None, on_change=on_change)
 
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
         """Every tool by the name that the model sees."""
-        return self._policy.catalog.tools
+        return self.catalog.tools
 
     @property
     def catalog_hash(self) -> str:
         """As that of a `ToolPool`."""
-        return self._policy.catalog.hash
+        return self.catalog.hash
 
     @property
     def renamed(self) -> Mapping[str, str]:
@@ -140,25 +164,25 @@ class Cassette:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """As those of a `ToolPool`; none where no server runs."""
-        return {} if self._live is None else self._live.versions
+        """As those of a `ToolPool`; none if no server runs."""
+        return {} if self.live is None else self.live.versions
 
     def metrics(self) -> PoolMetrics:
         """Of the calls that went to servers; what the tape answered is in the counts."""
-        return PoolMetrics(servers=()) if self._live is None else self._live.metrics()
+        return PoolMetrics(servers=()) if self.live is None else self.live.metrics()
 
     def session(self) -> CassetteSession:
-        """A new, single-use session."""
-        return CassetteSession(self._policy, None if self._live is None else self._live.session())
+        """Return a new, single-use session."""
+        return CassetteSession(self, None if self.live is None else self.live.session())
 
     def take_counts(self) -> JsonObject:
-        """What happened since this was last asked."""
-        counts, self._policy.counts = self._policy.counts, CassetteCounts(self._policy.mode)
+        """Return what happened since this was last asked."""
+        counts, self.counts = self.counts, CassetteCounts(self.mode)
         return counts.as_json()
 
     def close(self) -> None:
-        """Sort the tape where it was written to. The servers belong to whoever started them. Idempotent."""
-        self._policy.tape.close()
+        """Sort the tape if it was written to. The servers belong to whoever started them. Idempotent."""
+        self.tape.close()
 
     def __enter__(self) -> Self:
         return self
@@ -167,6 +191,69 @@ class Cassette:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def key(self, spec: ToolSpec, arguments: JsonObject, history: CallHistory) -> CallKey:
+        """Arguments without secrets: a key is stored with its answer."""
+        if spec.dotted not in self._schemas:
+            self._schemas[spec.dotted] = schema_hash(spec)
+        return CallKey(
+            server=spec.server,
+            version=self.servers.versions.get(spec.server, ""),
+            tool=spec.name,
+            schema=self._schemas[spec.dotted],
+            arguments=redact(arguments, self.secrets),
+            after=history.after,
+        )
+
+    def may_be_repeated(self, spec: ToolSpec) -> bool:
+        """Return True if making a replayed call on the live server can do no harm. An own instance has not
+        seen it; a shared one may have, from the session that recorded it."""
+        if (
+            self.servers.isolation.get(spec.server, "shared") == "episode"
+            or spec.dotted in self.servers.repeatable
+        ):
+            return True
+        return spec.annotations.idempotent and not spec.annotations.destructive
+
+    async def look_up(self, key: CallKey) -> RecordedAnswer | Miss:
+        """Return the answer on the tape, or why there is none. Waits while another session asks the same
+        live."""
+        while (answered := self._under_way.get(key.id)) is not None:
+            await answered.wait()
+        answer = self.tape.find(key)
+        if answer is None and self.mode != "strict":
+            self.tape.catch_up()
+            answer = self.tape.find(key)
+        if answer is None:
+            return self._reason(key)
+        return answer.within(self.limit_chars) or Miss.CUT_SHORTER
+
+    @contextmanager
+    def asking(self, key: CallKey) -> Iterator[None]:
+        """While inside, other sessions with the same question wait for the answer instead of asking too."""
+        self._under_way[key.id] = asyncio.Event()
+        try:
+            yield
+        finally:
+            self._under_way.pop(key.id).set()
+
+    def answer(self, result: ToolResult) -> RecordedAnswer | None:
+        """Return what of a live result is recorded; None if it says nothing about the tool."""
+        return RecordedAnswer.of(result, limit_chars=self.limit_chars, secrets=self.secrets)
+
+    def record(self, key: CallKey, answer: RecordedAnswer, *, replace: bool) -> None:
+        """Put an answer on the tape."""
+        stored = self.tape.add(key, answer, replace=replace)
+        self.counts.recorded += stored in (StoredBy.NEW, StoredBy.REPLACED)
+        self.counts.volatile += stored in (StoredBy.REPLACED, StoredBy.KEPT)
+
+    def _reason(self, key: CallKey) -> Miss:
+        near = self.tape.nearest(key)
+        if near is None:
+            return Miss.NEVER_MADE
+        if near.version != key.version:
+            return Miss.VERSION_CHANGED
+        return Miss.SCHEMA_CHANGED if near.schema != key.schema else Miss.OTHER_STATE
 
 
 def _changes(pinned: TapeCatalog | None, tools: Sequence[ToolSpec]) -> list[str]:
@@ -181,12 +268,12 @@ def _changes(pinned: TapeCatalog | None, tools: Sequence[ToolSpec]) -> list[str]
     return [f"the tools have changed since the cassette was recorded: {names}"]
 
 
-def _contaminations(policy: RecordingPolicy, tools: Sequence[ToolSpec]) -> list[str]:
+def _contaminations(servers: ServerFacts, tools: Sequence[ToolSpec]) -> list[str]:
     """Servers that all episodes share and that may be changed: an answer on the tape may have been caused by
     another episode than the one that recorded it."""
     writing: dict[str, list[str]] = {}
     for spec in tools:
-        if policy.writes(spec) and policy.isolation.get(spec.server, "shared") == "shared":
+        if not spec.annotations.read_only and servers.isolation.get(spec.server, "shared") == "shared":
             writing.setdefault(spec.server, []).append(spec.name)
     return [
         f"server {server!r} is shared by all episodes, and {', '.join(names[:_NAMED])} may change it, so a "
@@ -194,3 +281,184 @@ def _contaminations(policy: RecordingPolicy, tools: Sequence[ToolSpec]) -> list[
         "tools.read_only if it keeps no state"
         for server, names in writing.items()
     ]
+
+
+_EXPLANATION = {
+    Miss.NEVER_MADE: "it was never recorded",
+    Miss.OTHER_STATE: "it was recorded only after other calls that write",
+    Miss.SCHEMA_CHANGED: "it was recorded when the tool had another schema",
+    Miss.VERSION_CHANGED: "it was recorded from another version of the server",
+    Miss.CUT_SHORTER: "its recorded answer was cut to another tools.result_limit_chars",
+}
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A call whose server and tool are resolved."""
+
+    call: ToolCall
+    spec: ToolSpec
+    purpose: Purpose
+    writes: bool
+
+
+@dataclass
+class _Server:
+    """What this session did to one server. `missing` are its replayed calls that write, which the live
+    instance has not seen; `lost` says why the state of that instance is unknown, if it is."""
+
+    history: CallHistory = field(default_factory=CallHistory)
+    missing: deque[tuple[_Made, RecordedAnswer]] = field(default_factory=deque)
+    lost: str = ""
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class CassetteSession:
+    """A `ToolSession`. Without `live` (strict mode) no call can reach a server.
+
+    Calls that write are made one after another, whoever makes them; a read that is made at the same time as a
+    write may be answered from before or after it, as on a live server.
+    """
+
+    def __init__(self, cassette: Cassette, live: ToolSession | None) -> None:
+        self._cassette = cassette
+        self._live = live
+        self._servers: dict[str, _Server] = {}
+
+    async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
+        """Answer the call from the tape or from its server. A miss in strict mode, and one that no live call
+        could make up for, are failures of kind `cassette`; `is_chosen_miss` if strict mode lacks what the
+        model chose."""
+        spec = self._cassette.catalog.find(call.server, call.tool)
+        fault = wire_fault(call.arguments)
+        if spec is None or fault is not None:
+            return await self._refuse_unsendable(call, fault, purpose)
+        named = call.model_copy(update={"server": spec.server, "tool": spec.name})
+        made = _Made(named, spec, purpose, not spec.annotations.read_only)
+        server = self._servers.setdefault(spec.server, _Server())
+        async with server.writing:
+            if made.writes:
+                return await self._answer(made, server)
+        return await self._answer(made, server)
+
+    async def close(self) -> None:
+        """End the session's own instances. Idempotent."""
+        if self._live is not None:
+            await self._live.close()
+
+    async def _answer(self, made: _Made, server: _Server) -> ToolResult:
+        cassette = self._cassette
+        key = cassette.key(made.spec, made.call.arguments, server.history)
+        if cassette.mode == "record" or server.lost:
+            return await self._ask(made, server, key, replace=True)
+        answer = await cassette.look_up(key)
+        if isinstance(answer, RecordedAnswer):
+            return self._replay(made, server, key, answer)
+        cassette.counts.misses[answer] += 1
+        if self._live is None:
+            refused = self._refused(
+                made.call, _strict_text(made, key, answer, tape=str(cassette.tape.folder))
+            )
+            return refused.model_copy(update={"is_chosen_miss": _is_chosen(answer, made.purpose)})
+        with cassette.asking(key):
+            return await self._ask(made, server, key, replace=answer is Miss.CUT_SHORTER)
+
+    def _replay(self, made: _Made, server: _Server, key: CallKey, answer: RecordedAnswer) -> ToolResult:
+        self._cassette.counts.replayed += 1
+        if made.writes:
+            server.history.push(key.tool, key.arguments, answer.digest)
+            if self._live is not None:
+                server.missing.append((made, answer))
+        return answer.result(made.call)
+
+    async def _ask(self, made: _Made, server: _Server, key: CallKey, *, replace: bool) -> ToolResult:
+        """Make the call live and record what it answers, if the state that it met is known."""
+        assert self._live is not None
+        if server.missing and (refusal := await self._restore(made, server)):
+            return self._refused(made.call, refusal)
+        before = server.lost
+        if made.writes:
+            server.lost = before or f"{made.spec.dotted} was cut off"  # unless it comes back
+        result = await self._live.call(made.call, purpose=made.purpose)
+        self._cassette.counts.live += 1
+        answer = self._cassette.answer(result)
+        failed = result.failure is not None and result.failure.is_infrastructure
+        if failed and (made.writes or server.history.count):
+            # The call may have had its effect, and a restarted server has forgotten the earlier ones.
+            server.lost = before or f"{made.spec.dotted} ended with {result.failure}"
+            return result
+        if made.writes:
+            server.lost = before
+        if answer is None or server.lost:
+            return result
+        self._cassette.record(key, answer, replace=replace)
+        if made.writes:
+            server.history.push(key.tool, key.arguments, answer.digest)
+        return result
+
+    async def _restore(self, made: _Made, server: _Server) -> str:
+        """Make the missing calls on the live instance. Why that cannot be right; empty if it is done."""
+        assert self._live is not None
+        async with nullcontext() if made.writes else server.writing:
+            if server.lost:
+                return server.lost
+            for past, _ in server.missing:
+                if past.purpose is not Purpose.SETUP and not self._cassette.may_be_repeated(past.spec):
+                    return _unsafe_text(past)
+            while server.missing:
+                past, expected = server.missing[0]
+                server.lost = f"{past.spec.dotted}, made again on the live server, was cut off"
+                result = await self._live.call(past.call, purpose=Purpose.RESTORE)
+                self._cassette.counts.restored += 1
+                if self._cassette.answer(result) != expected:
+                    server.lost = _stale_text(past, expected, result)
+                    return server.lost
+                server.lost = ""
+                server.missing.popleft()
+        return ""
+
+    async def _refuse_unsendable(self, call: ToolCall, fault: str | None, purpose: Purpose) -> ToolResult:
+        """No server is reached by it; the live session says so in its own words."""
+        if self._live is not None:
+            return await self._live.call(call, purpose=purpose)
+        if fault is not None:
+            return failed_result(call, FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
+        if self._cassette.catalog.denies(call.server, call.tool):
+            return failed_result(call, FailureKind.DENIED, f"{call.tool} is not allowed here")
+        return failed_result(call, FailureKind.UNKNOWN_TOOL, f"there is no tool {call.tool!r}")
+
+    def _refused(self, call: ToolCall, text: str) -> ToolResult:
+        self._cassette.counts.refused += 1
+        return failed_result(call, FailureKind.CASSETTE, text)
+
+
+def _is_chosen(why: Miss, purpose: Purpose) -> bool:
+    """Whether a strict cassette lacks the answer because of what the model did: it made another call than the
+    recorded ones, or its writes led to a state that no recording has. What the environment asks for by
+    itself, and what another version or limit made useless, is not the model's doing."""
+    if purpose is Purpose.GRADE:
+        return why is Miss.OTHER_STATE
+    return purpose is Purpose.EPISODE and why in (Miss.NEVER_MADE, Miss.OTHER_STATE)
+
+
+def _strict_text(made: _Made, key: CallKey, why: Miss, *, tape: str) -> str:
+    arguments = shown_value(json.dumps(key.arguments, ensure_ascii=False), limit_chars=300)
+    after = (
+        f" after {key.after.partition('-')[0]} calls that write" if key.after != CallHistory().after else ""
+    )
+    return f"{tape} has no answer to {made.spec.dotted} {arguments}{after}: {_EXPLANATION[why]}"
+
+
+def _unsafe_text(past: _Made) -> str:
+    return (
+        f"{past.spec.dotted} was replayed, so the live server {past.spec.server!r} has not seen it from this "
+        "episode, and making it again could have its effect twice because all episodes share that server; "
+        f"set tools.isolation.{past.spec.server}=episode, or record the whole episode again"
+    )
+
+
+def _stale_text(past: _Made, expected: RecordedAnswer, result: ToolResult) -> str:
+    return (
+        f"the tape is stale: {past.spec.dotted}, made again on the live server, answered "
+        f"{shown_value(result.content)} and not {shown_value(expected.content)} as recorded"
+    )

@@ -12,7 +12,6 @@ its key, its offset and its length.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -26,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from pydantic import ValidationError
 
 from mcpagent.core.records import JsonObject, Record, shown_value
@@ -62,7 +62,7 @@ class CassetteCounts:
     misses: Counter[Miss] = field(default_factory=Counter)
 
     def as_json(self) -> JsonObject:
-        """`hit_rate` is None where nothing was looked up, as in record mode."""
+        """`hit_rate` is None if nothing was looked up, as in record mode."""
         looked_up = self.replayed + self.misses.total()
         return {
             "mode": self.mode,
@@ -78,7 +78,7 @@ class CassetteCounts:
         }
 
 
-UNCHANGED = "0"  # `CallKey.after` where no call of the session has changed the server
+UNCHANGED = "0"  # `CallKey.after` if no call of the session has changed the server
 
 
 def canonical(value: Any) -> bytes:
@@ -131,7 +131,7 @@ class CallKey:
 class CallHistory:
     """The calls of one session on one server that were not read-only, with what each of them answered.
 
-    The answers are part of it: where a server makes up an id, the calls after it belong to that id and to no
+    The answers are part of it: if a server makes up an id, the calls after it belong to that id and to no
     other, so that an attempt never gets answers from two different pasts.
     """
 
@@ -156,7 +156,7 @@ _ANSWERS = frozenset({None, FailureKind.TOOL_ERROR, FailureKind.INVALID_ARGUMENT
 class RecordedAnswer(Record):
     """The part of a `ToolResult` that is the same whenever the call is made in the same state.
 
-    `limit_chars` is the limit that `content` was cut to; 0 where it is whole. Hidden `_meta` is left out: a
+    `limit_chars` is the limit that `content` was cut to; 0 if it is whole. Hidden `_meta` is left out: a
     nonce is evidence that a server was asked, which a replayed result must not show.
     """
 
@@ -170,7 +170,7 @@ class RecordedAnswer(Record):
 
     @classmethod
     def of(cls, result: ToolResult, *, limit_chars: int, secrets: Mapping[str, str]) -> RecordedAnswer | None:
-        """None where the result is not an answer of the tool."""
+        """Return None if the result is not an answer of the tool."""
         if result.failure not in _ANSWERS:
             return None
         return cls(
@@ -189,7 +189,7 @@ class RecordedAnswer(Record):
         return content_digest(canonical(self.model_dump(mode="json", exclude={"asked"})))
 
     def within(self, limit_chars: int) -> RecordedAnswer | None:
-        """As a server would have answered under another limit; None where what that needs was cut off."""
+        """As a server would have answered under another limit; None if what that needs was cut off."""
         if self.truncated_chars:
             return self if self.limit_chars == limit_chars else None
         content, cut = cut_middle(self.content, limit_chars)
@@ -200,7 +200,7 @@ class RecordedAnswer(Record):
         )
 
     def result(self, call: ToolCall) -> ToolResult:
-        """The answer to `call`, whose server and tool are resolved."""
+        """Return the answer to `call`, whose server and tool are resolved."""
         return ToolResult(
             call_id=call.id,
             server=call.server,
@@ -229,7 +229,7 @@ class Recorded:
 
 
 def encode(recorded: Recorded) -> bytes:
-    """The line, with its newline. The same record gives the same bytes."""
+    """Return the line, with its newline. The same record gives the same bytes."""
     key = asdict(recorded.key)
     key["arguments"] = json.loads(json.dumps(key["arguments"], sort_keys=True))
     answer = recorded.answer.model_dump(mode="json", exclude_defaults=True)
@@ -251,7 +251,7 @@ def ids_of(line: bytes, *, where: str) -> tuple[bytes, bytes]:
 
 
 def decode(line: bytes, *, where: str) -> Recorded:
-    """What `encode` was given. Raises UserError for a line that another version wrote."""
+    """Return what `encode` was given. Raises UserError for a line that another version wrote."""
     try:
         fields = json.loads(line)
         del fields["call"], fields["sum"]
@@ -285,7 +285,6 @@ class TapeCatalog(Record):
 
     schema_version: int = 1
     versions: dict[str, str] = {}
-    harmless: tuple[str, ...] = ()  # of earlier tapes: tools that were taken to change nothing
     tools: tuple[ToolSpec, ...]
 
 
@@ -308,6 +307,7 @@ class Tape:
         self.folder = folder
         self._calls = folder / CALLS_NAME
         self._writable = writable
+        self._lock = FileLock(folder / _LOCK_NAME, preserve_lock_file=True)
         self._fd: int | None = None
         self._end = 0  # bytes of the file that are indexed: whole lines
         self._lines = 0
@@ -317,9 +317,10 @@ class Tape:
         if writable:
             with _writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                self._lock_fd = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         elif not self._calls.is_file():
-            raise UserError(f"there is no cassette at {folder}", remedy="record one: --cassette-mode record")
+            raise UserError(
+                f"there is no cassette at {folder}", remedy="record one: --set tools.cassette_mode=record"
+            )
         self._refresh()
 
     def __len__(self) -> int:
@@ -327,7 +328,7 @@ class Tape:
 
     @property
     def catalog(self) -> TapeCatalog | None:
-        """None where nothing was recorded yet."""
+        """None if nothing was recorded yet."""
         path = self.folder / CATALOG_NAME
         try:
             return TapeCatalog.model_validate_json(path.read_text(encoding="utf-8"))
@@ -346,12 +347,13 @@ class Tape:
                 write_text(self.folder / CATALOG_NAME, catalog.model_dump_json(indent=1) + "\n")
 
     def find(self, key: CallKey) -> RecordedAnswer | None:
-        """The recorded answer, if there is one."""
+        """Return the recorded answer, if there is one."""
         span = self._spans.get(bytes.fromhex(key.call_id + key.state_id))
         return None if span is None else self._read(span).answer
 
     def nearest(self, key: CallKey) -> CallKey | None:
-        """The last recorded key of the same call, in whatever state; None where the call was never made."""
+        """Return the last recorded key of the same call, in whatever state; None if the call was never
+        made."""
         span = self._latest.get(bytes.fromhex(key.call_id))
         return None if span is None else self._read(span).key
 
@@ -373,7 +375,7 @@ class Tape:
         return StoredBy.NEW if recorded is None else StoredBy.REPLACED
 
     def close(self) -> None:
-        """Sort the tape and drop replaced answers, where this process has written to it. Idempotent."""
+        """Sort the tape and drop replaced answers, if this process has written to it. Idempotent."""
         if self._has_written:
             with self._locked():
                 self._refresh()
@@ -382,22 +384,19 @@ class Tape:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-        if self._writable:
-            self._writable = False
-            os.close(self._lock_fd)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One process at a time; the lock ends with the process that holds it."""
         with _writing(self.folder):
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            self._lock.acquire(poll_interval=0.005)
         try:
             yield
         finally:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+            self._lock.release()
 
     def _refresh(self) -> None:
-        """Index the lines that are new; all of them where another process has put a sorted file in place."""
+        """Index the lines that are new; all of them if another process has put a sorted file in place."""
         try:
             now = self._calls.stat()
         except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""Probes of a user's own servers: do they keep episodes apart, what do they cost, what do faults do."""
+"""Probes of a user's own servers: do they keep episodes apart, and what do they cost."""

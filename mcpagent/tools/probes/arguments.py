@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mcpagent.core.records import JsonObject
-from mcpagent.tools.catalog import SchemaCheck
+from mcpagent.tools.schemas import SchemaCheck, schema_problem
 
+_MOST_ITEMS, _MOST_CHARS = 100, 10_000  # a schema that asks for more gets no value
 _DEEPEST = 12  # a recursive schema ends here
 _REFERENCES = 6  # that are followed, one in the other
 _FORMATS = {
@@ -26,9 +27,11 @@ _FORMATS = {
 def harmless_arguments(
     schema: JsonObject, *, text: str, values: Mapping[str, Any] | None = None
 ) -> JsonObject | None:
-    """The smallest valid arguments: required properties only, each the schema's own constant, enum value,
-    default or example where it has one, else one of `values` under the property's name, else a small value
-    of its type, `text` for a string. None where none can be made (a pattern, a condition)."""
+    """Return the smallest valid arguments: required properties only, each the schema's own constant, enum
+    value, default or example if it has one, else one of `values` under the property's name, else a small
+    value of its type, `text` for a string. None if none can be made (a pattern, a condition)."""
+    if schema_problem(schema) is not None:
+        return None
     arguments = _Maker(schema, text, values or {}).value(schema, "", 0)
     if not isinstance(arguments, dict) or SchemaCheck(schema).fault(arguments) is not None:
         return None
@@ -36,7 +39,7 @@ def harmless_arguments(
 
 
 def known_values(answer: Any) -> dict[str, Any]:
-    """What an answer says about its things, by the names that parameters use for them.
+    """Return what an answer says about its things, by the names that parameters use for them.
 
     `{"channels": [{"id": "C1", "name": "general"}]}` gives `channel_id`, `channel_name` and `channel` (the
     id). The first thing of a kind wins.
@@ -59,7 +62,7 @@ def known_values(answer: Any) -> dict[str, Any]:
 
 
 def as_json(text: str) -> Any:
-    """The document that a tool's text is; None where it is prose."""
+    """Return the document that a tool's text is; None if it is prose."""
     try:
         return json.loads(text)
     except ValueError:
@@ -82,29 +85,18 @@ class _Maker:
     def value(self, schema: Any, name: str, depth: int) -> Any:
         if not isinstance(schema, dict) or depth > _DEEPEST:
             return None
-        if "$ref" in schema:
-            return self.value(self._resolve(schema["$ref"]), name, depth + 1)
-        if "const" in schema:
-            return schema["const"]
-        for key in ("enum", "examples"):
-            if isinstance(schema.get(key), list) and schema[key]:
-                return schema[key][0]
-        if "default" in schema:
-            return schema["default"]
-        if "allOf" in schema:
-            merged = {k: v for part in [schema, *schema["allOf"]] for k, v in part.items() if k != "allOf"}
-            return self.value(merged, name, depth + 1)
-        for key in ("anyOf", "oneOf"):
-            if key in schema:
-                usable = [part for part in schema[key] if part != {"type": "null"}]
-                return self.value(usable[0] if usable else {"type": "null"}, name, depth + 1)
+        for said in (schema, schema := resolved(schema, self._root)):
+            if "const" in said:
+                return said["const"]
+            for key in ("enum", "examples"):
+                if isinstance(said.get(key), list) and said[key]:
+                    return said[key][0]
+            if "default" in said:
+                return said["default"]
         return self._of_type(schema, name, depth)
 
     def _of_type(self, schema: JsonObject, name: str, depth: int) -> Any:
-        kind = schema.get("type", "object" if "properties" in schema else "string")
-        if isinstance(kind, list):
-            kind = next((k for k in kind if k != "null"), "null")
-        match kind:
+        match schema.get("type", "object" if "properties" in schema else "string"):
             case "object":
                 properties = schema.get("properties", {})
                 return {
@@ -112,8 +104,8 @@ class _Maker:
                     for key in schema.get("required", ())
                 }
             case "array":
-                # One item where none would do: an empty list asks a tool to do nothing.
-                length = min(max(1, schema.get("minItems", 1)), schema.get("maxItems", 1))
+                # One item although none would do: an empty list asks a tool to do nothing.
+                length = min(max(1, schema.get("minItems", 1)), schema.get("maxItems", 1), _MOST_ITEMS)
                 items = schema.get("items", {})
                 return [self.value(items, name.removesuffix("s"), depth + 1) for _ in range(length)]
             case "string":
@@ -135,15 +127,7 @@ class _Maker:
             return f"{self._text}@example.com"
         if isinstance(self._values.get(name), str):
             return self._values[name]
-        return self._text[: schema.get("maxLength")].ljust(schema.get("minLength", 0), "x")
-
-    def _resolve(self, reference: object) -> Any:
-        """A reference within the schema, `#/$defs/Name`; anything else is out of reach."""
-        head, *path = str(reference).split("/")
-        node: Any = self._root if head == "#" else None
-        for key in path:
-            node = node.get(key) if isinstance(node, dict) else None
-        return node
+        return self._text[: schema.get("maxLength")].ljust(min(schema.get("minLength", 0), _MOST_CHARS), "x")
 
 
 def _number(schema: JsonObject) -> int | float:
@@ -156,8 +140,8 @@ def _number(schema: JsonObject) -> int | float:
 
 
 def resolved(schema: Any, root: JsonObject, depth: int = 0) -> JsonObject:
-    """A schema with its `$ref` followed, `allOf` merged and the first of `anyOf` or `oneOf` that is not null
-    taken; alternatives that are single values become an `enum`."""
+    """Return a schema with its `$ref` followed, `allOf` merged and the first of `anyOf` or `oneOf` that is
+    not null taken; alternatives that are single values become an `enum`."""
     if not isinstance(schema, dict) or depth > _REFERENCES:
         return {}
     if "$ref" in schema:
@@ -173,7 +157,11 @@ def resolved(schema: Any, root: JsonObject, depth: int = 0) -> JsonObject:
             usable = [resolved(part, root, depth + 1) for part in parts]
             usable = [part for part in usable if part.get("type") != "null"]
             constants = [part["const"] for part in usable if "const" in part]
-            first = {"type": "string", "enum": constants} if len(constants) > 1 else (usable or [{}])[0]
+            first = (
+                {"type": "string", "enum": constants}
+                if len(constants) > 1
+                else (usable or [{"type": "null"}])[0]
+            )
             schema = {**first, **{k: v for k, v in schema.items() if k not in (word, "default")}}
     kind = schema.get("type")
     if isinstance(kind, list):

@@ -1,7 +1,7 @@
 """The streamable-HTTP transport: one POST, one task, one answer for each request.
 
 Nothing that happens to one exchange can reach another, nor the session: what cannot be had is an MCPError,
-which becomes the answer to that one request. In place of the SDK's (docs/design/0005-http-transport.md).
+which becomes the answer to that one request. In place of the SDK's (docs/design/0005-parts-of-our-own.md).
 """
 
 from __future__ import annotations
@@ -16,29 +16,25 @@ from typing import Any, Self
 import anyio
 import httpx2
 from mcp import MCPError
-from mcp.shared.inbound import MCP_METHOD_HEADER, MCP_PROTOCOL_VERSION_HEADER
+from mcp.client.sse import sse_client
+from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import (
-    HEADER_MISMATCH,
     INVALID_REQUEST,
     JSONRPCError,
     JSONRPCMessage,
     JSONRPCNotification,
     JSONRPCRequest,
-    JSONRPCResponse,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcpagent.core.values import retry_after_s
-from mcpagent.tools.catalog import ParamHeaders
 from mcpagent.tools.faults import ServerEnded, http_error, http_status_error, untold
 from mcpagent.tools.servers_config import HttpServer
 from mcpagent.tools.transports.exchange import (
     HEADERS,
-    BearerTokens,
     Events,
     Reply,
-    SseEndpoint,
     as_reply,
     host_of,
     http_client,
@@ -61,8 +57,8 @@ from mcpagent.tools.wire import (
 )
 
 log = logging.getLogger(__name__)
+logging.getLogger("mcp.client.sse").setLevel(logging.CRITICAL)  # it logs what servers say, and tracebacks
 
-_RELIST_PAGES_MAX = 100
 _SESSION_HEADER = "mcp-session-id"
 _ERROR_BODY_BYTES = 64 * 1024
 _RESUMES_MAX = 2  # of a stream that broke off, without a new event in between
@@ -87,10 +83,8 @@ class HttpEndpoint:
         on_message: Callable[[JSONRPCMessage], None],
         on_lost: Callable[[], None],
         on_end: Callable[[ServerEnded], None],
-        tokens: BearerTokens | None = None,
     ) -> None:
         self._client = client
-        self._tokens = tokens
         self._url = httpx2.URL(url)
         self._host = host_of(self._url)
         self._max_bytes = max_message_bytes
@@ -103,7 +97,7 @@ class HttpEndpoint:
         self.version: str | None = None  # of the protocol; in headers that do not name it themselves
 
     async def request(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Reply:
-        """The response to `message`. Raises MCPError."""
+        """Return the response to `message`. Raises MCPError."""
         if message.method == "initialize":
             self._session_id = self.version = None
         try:
@@ -121,7 +115,7 @@ class HttpEndpoint:
             raise MCPError(RESPONSE_LOST, f"the server did not answer: {flood}") from flood
 
     async def notify(self, message: JSONRPCMessage, headers: Mapping[str, str]) -> None:
-        """Send what has no response. Raises MCPError where it cannot even be sent."""
+        """Send what has no response. Raises MCPError if it cannot even be sent."""
         async with self._exchange("POST", headers, message):
             pass
 
@@ -145,7 +139,7 @@ class HttpEndpoint:
         body = None if message is None else message.model_dump_json(by_alias=True, exclude_unset=True)
         request = self._client.build_request(method, self._url, headers=headers, content=body)
         try:
-            response = await send_request(self._client, request, self._tokens)
+            response = await send_request(self._client, request)
             try:
                 yield response
             finally:
@@ -180,7 +174,7 @@ class HttpEndpoint:
         return b"".join(parts)
 
     async def _streamed(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
-        """The response among the events; a stream that breaks off is resumed where the server can."""
+        """The response among the events; a stream that breaks off is resumed if the server can."""
         events = Events(self._max_bytes, message.id, self._on_message, self._unasked)
         try:
             reply = await events.reply(response)
@@ -208,8 +202,7 @@ class HttpEndpoint:
         """What an HTTP error says: the JSON-RPC error in its body, else what its status means for a call."""
         status = response.status_code
         if status in (401, 403):
-            needs_login = None if self._tokens is None else self._tokens.refusal(response)
-            raise needs_login or http_status_error(status, self._host)
+            raise http_status_error(status, self._host)
         error = await self._error_in(message, response)
         told = f": {error.error.message}" if error is not None else ""
         if self._session_id is not None and (status == 404 or (status == 400 and "session" in told.lower())):
@@ -238,12 +231,9 @@ class HttpEndpoint:
 class _Posts:
     """The write stream of the session: every request is answered in a task of its own."""
 
-    def __init__(
-        self, endpoint: HttpEndpoint | SseEndpoint, inbox: Inbox, param_headers: ParamHeaders
-    ) -> None:
+    def __init__(self, endpoint: HttpEndpoint, inbox: Inbox) -> None:
         self._endpoint = endpoint
         self._inbox = inbox
-        self._param_headers = param_headers
         self._tasks: dict[int | str, asyncio.Task[None]] = {}
         self._ended = False
 
@@ -285,7 +275,7 @@ class _Posts:
 
     async def _answer(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> None:
         try:
-            reply = await self._reply(message, headers)
+            reply = await self._endpoint.request(message, headers)
         except MCPError as refusal:
             reply = error_reply(message.id, refusal.code, refusal.message, refusal.data)
         except Exception as error:
@@ -293,34 +283,6 @@ class _Posts:
             log.debug("a POST broke down", exc_info=True)
             reply = error_reply(message.id, RESPONSE_LOST, f"the exchange broke down: {type(error).__name__}")
         self._inbox.put(reply)
-
-    async def _reply(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Reply:
-        is_call = message.method == "tools/call" and MCP_METHOD_HEADER in headers
-        params = message.params or {}
-        extra = self._param_headers.of(params) if is_call else {}
-        reply = await self._endpoint.request(message, {**headers, **extra})
-        if message.method == "tools/list" and isinstance(reply, JSONRPCResponse):
-            self._param_headers.learn(reply.result)
-        if is_call and isinstance(reply, JSONRPCError) and reply.error.code == HEADER_MISMATCH:
-            # The schema that we know is missing or stale. The server did not make the call.
-            await self._relist(message, headers)
-            reply = await self._endpoint.request(message, {**headers, **self._param_headers.of(params)})
-        return reply
-
-    async def _relist(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> None:
-        params: dict[str, Any] = {"_meta": (message.params or {}).get("_meta", {})}
-        version = headers[MCP_PROTOCOL_VERSION_HEADER]
-        named = {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: "tools/list"}
-        for page in range(_RELIST_PAGES_MAX):
-            tools_id = f"{message.id}-tools-{page}"
-            tool_list = JSONRPCRequest(jsonrpc="2.0", id=tools_id, method="tools/list", params=params)
-            reply = await self._endpoint.request(tool_list, named)
-            if isinstance(reply, JSONRPCError):
-                return
-            self._param_headers.learn(reply.result)
-            if reply.result.get("nextCursor") is None:
-                return
-            params = {**params, "cursor": reply.result["nextCursor"]}
 
     async def _cancel(self, message: JSONRPCNotification, headers: Mapping[str, str]) -> None:
         """Closing the stream is the signal of 2026-07-28; before that, the notification is."""
@@ -339,33 +301,56 @@ class _Posts:
 
 
 @asynccontextmanager
+async def sse_streams(
+    config: HttpServer, *, on_eof: Callable[[], None], auth: httpx2.Auth | None = None
+) -> AsyncGenerator[tuple[Any, Any]]:
+    """Reach a server over HTTP+SSE, the transport of 2024-11-05, by the SDK's own client of it. The end of
+    its one stream is the end of the session: `on_eof`."""
+
+    def client(*_: Any, **__: Any) -> httpx2.AsyncClient:  # its timeouts would end a stream that is quiet
+        return http_client(config.url, config.headers, auth)
+
+    async with sse_client(config.url, httpx_client_factory=client) as (read, write):
+        inbox = Inbox(on_end=on_eof)
+
+        async def pass_on() -> None:
+            async for item in read:
+                if isinstance(item, SessionMessage):
+                    inbox.put(item.message)
+            inbox.end()
+
+        passing = asyncio.create_task(pass_on(), name="events of an HTTP+SSE server")
+        try:
+            yield inbox, write
+        finally:
+            passing.cancel()
+
+
+@asynccontextmanager
 async def http_streams(
     config: HttpServer,
     *,
     on_eof: Callable[[], None],
     on_end: Callable[[ServerEnded], None] = untold,
-    param_headers: ParamHeaders,
-    tokens: BearerTokens | None = None,
+    auth: httpx2.Auth | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> AsyncGenerator[tuple[Any, Any]]:
     """Reach the server; a transport for `mcp.Client` (the streams to read from and to write to).
 
     There are no timeouts but for connecting: the caller has a deadline, and leaves. `on_eof` is called
-    when the server has forgotten our session. Raises ServerEnded at the end where it sent too much unasked.
+    when the server has forgotten our session. Raises ServerEnded at the end if it sent too much unasked.
     """
-    async with http_client(config.url, config.headers) as client:
+    async with http_client(config.url, config.headers, auth) as client:
         inbox = Inbox(on_end=on_eof)
-        kind = SseEndpoint if config.is_sse else HttpEndpoint
-        endpoint = kind(
+        endpoint = HttpEndpoint(
             client,
             config.url,
             max_message_bytes=max_message_bytes,
             on_message=inbox.put,
             on_lost=on_eof,
             on_end=on_end,
-            tokens=tokens,
         )
-        posts = _Posts(endpoint, inbox, param_headers)
+        posts = _Posts(endpoint, inbox)
         try:
             yield inbox, posts
         finally:

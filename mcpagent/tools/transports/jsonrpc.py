@@ -33,6 +33,7 @@ from mcpagent.tools.wire import wire_fault
 
 # As much of the two ends of a message as `response_id` looks at.
 HEAD_BYTES, TAIL_BYTES = 1024, 512
+_BLOCKS_MAX = 500  # of one result; text blocks that follow one another count as one if there are more
 
 _ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\]{1,200}")'
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
@@ -46,7 +47,7 @@ _ID_IN_TAIL = re.compile(rb",\s*%b\s*(?:,\s*%b\s*)?\}\s*$" % (_ID, _VERSION))
 
 
 class Malformed(Exception):
-    """A message that cannot be taken. `request_id` is set where it is the response to that request."""
+    """A message that cannot be taken. `request_id` is set if it is the response to that request."""
 
     def __init__(self, reason: str, request_id: RequestId | None = None) -> None:
         super().__init__(reason)
@@ -55,7 +56,8 @@ class Malformed(Exception):
 
 
 def parse(data: bytes) -> JSONRPCMessage:
-    """The message in `data`. What comes back is text that can be encoded and numbers that can be printed.
+    """Return the message in `data`. What comes back is text that can be encoded and numbers that can be
+    printed.
 
     Invalid UTF-8 and lone surrogates become U+FFFD; everything else that is wrong raises Malformed. The
     structured content of a result may still hold an infinity, as which JSON's 1e999 is read: whoever takes
@@ -73,18 +75,37 @@ def parse(data: bytes) -> JSONRPCMessage:
     result = message.get("result")
     if type(result) is dict and (fault := wire_fault(result.get("_meta"))):
         raise Malformed(f"its _meta holds {fault}", _as_id(request_id))
+    if type(result) is dict and type(result.get("content")) is list:
+        result["content"] = _few_blocks(result["content"], _as_id(request_id))
     if type(result) is dict and type(request_id) is int and message.get("jsonrpc") == "2.0":
         return JSONRPCResponse(jsonrpc="2.0", id=request_id, result=result)
     if "error" in message and "method" not in message:
-        message.setdefault("id", None)  # some leave it out where the standard wants null
+        message.setdefault("id", None)  # some leave it out although the standard wants null
     try:
         return jsonrpc_message_adapter.validate_python(message, by_name=False)
     except ValidationError as error:
         raise Malformed("it is not a JSON-RPC message", _as_id(request_id)) from error
 
 
+def _few_blocks(blocks: list[Any], request_id: RequestId | None) -> list[Any]:
+    """Join the text blocks of a result that has many: the SDK validates each block twice on the event loop,
+    which for 20,000 of them would hold up the calls of other servers."""
+    if len(blocks) <= _BLOCKS_MAX:
+        return blocks
+    joined: list[Any] = []
+    for block in blocks:
+        is_text = type(block) is dict and block.keys() == {"type", "text"} and type(block["text"]) is str
+        if is_text and joined and type(joined[-1]) is list:
+            joined[-1].append(block["text"])
+        else:
+            joined.append([block["text"]] if is_text else block)
+    if len(joined) > _BLOCKS_MAX:
+        raise Malformed(f"it has {len(joined):,} content blocks; {_BLOCKS_MAX:,} are taken", request_id)
+    return [{"type": "text", "text": "\n".join(b)} if type(b) is list else b for b in joined]
+
+
 def response_id(head: bytes, tail: bytes) -> RequestId | None:
-    """The id of a response of which only the two ends are readable; None if it is not certain.
+    """Return the id of a response of which only the two ends are readable; None if it is not certain.
 
     Only the outermost object counts: a result may hold `"id": 3` too, and the id of a request that the
     server makes is not one of ours.
@@ -98,12 +119,12 @@ def response_id(head: bytes, tail: bytes) -> RequestId | None:
 def error_reply(
     request_id: RequestId, code: int, text: str, data: dict[str, Any] | None = None
 ) -> JSONRPCError:
-    """What the transport answers in place of the server."""
+    """Return what the transport answers in place of the server."""
     return JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=code, message=text, data=data))
 
 
 def _repaired(data: bytes) -> Any:
-    """What a stricter sender would have sent. Raises Malformed where that cannot be known."""
+    """What a stricter sender would have sent. Raises Malformed if that cannot be known."""
     try:
         lenient = json.loads(data.decode("utf-8", "replace"), parse_constant=_refuse_constant)
         text = json.dumps(lenient, ensure_ascii=False)
@@ -152,7 +173,7 @@ class Inbox:
         self._wake()
 
     async def receive(self) -> SessionMessage | Exception:
-        """The next message. Raises EndOfStream after the last one."""
+        """Return the next message. Raises EndOfStream after the last one."""
         while not self._items:
             if self._ended:
                 self._on_end()
@@ -211,7 +232,7 @@ class Flood(Exception):
 
 
 class UnaskedTraffic:
-    """What one connection sends beside the answers to its requests. `clock` gives seconds."""
+    """What one connection sends besides the answers to its requests. `clock` gives seconds."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -226,11 +247,12 @@ class UnaskedTraffic:
         self._left -= units + size // _UNIT_BYTES
         if self._left < 0:
             asked = f"{_PER_S:,} messages or {_PER_S * _UNIT_BYTES / 1e6:.0f} MB a second"
-            raise Flood(f"it was cut off: it sends more than {asked} that nobody asked for")
+            raise Flood(f"it was cut off: it sends more than {asked} without being asked")
 
 
 def is_notification(data: bytes) -> bool:
-    """True for what may be dropped before it is parsed; some notifications are only known afterwards."""
+    """Return True for what may be dropped before it is parsed; some notifications are only known
+    afterwards."""
     return _NOTIFICATION.match(data) is not None
 
 
@@ -273,7 +295,7 @@ class LineSplitter:
         self._head: bytes | None = None  # set while an oversize line streams by
 
     def feed(self, data: bytes) -> Iterator[bytes | OversizeLine]:
-        """The lines that `data` completes, without their newlines."""
+        """Yield the lines that `data` completes, without their newlines."""
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             self._add(data[start:end])

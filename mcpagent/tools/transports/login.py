@@ -1,4 +1,4 @@
-"""A login at a server over HTTP, made by a person: in a browser, or by a code that is typed elsewhere.
+"""A login at a server over HTTP, made by a person in a browser.
 
 The SDK's provider finds the authorization server, registers, and proves the code (PKCE).
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import html
-import json
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
@@ -36,45 +34,33 @@ from mcpagent.tools.transports.oauth import (
     KeptInMemory,
     Login,
     Unreachable,
-    ask_token_endpoint,
     check_transport,
     login_url,
-    post_form,
     whole_body,
 )
 
 logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)  # it logs tracebacks of what is raised anyhow
 
-_DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
-_POLL_S = 5.0  # RFC 8628, 3.2: where the server does not say
-
 
 @dataclass(kw_only=True)
 class LoginPrompt:
-    """How a login asks a person. `show` prints, `visit` may open a browser; `device` chooses the device flow
-    (a code that is typed elsewhere), None where the server offers it and there is no browser here."""
+    """How a login asks a person: `show` prints the address, `visit` may open a browser."""
 
     show: Callable[[str], None]
     visit: Callable[[str], None] = lambda _: None
-    device: bool | None = None
-    has_browser: bool = True
     scope: str | None = None  # before what the entry and the server say
     timeout_s: float = 300.0
 
 
-class _DeviceChosen(Exception):
-    """The device flow takes over from the provider."""
-
-
 async def log_in(server: HttpServer, prompt: LoginPrompt) -> Login:
-    """Have a person log in at a server. Raises UserError where that cannot be done, or is not."""
-    url = server.login_url or server.url
+    """Have a person log in at a server. Raise UserError if that fails."""
+    url = server.url
     check_transport(url)
     try:
         async with asyncio.timeout(prompt.timeout_s):
             return await _Flow(server, prompt).run()
     except TimeoutError:
-        problem, remedy = f"nobody logged in within {prompt.timeout_s:g} s", "Run the command again."
+        problem, remedy = f"no login came within {prompt.timeout_s:g} s", "Run the command again."
     except OAuthRegistrationError:
         problem = "its authorization server registers no clients by itself, or asks for no login at all"
         remedy = 'Register one there, and name it: "oauth": {"clientId": "...", "callbackPort": 8765}'
@@ -87,17 +73,15 @@ async def log_in(server: HttpServer, prompt: LoginPrompt) -> Login:
 
 @dataclass
 class _Flow:
-    """One login: the provider's requests are sent from here, so that the metadata is seen whole (the SDK
-    drops the device endpoint), and that a server which is open until a tool is called can be logged in to."""
+    """One login. The provider's requests are sent from here, so that a person can log in at a server which
+    asks for a login only once a tool is called."""
 
     server: HttpServer
     prompt: LoginPrompt
-    metadata: dict[str, Any] = field(default_factory=dict)  # of the authorization server
-    uses_device: bool = False
 
     async def run(self) -> Login:
         entry = self.server.oauth or OAuthClient()
-        url = self.server.login_url or self.server.url
+        url = self.server.url
         async with _Redirect.listen(entry.callback_port) as redirect, http_client(url, {}) as web:
             provider = self._provider(url, entry, redirect)
             request = _first_request(web, self.server)
@@ -107,9 +91,7 @@ class _Flow:
                 response = await self._challenge(web, request, entry)
                 while (outgoing := await flow.asend(response)) is not request:
                     check_transport(str(outgoing.url))
-                    response = await self._exchanged(web, outgoing, provider)
-            except _DeviceChosen:
-                return await self._by_device(login_url(url), provider.context)
+                    response = await _exchanged(web, outgoing)
             finally:
                 await flow.aclose()
         context = provider.context
@@ -127,8 +109,6 @@ class _Flow:
             )
 
         async def visit(address: str) -> None:
-            if self.uses_device:
-                raise _DeviceChosen
             redirect.state = parse_qs(urlsplit(address).query)["state"][0]
             self.prompt.show(f"Log in with a browser on this machine:\n{address}")
             self.prompt.visit(address)
@@ -157,52 +137,6 @@ class _Flow:
             header = f'Bearer scope="{scope}"' + (f', resource_metadata="{metadata}"' if metadata else "")
         return httpx2.Response(401, headers={"www-authenticate": header} if header else {}, request=request)
 
-    async def _exchanged(
-        self, web: httpx2.AsyncClient, outgoing: httpx2.Request, provider: OAuthClientProvider
-    ) -> httpx2.Response:
-        sent = await web.send(outgoing, stream=True, follow_redirects=False)
-        body = await whole_body(sent)
-        path = outgoing.url.path
-        if sent.status_code == 200 and ("oauth-authorization-server" in path or "openid-config" in path):
-            with suppress(ValueError):
-                self.metadata = dict(json.loads(body))
-            offered = "device_authorization_endpoint" in self.metadata
-            asked_for = self.prompt.device
-            self.uses_device = offered and (not self.prompt.has_browser if asked_for is None else asked_for)
-            if asked_for and not offered:
-                raise OAuthFlowError("its authorization server offers no device flow; leave out --device")
-            if self.uses_device:
-                grants = [_DEVICE_GRANT, *provider.context.client_metadata.grant_types]
-                provider.context.client_metadata.grant_types = grants
-        headers = {k: v for k, v in sent.headers.items() if k.lower() != "content-encoding"}
-        return httpx2.Response(sent.status_code, headers=headers, content=body, request=outgoing)
-
-    async def _by_device(self, server: str, context: OAuthContext) -> Login:
-        """RFC 8628: show a code, then ask for the token until the person has typed it elsewhere."""
-        client = context.client_info
-        assert client is not None
-        data = {"client_id": client.client_id}
-        if context.client_metadata.scope:
-            data["scope"] = context.client_metadata.scope
-        if context.should_include_resource_param():
-            data["resource"] = context.get_resource_url()
-        grant, status = await post_form(self.metadata["device_authorization_endpoint"], data, client)
-        if status >= 300 or not isinstance(grant, dict) or "device_code" not in grant:
-            raise OAuthFlowError(f"its device endpoint refuses (HTTP {status})")
-        SECRETS.add(str(grant["device_code"]), "OAUTH_TOKEN")
-        self.prompt.show(f"Visit {grant['verification_uri']} and enter the code {grant['user_code']}")
-        pause_s = float(grant.get("interval", _POLL_S))
-        asked = {"grant_type": _DEVICE_GRANT, "device_code": grant["device_code"], **data}
-        while True:
-            await asyncio.sleep(pause_s)
-            answer = await ask_token_endpoint(self._token_endpoint(context), asked, client)
-            if answer.token is not None:
-                return self._login(server, answer.token, context)
-            if answer.error == "slow_down":
-                pause_s += 5
-            elif answer.error != "authorization_pending":
-                raise OAuthFlowError(f"its authorization server says {answer.error}")
-
     def _login(self, server: str, token: OAuthToken, context: OAuthContext) -> Login:
         assert context.client_info is not None
         has_resource = context.should_include_resource_param()
@@ -220,8 +154,15 @@ class _Flow:
         return f"{context.get_authorization_base_url(context.server_url)}/token"
 
 
+async def _exchanged(web: httpx2.AsyncClient, outgoing: httpx2.Request) -> httpx2.Response:
+    sent = await web.send(outgoing, stream=True, follow_redirects=False)
+    body = await whole_body(sent)
+    headers = {k: v for k, v in sent.headers.items() if k.lower() != "content-encoding"}
+    return httpx2.Response(sent.status_code, headers=headers, content=body, request=outgoing)
+
+
 def _first_request(web: httpx2.AsyncClient, server: HttpServer) -> httpx2.Request:
-    """What a server answers with 401 where it wants a login."""
+    """What a server answers with 401 if it wants a login."""
     if server.is_sse:
         return web.build_request("GET", server.url, headers={"accept": "text/event-stream"})
     params = {
@@ -257,7 +198,7 @@ class _Redirect:
             yield redirect
 
     async def wait(self) -> AuthorizationCodeResult:
-        """What the browser brings back. Raises OAuthFlowError where it was refused."""
+        """Return what the browser brings back. Raises OAuthFlowError if it was refused."""
         result = await self._result
         if "code" not in result:
             why = result.get("error_description") or result.get("error", "no code")

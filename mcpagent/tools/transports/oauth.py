@@ -28,7 +28,7 @@ from mcp.shared.auth import (
     OAuthClientMetadata,
     OAuthToken,
 )
-from pydantic import AnyUrl, BaseModel, ValidationError
+from pydantic import AnyUrl, BaseModel
 
 from mcpagent.config.environment import state_folder
 from mcpagent.core.redact import SECRETS
@@ -42,7 +42,8 @@ from mcpagent.tools.wire import LOGIN_NEEDED, NOT_SENT
 log = logging.getLogger(__name__)
 
 _SERVICE = "mcpagent"  # in the keyring
-_EARLY_S = 30.0  # before its end, or a tenth of its life where that is less, a token is renewed
+_EARLY_S = 30.0  # before its end, or a tenth of its life if that is less, a token is renewed
+_RENEWALS_MAX = 3  # for one request: a new token may have ended when its turn comes
 _LOCK_WAIT_S = 30.0
 _TOKEN_TIMEOUT_S = 20.0
 _BODY_BYTES = 256 * 1024
@@ -54,14 +55,14 @@ class Login(BaseModel):
 
     server: str  # its URL, without user, query and fragment
     token: OAuthToken
-    ends_s: float | None  # of the access token, in seconds since 1970; None where it is not known
+    ends_s: float | None  # of the access token, in seconds since 1970; None if it is not known
     client: OAuthClientInformationFull
     token_endpoint: str
     resource: str | None = None  # RFC 8707
 
     @classmethod
     def of(cls, server: str, token: OAuthToken, **rest: Any) -> Login:
-        """A login whose token was issued now."""
+        """Return a login whose token was issued now."""
         ends_s = None if token.expires_in is None else time.time() + token.expires_in
         return cls(server=server, token=token, ends_s=ends_s, **rest)
 
@@ -84,7 +85,7 @@ class Login(BaseModel):
 
 
 def login_url(url: str) -> str:
-    """The part of a server's URL that its login is stored under."""
+    """Return the part of a server's URL that its login is stored under."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2].lower()
     return urlunsplit((parts.scheme.lower(), host, parts.path, "", ""))
@@ -95,7 +96,7 @@ def _place(server: str) -> Path:
 
 
 def stored_login(server: str) -> Login | None:
-    """The login at the server of that URL; None where there is none, or none that can be read."""
+    """Return the login at the server of that URL; None if there is none, or none that can be read."""
     server = login_url(server)
     try:
         document = json.loads(_place(server).read_text(encoding="utf-8"))
@@ -111,7 +112,7 @@ def stored_login(server: str) -> Login | None:
 
 
 def store_login(login: Login) -> str:
-    """Keep a login, in the system's keyring where there is one. Returns where it is kept."""
+    """Keep a login, in the system's keyring if there is one. Return where it is kept."""
     text = login.learn().model_dump_json(exclude_none=True)
     place = _place(login.server)
     document: dict[str, str] = {"server": login.server}
@@ -136,7 +137,7 @@ def store_login(login: Login) -> str:
 
 
 def forget_login(server: str) -> bool:
-    """Remove the login at the server of that URL; False where there was none."""
+    """Remove the login at the server of that URL; False if there was none."""
     place = _place(server := login_url(server))
     if (keyring := _keyring()) is not None:
         with suppress(Exception):  # it may not be there: each backend says so in its own words
@@ -147,7 +148,7 @@ def forget_login(server: str) -> bool:
 
 
 def _keyring() -> Any:
-    """The backend of the system's keyring; None where there is none, or the package is not installed."""
+    """The backend of the system's keyring; None if there is none, or the package is not installed."""
     try:
         import keyring  # here: it asks the system for its services
 
@@ -157,37 +158,47 @@ def _keyring() -> Any:
         return None
 
 
-class Authorization:
+class Authorization(httpx2.Auth):
     """The bearer token of one server, for all its connections: as it was stored by a login, renewed shortly
-    before it ends and where the server refuses it. Several processes may share a login."""
+    before it ends and if the server refuses it. Several processes may share a login."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._url = server.login_url or server.url
-        has_own = any(name.lower() == "authorization" for name in server.headers)
-        self._login = None if has_own else stored_login(self._url)
-        self._has_own = has_own
+        self._url = server.url
+        self._has_own = any(name.lower() == "authorization" for name in server.headers)
+        self._login = None if self._has_own else stored_login(self._url)
         self._lock = asyncio.Lock()
 
-    async def token(self) -> str | None:
-        """The token to send; None where there is no login. Raises MCPError where it has ended."""
-        if self._login is None:
-            return None
-        if self._login.is_due:
-            await self._renew(self._login.token.access_token)
-        return self._login.token.access_token
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Send the request with the token, and again with another one if it is refused: a server that answers
+        401 did nothing else. Raises MCPError if only a person can log in."""
+        renewals_left = _RENEWALS_MAX
+        while True:
+            if self._login is not None and self._login.is_due:
+                await self._renew(self._login.token.access_token)
+            token = None if self._login is None else self._login.token.access_token
+            if token is not None:
+                request.headers["authorization"] = f"Bearer {token}"
+            response = yield request
+            if response.status_code != 401 or not renewals_left or not await self._get_another(token):
+                break
+            renewals_left -= 1
+        if (needed := self._refusal(response)) is not None:
+            raise needed
 
-    async def renew(self, refused: str | None) -> bool:
-        """Get another token than the one that the server refused; False where there is none. Raises MCPError
-        where only a person can."""
+    async def _get_another(self, refused: str | None) -> bool:
+        """Get another token than the one that the server refused; False if there is none. Raises MCPError
+        if only a person can."""
         if self._login is None:
             self._login = None if self._has_own else stored_login(self._url)  # made since
             return self._login is not None
         await self._renew(refused or "", is_refused=True)
         return True
 
-    def refusal(self, response: httpx2.Response) -> MCPError | None:
-        """The error for a 401 or 403 that a login would mend; None where it would not."""
+    def _refusal(self, response: httpx2.Response) -> MCPError | None:
+        """The error for a 401 or 403 that a login would fix; None if it would not, and for anything else."""
         if self._has_own:
             return None
         scope = extract_scope_from_www_auth(response)
@@ -218,7 +229,7 @@ class Authorization:
             return stored  # another process has renewed it, or a person has logged in again
         if login.token.refresh_token is None:
             raise self._needed("gave a token that has ended, and none to renew it with")
-        answer = await ask_token_endpoint(
+        token = await _ask_token_endpoint(
             login.token_endpoint,
             {
                 "grant_type": "refresh_token",
@@ -228,8 +239,8 @@ class Authorization:
             },
             login.client,
         )
-        if (token := answer.token) is None:
-            raise self._needed(f"has ended the login ({answer.error})")
+        if isinstance(token, str):
+            raise self._needed(f"has ended the login ({token})")
         kept = {"refresh_token": login.token.refresh_token, "scope": login.token.scope}
         token = token.model_copy(update={k: v for k, v in kept.items() if getattr(token, k) is None})
         renewed = Login.of(
@@ -257,7 +268,7 @@ class KeptInMemory:
     tokens: OAuthToken | None = None
 
     async def get_tokens(self) -> OAuthToken | None:
-        """The tokens."""
+        """Return the tokens."""
         return self.tokens
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
@@ -265,7 +276,7 @@ class KeptInMemory:
         self.tokens = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """The client."""
+        """Return the client."""
         return self.client
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
@@ -277,35 +288,13 @@ class Unreachable(Exception):
     """The authorization server cannot be reached, or cannot answer now."""
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """Of a token endpoint: a token, or the error that it names."""
-
-    token: OAuthToken | None = None
-    error: str = ""
-
-
-async def ask_token_endpoint(
+async def _ask_token_endpoint(
     endpoint: str, data: dict[str, str], client: OAuthClientInformationFull
-) -> _Answer:
-    """One request to a token endpoint, with what authenticates the client. Raises Unreachable."""
-    document, status = await post_form(endpoint, data, client)
-    if status < 300:
-        try:
-            return _Answer(OAuthToken.model_validate(document))
-        except ValidationError:
-            return _Answer(error="its answer is no token")
-    if status >= 500 or status == 429:
-        raise Unreachable(f"{urlsplit(endpoint).hostname} failed (HTTP {status})")
-    error = document.get("error") if isinstance(document, dict) else None
-    return _Answer(error=str(error)[:100] if error else f"HTTP {status}")
-
-
-async def post_form(
-    endpoint: str, data: dict[str, str], client: OAuthClientInformationFull
-) -> tuple[Any, int]:
-    """The JSON document and the status of the answer to a form. Raises Unreachable."""
+) -> OAuthToken | str:
+    """Return the token, or the error that the endpoint names, after one request with what authenticates the
+    client. Raises Unreachable."""
     check_transport(endpoint)
+    host = urlsplit(endpoint).hostname
     metadata = OAuthClientMetadata(redirect_uris=[AnyUrl("http://127.0.0.1/callback")])
     context = OAuthContext(endpoint, metadata, KeptInMemory(), None, None, client_info=client)
     data, headers = context.prepare_token_auth(data, dict(_FORM))
@@ -316,15 +305,22 @@ async def post_form(
             )
             body = await whole_body(response)
     except (httpx2.HTTPError, httpx2.StreamError, TimeoutError) as error:
-        raise Unreachable(f"{urlsplit(endpoint).hostname}: {type(error).__name__}") from error
+        raise Unreachable(f"{host}: {type(error).__name__}") from error
+    status = response.status_code
+    if status >= 500 or status == 429:
+        raise Unreachable(f"{host} failed (HTTP {status})")
     try:
-        return json.loads(body), response.status_code
-    except ValueError:
-        return None, response.status_code
+        if status < 300:
+            return OAuthToken.model_validate_json(body)
+        document = json.loads(body)
+    except ValueError:  # a ValidationError is one
+        return "its answer is no token" if status < 300 else f"HTTP {status}"
+    error = document.get("error") if isinstance(document, dict) else None
+    return str(error)[:100] if error else f"HTTP {status}"
 
 
 async def whole_body(response: httpx2.Response) -> bytes:
-    """The body of a response, which is then closed; raises ReadError where it is too long."""
+    """Return the body of a response, which is then closed; raises ReadError if it is too long."""
     parts: list[bytes] = []
     try:
         async for part in response.aiter_bytes():
@@ -338,7 +334,7 @@ async def whole_body(response: httpx2.Response) -> bytes:
 
 @asynccontextmanager
 async def _lock_of(server: str) -> AsyncGenerator[None]:
-    """Let one process at a time renew the login at a server; where a lock is held too long, go on."""
+    """Let one process at a time renew the login at a server; if a lock is held too long, go on."""
     with ExitStack() as stack:
         give_up_s = time.monotonic() + _LOCK_WAIT_S
         while True:
@@ -353,9 +349,7 @@ async def _lock_of(server: str) -> AsyncGenerator[None]:
 
 
 def check_transport(url: str) -> None:
-    """Raises UserError for an address to which a token would travel in the clear."""
+    """Raise UserError for an address to which a token would travel in the clear."""
     parts = urlsplit(url)
     if parts.scheme != "https" and parts.hostname not in LOOPBACK:
-        raise UserError(
-            "a token travels over TLS, or not at all", where=login_url(url), remedy="Use an https URL."
-        )
+        raise UserError("a token is sent over TLS only", where=login_url(url), remedy="Use an https URL.")

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,11 +17,10 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from mcpagent.core.redact import SECRETS
 from mcpagent.storage.atomic import without_secrets
-from mcpagent.tools.catalog import ParamHeaders
 from mcpagent.tools.faults import ServerEnded, innermost, untold
 from mcpagent.tools.questions import Questions, client_options
 from mcpagent.tools.servers_config import HttpServer, StdioServer
-from mcpagent.tools.transports.http import http_streams
+from mcpagent.tools.transports.http import http_streams, sse_streams
 from mcpagent.tools.transports.oauth import Authorization
 from mcpagent.tools.transports.stdio import stdio_streams
 from mcpagent.tools.workspace import WorkspaceCopy
@@ -39,12 +38,12 @@ class Launcher(Protocol):
         on_end: Callable[[ServerEnded], None] = untold,
         questions: Questions | None = None,
     ) -> AbstractAsyncContextManager[Client]:
-        """A new client; `on_eof` is called as soon as the server has closed its end, `on_end` before it
-        with the reason, where that is known. `questions` answers what the server asks."""
+        """Return a new client; `on_eof` is called as soon as the server has closed its end, `on_end` before
+        it with the reason, if that is known. `questions` answers what the server asks."""
         ...
 
     def log_tail(self) -> str:
-        """The last lines that the server wrote to stderr; empty if none."""
+        """Return the last lines that the server wrote to stderr; empty if none."""
         ...
 
 
@@ -63,7 +62,7 @@ class MemoryLauncher:
         on_end: Callable[[ServerEnded], None] = untold,
         questions: Questions | None = None,
     ) -> AbstractAsyncContextManager[Client]:
-        """A client of the object; nothing is started."""
+        """Return a client of the object; nothing is started."""
         options = {} if questions is None else client_options(questions)
         return Client(self.server, mode=LATEST_MODERN_VERSION, **options)
 
@@ -130,11 +129,11 @@ class StdioLauncher:
                 without_secrets(self.log_path)
 
     def log_tail(self) -> str:
-        """The last 1500 bytes of its stderr, without secrets."""
+        """Return the last 1500 bytes of its stderr, without secrets."""
         if not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as log:
-            # More than is shown: a secret is found only where it is whole.
+            # More than is shown: a secret is found only if it is whole.
             log.seek(max(0, log.seek(0, os.SEEK_END) - 4 * _LOG_TAIL_BYTES))
             tail = SECRETS.data(log.read())
         return tail[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
@@ -148,10 +147,10 @@ class HttpLauncher:
 
     def __init__(self, config: HttpServer) -> None:
         self._config = config
+        self._is_sse = config.is_sse
         self._negotiation = _Negotiation()
         self._older = _Negotiation("legacy")  # the transport is older than the newest protocol
-        self._param_headers = ParamHeaders()
-        self._tokens = Authorization(config)
+        self._auth = Authorization(config)
 
     @asynccontextmanager
     async def client(
@@ -163,41 +162,26 @@ class HttpLauncher:
     ) -> AsyncGenerator[Client]:
         """Connect to the server; its session is ended on leaving."""
 
-        def streams() -> Transport:
-            return http_streams(
-                self._config,
-                on_eof=on_eof,
-                on_end=on_end,
-                param_headers=self._param_headers,
-                tokens=self._tokens,
-            )
+        def older() -> AbstractAsyncContextManager[Client]:
+            streams = sse_streams(self._config, on_eof=on_eof, auth=self._auth)
+            return self._older.client(streams, questions)
 
         async with AsyncExitStack() as stack:
-            if not self._config.is_sse:
+            if self._is_sse:
+                yield await stack.enter_async_context(older())
+                return
+            streams = http_streams(self._config, on_eof=on_eof, on_end=on_end, auth=self._auth)
+            try:
+                client = await stack.enter_async_context(self._negotiation.client(streams, questions))
+            except Exception as refusal:
+                if not _may_be_older(refusal):
+                    raise
                 try:
-                    client = await stack.enter_async_context(self._negotiation.client(streams(), questions))
-                except Exception as refusal:
-                    if not _may_be_older(refusal):
-                        raise
-                    client = await self._over_sse(stack, streams, questions, refusal)
-            else:
-                client = await stack.enter_async_context(self._older.client(streams(), questions))
+                    client = await stack.enter_async_context(older())
+                except Exception:  # noqa: BLE001 - boundary: whatever is there, it is no server of ours
+                    raise refusal from None
+                self._is_sse = True
             yield client
-
-    async def _over_sse(
-        self,
-        stack: AsyncExitStack,
-        streams: Callable[[], Transport],
-        questions: Questions | None,
-        refusal: Exception,
-    ) -> Client:
-        """A client over HTTP+SSE in place of one that was refused; the refusal where that fails too."""
-        before, self._config = self._config, replace(self._config, is_sse=True)
-        try:
-            return await stack.enter_async_context(self._older.client(streams(), questions))
-        except Exception:  # noqa: BLE001 - boundary: whatever is there, it is no server of ours
-            self._config = before
-            raise refusal from None
 
     def log_tail(self) -> str:
         """Empty: its stderr is elsewhere."""

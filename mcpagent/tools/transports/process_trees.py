@@ -1,8 +1,8 @@
 """Whole trees of processes: who is in one, and its end; the watchdog that ends them when we are killed.
 
 Run as a program it is that watchdog, with the standard library only, so that it starts in a moment
-(docs/design/0006-stdio-transport.md). A child that ignores the end of its input and SIGTERM outlives a parent
-that was killed with SIGKILL, and so do the children of `npx` and `uvx`. The kernel's own remedy
+(docs/design/0005-parts-of-our-own.md). A child that ignores the end of its input and SIGTERM outlives a
+parent that was killed with SIGKILL, and so do the children of `npx` and `uvx`. The kernel's own remedy
 (PR_SET_PDEATHSIG) exists on Linux only, fires when the *thread* that forked ends, and reaches no grandchild.
 So one small process per trainer holds the other end of a pipe, and ends the trees that the trainer had
 running when the pipe closes.
@@ -64,15 +64,15 @@ class ProcessTree:
                 os.kill(pid, number)
 
     def is_alive(self) -> bool:
-        """True while a process of it runs."""
+        """Return True while a process of it runs."""
         try:
             os.killpg(self.leader, 0)
-        except (ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+        except (ProcessLookupError, PermissionError):  # macOS refuses if only zombies are left
             return bool(self._living_strays())
         return bool(self.living())
 
     def living(self) -> set[int]:
-        """The ids of its processes that run."""
+        """Return the ids of its processes that run."""
         return {p.pid for p in _processes() if p.group == self.leader or (p.pid, p.birth) in self.strays}
 
     def _living_strays(self) -> set[tuple[int, str]]:
@@ -96,7 +96,7 @@ def look(trees: list[ProcessTree]) -> None:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """As it was when the process's program was started; empty where it may not be read."""
+    """As it was when the process's program was started; empty if it may not be read."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -214,7 +214,7 @@ def _watchdog_of(pid: int) -> Watchdog:
 
 
 def watchdog() -> Watchdog:
-    """The watchdog of this process; a process that was forked from it gets one of its own."""
+    """Return the watchdog of this process; a process that was forked from it gets one of its own."""
     return _watchdog_of(os.getpid())
 
 

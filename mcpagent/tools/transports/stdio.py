@@ -104,7 +104,7 @@ async def stdio_streams(
                 stdin.end()
                 await _stop(process, tree, is_cut_off=stdout.flood is not None, on_left=on_left)
                 await stderr.end()
-        finally:  # also where even this was cancelled
+        finally:  # also if even this was cancelled
             tree.signal(signal.SIGKILL)
             stdin.close()
             stdout.close()
@@ -211,7 +211,7 @@ class _Stdin(asyncio.Protocol):
         self._writable.set()
 
     async def send(self, item: SessionMessage) -> None:
-        """Write the message. Raises BrokenResourceError where the server has closed its end."""
+        """Write the message. Raises BrokenResourceError if the server has closed its end."""
         line = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
         while not self._writable.is_set():
             await self._writable.wait()
@@ -222,7 +222,7 @@ class _Stdin(asyncio.Protocol):
         self._pipe.write(line)
 
     def takes_answer(self, request_id: RequestId | None) -> bool:
-        """True once for each request that was sent."""
+        """Return True once for each request that was sent."""
         if isinstance(request_id, str) and request_id not in self._asked and request_id.isdecimal():
             request_id = int(request_id[:18])  # as some servers send them back
         if request_id not in self._asked:

@@ -1,0 +1,205 @@
+"""How evaluations and their comparison are shown: the blocks that several commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mcpagent.console import METRIC_COLUMNS, Block, Facts, Table, counted, metric_row
+from mcpagent.core.records import JsonObject
+from mcpagent.evaluate.breakdown import Breakdown
+from mcpagent.evaluate.compare import Comparison
+from mcpagent.evaluate.intervals import FEWEST_TASKS
+from mcpagent.evaluate.summary import CALIBRATION, RATE_METRICS, EvalResult, EvalSummary
+
+if TYPE_CHECKING:
+    from mcpagent.run.judge_check import JudgeCheckOutcome
+
+_BY_COMPLEXITY = (
+    "task_success",
+    "task_success_scored",
+    "tool_sequence_accuracy",
+    "mean_reward",
+    "invalid_call_rate",
+    "mean_turns",
+)
+_NAMES = {"task_success_scored": "task success, scored only"}
+
+
+def metrics_blocks(summary: EvalSummary) -> Iterator[Block]:
+    """Yield a table with every metric and its interval over all tasks, the main ones by complexity too; one
+    line each, so that it fits a narrow terminal."""
+    rows: list[Sequence[str]] = []
+    for name in _BY_COMPLEXITY:
+        rows.append(metric_row(_words(name), summary.metrics[name], is_rate=_is_rate(name)))
+        if len(summary.by_complexity) > 1:
+            parts = summary.by_complexity.items()
+            rows += [metric_row(f"  {c}", getattr(part, name), is_rate=_is_rate(name)) for c, part in parts]
+        if name == "task_success" and isinstance(summary, EvalResult):
+            rows += [
+                metric_row(f"{row}: {CALIBRATION.get(row, 'another policy')}", of.task_success, is_rate=True)
+                for row, of in summary.calibration.items()
+            ]
+    rows += [
+        metric_row(_words(name), metric, is_rate=_is_rate(name))
+        for name, metric in summary.metrics.items()
+        if name not in _BY_COMPLEXITY and metric.value is not None
+    ]
+    title = f"{counted(summary.n_episodes, 'episode')} of {counted(summary.n_tasks, 'task')}"
+    yield Table(title, METRIC_COLUMNS, rows)
+    if summary.unscored:
+        yield (
+            f"{summary.unscored} of {summary.n_episodes} episodes are unscored (infrastructure failed): task "
+            "success and pass@k count them as failed, the other lines leave them out"
+        )
+
+
+def breakdown_blocks(breakdown: Breakdown) -> Iterator[Block]:
+    """Yield what an evaluation is made of, as the report shows it, and how long its episodes took."""
+    from mcpagent.evaluate.report.tables import breakdown_tables
+
+    for part in breakdown_tables(breakdown):
+        rows = [[f"{cell.text} {cell.interval}".strip() for cell in row] for row in part.rows]
+        yield Table(part.title, [column.name for column in part.columns], rows, is_text=True)
+    times = breakdown.episode_latency
+    if times.p50_s is not None and times.p95_s is not None:
+        yield Facts([("episode", f"{times.p50_s:.2f} s (median), {times.p95_s:.2f} s (95th percentile)")])
+
+
+def ended_by(summary: EvalSummary) -> tuple[str, str]:
+    """Return the fact of how often each reason ended an episode."""
+    return "ended by", ", ".join(f"{name} {n}" for name, n in summary.stop_reasons.items())
+
+
+def cassette_fact(counts: JsonObject | None) -> tuple[str, str | None]:
+    """Return the fact of what a cassette did (`Cassette.take_counts`), if there was one."""
+    if counts is None:
+        return "cassette", None
+    parts = [f"{counts[name]} {name}" for name in ("replayed", "live", "recorded")]
+    parts += [f"{counts[name]} {name}" for name in ("restored", "refused", "volatile") if counts[name]]
+    parts += [f"{count} missed ({reason.replace('_', ' ')})" for reason, count in counts["misses"].items()]
+    return "cassette", f"{counts['mode']}: {', '.join(parts)}"
+
+
+def comparison_blocks(result: Comparison, a: str, b: str) -> Iterator[Block]:
+    """Yield what a comparison of the evaluations named `a` and `b` says."""
+    rows = [
+        metric_row(f"a  {a}", result.a, is_rate=True),
+        metric_row("   scored only", result.a_scored, is_rate=True),
+        metric_row(f"b  {b}", result.b, is_rate=True),
+        metric_row("   scored only", result.b_scored, is_rate=True),
+        metric_row("b - a", result.difference, is_rate=True, signed=True),
+        metric_row("   scored only", result.difference_scored, is_rate=True, signed=True),
+    ]
+    yield Table("Task success, unscored counted as failed", METRIC_COLUMNS, rows)
+    yield from _slice_blocks(result)
+    counts = (("a", result.a_count), ("b", result.b_count))
+    unscored = ", ".join(f"{name} {n.unscored} of {n.episodes} episodes" for name, n in counts)
+    yield Facts([("unscored", unscored)])
+    if result.why_no_verdict is not None:
+        yield f"no verdict: {result.why_no_verdict}; evaluate again while the servers hold"
+    else:
+        yield f"{result.verdict}" + ("" if result.p_value is None else f" (p = {result.p_value:.3g})")
+    yield (
+        f"b wins {counted(result.wins, 'task')}, loses {result.losses}, ties {result.ties}; "
+        f"{counted(result.unpaired, 'task')} in one of the two only"
+    )
+    yield from _needed_blocks(result)
+
+
+def _slice_blocks(result: Comparison) -> Iterator[Block]:
+    rows: list[Sequence[str]] = []
+    for name, parts in result.slices.items():
+        rows.append((f"by {name}", "", "", "", ""))
+        for part, one in parts.items():
+            cells = metric_row(f"  {part}", one.difference, is_rate=True, signed=True)
+            p_value = "-" if one.adjusted_p is None else f"{one.adjusted_p:.3f}{' *' if one.differs else ''}"
+            rows.append((*cells, p_value))
+    if not rows:
+        return
+    yield Table("Where they differ", ("", "b - a", *METRIC_COLUMNS[2:], "p"), rows)
+    slices = [one for parts in result.slices.values() for one in parts.values()]
+    differing = (
+        f"{sum(one.differs for one in slices)} of {len(slices)} differ (*); p values are corrected for their "
+        f"number (Holm), intervals are not; a part of fewer than {FEWEST_TASKS} tasks is not tested"
+    )
+    yield Facts([("slices", differing)])
+
+
+def _needed_blocks(result: Comparison) -> Iterator[Block]:
+    needed = result.needed
+    if needed is None or result.difference.value is None:
+        return
+    parts: list[str] = []
+    if needed.for_seen is not None:
+        seen = 100 * abs(result.difference.value)
+        parts.append(f"{needed.for_seen} for the difference seen ({seen:.1f} points)")
+    parts.append(f"{needed.for_points} for one of {100 * needed.points:g} points")
+    facts = [("needed", f"tasks to find a difference in 4 of 5 comparisons: {', '.join(parts)}")]
+    if needed.smallest is not None:
+        tasks, points = counted(result.difference.n, "task"), 100 * needed.smallest
+        facts.append(("", f"these {tasks} find one of {points:.1f} points"))
+    yield Facts(facts)
+
+
+def judge_blocks(outcome: JudgeCheckOutcome) -> Iterator[Block]:
+    """Yield how far a judge agrees with the rule, and whether training would take it."""
+    check = outcome.check
+    bias = check.length_bias.difference
+    rows = [
+        metric_row("agreement with the rule", check.agreement, is_rate=True),
+        *(metric_row(f"  {kind}", metric, is_rate=True) for kind, metric in check.by_kind.items()),
+        metric_row("Cohen's kappa", check.kappa, is_rate=False),
+        metric_row("error of single votes", check.vote_error, is_rate=True),
+        metric_row("wrong approved", check.false_approvals, is_rate=True),
+        metric_row("right refused", check.false_refusals, is_rate=True),
+        *(metric_row(f"changed by {name}", metric, is_rate=True) for name, metric in check.flips.items()),
+        metric_row("approved more when longer", bias, is_rate=True, signed=True),
+    ]
+    title = (
+        f"{check.judge['model']}: {counted(check.n_episodes, 'episode')} of {counted(check.n_tasks, 'task')}"
+    )
+    yield Table(title, METRIC_COLUMNS, rows)
+    faults = ", ".join(f"{name} ({n})" for name, n in check.faults.items())
+    cost = check.spend["cost_usd"]
+    spent = "" if cost is None else f", ${cost:.4f}"
+    verdict = "training takes this judge" if outcome.is_good_enough else "training refuses this judge"
+    path = outcome.path
+    yield Facts(
+        [
+            ("unscored", f"{check.unscored}: {faults}" if check.unscored else None),
+            ("asked", f"{counted(check.spend['requests'], 'request')}{spent}"),
+            ("kappa", f"judge.min_kappa is {outcome.min_kappa:g}: {verdict}"),
+            ("written", None if path is None else str(path)),
+            ("next", None if path is None else f"mcpagent train --set judge.check={path}"),
+        ]
+    )
+
+
+def dataset_blocks(document: Mapping[str, Any], *, is_text: bool = False) -> Iterator[Block]:
+    """Yield the splits that were written, what each stage kept, and an example of each reject."""
+    splits = [(split, document["by_split"][split], path) for split, path in document["paths"].items()]
+    if splits:
+        yield Table("Tasks", ("Split", "Tasks", "File"), splits)
+    for name in ("template", "class"):
+        if counts := document.get(f"by_{name}"):
+            yield Table(f"By {name}", (name.capitalize(), "Tasks"), list(counts.items()))
+    yield Table("Yield", ("Stage", "In", "Out", "Rejected"), stage_rows(document), is_text=is_text)
+    for code, texts in document["reject_examples"].items():
+        yield f"  {code}: {texts[0][:200]}"
+
+
+def stage_rows(document: Mapping[str, Any]) -> list[Sequence[object]]:
+    """Return a row for each stage that records went through."""
+    return [
+        (row["name"], row["in"], row["out"], ", ".join(f"{c} {n}" for c, n in row["rejects"].items()))
+        for row in document["stages"]
+    ]
+
+
+def _is_rate(name: str) -> bool:
+    return name in RATE_METRICS or name.startswith("pass")
+
+
+def _words(name: str) -> str:
+    return _NAMES.get(name, name.replace("_", " "))

@@ -1,0 +1,131 @@
+"""How fast this machine is with a pretrained model, measured on one step, and what follows from that."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.demo.job import QuickstartJob, parts
+from mcpagent.demo.pretrained import MEASURED, SHAPES, Pace, fit
+from mcpagent.models.load import resolve_device
+from mcpagent.run.train import Watch, train
+from mcpagent.storage.datasets import read_tasks
+
+_WORDY = 2.0  # times as long as the demonstrations are the turns of a model that has seen none
+
+
+def fitted(job: QuickstartJob) -> QuickstartJob:
+    """Return the job with the settings that fit this machine and the minutes: measured once, then kept."""
+    pretrained = job.pretrained
+    if pretrained is None or job.progress.fitted is not None:
+        return job
+    is_shaped = any(map(pretrained.has_set, ("training.batch_size", "rollout.group_size")))
+    with job.stage("pace", "measure one step", None) as advance:
+        pace = measure(job, is_shaped=is_shaped, on_part=parts(advance))
+    shape = (job.grpo.training.batch_size, job.grpo.rollout.group_size)
+    plan = fit(
+        pace,
+        minutes=pretrained.minutes,
+        warm_steps=job.warm_steps,
+        heldout=sum(1 for _ in read_tasks(job.out / "data" / "heldout.jsonl")),
+        shapes=(shape,) if is_shaped else SHAPES,
+    )
+    job.stages.note(str(plan))
+    job.progress.fitted = plan.settings(minutes=pretrained.minutes)
+    job.progress.said_s = plan.total_s
+    job.progress.save()
+    return job.refitted()
+
+
+def measure(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int, int], None]) -> Pace:
+    """Take one supervised step and one step of GRPO, of a copy that is thrown away, and time them. Its
+    episodes are as long as the demonstrations, which is what training will make of them, and its rewards are
+    drawn at random, so that there is something to update on. `is_shaped` says that the user chose the size of
+    a step."""
+    place = job.out / "pace"
+    shutil.rmtree(place, ignore_errors=True)
+    plans = [task.truth for task in read_tasks(job.out / "data" / "train.jsonl")]
+    turns = sum(len(plan.tool_sequence) + 1 for plan in plans) / len(plans)
+    limit = min(sum(plan.max_turns for plan in plans) / len(plans), job.grpo.rollout.max_steps_per_episode)
+    demonstrations, played = job.warm.training.batch_size, round(turns)
+    warm = _with(job.warm, training={"max_steps": 1}, data={"max_tasks": demonstrations})
+    supervised = _timed(warm, place / "warm_start", on_part)
+    # All episodes of a batch wait for the longest turn, which is about twice as long as the mean.
+    longest = math.ceil(2 * supervised.tokens / (demonstrations * turns))
+    grpo = _with(
+        job.grpo,
+        model={"name": str(supervised.checkpoint)},
+        training={"max_steps": 1},
+        reward={"control": "random"},
+        rollout={"max_steps_per_episode": played, "max_new_tokens": longest},
+    )
+    if not is_shaped:
+        batch, group = MEASURED.get(resolve_device(grpo.device).type, SHAPES[0])
+        grpo = _with(grpo, training={"batch_size": batch}, rollout={"group_size": group})
+    step = _timed(grpo, place / "grpo", on_part)
+    shutil.rmtree(place)
+    return Pace(
+        supervised_s=supervised.update_s,
+        rollout_s=step.rollout_s,
+        update_s=step.update_s,
+        load_s=step.load_s,
+        episodes=grpo.training.batch_size * grpo.rollout.group_size,
+        untrained_ratio=_WORDY * max(1.0, limit / played),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Timed:
+    load_s: float
+    rollout_s: float
+    update_s: float
+    tokens: int  # that the step trained on
+    checkpoint: Path
+
+
+def _timed(config: TrainConfig, folder: Path, on_part: Callable[[str, int, int], None]) -> _Timed:
+    """One step, and the seconds of its parts."""
+    times: dict[str, float] = {"began": time.monotonic()}
+
+    played = count(1)
+
+    def at(name: str) -> None:
+        times[name] = time.monotonic()
+
+    def on_episode(_: Trajectory) -> None:
+        at("played")
+        on_part("playing", next(played), config.training.batch_size * config.rollout.group_size)
+
+    outcome = train(
+        config,
+        run_dir=folder,
+        watch=Watch(
+            on_start=lambda _done, _total: at("started"),
+            on_episode=on_episode,
+            on_part=on_part,
+            on_step=lambda _: at("stepped"),
+        ),
+    )
+    at("ended")
+    sampled = max(times["started"], times.get("played", 0.0))
+    return _Timed(
+        load_s=times["ended"] - times["began"] - (times["stepped"] - times["started"]),
+        rollout_s=sampled - times["started"],
+        update_s=times["stepped"] - sampled,
+        tokens=outcome.metrics["tokens"],
+        checkpoint=outcome.last_checkpoint,
+    )
+
+
+def _with(config: TrainConfig, **sections: Mapping[str, object]) -> TrainConfig:
+    """Return the settings with some of some sections replaced."""
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=dict(new)) for name, new in sections.items()}
+    )

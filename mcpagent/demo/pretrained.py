@@ -1,0 +1,158 @@
+"""The quickstart with a pretrained model: its recipe, and how much of it fits into the time that there is."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mcpagent.config.loader import load_train_config
+from mcpagent.config.schema import TrainConfig
+from mcpagent.console import duration
+from mcpagent.errors import UserError
+
+SPLITS = {"train": 480, "validation": 16, "heldout": 160}
+LEAST = {"train": 40, "heldout": 20}  # tasks; below these there is nothing to learn, or nothing to see
+DEFAULT_MINUTES = 60
+
+# What a pretrained model starts from is its own: the demonstrations show what a call looks like here, and
+# that an answer follows a result. A few are enough, and all of them are right.
+_RECIPE = ["training.eval_samples=0", "training.eval_every=0"]
+_WARM_START = [
+    "algorithm=sft",
+    "optimization.learning_rate=2e-4",
+    "training.batch_size=8",
+    "training.max_steps=8",
+    "training.warmup_steps=0",
+    "training.save_frequency=4",
+]
+_GRPO = [
+    "optimization.learning_rate=1e-4",
+    "training.save_frequency=5",
+    "rollout.max_new_tokens=128",
+    "rollout.num_envs=32",
+]
+# Prompts of a step and attempts at each, the largest first; the one that is measured, by device.
+SHAPES, MEASURED = ((16, 8), (8, 8), (4, 8), (4, 4)), {"cpu": (4, 8)}
+_ENOUGH_STEPS = 40  # of GRPO: a larger batch waits until there is time for so many
+_FEW_STEPS = 20  # of whole batches rather than more of half ones
+_LEAST_STEPS = 8
+_EVALUATION_SHARE = 0.2  # of the minutes, for the three evaluations together
+_MOST_OVER = 1.3  # times the minutes, after which GRPO ends with a checkpoint
+
+ABOUT = (
+    "A pretrained model learns to use MCP servers. It is measured as it is, imitates a few "
+    "demonstrations that were played on the real servers, and is then trained by GRPO on real episodes, with "
+    "rewards computed from what the servers answered."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """The model that is named, the minutes that the whole may take, and settings of the user's own."""
+
+    model: str
+    minutes: float = DEFAULT_MINUTES
+    settings: Sequence[str] = ()
+
+    def configs(self, shared: Sequence[str], fitted: Sequence[str]) -> tuple[TrainConfig, TrainConfig]:
+        """Return the settings of the warm start and of GRPO; `fitted` are those that follow from the pace of
+        this machine. What the user set stands. Raises UserError."""
+        name = f"model.name={json.dumps(self.model)}"
+        warm, grpo = (
+            load_train_config([], [*shared, name, *_RECIPE, *recipe, *self.settings]).config
+            for recipe in (_WARM_START, [*_GRPO, *fitted])
+        )
+        if warm.data.max_tasks is None:  # no more are demonstrated than are trained on
+            few = {"max_tasks": warm.training.batch_size * (warm.training.max_steps or 1)}
+            warm = warm.model_copy(update={"data": warm.data.model_copy(update=few)})
+        return warm, grpo
+
+    def has_set(self, key: str) -> bool:
+        """Return whether the user set this."""
+        return any(text.partition("=")[0].strip() == key for text in self.settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Seconds of one step on this machine: supervised, and of GRPO with `episodes` episodes of about as many
+    turns and tokens as the demonstrations have; `load_s` is what it takes to begin. An episode of the
+    untrained model, which often repeats a call until its turns are spent, takes `untrained_ratio` as long."""
+
+    supervised_s: float
+    rollout_s: float
+    update_s: float
+    load_s: float
+    episodes: int
+    untrained_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What fits into the minutes, and the seconds of each part."""
+
+    batch_size: int
+    group_size: int
+    steps: int
+    eval_tasks: int
+    seconds: Mapping[str, float]
+
+    @property
+    def total_s(self) -> float:
+        """Of all parts."""
+        return sum(self.seconds.values())
+
+    def settings(self, *, minutes: float) -> list[str]:
+        """Return the plan as settings of the GRPO run."""
+        over = _MOST_OVER * max(60 * minutes, self.total_s) - self.total_s + self.seconds["GRPO"]
+        return [
+            f"training.batch_size={self.batch_size}",
+            f"rollout.group_size={self.group_size}",
+            f"training.max_steps={self.steps}",
+            f"training.eval_tasks={self.eval_tasks}",
+            f"budget.wall_s={over:.0f}",
+        ]
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {duration(s)}" for name, s in self.seconds.items())
+        return (
+            f"this takes about {duration(self.total_s)}: {parts}. GRPO: {self.steps} steps of "
+            f"{self.batch_size} tasks x {self.group_size} attempts; evaluations: {self.eval_tasks} held-out "
+            "tasks, greedy and sampled"
+        )
+
+
+def fit(
+    pace: Pace, *, minutes: float, warm_steps: int, heldout: int, shapes: Sequence[tuple[int, int]]
+) -> Plan:
+    """Return the largest plan that fits into the minutes: the largest of the `shapes` of a step of which
+    there can be enough. Raises UserError if not even a few steps of the smallest fit."""
+    # Greedy and sampled, by the warm start, the trained model and the untrained one.
+    task_s = 2 * (2 + pace.untrained_ratio) * pace.rollout_s / pace.episodes
+    eval_tasks = min(heldout, max(LEAST["heldout"], int(_EVALUATION_SHARE * 60 * minutes / task_s)))
+    seconds = {
+        "evaluations": 3 * pace.load_s + eval_tasks * task_s,
+        "warm start": pace.load_s + warm_steps * pace.supervised_s,
+    }
+    around_s = sum(seconds.values()) + pace.load_s
+
+    def step_s(shape: tuple[int, int]) -> float:
+        return (pace.rollout_s + pace.update_s) * shape[0] * shape[1] / pace.episodes
+
+    steps = {shape: int((60 * minutes - around_s) / step_s(shape)) for shape in shapes}
+    fitting = [shape for least in (_ENOUGH_STEPS, _FEW_STEPS) for shape in shapes if steps[shape] >= least]
+    shape = fitting[0] if fitting else min(shapes)
+    if steps[shape] < _LEAST_STEPS:
+        least_s = _LEAST_STEPS * step_s(shape)
+        raise UserError(
+            f"{minutes:g} minutes are too few: {_LEAST_STEPS} steps of GRPO take {duration(least_s)} on this "
+            f"machine, and what comes before and after them {duration(around_s)}",
+            where="--minutes",
+            remedy=f"--minutes {math.ceil((around_s + least_s) / 60)}, or a smaller model",
+        )
+    seconds["GRPO"] = pace.load_s + steps[shape] * step_s(shape)
+    batch, group = shape
+    return Plan(
+        batch_size=batch, group_size=group, steps=steps[shape], eval_tasks=eval_tasks, seconds=seconds
+    )

@@ -1,0 +1,55 @@
+"""A model behind an API: what it may cost, and the journal of what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcpagent.config.schema import TrainConfig
+from mcpagent.config.sections import ApiConfig
+from mcpagent.core.records import JsonObject
+from mcpagent.llm.budget import ApiBudget, given_price, price_of
+from mcpagent.llm.client import open_client
+from mcpagent.llm.endpoint import read_chat
+from mcpagent.llm.journal import JournaledClient, open_journal
+from mcpagent.tools.io_thread import IOThread
+
+
+def budget_of(model: str, api: ApiConfig) -> ApiBudget:
+    """Return the caps of `api` for one model. Raises UserError for a cap in dollars without a price."""
+    given = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
+    return ApiBudget(price=given or price_of(model), max_cost=api.max_cost, max_requests=api.max_requests)
+
+
+@dataclass(frozen=True)
+class AskedModel:
+    """A model whose questions and answers are kept: `client` asks nothing twice, `budget` is what was used,
+    by earlier runs of the journal too."""
+
+    client: JournaledClient
+    budget: ApiBudget
+    journal: Path
+
+
+@contextmanager
+def open_asked(
+    model: str,
+    config: TrainConfig,
+    *,
+    name: str,
+    run: JsonObject,
+    base_url: str | None,
+    io: IOThread,
+    on_note: Callable[[str], None],
+) -> Iterator[AskedModel]:
+    """Open a model with a journal, in which `name` and `run` tell it from others. Raises UserError."""
+    api, budget = config.api.model_copy(update={"base_url": base_url}), budget_of(model, config.api)
+    folder = Path(config.output_dir) / "api"
+    with (
+        open_journal(folder, name=name, run=run, read=read_chat) as (journal, path),
+        open_client(model, api, budget=budget, run=io.run, on_note=on_note, observer=journal) as client,
+    ):
+        journal.charge(budget)
+        yield AskedModel(JournaledClient(client, journal), budget, path)

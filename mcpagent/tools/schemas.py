@@ -1,0 +1,347 @@
+"""JSON schemas of servers: whether one can be used, and whether a value fits it, in bounded time.
+
+Schemas of third-party servers are not trusted. Their references must lead to a place within the schema and
+must not go in circles, their patterns are searched in linear time (`core.patterns`), and a check that takes
+more than `_STEPS` steps ends without a verdict: then only the server can judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, cast
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import UnknownType, ValidationError, best_match
+from jsonschema.protocols import Validator
+from jsonschema.validators import extend, validator_for
+from jsonschema_specifications import REGISTRY
+from referencing import Specification
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import specification_with
+
+from mcpagent.core.patterns import PatternError, pattern_cost, pattern_found, pattern_problem
+from mcpagent.core.records import JsonObject
+
+T = TypeVar("T")
+
+_STEPS = 30_000  # of one check: at most about 0.2 s
+_DEPTH = 100  # keywords within keywords; Python's own limit would break the library, not only the check
+_PATTERN_COST_A_STEP = 1_000
+_MESSAGE_CHARS_A_STEP = 100
+_MESSAGE_CHARS = 200
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")  # of the same value
+
+
+class SchemaCheck:
+    """One JSON schema, compiled at its first use: compiling costs about sixty validations."""
+
+    def __init__(self, schema: JsonObject) -> None:
+        self._schema = schema
+        self._validator: Validator | None = None
+        self._is_usable = True
+
+    def fault(self, value: Any) -> str | None:
+        """Return where and why `value` breaks the schema; None if it fits, or if that cannot be told."""
+        error = self._look(lambda validator: best_match(validator.iter_errors(value)))
+        if error is None:
+            return None
+        where = ".".join(str(part) for part in error.absolute_path)
+        return (f"{where}: {error.message}" if where else error.message)[:_MESSAGE_CHARS]
+
+    def errors(self, value: Any) -> list[ValidationError]:
+        """Return every way in which `value` breaks the schema; none if that cannot be told."""
+        return self._look(lambda validator: list(validator.iter_errors(value))) or []
+
+    def _look(self, look: Callable[[Validator], T]) -> T | None:
+        """What a look with the validator gives; None if it cannot be told."""
+        validator = self._compiled()
+        if validator is None:
+            return None
+        token = _work.set(_Work())
+        try:
+            return look(validator)
+        except (_TooMuchWork, Unresolvable, RecursionError, UnknownType, ArithmeticError):
+            return None
+        finally:
+            _work.reset(token)
+
+    def _compiled(self) -> Validator | None:
+        if self._validator is None and self._is_usable:
+            self._is_usable = schema_problem(self._schema) is None
+            if self._is_usable:
+                kind = _dialect(self._schema)
+                self._validator = _bounded(kind)(_without_dialects(self._schema), registry=REGISTRY)
+        return self._validator
+
+
+def schema_problem(schema: JsonObject) -> str | None:
+    """Return why values cannot be checked against the schema: it is not valid by its dialect, a reference
+    leads out of it, nowhere or in circles, or it is nested too deeply. None if they can."""
+    kind = _dialect(schema)
+    try:
+        if (fault := _dialect_fault(kind, schema)) is not None:
+            return f"it is not a valid JSON schema: {fault}"
+        dialect = specification_with(str(kind.META_SCHEMA["$schema"]))
+        resolver = REGISTRY.resolver_with_root(dialect.create_resource(schema))
+        return _reference_problem(schema, resolver, dialect)
+    except RecursionError:
+        return "it is nested too deeply"
+
+
+def pattern_notes(schema: JsonObject) -> list[str]:
+    """Return what is wrong with each pattern of the schema that is not checked."""
+    notes: list[str] = []
+    for part in _parts(schema):
+        patterns = part.get("patternProperties")
+        names = list(patterns) if isinstance(patterns, dict) else []
+        notes += [p for pattern in [part.get("pattern", ""), *names] if (p := pattern_problem(pattern))]
+    return notes
+
+
+class _TooMuchWork(Exception):
+    """A check took all its steps, or went too deep."""
+
+
+@dataclass
+class _Work:
+    steps_left: int = _STEPS
+    depth: int = 0
+
+    def charge(self, steps: int) -> None:
+        self.steps_left -= steps
+        if self.steps_left < 0:
+            raise _TooMuchWork
+
+
+_work: ContextVar[_Work] = ContextVar("_work")
+
+
+def _reference_problem(schema: JsonObject, resolver: Any, dialect: Specification[Any]) -> str | None:
+    """Follow every reference of the schema; one that leads back without a step into the value is a circle."""
+    leads: dict[int, list[Any]] = {}  # by id of a subschema, those that check the same value
+    pending: list[tuple[Any, Any]] = [(schema, resolver)]
+    while pending:
+        part, resolver = pending.pop()
+        if not isinstance(part, dict) or id(part) in leads:
+            continue
+        leads[id(part)] = _in_place(part)
+        for keyword in ("$ref", "$recursiveRef", "$dynamicRef"):
+            if keyword not in part:
+                continue
+            try:
+                target = resolver.lookup(part[keyword])
+            except Unresolvable:
+                return f"its reference {part[keyword][:100]!r} leads to no place within it"
+            leads[id(part)].append(target.contents)
+            pending.append((target.contents, target.resolver))
+        for below in dialect.create_resource(part).subresources():
+            pending.append((below.contents, resolver.in_subresource(below)))
+    return "its references go in circles" if _has_circle(leads) else None
+
+
+def _in_place(schema: Mapping[str, Any]) -> list[Any]:
+    parts: list[Any] = []
+    for keyword in _IN_PLACE:
+        value = schema.get(keyword)
+        if keyword == "dependentSchemas" and isinstance(value, dict):
+            parts += value.values()
+        else:
+            parts += value if isinstance(value, list) else [value]
+    return [part for part in parts if isinstance(part, dict)]
+
+
+def _has_circle(leads: Mapping[int, list[Any]]) -> bool:
+    done: set[int] = set()
+    for start in leads:
+        open_: set[int] = set()
+        stack: list[tuple[int, bool]] = [(start, False)]
+        while stack:
+            node, is_left = stack.pop()
+            if is_left:
+                open_.discard(node)
+                done.add(node)
+            elif node in open_:
+                return True
+            elif node not in done:
+                open_.add(node)
+                stack.append((node, True))
+                stack += [(id(part), False) for part in leads.get(node, ())]
+    return False
+
+
+def _dialect(schema: JsonObject) -> type[Validator]:
+    try:
+        return validator_for(schema, default=Draft202012Validator)
+    except (AttributeError, ValueError):  # `$schema` is not a URI; the dialect's own schema says so
+        return Draft202012Validator
+
+
+def _dialect_fault(kind: type[Validator], schema: JsonObject) -> str | None:
+    """Where and why the schema is none by its dialect; the formats of its texts are not looked at."""
+    token = _work.set(_Work())
+    try:
+        meta = _bounded(kind)(_without_dialects(kind.META_SCHEMA), registry=REGISTRY)
+        error = best_match(meta.iter_errors(schema))
+    except _TooMuchWork:
+        return "it is too large to be checked"
+    finally:
+        _work.reset(token)
+    if error is None:
+        return None
+    where = ".".join(str(part) for part in error.absolute_path)
+    return f"{where}: {error.message}"[:_MESSAGE_CHARS] if where else error.message[:_MESSAGE_CHARS]
+
+
+_BY_NAME = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object within the schema that is a schema, not a mapping of names to schemas or data (enum,
+    const, default, examples)."""
+    pending = [(schema, False)]
+    while pending:
+        node, is_by_name = pending.pop()
+        if isinstance(node, list):
+            pending += [(item, False) for item in node]
+        elif isinstance(node, dict) and is_by_name:
+            pending += [(value, False) for value in node.values()]
+        elif isinstance(node, dict):
+            yield node
+            data = ("enum", "const", "default", "examples")
+            pending += [(value, key in _BY_NAME) for key, value in node.items() if key not in data]
+
+
+def _without_dialects(schema: Any) -> Any:
+    """Copy the schema without `$schema`, of which each would bring back validators without bounds. Without
+    `unevaluatedProperties`, too, if it has patterns: the library decides that one with `re`."""
+    has_patterns = any("patternProperties" in part for part in _parts(schema))
+    dropped = {"$schema", "unevaluatedProperties"} if has_patterns else {"$schema"}
+
+    def copy(node: Any) -> Any:
+        if isinstance(node, list):
+            return [copy(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        return {
+            key: copy(value)
+            for key, value in node.items()
+            if key not in dropped or (key == "$schema" and not isinstance(value, str))
+        }
+
+    return copy(schema)
+
+
+@cache
+def _bounded(kind: type[Validator]) -> type[Validator]:
+    """The validator of a dialect whose keywords count their steps."""
+    ours = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+        "uniqueItems": _unique_items,
+    }
+    keywords = {name: _counted(name, ours.get(name, rule)) for name, rule in kind.VALIDATORS.items()}
+    return cast("type[Validator]", extend(cast("Any", kind), keywords))
+
+
+Rule = Callable[..., Any]
+_PER_ITEM = frozenset(
+    {"const", "contains", "enum", "propertyNames", "unevaluatedProperties", "unevaluatedItems"}
+)
+
+
+def _counted(name: str, rule: Rule) -> Rule:
+    """The rule of a keyword, charged for what its argument, its value and its messages are long."""
+
+    def counting(validator: Any, argument: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        length = len(argument) if isinstance(argument, dict | list) else 1
+        if name in _PER_ITEM and isinstance(instance, dict | list):
+            length = (length + 1) * (len(instance) + 1)
+        work = _work.get()
+        work.charge(1 + length)
+        work.depth += 1
+        if work.depth > _DEPTH:
+            raise _TooMuchWork
+        try:
+            for error in rule(validator, argument, instance, schema) or ():
+                work.charge(len(error.message) // _MESSAGE_CHARS_A_STEP)
+                yield error
+        finally:
+            work.depth -= 1
+
+    return counting
+
+
+def _is_found(pattern: Any, text: str) -> bool | None:
+    """Whether the pattern is found; None if it cannot be searched."""
+    if not isinstance(pattern, str):
+        return None
+    try:
+        _work.get().charge(pattern_cost(pattern, text) // _PATTERN_COST_A_STEP)
+        return pattern_found(pattern, text)
+    except PatternError:
+        return None
+
+
+def _pattern(validator: Any, pattern: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if isinstance(instance, str) and _is_found(pattern, instance) is False:
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, rules: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if isinstance(instance, dict):
+        for pattern, part in rules.items():
+            _work.get().charge(len(instance))
+            for name, value in instance.items():
+                if _is_found(pattern, name):
+                    yield from validator.descend(value, part, path=name, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, rule: Any, instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not isinstance(instance, dict):
+        return
+    _work.get().charge(len(instance))
+    patterns = schema.get("patternProperties", {})
+    # A name is of a pattern if it may be: what cannot be searched refuses nothing.
+    extras = [
+        name
+        for name in instance
+        if name not in schema.get("properties", {})
+        and all(_is_found(pattern, name) is False for pattern in patterns)
+    ]
+    if isinstance(rule, dict):
+        for name in extras:
+            yield from validator.descend(instance[name], rule, path=name)
+    elif not rule and extras:
+        listed = ", ".join(map(repr, sorted(extras)))
+        if patterns:
+            does = "does" if len(extras) == 1 else "do"
+            regexes = ", ".join(map(repr, sorted(patterns)))
+            yield ValidationError(f"{listed} {does} not match any of the regexes: {regexes}")
+        else:
+            verb = "was" if len(extras) == 1 else "were"
+            yield ValidationError(f"Additional properties are not allowed ({listed} {verb} unexpected)")
+
+
+def _unique_items(validator: Any, is_asked: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """In linear time; the library compares each pair of objects."""
+    if is_asked and isinstance(instance, list):
+        _work.get().charge(len(instance))
+        if len({_canonical(item) for item in instance}) < len(instance):
+            yield ValidationError(f"{instance!r} has non-unique elements")
+
+
+def _canonical(value: Any) -> Any:
+    """The value so that it can be in a set: 1 and 1.0 are equal, 1 and true are not."""
+    if isinstance(value, dict):
+        _work.get().charge(len(value))
+        return frozenset((key, _canonical(item)) for key, item in value.items())
+    if isinstance(value, list):
+        _work.get().charge(len(value))
+        return tuple(map(_canonical, value))
+    return (bool, value) if isinstance(value, bool) else value
