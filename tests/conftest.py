@@ -56,9 +56,9 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mcpagent.env.offer import offer
     from mcpagent.models.load import save_model
     from mcpagent.models.tokens import Renderer
+    from mcpagent.servers.provider import builtin_servers
     from mcpagent.storage.datasets import read_tasks
     from mcpagent.tools.pool import ToolPool
-    from mcpagent.tools.servers_config import builtin_servers
 
     async def prompts() -> list[str]:
         plain = Renderer(train_tokenizer([], vocab_size=0, catalog_hash=""))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import epoch, gpu, gpu_checks, scale, tool_search
+from benchmarks import gpu, gpu_checks, serving
 from benchmarks.tools import AT_ONCE, GATES, Row, measure
 
 pytestmark = pytest.mark.system
@@ -44,13 +42,11 @@ def test_the_pool_costs_little_more_cpu_than_the_bare_client(transport: str) -> 
     assert sorted(row.overhead for row in rows)[len(rows) // 2] <= GATES[transport]
 
 
-@_SLOW
-def test_searching_among_five_hundred_tools_costs_a_tenth_of_the_tokens_and_no_success() -> None:
-    (row,) = asyncio.run(tool_search.measure([500], count=60, seed=3))
-    print(row)
-    assert row.success_all == 1.0
-    assert row.success_search >= row.success_all - 0.03
-    assert row.share <= 0.10
+def test_the_serving_benchmark_plays_every_episode_to_its_end() -> None:
+    load = serving.measure(serving.SAMPLES, episodes=4, calls=2, think_s=0.05)
+    assert (load.most_open, load.steps) == (4, 4 * 3)
+    assert 0 < load.p50_ms <= load.p99_ms <= load.max_ms
+    assert load.cpu_ms_per_step > 0 and 0 < load.memory_gb < serving.MEMORY_GATE_GB
 
 
 # On small shapes: neither what only a GPU has is judged there, nor figures that mean nothing at that size.
@@ -91,49 +87,3 @@ def test_a_check_that_is_not_over_in_its_time_is_stopped(tmp_path: Path) -> None
 def test_the_rows_of_a_check_in_its_own_process_come_back(tmp_path: Path) -> None:
     rows = gpu.accept(tmp_path, names=["machine"], device="cpu", is_tiny=True, limit_s=120.0)
     assert [row.what for row in rows] == ["python, torch", "vllm", "bitsandbytes", "liger_kernel"]
-
-
-@_SLOW
-@pytest.mark.timeout(1200)
-def test_a_process_with_shards_holds_its_share_of_a_step_and_never_a_whole_model() -> None:
-    alone, *others = scale.measure_memory()
-    print([(update.processes, update.loading, update.step) for update in (alone, *others)])
-    whole = alone.ranks[0].parameters * 4 / 2**20
-    for update in others:
-        assert update.step <= scale.LIMITS[update.processes] * alone.step
-        for rank in update.ranks:
-            assert rank.loading < whole
-            assert rank.loaded < 1.3 * whole / update.processes
-        assert [rank.loss for rank in update.ranks] == pytest.approx([alone.ranks[0].loss] * update.processes)
-
-
-@_SLOW
-def test_a_shard_costs_the_same_whatever_it_plays() -> None:
-    # So many that what they cost stands out of what starting a process differs by.
-    rows = scale.measure_shards(tasks=400, counts=(1, 4))
-    assert [[shard.episodes for shard in row.shards] for row in rows] == [[400], [100] * 4]
-    each, episode = scale.fixed_cost(rows)
-    assert each > 0 and episode > 0
-
-
-_PRICES_MIB = 20.0  # seen: 17 after 16,000 tasks, of which 8 in one process that was full after 11,000
-
-
-@_SLOW
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("tasks", "options"), [(12_000, []), (3000, ["--stdio"])])
-def test_an_epoch_leaves_nothing_behind(tasks: int, options: list[str]) -> None:
-    """A tenth of the epoch, and of the growth that it may have."""
-    command = ["-m", "benchmarks.epoch", "--tasks", str(tasks), "--every", "1000", "--json", *options]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
-    *rows, end = [epoch.Held(**json.loads(line)) for line in done.stdout.splitlines()]
-    print(rows[-1], end)
-    assert [row.tasks for row in rows] == list(range(1000, tasks + 1, 1000))
-    warm = rows[len(rows) // 3]
-    allowed = epoch.GROWTH_MIB * (tasks - warm.tasks) / (100_000 - epoch.WARM)
-    assert rows[-1].resident - warm.resident <= allowed
-    # Two of the server processes keep the prices of each of 400 companies once it was asked for, and no more.
-    assert rows[-1].others - warm.others <= allowed + _PRICES_MIB
-    for row in rows:
-        assert (row.files, row.processes, row.threads) == (warm.files, warm.processes, warm.threads)
-    assert (end.processes, end.threads) == (0, 1) and end.files < warm.files

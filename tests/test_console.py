@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
-from mcpagent.console import Console, ProgressRate, duration
+from mcpagent.console import Block, Console, Facts, ProgressRate, Table, duration
 from mcpagent.core.records import Metric
 from mcpagent.errors import UserError
 
@@ -34,15 +37,22 @@ def test_without_json_the_result_goes_to_stdout(capsys: pytest.CaptureFixture[st
     assert "[bold]simple" in out and "next: mcpagent report [RUN]" in out and err == ""
 
 
-def test_a_result_is_shown_or_printed_as_its_document(capsys: pytest.CaptureFixture[str]) -> None:
-    error = UserError("bad value")
-    for is_json in (False, True):
-        Console(is_json=is_json).print_result(error, lambda result, console: console.say(f"it is a {result}"))
-    out, err = capsys.readouterr()
-    said, _, document = out.partition("\n")
-    assert (
-        said == "it is a bad value" and json.loads(document)["error"]["message"] == "bad value" and err == ""
-    )
+def test_a_result_is_shown_as_blocks_or_printed_as_its_document(capsys: pytest.CaptureFixture[str]) -> None:
+    error, shown = UserError("bad value"), list[str]()
+
+    def blocks() -> Iterator[Block]:
+        shown.append("made")
+        yield Table("Results", ("kind", "rate"), [("simple", 0.5)])
+        yield Facts([("written", "out.json"), ("kept", None), ("a longer name", "yes")])
+        yield "the end"
+
+    Console(is_json=True).print_blocks(error, blocks())
+    assert json.loads(capsys.readouterr().out) == error.as_json()
+    assert shown == [], "what --json does not show is not made"
+    Console().print_blocks(error, blocks())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "Results"
+    assert lines[-3:] == ["written        out.json", "a longer name  yes", "the end"]
 
 
 def test_an_error_shows_its_place_and_remedy_and_has_its_document(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,3 +106,19 @@ def test_a_bar_says_what_is_left_only_where_the_whole_is_known(
     err = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert re.search(shown, err)
     assert ("left" in err) is (total is not None)
+
+
+def test_the_hub_that_does_not_answer_is_told_of_once() -> None:
+    # As huggingface_hub logs two requests of six attempts each.
+    script = (
+        "import logging; from mcpagent.console import guard_process; guard_process()\n"
+        "logging.basicConfig(format='%(message)s')\n"
+        "log = logging.getLogger('huggingface_hub.utils._http')\n"
+        "for wait in (1, 2, 4, 8, 8) * 2:\n"
+        "    log.warning(\"'%s' thrown while requesting HEAD %s\", 'unreachable', 'https://hub/config.json')\n"
+        "    log.warning('Retrying in %ss [Retry 1/5].', wait)\n"
+        "log.warning('something else')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2 and "the model hub does not answer" in lines[0] and lines[1] == "something else"

@@ -16,7 +16,7 @@ import typer
 import typer.main
 
 from mcpagent.cli.main import COMMANDS, load_command
-from mcpagent.config.resolve import ALIASES, NO_EFFECT, ONLY_VALUES
+from mcpagent.config.resolve import ALIASES, FOLDED, NO_EFFECT, ONLY_VALUES
 from tests.house import ROOT
 
 PAGES = sorted(
@@ -24,6 +24,7 @@ PAGES = sorted(
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
         *ROOT.glob("data/**/*.md"),
         *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/**/*.md"),
     ]
 )
 _FENCE = re.compile(r"^```(?:bash|sh|console|text)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -113,7 +114,8 @@ def test_a_command_that_does_not_exist_is_noticed(words: list[str]) -> None:
 
 def test_every_familiar_spelling_is_documented() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
-    familiar = {*ALIASES, *NO_EFFECT, *ONLY_VALUES} - {"algorithm"}
+    folded = {".".join(key) for key in FOLDED}
+    familiar = {*ALIASES, *NO_EFFECT, *ONLY_VALUES, *folded} - {"algorithm"}
     assert {key for key in familiar if key not in page} == set()
 
 
@@ -205,3 +207,21 @@ def test_every_term_of_the_glossary_is_in_the_code_that_it_names() -> None:
     classes = re.findall(r"`(\w+)` in `(mcpagent/[\w./]+)`", page)
     assert len(classes) >= 8
     assert [pair for pair in classes if not _definition(ROOT / pair[1], pair[0])] == []
+
+
+def _has(path: Path, dotted: str) -> bool:
+    """Whether a file defines a function, class or method of this name."""
+    body: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
+    for name in dotted.split("."):
+        found = [node for node in body if getattr(node, "name", None) == name]
+        if not found:
+            return False
+        body = getattr(found[0], "body", [])
+    return True
+
+
+def test_every_step_of_the_episode_page_is_a_function_that_exists() -> None:
+    page = (ROOT / "docs" / "episode.md").read_text()
+    steps = re.findall(r"\| `(mcpagent/[\w/]+\.py)` \| `([\w.]+)` \|$", page, re.MULTILINE)
+    assert len(steps) == page.count("| `mcpagent/") > 20
+    assert [(path, name) for path, name in steps if not _has(ROOT / path, name)] == []

@@ -33,8 +33,10 @@ def test_the_embedded_model_passes_without_drift(tiny_checkpoint: Path) -> None:
     checks = check(tiny_checkpoint)
     assert list(checks) == [
         *("model tokenizer", "model template", "model tool calls"),
-        *("model injection", "model drift", "model logits"),
+        *("model injection", "model can call", "model drift", "model logits"),
     ]
+    can_call = checks.pop("model can call")  # random weights begin no call
+    assert can_call.status is CheckStatus.WARN and "0 of 3 greedy turns hold a call" in can_call.detail
     assert {c.status for c in checks.values()} == {CheckStatus.PASS}
     assert checks["model drift"].detail.startswith("0 of ")
 
@@ -54,6 +56,7 @@ def test_a_template_that_cannot_be_trained_on_fails_with_reason_and_remedy(
 
 def test_a_template_without_tool_messages_passes(tiny_checkpoint: Path, tmp_path: Path) -> None:
     checks = check(with_template(tiny_checkpoint, tmp_path / "gemma", REFUSES_TOOLS))
+    del checks["model can call"]
     assert {c.status for c in checks.values()} == {CheckStatus.PASS}
 
 

@@ -80,7 +80,8 @@ def _other_adapters(base: Path, folder: Path) -> None:
     """Adapters of a model with other widths, which say that they are for this one."""
     import torch
 
-    from mcpagent.models.load import LoraShape, attach_lora, load_model, load_tokenizer, save_model
+    from mcpagent.models.adapters import LoraShape, attach_lora
+    from mcpagent.models.load import load_model, load_tokenizer, save_model
 
     model = load_model(str(base), dtype=torch.float32, device=torch.device("cpu"))
     shape = LoraShape(r=2, alpha=4, dropout=0.0, target_modules="all-linear")
@@ -100,11 +101,8 @@ CASES = {
     "eval checkpoint {w}/good.json --data {w}/tasks.jsonl": ["good.json", "is a file"],
     "eval checkpoint {w}/adapters --data {w}/tasks.jsonl --out {w}/new.json": ["adapters"],
     "eval checkpoint {w}/run@7 --data {w}/tasks.jsonl": ["step 7"],
-    "eval compare {w}/bare gold --on {w}/tasks.jsonl": ["bare", "neither a checkpoint"],
-    "eval compare gold {w}/absent --on {w}/tasks.jsonl --out {w}/new": ["absent", "no such checkpoint"],
-    "eval compare gold {w}/good.json --on {w}/tasks.jsonl": ["good.json", "is a file"],
     "certify {w}/bare": ["bare", "neither a checkpoint"],
-    "certify {w}/model": ["model", "no checkpoint of a run"],
+    "certify {w}/model": ["model", "not a checkpoint of a run"],
     "certify {w}/good.json": ["good.json", "is a file"],
     # results
     "eval compare {w}/cut.json {w}/good.json": ["cut.json", "is not an evaluation"],
@@ -116,8 +114,8 @@ CASES = {
     "eval compare {w}/good.json {w}/version.json": ["version.json", "99"],
     "eval compare {w}/good.json {w}/type.json": ["type.json", "is not an evaluation"],
     "eval compare {w}/good.json {w}/absent.json": ["absent.json", "no such file"],
-    "eval compare {w}/good.json {w}/run": ["run", "is a folder", "--on"],
-    "eval compare {w}/good.json {w}/elsewhere.json": ["share no scored task"],
+    "eval compare {w}/good.json {w}/run": ["run", "is a folder"],
+    "eval compare {w}/good.json {w}/elsewhere.json": ["share no task"],
     "eval compare {w}/good.json {w}/cut.jsonl": ["cut.jsonl:3"],
     "eval compare {w}/good.json {w}/middle.jsonl": ["middle.jsonl:1"],
     "eval compare {w}/good.json {w}/twice.jsonl": ["twice.jsonl", "twice"],
@@ -127,7 +125,7 @@ CASES = {
     "eval compare {w}/good.json {w}/tasks.jsonl": ["tasks.jsonl:1"],
     "eval regrade {w}/cut.json --out {w}/new.json": ["cut.json", "is not an evaluation"],
     "eval regrade {w}/version.json": ["version.json", "99"],
-    "eval regrade {w}/lonely.json --out {w}/new.json": ["lonely", "episodes are not there"],
+    "eval regrade {w}/lonely.json --out {w}/new.json": ["lonely", "episodes are missing"],
     "eval regrade {w}/good.json --data {w}/others.jsonl --out {w}/new.json": ["others.jsonl", "no task"],
     "eval regrade {w}/plain.jsonl": ["plain.jsonl", "--data FILE"],
     "eval regrade {w}/twice.jsonl --data {w}/tasks.jsonl --out {w}/new.json": ["twice.jsonl", "twice"],
@@ -137,9 +135,6 @@ CASES = {
     "eval regrade {w}/good.json --set reward.terms=[nowhere:nothing]": ["nowhere"],
     "eval regrade {w}/good.json --set reward.weights.nothing=1": ["nothing"],
     "eval regrade {w}/good.json --set reward.weights.partial=.nan": ["reward.weights"],
-    "eval merge {w}/twice.jsonl --data {w}/tasks.jsonl --out {w}/all.jsonl": ["twice.jsonl"],
-    "eval merge {w}/middle.jsonl --data {w}/tasks.jsonl --out {w}/all.jsonl": ["middle.jsonl:1"],
-    "eval merge {w}/run --data {w}/tasks.jsonl --out {w}/all.jsonl": ["run"],
     # tasks and options
     "eval model gold --data {w}/doubled.jsonl": ["doubled.jsonl", "twice"],
     "eval model gold --data {w}/good.json": ["good.json"],
@@ -152,24 +147,14 @@ CASES = {
     "eval model gold --data {w}/tasks.jsonl --seed -1": ["--seed"],
     "eval model gold --data {w}/tasks.jsonl --shard 3/2": ["--shard"],
     "eval model gold --data {w}/tasks.jsonl --shard 9/9": ["--shard"],
-    "eval model gold --data {w}/tasks.jsonl --max-tasks 0": ["--max-tasks"],
+    "eval model gold --data {w}/tasks.jsonl --set data.max_tasks=0": ["max_tasks"],
     "eval model gold --data {w}/tasks.jsonl --out {w}/good.json": ["would be replaced"],
     "eval model gold --data {w}/tasks.jsonl --out {w}/good.json/x.json": ["good.json", "--out"],
     "eval model gold --data {w}/tasks.jsonl --resume": ["--out"],
     "eval model gold --data {w}/tasks.jsonl --out {w}/cut.json --resume": ["cut.json"],
-    "eval model gold --data {w}/tasks.jsonl --out {w}/lonely.json --retry-infra": ["lonely"],
-    "eval checkpoint {w}/model --data {w}/tasks.jsonl --base": ["model", "trained from"],
-    "eval compare gold empty --on {w}/absent.jsonl": ["absent.jsonl"],
-    "eval compare gold empty --on {w}/bare": ["bare"],
-    "eval compare gold empty --on {w}/doubled.jsonl --out {w}/new": ["doubled.jsonl", "twice"],
-    "eval compare gold empty --on {w}/tasks.jsonl --points 0": ["--points"],
-    "eval compare gold empty --on {w}/tasks.jsonl --points nan": ["points"],
-    "eval compare gold empty --on {w}/tasks.jsonl --temperature nan": ["temperature"],
-    "eval compare gold empty --on {w}/tasks.jsonl --out {w}/good.json": ["good.json", "--out"],
-    "eval compare gold empty --on {w}/tasks.jsonl --resume": ["--out"],
-    "eval compare gold empty --on {w}/tasks.jsonl --cassette-mode off": ["one cassette"],
-    "eval compare {w}/good.json {w}/good.json --samples 4": ["--samples", "--on"],
-    "eval compare {w}/good.json {w}/good.json --out {w}/new": ["--out", "--on"],
+    "eval model gold --data {w}/tasks.jsonl --out {w}/lonely.json --resume": ["lonely"],
+    "eval compare {w}/good.json {w}/good.json --points 0": ["--points"],
+    "eval compare {w}/good.json {w}/good.json --points nan": ["points"],
     "eval judge-check --data {w}/tasks.jsonl --episodes {w}/middle.jsonl --set judge.model=m": [
         "middle.jsonl:1"
     ],
@@ -181,9 +166,6 @@ CASES = {
     "eval judge-check --data {w}/tasks.jsonl --set judge.model=m --set judge.min_kappa=.nan": [
         "judge.min_kappa"
     ],
-    "eval benchmark bfcl-multi-turn gold --package {w}/good.json --out {w}/new": ["good.json"],
-    "eval benchmark bfcl-singleturn gold --out {w}/new": ["bfcl-singleturn"],
-    "eval benchmark bfcl-multi-turn gold --category easy --out {w}/new": ["easy"],
     # reports and certificates
     "report {w}/good.json": ["good.json"],
     "report {w}/bare": ["bare"],

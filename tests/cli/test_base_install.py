@@ -18,30 +18,24 @@ from packaging.utils import canonicalize_name
 from tests.cli.base_environment import closure, make_base_environment
 from tests.cli.test_locks import SPEC
 from tests.house import ROOT
-from tests.synth.test_bfcl import BfclPackage, package
 from tests.test_docs import _leaves
 
 pytestmark = pytest.mark.system
 
-__all__ = ["package"]
-
 TRAIN = "samples/train.jsonl"
 # Command lines as short as they get, with the extras that their work needs. In this order: some read what an
-# earlier one wrote. CHECKPOINT and BFCL are folders that the test makes.
+# earlier one wrote. CHECKPOINT is a folder that the test makes.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "data samples samples": (),
     "quickstart": ("hf", "report"),
     "doctor --servers none.json": (),
     "gen-data --train 2 --validation 1 --heldout 1 --out made": (),
-    "gen-data --train 2 --validation 1 --heldout 1 --shard 1/1 --out parts": (),
-    "data merge parts/shard-1-of-1.jsonl --out merged": (),
     "convert spec.json --out converted.jsonl": (),
     f"data validate {TRAIN}": (),
     f"data stats {TRAIN}": (),
     f"data show {TRAIN}": (),
     f"data split {TRAIN} --out split": (),
     f"data dedupe {TRAIN} --out distinct.jsonl": ("data",),
-    "data import bfcl --package BFCL --category base --out imported": (),
     "tools list": (),
     """tools call tavily.tavily_search '{"query": "interest rates"}'""": (),
     """tools bench tavily.tavily_search '{"query": "interest rates"}' --calls 2""": (),
@@ -49,23 +43,21 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "tools logout shop --servers shop.json": (),
     "serve fmp": (),
     "serve python": (),
-    "env check --data samples --max-tasks 1": (),
-    "env check --engine skyrl --data samples --max-tasks 1": ("gym", "hf"),
-    f"rollout --policy gold --data {TRAIN} --max-tasks 1 --out gold.jsonl": (),
-    f"rollout --policy CHECKPOINT --data {TRAIN} --max-tasks 1 --out own.jsonl": ("hf",),
+    "env check --data samples --set data.max_tasks=1": (),
+    "env serve --data samples --host 0.0.0.0 --port 0": (),
+    f"rollout --policy gold --data {TRAIN} --set data.max_tasks=1 --out gold.jsonl": (),
+    f"rollout --policy CHECKPOINT --data {TRAIN} --set data.max_tasks=1 --out own.jsonl": ("hf",),
     "train --data samples": ("hf",),
     "train --data samples --algo sft": ("hf",),
     "train --data samples --dry-run": ("hf",),
-    "train --estimate": ("hf",),
     "runs": (),
     f"eval checkpoint CHECKPOINT --data {TRAIN}": ("hf",),
     f"eval model CHECKPOINT --data {TRAIN}": ("hf",),
     "eval compare gold.jsonl gold.jsonl": (),
-    "eval benchmark bfcl-multi-turn gold --package BFCL --category base --out board": (),
     "rollout --policy gold --data samples/validation.jsonl --out part.jsonl": (),
-    "eval merge part.jsonl --data samples/validation.jsonl --out all.jsonl": (),
     f"eval regrade gold.jsonl --data {TRAIN}": (),
     f"eval judge-check --data {TRAIN}": (),
+    "chat CHECKPOINT --once hello": ("hf",),
     "certify CHECKPOINT": ("hf",),
     "export CHECKPOINT --out model": ("hf",),
     "report CHECKPOINT": ("report",),
@@ -74,8 +66,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 REFUSED = {  # for another reason than a package that is missing
     "tools login shop": "cannot be reached",
-    "eval benchmark bfcl": "lacks BFCL's GorillaFileSystem",  # the package here has one backend of eight
     "eval judge-check --data": "no judge is named",
+    "env serve --data samples --host": "no token is asked for",
 }
 # One process for all, because most of what a command costs is what it imports. What a command says goes to a
 # file by its descriptor, which servers take as their stdout.
@@ -98,7 +90,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def test_without_extras_each_command_works_or_names_what_it_lacks(
-    tmp_path: Path, package: BfclPackage, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helps = {f"{name} --help": () for name, _ in _leaves()}
     for name, _ in _leaves():
@@ -117,7 +109,7 @@ def test_without_extras_each_command_works_or_names_what_it_lacks(
     for name, text in given.items():
         (work / name).write_text(text)
     lines = [*helps, *COMMANDS]
-    folders = {"CHECKPOINT": tiny_checkpoint, "BFCL": package.root}
+    folders = {"CHECKPOINT": tiny_checkpoint}
     words = [[str(folders.get(word, word)) for word in shlex.split(line)] for line in lines]
     done = subprocess.run(
         [python, "-c", _PROGRAM, json.dumps(words)],
@@ -141,8 +133,8 @@ def test_without_extras_each_command_works_or_names_what_it_lacks(
     code, said = results["doctor --servers none.json"]
     assert (code, "extra hf: " in " ".join(said.split())) == (1, True), said
     made = {path.name for path in work.iterdir()} - given.keys()
-    written = {"gold.jsonl", "part.jsonl", "all.jsonl", "converted.jsonl", "said.txt"}
-    assert made == {"samples", "made", "parts", "merged", "split", "imported", *written}
+    written = {"gold.jsonl", "part.jsonl", "converted.jsonl", "said.txt"}
+    assert made == {"samples", "made", "split", *written}
 
 
 def _assert_names_what_is_missing(said: str, *, python: Path, extras: tuple[str, ...]) -> None:
@@ -160,8 +152,8 @@ def test_all_brings_every_extra_but_those_of_developers() -> None:
         reached.add(extra := waiting.pop())
         own = (Requirement(text) for text in declared[extra])
         waiting += [inner for r in own if r.name == "mcpagent" for inner in r.extras - reached]
-    # SkyRL pins what the rest does not want, and needs a later Python: an environment of its own.
-    assert reached == declared.keys() - {"dev", "skyrl"}
+    # SkyRL and Inspect pin what the rest does not want, TRL is another trainer: environments of their own.
+    assert reached == declared.keys() - {"dev", "skyrl", "inspect", "trl"}
 
 
 def test_the_pinned_versions_fit_the_extras_and_each_other() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.config.dataset_servers import read_dataset_servers
+from mcpagent.config.dataset_servers import DatasetServers, read_dataset_servers
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.storage.datasets import read_tasks
 from tests.running import mcpagent, refused
 
@@ -100,7 +101,6 @@ def test_a_users_servers_are_found_by_every_command(
     short = ("--set", "rollout.max_new_tokens=4")
     found_by(harbour, "doctor", "--data", data.parent)
     found_by(harbour, "env", "check", "--data", data)
-    found_by(harbour, "env", "check", "--chaos", "--data", data)
     found_by(harbour, "tools", "call", "harbour.list_ships", "--data", data)
     found_by(harbour, "tools", "bench", "harbour.list_ships", "--calls", "3", "--data", data)
     found_by(harbour, "train", "--set", f"data.train={data}", "--dry-run")
@@ -124,6 +124,38 @@ def test_no_value_of_a_variable_is_written_beside_the_data(harbour: Path) -> Non
     written = [path for path in harbour.rglob("*") if path.is_file()]
     assert harbour / "data/h/servers.yaml" in written
     assert not [path for path in written if SECRET in path.read_text()]
+
+
+def test_no_path_of_this_machine_is_written_beside_the_data(harbour: Path) -> None:
+    assert str(harbour) not in (harbour / "data/h/servers.yaml").read_text()
+
+
+def test_paths_of_settings_are_relative_to_the_folder_that_keeps_them(tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"files": {"command": "true"}}}')
+    tools = ToolsConfig.model_validate(
+        {
+            "servers": str(tmp_path / "mcp.json"),
+            "answers": str(tmp_path / "answers.yaml"),
+            "per_server": {"files": {"workspace": str(tmp_path / "files")}},
+        }
+    )
+    made = DatasetServers.of(tmp_path / "data", tools)
+    (tmp_path / "data").mkdir()
+    made.path.write_text(made.as_yaml())
+    assert str(tmp_path) not in made.as_yaml()
+    tmp_path.joinpath("data").rename(tmp_path / "moved")
+    read = read_dataset_servers(tmp_path / "moved")
+    assert read is not None and read.says_the_same(made) and read.servers == tmp_path / "mcp.json"
+
+
+def test_a_folder_that_was_moved_finds_its_servers_by_name_and_contents(tmp_path: Path) -> None:
+    servers = write_mcp_json(tmp_path / "project" / "mcp.json")
+    made = DatasetServers.of(tmp_path / "data" / "deep", ToolsConfig(servers=str(servers)))
+    folder = tmp_path / "project" / "data"
+    folder.mkdir()
+    (folder / "servers.yaml").write_text(made.as_yaml())
+    read = read_dataset_servers(folder)
+    assert read is not None and read.servers == servers
 
 
 def test_servers_that_are_named_win(harbour: Path, tmp_path: Path) -> None:
@@ -187,8 +219,6 @@ def test_servers_that_are_gone_are_one_error_that_says_what_to_type(harbour: Pat
     shutil.copytree(harbour, tmp_path / "moved")
     home = tmp_path / "moved"
     other = (home / "mcp.json").rename(home / "renamed.json")
-    remembered = home / "data/h/servers.yaml"
-    remembered.write_text(remembered.read_text().replace(str(harbour), str(home)))
     command = ("data", "validate", home / "data/h/train.jsonl")
     said = refused(mcpagent(*command, env=KEY))
     assert "mcp.json" in said and "there is no such file" in said and "--servers" in said
@@ -229,7 +259,6 @@ def test_no_command_starts_programs_that_came_with_a_dataset(tmp_path: Path) -> 
     data = downloaded(tmp_path / "foreign", proof=proof)
     for command in (
         ("env", "check", "--data", data),
-        ("env", "check", "--chaos", "--data", data),
         ("rollout", "--policy", "gold", "--data", data, "--out", tmp_path / "x.jsonl"),
         ("data", "validate", data, "--execute"),
         ("train", "--set", f"data.train={data}"),

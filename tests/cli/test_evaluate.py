@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mcpagent.cli.evaluate import app, metric_row
+from mcpagent.cli.evaluate import app
 from mcpagent.cli.options import ConfigOptions
 from mcpagent.config.loader import dump_config
-from mcpagent.console import Console
+from mcpagent.console import Console, metric_row
 from mcpagent.core.records import Metric
 from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder
@@ -41,8 +41,8 @@ def test_eval_checkpoint_prints_one_document_and_writes_it_with_the_trajectories
         TRAIN,
         "--samples",
         "2",
-        "--max-tasks",
-        "2",
+        "--set",
+        "data.max_tasks=2",
         "--out",
         out,
         "--json",
@@ -69,7 +69,7 @@ def test_eval_checkpoint_prints_one_document_and_writes_it_with_the_trajectories
 
 def test_eval_model_and_compare_are_readable(tiny_checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "base.json"
-    options = ("--data", TRAIN, "--max-tasks", "3", "--set", SHORT, "--out", out)
+    options = ("--data", TRAIN, "--set", "data.max_tasks=3", "--set", SHORT, "--out", out)
     done = mcpagent("eval", "model", tiny_checkpoint, *options)
     assert done.returncode == 0, done.stderr
     assert "3 episodes of 3 tasks" in done.stdout and "95 % interval" in done.stdout
@@ -126,7 +126,8 @@ def test_an_option_wins_over_a_setting_and_a_setting_over_the_default() -> None:
 def test_a_run_lends_its_settings_unless_a_config_is_named(run: Path, tmp_path: Path) -> None:
     of_run = ConfigOptions().config(Console(), policy=str(run))
     assert (of_run.rollout.max_new_tokens, of_run.seed, of_run.data.max_tasks) == (3, 0, None)
-    assert ConfigOptions(seed=2, max_tasks=5).config(Console(), policy=str(run)).data.max_tasks == 5
+    chosen = ConfigOptions(seed=2, settings=["data.max_tasks=5"])
+    assert chosen.config(Console(), policy=str(run)).data.max_tasks == 5
     other = tmp_path / "other.yaml"
     other.write_text("rollout: {max_new_tokens: 11}\nseed: 4\n")
     named = ConfigOptions(files=[other]).config(Console(), policy=str(run))

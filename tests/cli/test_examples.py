@@ -26,8 +26,6 @@ from mcpagent.tools.servers_config import load_servers
 from tests.house import ROOT
 from tests.test_docs import PAGES, _leaves
 
-pytestmark = pytest.mark.system
-
 HERE = Path(__file__).parent
 
 # In this process, in this order, in one folder whose data are the samples. What a command's --out names is
@@ -55,18 +53,13 @@ FAST = (
     "mcpagent gen-data --servers mcp.json --templates my_templates --out data/mine",
     "mcpagent gen-data --explore --servers mcp.json --train 24 --validation 4 --heldout 6 --out data/mine",
     "mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst",
-    "mcpagent env check --engine skyrl --data data/samples",
-    "mcpagent train --estimate --gpu-memory 80 --model Qwen/Qwen3-8B --mode full",
 )
 
 # Each as a process, in this order, in one folder, whose data are of the user's servers once they are made.
 SLOW = (
     "mcpagent data samples",
-    "mcpagent rollout --policy gold --data data/samples/train.jsonl --samples 84 --out episodes.jsonl.zst",
-    "mcpagent eval model gold --data data/samples/train.jsonl --samples 84 --no-calibration --out gold.json",
     "mcpagent env check --data data/samples",
     "mcpagent env check --servers mcp.json",
-    "mcpagent env check --chaos --servers mcp.json",
     'mcpagent tools bench time.get_current_time \'{"timezone": "UTC"}\' --servers mcp.json',
     "mcpagent tools bench polygon.polygon_get_market_status --calls 2000 --concurrency 32",
     "mcpagent gen-data --explore --servers mcp.json --train 200 --validation 20 --heldout 60 --out data/mine",
@@ -84,23 +77,22 @@ SLOW = (
     "mcpagent runs outputs",
     "mcpagent eval checkpoint outputs/warm --data data/mine --out before.json",
     "mcpagent eval checkpoint outputs/mine --data data/mine --out after.json",
+    "mcpagent eval checkpoint outputs/warm --data data/mine --out before.json"
+    " --set tools.cassette=tapes/mine",
+    "mcpagent eval checkpoint outputs/mine --data data/mine --out after.json --set tools.cassette=tapes/mine",
     "mcpagent eval compare before.json after.json",
-    "mcpagent eval compare outputs/warm RUN --on data/mine --out both",
     "mcpagent eval regrade after.json --out again.json",
     "mcpagent certify outputs/mine --out certificate",
     "mcpagent certify --check certificate --replay 8",
     "mcpagent gen-data --from-failures outputs/mine --train 200 --out data/harder",
     "mcpagent report outputs/mine",
     "mcpagent export outputs/mine --merge --out model",
-    "mcpagent rollout --policy gold --out outputs/gold.jsonl.zst --servers mcp.json --cassette tapes/shop"
-    " --cassette-mode record",
-    "mcpagent rollout --policy gold --out outputs/again.jsonl.zst --cassette tapes/shop"
-    " --cassette-mode strict",
-    "mcpagent eval checkpoint outputs/mine --servers mcp.json --cassette tapes/shop --cassette-mode replay",
+    "mcpagent rollout --policy gold --out outputs/gold.jsonl.zst --servers mcp.json"
+    " --set tools.cassette=tapes/shop --set tools.cassette_mode=record",
+    "mcpagent rollout --policy gold --out outputs/again.jsonl.zst --set tools.cassette=tapes/shop"
+    " --set tools.cassette_mode=strict",
+    "mcpagent eval checkpoint outputs/mine --servers mcp.json --set tools.cassette=tapes/shop",
     "mcpagent eval checkpoint outputs/mine --data data/processed/heldout.jsonl --samples 4 --json",
-    "mcpagent data validate data/processed/train.jsonl --calibrate outputs/mine --samples 8"
-    " --out learnable.jsonl",
-    "mcpagent data validate a.jsonl --calibrate RUN --out b.jsonl",
     "mcpagent gen-data --train 800 --heldout 240 --seed 1 --out data/processed",
     "mcpagent gen-data --train 800 --validation 100 --heldout 240 --seed 0",
     "mcpagent data split tasks.jsonl --out data/processed --heldout 0.2",
@@ -118,40 +110,46 @@ HUB = "a model from the hub"
 KEY = "a key of somebody's service"
 SERVICE = "a running API or server of models"
 INSTALL = "installs or downloads packages"
+REAL = "an hour or more with a real pretrained model"
 LONG = "minutes; tests/slow runs it, or what it runs"
 EXT = "run by tests/test_extending.py, with the files that the page makes"
 STAYS = "serves until it is stopped, on a fixed port or in a sandbox that not every machine has"
 ELSEWHERE = {
-    "mcpagent eval merge a.jsonl b.jsonl --data data/samples/train.jsonl --out all.jsonl": (
-        "tests/run/test_shards.py"
-    ),
-    "mcpagent gen-data --train 800 --heldout 240 --shard 1/8 --out data/parts": "tests/synth/test_shards.py",
-    "mcpagent data merge data/parts/shard-*-of-8.jsonl --out data/processed": "tests/synth/test_shards.py",
+    "mcpagent gen-data --train 800 --heldout 240 --shard 1/8 --out data/part-1": "tests/synth/test_shards.py",
     "mcpagent eval judge-check --data train.jsonl --set judge.model=gpt-5-mini --out judge-check.json": KEY,
-    "pip install mcpagent": INSTALL,
-    'pip install "mcpagent[local]"': INSTALL,
+    "inspect eval examples/bridges/inspect_eval.py -T data=data/mine -T split=heldout"
+    " --model openai/gpt-5": "tests/bridges/test_inspect.py",
+    "PYTHONPATH=. vf-eval @ verifiers.toml -m MODEL": "tests/bridges/test_verifiers.py",
+    "python examples/bridges/http_episode.py http://127.0.0.1:8000 heldout 0": "tests/bridges/test_ors.py",
+    "mcpagent env serve --data data/samples --port 8000": "tests/bridges/test_ors.py",
+    "mcpagent train --dry-run --num-processes 8 --gpu-memory 80 --model Qwen/Qwen3-8B --mode full"
+    " --set training.parallel=fsdp": HUB,
+    "pip install .": INSTALL,
+    'pip install ".[local]"': INSTALL,
     "pip download --no-deps bfcl-eval==2026.3.23 -d wheel && python -m zipfile -e wheel/*.whl bfcl": INSTALL,
-    "mcpagent data import bfcl --package bfcl --out data/bfcl --category base": INSTALL,
-    "mcpagent eval checkpoint outputs/mine --config data/bfcl/bfcl.yaml --data data/bfcl/base.jsonl": INSTALL,
-    "mcpagent eval checkpoint RUN --config data/bfcl/bfcl.yaml": INSTALL,
-    "mcpagent eval benchmark bfcl-multi-turn outputs/mine --package bfcl --out outputs/bfcl": INSTALL,
+    "python -m examples.bfcl outputs/mine --package bfcl --out outputs/bfcl": INSTALL,
     "mcpagent tools login shop --servers mcp.json": "tests/tools/transports/test_oauth.py",
     "mcpagent tools logout shop --servers mcp.json": "tests/tools/transports/test_oauth.py",
     "mcpagent env check --servers mcp.json --set tools.per_server.files.workspace=data/files": (
         "tests/tools/test_workspace.py"
     ),
-    "python -m benchmarks.naturalness --human bfcl --servers port=port.json --servers sqlite=sqlite.json "
-    "--read-only sqlite.list_tables --read-only sqlite.describe_table --read-only sqlite.read_query": INSTALL,
     "mcpagent quickstart": LONG,
-    "mcpagent quickstart --controls": LONG,
-    "mcpagent quickstart --seed 1 --json": LONG,
     "mcpagent quickstart --out outputs/quickstart --seed 1": LONG,
     "mcpagent quickstart --servers mcp.json": LONG,
     "mcpagent quickstart --servers mcp.json --read-only library.get_book": LONG,
+    "mcpagent quickstart --model Qwen/Qwen2.5-0.5B-Instruct --servers mcp.json --minutes 60": HUB,
+    "mcpagent quickstart --model Qwen/Qwen2.5-0.5B-Instruct --minutes 60": HUB,
+    "mcpagent quickstart --model NAME_OR_FOLDER --minutes 60": "tests/demo/test_pretrained.py",
+    "mcpagent quickstart --model NAME_OR_FOLDER --servers mcp.json --controls": (
+        "tests/demo/test_pretrained.py"
+    ),
+    "mcpagent chat outputs/Qwen2.5-0.5B-Instruct": HUB,
+    "mcpagent chat outputs/NAME": "tests/cli/test_chat.py",
+    'mcpagent chat outputs/NAME --once "What is the price of QLBH?" --json': "tests/cli/test_chat.py",
+    "mcpagent chat outputs/own --servers mcp.json": "tests/cli/test_chat.py",
+    'mcpagent chat outputs/own --once "Where is the Aurora moored?"': "tests/cli/test_chat.py",
     "mcpagent report outputs/quickstart": LONG,
-    "mcpagent report outputs/first outputs/second": "tests/evaluate/report/test_formats.py",
     "mcpagent report outputs/quickstart --format inspect": "tests/evaluate/report/test_inspect_log.py",
-    "mcpagent report outputs/quickstart --format md": "tests/evaluate/report/test_formats.py",
     "mcpagent view outputs/quickstart": "tests/evaluate/report/test_live.py",
     "mcpagent train --config configs/quickstart.yaml --set model.name=PATH --set seed=1": LONG,
     "make quickstart": LONG,
@@ -161,27 +159,21 @@ ELSEWHERE = {
     "make install": INSTALL,
     "mcpagent gen-data --templates my_templates --train 4 --validation 1 --heldout 1 --out data/mine": EXT,
     "make quickstart ARGS='--seed 1 --out outputs/seed-1'": LONG,
-    'make test-slow ARGS="tests/slow/test_variants.py -s"': LONG,
     "python -m benchmarks.update": LONG,
-    "python -m benchmarks.memory": LONG,
     "python -m benchmarks.update --unique": LONG,
+    "python -m benchmarks.beside_trl --tool-tokens 1024": LONG,
+    "python -m benchmarks.beside_trl --tool-tokens 4096 --prompts 2": LONG,
     "python -m benchmarks.update --shape qwen3-0.6b --gradient-checkpointing": LONG,
     "make test-gpu": GPU,
     "python -m benchmarks.gpu --only attention --only update": GPU,
     "python -m benchmarks.gpu --device cpu --tiny": "tests/test_benchmarks.py",
-    "python -m benchmarks.scale memory": LONG,
-    "python -m benchmarks.scale shards": LONG,
-    "python -m benchmarks.epoch": LONG,
-    "python -m benchmarks.epoch --tasks 3000 --stdio": "tests/test_benchmarks.py",
     "python -m benchmarks.rollout w3": LONG,
     "python -m benchmarks.rollout generate": LONG,
     "python -m benchmarks.rollout latency": LONG,
-    "python -m benchmarks.data --records 100000": LONG,
-    "python -m benchmarks.data --records 1000000 --steps make stats iterate index reopen epoch": LONG,
     "mcpagent gen-data --templates full --train 8000 --validation 500 --heldout 1500 --out data/full": LONG,
     "mcpagent doctor --servers mcp.json --model Qwen/Qwen3-0.6B": HUB,
     "mcpagent doctor --model Qwen/Qwen3-0.6B": HUB,
-    "mcpagent doctor --model MODEL --tool-format xml --servers mcp.json": HUB,
+    "mcpagent doctor --model MODEL --set rollout.tool_format=xml --servers mcp.json": HUB,
     "mcpagent train --dry-run --model Qwen/Qwen3-0.6B --data data/mine": HUB,
     "mcpagent train --dry-run --set data.train=data/processed/train.jsonl": HUB,
     "mcpagent eval model Qwen/Qwen3-0.6B --data data/processed/heldout.jsonl --out base.json": HUB,
@@ -193,13 +185,10 @@ ELSEWHERE = {
     "mcpagent train --set data.train=data/processed/train.jsonl --set name=first": GPU,
     "mcpagent train --algo ppo --set data.train=data/processed/train.jsonl": GPU,
     "mcpagent train --algo sft --mode lora --set data.train=data/processed/train.jsonl": GPU,
-    "mcpagent train --set budget.cpu_s=3600 --set 'health.stop.kl=5.0'"
+    "mcpagent train --set budget.cpu_s=3600 --set health.kl=5.0"
     " --set data.train=data/processed/train.jsonl": GPU,
     "mcpagent train --resume --set name=first --set data.train=data/processed/train.jsonl": GPU,
     "mcpagent export outputs/first --merge --out model": GPU,
-    "accelerate launch --config_file configs/accelerate/ddp.yaml --num_processes 8"
-    " -m mcpagent.cli.main train --config FILE": GPU,
-    "torchrun --nproc-per-node 8 -m mcpagent.cli.main train --config FILE": GPU,
     "mcpagent train --num-processes 2 --config FILE": GPU,
     "mcpagent smoke --backend vllm --model Qwen/Qwen3-0.6B": GPU,
     "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m"
@@ -208,9 +197,12 @@ ELSEWHERE = {
     " --enable-lora --max-lora-rank 16 --max-loras 2": GPU,
     "mcpagent train --set 'vllm.servers=[http://127.0.0.1:8000]'"
     " --set data.train=data/processed/train.jsonl": GPU,
-    "OPENAI_API_KEY=... mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm": KEY,
-    "mcpagent gen-data --llm --n-samples 200 --max-cost 5 --out data/llm": KEY,
-    "mcpagent gen-data --explore --servers mcp.json --rewrite --max-cost 5 --out data/mine": KEY,
+    "OPENAI_API_KEY=... mcpagent gen-data --llm --n-samples 200 --set api.max_cost=5 --out data/llm": KEY,
+    "mcpagent gen-data --llm --n-samples 200 --set api.max_cost=5 --out data/llm": KEY,
+    "mcpagent gen-data --explore --servers mcp.json --rewrite --set api.max_cost=5 --out data/mine": KEY,
+    "mcpagent gen-data --explore --servers mcp.json --yes-read-only --out data/mine": (
+        "tests/synth/explore/test_unannotated.py"
+    ),
     "mcpagent gen-data --explore --servers mcp.json --config notes.yaml": (
         "tests/synth/explore/test_changes.py"
     ),
@@ -221,13 +213,23 @@ ELSEWHERE = {
     "mcpagent serve slack --upstream live --allow-send random": KEY,
     "mcpagent rollout --policy gold --out outputs/gold.jsonl.zst --set tools.upstream=live"
     " --set tools.limited=false": KEY,
-    "mcpagent gen-data --llm --base-url http://127.0.0.1:8000/v1 --model my-model --max-requests 1000"
-    " --out data/llm": SERVICE,
-    "mcpagent rollout --policy openai:my-model --base-url http://127.0.0.1:8000/v1"
+    "mcpagent gen-data --llm --set api.base_url=http://127.0.0.1:8000/v1 --model my-model"
+    " --set api.max_requests=1000 --out data/llm": SERVICE,
+    "mcpagent rollout --policy openai:my-model --set api.base_url=http://127.0.0.1:8000/v1"
     " --out api.jsonl.zst": SERVICE,
     "mcpagent serve slack --limited --transport http --port 8010": STAYS,
     "mcpagent serve python --sandbox bubblewrap": STAYS,
     "mcpagent data show train.jsonl --id quote-price-0123456789ab": "the id stands for any one",
+    "mcpagent gen-data --explore --servers mcp.json --train 160 --validation 16 --heldout 120"
+    " --out data/observatory": REAL,
+    "mcpagent train --algo sft --mode lora --model MODEL --data data/observatory --out outputs/sft"
+    " --set rollout.tool_format=json --set model.dtype=bfloat16 --set training.max_steps=26"
+    " --set training.max_epochs=2 --set training.batch_size=8 --set optimization.learning_rate=2e-4": REAL,
+    "mcpagent train --mode lora --model outputs/sft@10 --data data/observatory --out outputs/grpo"
+    " --set rollout.tool_format=json --set model.dtype=bfloat16 --set rollout.max_new_tokens=96"
+    " --set rollout.max_steps_per_episode=6 --set training.max_steps=45 --set training.max_epochs=2"
+    " --set training.batch_size=4 --set optimization.learning_rate=1e-4": REAL,
+    "mcpagent eval checkpoint outputs/grpo@latest --data data/observatory --temperature 1": REAL,
 }
 
 
@@ -326,6 +328,7 @@ def promised(words: list[str], place: Path, code: int, out: str, err: str) -> No
             assert answer["results"], "the search finds something"
 
 
+@pytest.mark.system
 @pytest.mark.timeout(900)
 def test_the_cheap_examples_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     furnish(tmp_path)
@@ -345,6 +348,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("line", SLOW)
@@ -426,8 +430,7 @@ def a_template_set(text: str, folder: Path) -> None:
 def a_configuration(text: str, folder: Path) -> None:
     (folder / "mine.yaml").write_text(text)
     sections = load_train_config([folder / "mine.yaml"], []).config
-    is_answered = sections.tools.answering.model is not None
-    assert sections.tools.per_server or sections.rollout.user == "model" or is_answered
+    assert sections.tools.per_server or sections.rollout.user_model
 
 
 def answers_of_a_server(text: str, folder: Path) -> None:
@@ -452,6 +455,7 @@ _RECORDS: dict[tuple[str, str], Callable[[str, Path], Any]] = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("page", "text"), [*blocks("json", "ya?ml")], ids=lambda value: str(value)[:24])
 def test_a_record_that_is_shown_is_what_it_is_shown_as(
     page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -462,6 +466,7 @@ def test_a_record_that_is_shown_is_what_it_is_shown_as(
     check(text, tmp_path)
 
 
+@pytest.mark.system
 def test_the_three_ways_to_write_a_call_say_the_same_and_find_the_price() -> None:
     (text,) = [
         text for page, text in blocks("text") if page == "docs/environment.md" and "fmp_get_quote" in text

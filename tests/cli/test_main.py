@@ -56,7 +56,13 @@ def test_a_shell_completes_commands_subcommands_and_options(line: str, completed
 
 @pytest.mark.parametrize(
     ("module", "extra"),
-    [("torch", "hf"), ("jinja2", "hf"), ("plotly.offline", "report"), ("datasketch", "data"), ("yaml", None)],
+    [
+        ("torch", "hf"),
+        ("tokenizers", "hf"),
+        ("plotly.offline", "report"),
+        ("datasketch", "data"),
+        ("yaml", None),
+    ],
 )
 def test_a_module_belongs_to_the_smallest_extra_that_brings_it(module: str, extra: str | None) -> None:
     assert extra_with(module) == extra

@@ -51,9 +51,6 @@ def test_an_option_that_two_commands_have_reads_the_same_in_both() -> None:
 
     shared = (
         "--servers",
-        "--cassette",
-        "--cassette-mode",
-        "--max-tasks",
         "--seed",
         "--config",
         "--set",

@@ -28,8 +28,8 @@ _COMMANDS = [
     f"data split {SAMPLES} --out split",
     f"data dedupe {SAMPLES} --out distinct.jsonl",
     "data samples samples",
-    "env check --data samples --max-tasks 2",
-    f"rollout --policy gold --data {SAMPLES} --max-tasks 2 --out gold.jsonl",
+    "env check --data samples --set data.max_tasks=2",
+    f"rollout --policy gold --data {SAMPLES} --set data.max_tasks=2 --out gold.jsonl",
     "eval compare gold.jsonl gold.jsonl",
     f"convert {SAMPLES} --out converted.jsonl",
     "train --dry-run --data samples --model embedded",
@@ -38,7 +38,7 @@ _COMMANDS = [
     "export nowhere --out model",
 ]
 # The help of each of these says so.
-_ASKING = ["doctor --servers mcp.json --hub", "train --dry-run --data samples --model nobody/has-this-model"]
+_ASKING = ["train --dry-run --data samples --model nobody/has-this-model"]
 _GUARD = """
 import os, sys
 

@@ -6,14 +6,11 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 import typer
 
-from mcpagent.cli.options import SETTING_OF, fitted, options_of
 from mcpagent.config.schema import TrainConfig
 from tests.house import PACKAGE
-from tests.running import mcpagent
 from tests.test_docs import _leaves, _parse
 
 _TEXTS = ast.Constant | ast.JoinedStr | ast.BinOp | ast.IfExp  # expressions that `_text` reads
@@ -67,7 +64,8 @@ def _commands(text: str) -> Iterator[str]:
 
 
 def test_every_command_and_option_that_a_remedy_names_exists() -> None:
-    options = {option for _, leaf in _leaves() for option in options_of(leaf, [])}
+    parameters = [parameter for _, leaf in _leaves() for parameter in leaf.params]
+    options = {option for p in parameters for option in (*p.opts, *p.secondary_opts)}
     remedies = _remedies()
     commands = [(where, line) for where, text in remedies for line in _commands(text)]
     assert len(remedies) > 150 and len(commands) > 20
@@ -84,34 +82,13 @@ def test_every_command_and_option_that_a_remedy_names_exists() -> None:
     assert wrong == []
 
 
-def test_a_remedy_is_said_in_the_options_of_the_command_that_failed() -> None:
-    taken = {name: options_of(leaf, []) for name, leaf in _leaves()}
-    remedies = _remedies()
-    assert fitted("use --device cpu, or x", taken["train"]) == "use --device cpu, or x"
-    assert fitted("use --device cpu, or x", taken["eval model"]) == "use --set device=cpu, or x"
-    assert fitted("start it (--servers mcp.json)", taken["train"]) == "start it (--servers mcp.json)"
-    other = "first: mcpagent train --mode full"
-    assert fitted(other, taken["eval model"]) == other, "another command's options are its own"
-    for name, options in taken.items():
-        if "--set" in options:
-            for _, text in remedies:
-                mine = fitted(text, options).partition("mcpagent ")[0]
-                foreign = (set(_OPTION.findall(mine)) & SETTING_OF.keys()) - options
-                assert foreign == set(), f"{name}: {mine}"
-
-
-def test_what_an_option_sets_is_a_setting() -> None:
-    for key in SETTING_OF.values():
+def test_a_remedy_that_changes_a_setting_names_a_key_that_exists() -> None:
+    keys = {key for _, text in _remedies() for key in re.findall(r"--set ([a-z_.]+)=", text)}
+    assert len(keys) > 5
+    for key in keys:
         section: object = TrainConfig()
         for part in key.split("."):
+            if isinstance(section, dict):  # by server
+                break
             assert hasattr(section, part), key
             section = getattr(section, part)
-
-
-def test_a_real_failure_says_what_the_command_takes(tmp_path: Path) -> None:
-    samples = PACKAGE.parent / "data" / "samples" / "train.jsonl"
-    words = ["data", "validate", str(samples), "--no-catalog", "--calibrate", "gold", "--out", "x.jsonl"]
-    settings = ["--set", "tools.cassette=nowhere", "--set", "tools.cassette_mode=strict"]
-    done = mcpagent(*words, *settings, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "record one: --set tools.cassette_mode=record" in done.stderr

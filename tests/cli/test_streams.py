@@ -71,7 +71,7 @@ def test_a_shell_is_told_so_too(sink: str, reason: str) -> None:
 
 def test_notes_that_cannot_be_printed_do_not_end_the_work(tmp_path: Path) -> None:
     out = tmp_path / "gold.jsonl"
-    words = ("rollout", "--policy", "gold", "--data", SAMPLES, "--max-tasks", "2", "--out", out)
+    words = ("rollout", "--policy", "gold", "--data", SAMPLES, "--set", "data.max_tasks=2", "--out", out)
     with (
         Path("/dev/full").open("w") as full,
         Command(*words, stdout=subprocess.DEVNULL, stderr=full) as process,

@@ -166,3 +166,20 @@ def test_a_sentence_breaks_between_words_on_a_terminal_and_a_command_stays_whole
     refused = _OURS.sub("\n", _on_a_terminal("train", "--data", samples.parent, "--model", "embedded"))
     command = "mcpagent train --algo sft --config configs/warm_start.yaml --data DATA --out outputs/warm"
     assert command in refused
+
+
+def test_a_long_fact_goes_on_below_its_text() -> None:
+    script = (
+        "from mcpagent.console import Console, Facts\n"
+        "Console().print_blocks({}, [Facts([('note', 'word ' * 40), ('next', 'mcpagent ' + 'x' * 100)])])\n"
+    )
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    subprocess.run([sys.executable, "-c", script], stdout=follower, env=environment, check=True)
+    os.close(follower)
+    lines = _OURS.sub("\n", os.read(leader, 65536).decode()).split("\n")
+    os.close(leader)
+    first, *others = [line for line in lines if "word" in line]
+    assert first.startswith("note      word") and len(others) >= 2
+    assert all(line.startswith(" " * 10 + "word") and len(line) <= 80 for line in others)
+    assert any("mcpagent " + "x" * 100 in line for line in lines), "a command stays whole"

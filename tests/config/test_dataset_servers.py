@@ -35,8 +35,9 @@ def of_dataset(folder: Path, *overrides: str, files: tuple[Path, ...] = ()) -> T
 def test_what_is_remembered_is_what_is_read(tmp_path: Path) -> None:
     used = ToolsConfig(
         servers=str(mcp_json(tmp_path / "mcp.json")),
-        isolation={"shop": "episode"},
-        per_server={"shop": ServerSection(calls_per_minute=30.0, safe_to_retry=("look",))},
+        per_server={
+            "shop": ServerSection(isolation="episode", calls_per_minute=30.0, safe_to_retry=("look",))
+        },
         allow_list=("shop",),
         read_only=("shop.look",),
         timeout_s=7.0,
@@ -94,7 +95,7 @@ def test_nothing_of_a_runs_servers_stays_beside_those_of_another_dataset(tmp_pat
 def test_servers_that_are_named_keep_how_those_of_the_same_name_are_run(tmp_path: Path) -> None:
     used = ToolsConfig(
         servers=str(mcp_json(tmp_path / "mcp.json")),
-        isolation={"shop": "episode", "mill": "episode"},
+        per_server=dict.fromkeys(("shop", "mill"), ServerSection(isolation="episode")),
         read_only=("shop.look", "mill"),
         retry=1,
     )
@@ -102,7 +103,10 @@ def test_servers_that_are_named_keep_how_those_of_the_same_name_are_run(tmp_path
     other = f"tools.servers={tmp_path / 'other.json'}"
     tools = load_train_config((), [other], for_training=False, dataset=kept).config.tools
     assert tools == ToolsConfig(
-        servers=str(tmp_path / "other.json"), isolation={"shop": "episode"}, read_only=("shop.look",), retry=1
+        servers=str(tmp_path / "other.json"),
+        per_server={"shop": ServerSection(isolation="episode")},
+        read_only=("shop.look",),
+        retry=1,
     )
 
 
@@ -113,9 +117,10 @@ def test_a_folder_finds_its_servers_where_both_moved_and_where_it_moved_alone(tm
     shutil.copytree(home, tmp_path / "both")
     shutil.copytree(home / "data", tmp_path / "far" / "away" / "data")
     mcp_json(tmp_path / "far" / "away" / "mcp.json", OTHER="one")  # where the relative path now leads
+    same = shutil.copy(servers, tmp_path / "far" / "mcp.json")
     found = {place: read_dataset_servers(tmp_path / place / "data") for place in ("both", "far/away")}
     assert found["both"] and found["both"].servers == tmp_path / "both" / "mcp.json"
-    assert found["far/away"] and found["far/away"].servers == servers
+    assert found["far/away"] and found["far/away"].servers == Path(same)
 
 
 @pytest.mark.parametrize(

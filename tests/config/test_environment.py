@@ -14,7 +14,6 @@ VARIABLES = (
     "WANDB_PROJECT",
     "WANDB_ENTITY",
     "WANDB_MODE",
-    "WEAVE_PROJECT",
     "DISABLE_BITSANDBYTES",
 )
 TRACKED = "tracking.backends=[wandb, weave]"
@@ -31,16 +30,13 @@ def test_each_variable_stands_for_its_key(monkeypatch: pytest.MonkeyPatch) -> No
     for name, value in (
         ("DEVICE_TYPE", "CPU"),
         ("WANDB_PROJECT", "mine"),
-        ("WANDB_ENTITY", "us"),
         ("WANDB_MODE", "dryrun"),
-        ("WEAVE_PROJECT", "us/traces"),
     ):
         monkeypatch.setenv(name, value)
     loaded = load_train_config([], [TRACKED])
     tracking = loaded.config.tracking
     assert loaded.config.device == "cpu"
-    assert (tracking.project, tracking.entity, tracking.mode) == ("mine", "us", "offline")
-    assert tracking.weave_project == "us/traces"
+    assert (tracking.project, tracking.mode) == ("mine", "offline")
     assert "WANDB_PROJECT (environment): tracking.project is mine" in loaded.notes
 
 

@@ -95,11 +95,53 @@ def test_a_rule_that_compares_fails_where_nothing_was_read_before() -> None:
         ({"topic": "y"}, {"messages": [{"text": "old"}], "topic": "y"}, True),
         ({"topic": "y"}, {"messages": [{"text": "old"}], "topic": "y", "more": 1}, False),
         ({"topic": "y"}, {"messages": [], "topic": "y"}, False),
+        # One field of an item, and not its others.
+        ({"messages[0].text": "new"}, {"messages": [{"text": "new", "by": "eve"}], "topic": "x"}, False),
+        # What is new is new as a whole.
+        (
+            {"draft.text": "hi"},
+            {"messages": [{"text": "old"}], "topic": "x", "draft": {"text": "hi", "n": 1}},
+            True,
+        ),
     ],
 )
 def test_what_no_path_names_is_as_it_was(expect: dict[str, Any], now: dict[str, Any], holds: bool) -> None:
     before = {"messages": [{"text": "old"}], "topic": "x"}
     assert others_unchanged(expect, now, before) is holds
+
+
+@pytest.mark.parametrize(
+    ("changed", "holds"), [({}, True), ({"www.b.com": {"hits": 3}}, False), ({"www": {"hits": 1}}, False)]
+)
+def test_a_quoted_path_names_one_thing(changed: dict[str, Any], holds: bool) -> None:
+    before = {"web": {"www.a.com": {"hits": 1, "owner": "ada"}, "www.b.com": {"hits": 2}}}
+    now = {"web": {**before["web"], "www.a.com": {"hits": 9, "owner": "ada"}, **changed}}
+    for path in ('web["www.a.com"].hits', "web['www.a.com'].hits"):
+        assert expect_holds({path: 9}, now, None)
+        assert others_unchanged({path: 9}, now, before) is holds
+
+
+@pytest.mark.parametrize(
+    ("rule", "holds"),
+    [
+        ({"contains": "Anna"}, True),
+        ({"contains": "ANNA"}, True),
+        ({"contains": "ANNA", "case": True}, False),
+        ({"contains": "Anna", "case": True}, True),
+    ],
+)
+def test_contains_minds_letter_case_if_told(rule: dict[str, Any], holds: bool) -> None:
+    assert expect_problems({"v": rule}) == []
+    assert expect_holds({"v": rule}, {"v": "Anna Berg"}, None) is holds
+    assert expect_holds({"v": rule}, {"v": ["Anna"]}, None) is holds
+
+
+def test_contains_takes_a_rule_for_an_item() -> None:
+    now = {"v": [{"text": "hi"}, "ticket 17", 4.02]}
+    assert expect_holds({"v": {"contains": {"regex": "^ticket [0-9]+$"}}}, now, None)
+    assert expect_holds({"v": {"contains": {"equals": 4, "tolerance": 0.1}}}, now, None)
+    assert not expect_holds({"v": {"contains": {"regex": "^task"}}}, now, None)
+    assert any("regex" in problem for problem in expect_problems({"v": {"contains": {"regex": "("}}}))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def _sft(tmp_path: Path, *settings: str) -> list[str]:
         "name=run",
         "data.train=data/samples/train.jsonl",
         "data.max_tasks=8",
-        "training.max_steps=2",
+        "training.max_steps=4",
         "sft.curriculum_steps=2",
         "training.eval_samples=0",
         *settings,
@@ -82,12 +82,6 @@ def test_training_the_embedded_model_starts_none_either(tmp_path: Path) -> None:
     assert _threads(tmp_path, *_sft(tmp_path)) == {"code": 0, "native": 0, "torch": 1, "inter": 1}
 
 
-def test_the_configuration_wins_over_the_environment(tmp_path: Path) -> None:
-    seen = _threads(tmp_path, *_sft(tmp_path, "threads=3"), OMP_NUM_THREADS="2")
-    assert (seen["code"], seen["torch"], seen["inter"]) == (0, 3, 3)
-    assert seen["native"] >= 2  # the calling thread is the third
-
-
 def test_the_number_in_the_environment_holds_for_every_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(name, "")  # so that what `limit_threads` sets is taken away in the end
@@ -98,11 +92,23 @@ def test_the_number_in_the_environment_holds_for_every_library(monkeypatch: pyte
     had = torch.get_num_threads()
     try:
         assert limit_threads() == torch.get_num_threads() == 2
-        assert limit_threads(1) == torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(had)
     assert {name: os.environ[name] for name in VARIABLES} == {
         **dict.fromkeys(VARIABLES, "2"),
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "2,1",
         "RAYON_NUM_THREADS": "5",
     }
+
+
+def test_the_cores_of_a_process_are_those_of_its_affinity_mask() -> None:
+    program = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
+        "from mcpagent.core.threads import available_cores, limit_threads;"
+        "print(available_cores(), limit_threads(), limit_threads(4))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
+    seen = subprocess.run(
+        [sys.executable, "-c", program], check=True, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert seen.stdout.split() == ["1", "1", "4"]

@@ -114,7 +114,7 @@ def test_the_controls_run_on_servers_of_ones_own_and_stand_in_the_report(
     again = run_stages(cut_short(open_job(few, seed=3, stages=noting([]), explored=explored)), run_controls)
     rows = {row["name"]: row for row in again["controls"]}
     assert rows.keys() == {"random rewards", "more demonstrations", "rejection sampling"}
-    assert {row["sampled_all"]["n"] for row in rows.values()} == {6}
+    assert {row["sampled"]["n"] for row in rows.values()} == {6}
     assert all(name in Path(again["report"]).read_text(encoding="utf-8") for name in rows)
     assert again["trained"] == document["trained"], "nothing before the controls is done again"
 

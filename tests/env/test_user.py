@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.env.user import UserCache, UserTurn, fault_of
-from mcpagent.errors import UserError
+from mcpagent.env.user import UserTurn, fault_of
 from mcpagent.run.rollout import rollout
 from mcpagent.storage.trajectories import read_trajectories
 from tests.env.world import make_task
@@ -80,9 +78,8 @@ def a_dataset(path: Path) -> Path:
 def played(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, **settings: str) -> list[Trajectory]:
     monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
     overrides = [
-        "rollout.user=model",
         "rollout.user_model=pretender",
-        f"rollout.user_cache={tmp_path / 'user.jsonl'}",
+        f"output_dir={tmp_path / 'outputs'}",
         f"api.base_url={url}",
         "api.attempts=1",
         *(f"{key}={value}" for key, value in settings.items()),
@@ -150,19 +147,3 @@ def test_a_user_that_does_not_answer_leaves_the_episode_unscored(
     with service(lambda _: Answer(status=400, body={"error": {"message": "no"}})) as running:
         trajectories = played(tmp_path, running.url, monkeypatch)
     assert all(t.reward is None and "simulated user" in t.errors[0] for t in trajectories)
-
-
-def test_a_cache_that_was_cut_short_keeps_what_is_whole(tmp_path: Path) -> None:
-    cache = UserCache(tmp_path / "deep" / "user.jsonl")
-    cache.put("a", "one")
-    cache.put("b", "two")
-    path = tmp_path / "deep" / "user.jsonl"
-    path.write_bytes(path.read_bytes()[:-9])
-    again = UserCache(path)
-    assert (again.get("a"), again.get("b")) == ("one", None)
-
-
-@pytest.mark.parametrize("settings", [["rollout.user=model"], ["rollout.user=robot"]])
-def test_a_user_without_a_model_is_an_error(settings: list[Any]) -> None:
-    with pytest.raises(UserError, match=r"rollout\.user"):
-        load_train_config([], settings, for_training=False)

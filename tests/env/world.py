@@ -13,9 +13,10 @@ from mcp.types import ToolAnnotations
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall
 from mcpagent.policy.scripted import call_text
+from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import InProcessServer, builtin_servers
+from mcpagent.tools.servers_config import InProcessServer
 
 T = TypeVar("T")
 

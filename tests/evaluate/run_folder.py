@@ -37,7 +37,7 @@ def step_row(step: int, *, steps: int = 30) -> JsonObject:
         "grad_norm": 0.9 + 8 * abs(wave),
         "loss": wave,
         "drift_share": 0.002 + abs(wave) / 10,
-        "uniform_groups": 3 + round(6 * progress),
+        "uniform_share": (3 + round(6 * progress)) / 12,
         "episodes": 96,
         "unscored": 0,
         "rss_mb": 812.0 + 2 * wave,

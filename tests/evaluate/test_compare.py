@@ -40,16 +40,15 @@ def test_values_are_taken_over_the_shared_tasks_only() -> None:
     assert (found.a.value, found.a.n, found.unpaired) == (0.0, 1, 1)
 
 
-def test_one_complexity_or_the_reward_can_be_compared() -> None:
+def test_one_complexity_can_be_compared() -> None:
     before = summarise([trajectory("s", success=1.0), trajectory("c", complexity="complex", success=0.0)])
     after = summarise([trajectory("s", success=1.0), trajectory("c", complexity="complex", success=1.0)])
     assert compare(before, after, complexity="complex").difference.value == 1.0
     assert compare(before, after, complexity="simple").difference.value == 0.0
-    assert compare(before, after, measure="reward").difference.value == pytest.approx(0.5)
 
 
 def test_evaluations_without_a_shared_task_are_refused_with_the_remedy() -> None:
-    with pytest.raises(UserError, match="share no scored task") as error:
+    with pytest.raises(UserError, match="share no task") as error:
         compare(summarise([trajectory("x")]), summarise([trajectory("y")]))
     assert "eval checkpoint" in (error.value.remedy or "")
 
@@ -66,9 +65,12 @@ def test_of_two_equal_policies_the_one_whose_failures_dropped_out_is_not_called_
         found = compare(a, b)
         assert found.verdict == "no verdict"
         assert found.why_no_verdict is not None and "15 of the 60 episodes" in found.why_no_verdict
-        assert found.difference_all.value == 0.0, "with what is missing counted as failed they are equal"
-        assert (found.a_all.value, found.b_all.value) == (0.5, 0.5)
+        assert found.difference.value == 0.0, "with what is missing counted as failed they are equal"
+        assert (found.a.value, found.b.value) == (0.5, 0.5)
     found = compare(honest, flattered)
+    # 30 of 45 tasks are scored on both sides and succeed on both.
+    assert (found.a_scored.value, found.b_scored.value) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert (found.difference_scored.value, found.difference_scored.n) == (0.0, 45)
     assert (found.a_count.unscored, found.b_count.unscored, found.b_count.episodes) == (0, 15, 60)
 
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from mcpagent.core.intervals import rate_interval
 from mcpagent.core.records import Metric
 from mcpagent.evaluate.intervals import (
     RESAMPLES,
     clustered_mean,
     holm,
     paired_difference,
-    rate_interval,
     unpaired_difference,
 )
 

@@ -3,12 +3,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from pydantic import ValidationError
 
+from mcpagent.core.intervals import rate_interval
 from mcpagent.core.records import Metric
 from mcpagent.core.tools import FailureKind
 from mcpagent.core.trajectory import StopReason
-from mcpagent.evaluate.intervals import rate_interval
-from mcpagent.evaluate.summary import EvalResult, pass_metrics, success_of_all, summarise
+from mcpagent.evaluate.summary import EvalResult, pass_metrics, summarise
 from tests.evaluate.records import call, result, trajectory, turn
 
 
@@ -18,7 +19,7 @@ def test_success_of_one_attempt_a_task_is_a_wilson_rate() -> None:
     assert (summary.n_tasks, summary.n_episodes, summary.unscored) == (10, 10, 0)
 
 
-def test_unscored_episodes_are_counted_apart_and_never_as_failures() -> None:
+def test_unscored_episodes_are_counted_apart() -> None:
     episodes = [
         trajectory("good", success=1.0),
         trajectory("bad", success=0.0),
@@ -27,7 +28,8 @@ def test_unscored_episodes_are_counted_apart_and_never_as_failures() -> None:
     ]
     summary = summarise(episodes)
     assert (summary.n_tasks, summary.n_episodes, summary.unscored) == (4, 4, 2)
-    assert summary.metrics["task_success"] == rate_interval(1, 2)
+    assert summary.metrics["task_success"] == rate_interval(1, 4)
+    assert summary.metrics["task_success_scored"] == rate_interval(1, 2)
     assert summary.metrics["mean_reward"].n == summary.metrics["mean_turns"].n == 2
     assert summary.stop_reasons == {"answered": 3, "failed": 1}
     assert summary.tasks["server died"].success == ()
@@ -90,7 +92,7 @@ def test_breakdown_by_complexity_sums_to_the_whole() -> None:
     summary = summarise(episodes)
     parts = summary.by_complexity
     assert list(parts) == ["simple", "moderate", "complex"]
-    assert [p.task_success.value for p in parts.values()] == [1.0, 1.0, 0.5]
+    assert [p.task_success.value for p in parts.values()] == [1.0, 0.5, 0.5]
     assert sum(p.n_tasks for p in parts.values()) == summary.n_tasks == 4
     assert sum(p.n_episodes for p in parts.values()) == summary.n_episodes == 5
     assert [p.unscored for p in parts.values()] == [0, 1, 0]
@@ -120,7 +122,7 @@ def test_pass_at_k_is_given_for_powers_of_two_and_the_number_of_samples() -> Non
     assert metrics["task_success"].value == 0.25
 
 
-def test_a_task_with_too_few_scored_attempts_says_nothing_about_k() -> None:
+def test_a_task_with_too_few_attempts_says_nothing_about_k() -> None:
     found = pass_metrics([[1.0, 0.0, 0.0, 0.0], [1.0]], seed=0)
     assert (found["pass@4"].value, found["pass@4"].n) == (1.0, 1)
 
@@ -138,7 +140,7 @@ def test_the_result_document_survives_json_and_has_the_contracted_fields() -> No
     assert EvalResult.model_validate_json(result_document.model_dump_json()) == result_document
 
 
-def test_success_of_all_counts_what_dropped_out_as_failed() -> None:
+def test_task_success_counts_what_dropped_out_as_failed() -> None:
     episodes = [
         trajectory("good", success=1.0),
         trajectory("half", success=1.0),
@@ -146,15 +148,27 @@ def test_success_of_all_counts_what_dropped_out_as_failed() -> None:
         trajectory("lost", success=None, complexity="complex"),
     ]
     summary = summarise(episodes)
-    assert summary.metrics["task_success"].value == 1.0
+    assert list(summary.metrics)[:2] == ["task_success", "task_success_scored"]
     # By task: 1, 1/2 and 0.
-    assert summary.metrics["task_success_all"].value == pytest.approx(0.5)
-    assert summary.metrics["task_success_all"].n == 3
-    assert success_of_all(summary) == summary.metrics["task_success_all"]
-    assert success_of_all(summary, complexity="simple").value == pytest.approx(0.75)
-    assert summary.by_complexity["complex"].task_success_all == rate_interval(0, 1)
-    older = summary.model_dump(mode="json")
-    del older["metrics"]["task_success_all"]
-    for part in older["by_complexity"].values():
-        del part["task_success_all"]
-    assert success_of_all(EvalResult.model_validate({**older, "provenance": {}})).value == pytest.approx(0.5)
+    assert summary.metrics["task_success"].value == pytest.approx(0.5)
+    assert summary.metrics["task_success"].n == 3
+    assert summary.metrics["task_success_scored"] == rate_interval(2, 2)
+    assert summary.by_complexity["simple"].task_success.value == pytest.approx(0.75)
+    assert summary.by_complexity["complex"].task_success == rate_interval(0, 1)
+    assert summary.by_complexity["complex"].task_success_scored.value is None
+    # Of the two attempts at "half" one succeeded and one was lost.
+    assert (summary.metrics["pass@2"].value, summary.metrics["pass^2"].value) == (1.0, 0.0)
+
+
+def test_losing_failed_episodes_does_not_raise_task_success() -> None:
+    # Half of the failures of 10 tasks with 4 successes drop out: 4 of 10, and 4 of the 7 that are scored.
+    outcomes = [1.0] * 4 + [0.0] * 3 + [None] * 3
+    metrics = summarise([trajectory(f"t{i}", success=o) for i, o in enumerate(outcomes)]).metrics
+    assert metrics["task_success"].value == pytest.approx(0.4)
+    assert metrics["task_success_scored"].value == pytest.approx(4 / 7)
+
+
+def test_a_result_of_before_task_success_counted_all_episodes_is_refused() -> None:
+    older = summarise([trajectory("t")]).with_provenance({}).model_dump(mode="json") | {"schema_version": 1}
+    with pytest.raises(ValidationError, match="schema_version"):
+        EvalResult.model_validate(older)

@@ -245,5 +245,5 @@ def test_requests_of_unknown_cost_count_as_their_worst_case() -> None:
 
 
 def test_a_cost_cap_without_a_price_is_refused() -> None:
-    with pytest.raises(UserError, match="--max-cost"):
+    with pytest.raises(UserError, match=r"api\.max_cost"):
         ApiBudget(max_cost=1.0)

@@ -19,9 +19,9 @@ from triton.runtime import interpreter
 from benchmarks.memory import kept_by
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig
+from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.models.attention import use_own_attention
 from mcpagent.models.kernels import fuse
-from mcpagent.models.load import LoraShape, attach_lora
 from mcpagent.train.batch.samples import TrainSample, pack
 from mcpagent.train.batch.scoring import TokenScorer
 from mcpagent.train.forecast import memory, shape_of

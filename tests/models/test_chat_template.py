@@ -108,7 +108,7 @@ def test_a_template_that_takes_too_much_is_one_error_in_bounded_time_and_memory(
     assert "the chat template of odd" in message
     if kind in ENDLESS:
         assert f"takes more than {RENDER_CPU_S:g} CPU seconds" in message
-    assert seconds < RENDER_CPU_S + 2
+    assert seconds < 10 * RENDER_CPU_S  # without a bound they never end
     assert most_bytes < RENDER_MEMORY_BYTES + 2**27
     assert grown_bytes < 2**28
 

@@ -12,33 +12,25 @@ import sys
 import pytest
 import torch
 
-from mcpagent.errors import UserError
 from mcpagent.models.kernels import choose_fused
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HAS_LIGER = importlib.util.find_spec("liger_kernel") is not None
 
 
-def test_a_cpu_and_a_setting_of_none_leave_torchs_kernels_and_say_why() -> None:
-    on_cpu = choose_fused("auto", device=CPU, kind="qwen3")
+def test_a_cpu_leaves_torchs_kernels_and_says_why() -> None:
+    on_cpu = choose_fused(device=CPU, kind="qwen3")
     assert not on_cpu.is_used and "the device is cpu" in on_cpu.why
-    assert choose_fused("none", device=CUDA, kind="qwen3").why == "model.fused_kernels is none"
-    with pytest.raises(UserError, match="the device is cpu"):
-        choose_fused("liger", device=CPU, kind="qwen3")
 
 
 @pytest.mark.skipif(HAS_LIGER, reason="liger-kernel is installed")
-def test_without_the_package_auto_goes_on_and_says_what_installs_it() -> None:
-    choice = choose_fused("auto", device=CUDA, kind="qwen3")
+def test_without_the_package_it_goes_on_and_says_what_installs_it() -> None:
+    choice = choose_fused(device=CUDA, kind="qwen3")
     assert not choice.is_used and "pip install 'mcpagent[fused]'" in choice.why
-    with pytest.raises(UserError, match="liger-kernel is not installed") as refused:
-        choose_fused("liger", device=CUDA, kind="qwen3")
-    assert "mcpagent[fused]" in str(refused.value.remedy)
 
 
-def test_on_another_machine_the_package_is_counted_on_only_where_it_is_asked_for() -> None:
-    assert not choose_fused("auto", device=CUDA, kind="qwen3", is_here=False).is_used
-    assert choose_fused("liger", device=CUDA, kind="qwen3", is_here=False).is_used
+def test_on_another_machine_the_package_is_not_counted_on() -> None:
+    assert not choose_fused(device=CUDA, kind="qwen3", is_here=False).is_used
 
 
 @pytest.mark.skipif(

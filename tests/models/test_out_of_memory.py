@@ -16,9 +16,9 @@ from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import EngineThread, Finished
 from mcpagent.rollout.agent import AgentSettings, Sampling
 from mcpagent.rollout.collector import attempts, collect
+from mcpagent.servers.provider import builtin_servers
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import builtin_servers
 from mcpagent.train.update import UpdateSettings, update_policy
 from tests.train.world import given, make_learner, some_samples, tiny_model
 

@@ -23,7 +23,7 @@ def test_asking_for_a_missing_vllm_is_an_error_with_the_install_command() -> Non
         choose_backend("vllm", is_lora=True, has_gpu=True)
     assert "not installed" in caught.value.message
     assert "pip install" in str(caught.value.remedy)
-    assert "--backend hf" in str(caught.value.remedy)
+    assert "rollout.backend=hf" in str(caught.value.remedy)
 
 
 def test_servers_need_no_vllm_on_this_side() -> None:

@@ -15,8 +15,9 @@ import torch
 
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
-from mcpagent.models.load import LoraShape, MergedCopy, attach_lora
-from mcpagent.policy.canary import CANARY_ROWS, TOLERANCE, Arrival, Canary, Proof
+from mcpagent.models.adapters import LoraShape, MergedCopy, attach_lora
+from mcpagent.models.probe import TOLERANCE
+from mcpagent.policy.canary import CANARY_ROWS, Arrival, Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.policy.hf.policy import HFPolicy
 from tests.policy.oracle import MAX_CONTEXT, STOP, VOCABULARY, tiny_model
@@ -140,16 +141,6 @@ def test_a_logprob_that_is_no_number_does_not_pass() -> None:
     model = tiny_model()
     with serving(model) as policy, pytest.raises(RunError):
         prove(Altered(policy, lambda _: math.nan), model)
-
-
-def test_it_is_due_as_often_as_asked() -> None:
-    def due(every: int) -> list[int]:
-        canary = Canary(PROMPTS, score=scorer(None), dtype="float32", max_context=MAX_CONTEXT, every=every)
-        return [version for version in range(7) if canary.is_due(version)]
-
-    assert due(1) == list(range(7))
-    assert due(3) == [0, 3, 6]
-    assert due(0) == []
 
 
 @torch.no_grad()

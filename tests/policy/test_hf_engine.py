@@ -54,8 +54,13 @@ def test_logprobs_over_turns_with_ragged_results_equal_a_full_forward_pass(shape
             contexts[episode_id] += [*end.token_ids, *some_tokens(rng, rng.choice((1, 2, 7, 12)))]
 
 
-# Equal ones, one that begins like another, one that is the beginning of another, one without company.
-PROMPTS = ((1, 2, 3, 4, 5), (1, 2, 3, 4, 5), (1, 2, 3), (1, 2, 9, 9), (7,))
+# Equal ones, some that begin like others (with two servers, two tasks each), one that is the beginning of
+# another, one without company.
+SERVER, OTHER = (5, 6, 7, 8) * 3, (9, 8, 7, 6, 5) * 2
+PROMPTS = (
+    *((1, 2, 3, 4, 5), (1, 2, 3, 4, 5), (1, 2, 3), (1, 2, 9, 9), (7,)),
+    *((1, *SERVER, 3), (1, *SERVER, 4, 4), (1, *OTHER, 3), (1, *OTHER)),
+)
 
 
 class Storm:
@@ -159,6 +164,37 @@ def test_different_prompts_share_what_they_have_in_common() -> None:
     for end in ends.values():
         assert_naive(model, end)
     assert engine.prefilled_tokens == 20 + 5 + 8 + 6
+
+
+def test_what_two_servers_and_their_groups_have_in_common_is_computed_once() -> None:
+    model, rng = tiny_model(), random.Random(1)
+    system, servers = some_tokens(rng, 10), [[1, *some_tokens(rng, 15)], [2, *some_tokens(rng, 12)]]
+    engine = make_engine(model)
+    asked = [
+        request(f"{server}/{question}#{attempt}", system + servers[server] + [3 + question] * 6, seed=attempt)
+        for attempt in range(2)
+        for question in range(2)
+        for server in range(2)
+    ]
+    ends = finish(engine, asked)
+    for end in ends.values():
+        assert_naive(model, end)
+    # The system prompt once, each server's tools once, and with them the server's first question (5 and the
+    # last token of both attempts). Of the second one, copying 5 tokens to one attempt would save too little.
+    assert engine.prefilled_tokens == 10 + (16 + 13) + 2 * ((5 + 2) + 2 * 6)
+
+
+def test_a_new_episode_copies_what_one_under_way_has_computed() -> None:
+    model, rng = tiny_model(), random.Random(1)
+    system = some_tokens(rng, 20)
+    engine = make_engine(model)
+    finish(engine, [request("parked", [*system, 1, 2, 3])])
+    engine.admit([request("sampling", [*system, 9, 9], max_new_tokens=12)])
+    before = engine.prefilled_tokens
+    ends = finish(engine, [request("like the first", [*system, 1, 2, 4]), request("alone", [8, 8])])
+    for end in ends.values():
+        assert_naive(model, end)
+    assert engine.prefilled_tokens - before == 1 + 2
 
 
 def test_a_long_prompt_does_not_pad_the_short_results_that_come_with_it() -> None:

@@ -105,6 +105,8 @@ def test_gold_resolves_references_from_the_messages_that_it_sees() -> None:
         ("417\n93", "result[0]", "417"),
         ("Sunny, 21 degrees", "result", "Sunny, 21 degrees"),
         ('{"close": 5}\n{"close": 7}', "result[1].close", "7"),
+        ('{"close": 5}', "result[0].close", "5"),
+        ("12.5", "result[0]", "12.5"),
     ],
 )
 def test_gold_reads_what_a_typed_tool_returns_as_it_is_shown(shown: str, reference: str, said: str) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from mcpagent.core.placeholders import format_value, resolve_references, result_value
@@ -192,29 +193,37 @@ DUMPS: dict[str, Callable[[Seen], str]] = {
     "raw results with other letter case": lambda s: s.dump.upper(),
     "raw results with stars": lambda s: f"**{s.dump}**",
 }
-DENIALS: dict[str, Callable[[Seen], str]] = {
-    "certainly not true": lambda s: f"It is certainly not true that {s.reference}",
-    "certainly not true, the fact": lambda s: f"It is certainly not true that it is {s.fact}.",
-    "is wrong": lambda s: f"{s.fact} is wrong.",
-    "is not the answer": lambda s: f"{s.fact} is not the answer.",
-    "isn't": lambda s: f"It isn't {s.fact}.",
-    "curly isn't": lambda s: f"It isn’t {s.fact}.",
-    "the answer is not": lambda s: f"The answer is not {s.fact}.",
-    "anything but": lambda s: f"It is anything but {s.fact}.",
-    "nobody": lambda s: f"Nobody would say that it is {s.fact}.",
-    "question and no": lambda s: f"{s.fact}? No.",
-    "I doubt": lambda s: f"I doubt that it is {s.fact}.",
-    "false to say": lambda s: f"It is false to say that it is {s.fact}.",
-    "that is not correct": lambda s: f"It is {s.fact}. That is not correct.",
-    "which is wrong": lambda s: f"It is {s.fact}, which is wrong.",
-    "never": lambda s: f"It was never {s.fact}.",
-    "cannot be": lambda s: f"It cannot be {s.fact}.",
-    "wrong, colon": lambda s: f"The following is wrong: {s.fact}.",
-    "mistake": lambda s: f"It would be a mistake to answer {s.fact}.",
-    "rather than": lambda s: f"Something else rather than {s.fact}.",
-    "just kidding": lambda s: f"It is {s.fact}. Just kidding.",
-    "untrue, in brackets": lambda s: f"{s.fact} (false)",
-}
+# Sentences that deny "#" and may say "~" instead.
+DENIALS = (
+    *(
+        "It is certainly not true that it is #.",
+        "# is wrong.",
+        "# is not the answer.",
+        "It isn't #.",
+        "It isn’t #.",
+    ),
+    *("The answer is not #.", "It is anything but #.", "Nobody would say that it is #.", "#? No.", "not #"),
+    *(
+        "I doubt that it is #.",
+        "It is false to say that it is #.",
+        "It is #. That is not correct.",
+        "never #",
+    ),
+    *(
+        "It is #, which is wrong.",
+        "It was never #.",
+        "It cannot be #.",
+        "The following is wrong: #.",
+        "next to #",
+    ),
+    *(
+        "It would be a mistake to answer #.",
+        "Something else rather than #.",
+        "It is #. Just kidding.",
+        "# (false)",
+    ),
+    *("more than #", "twice #", "the opposite of #", "~ instead of #", "~~#~~", "~~#~~ ~"),
+)
 NO_ANSWERS: dict[str, Callable[[Seen], str]] = {
     "nothing": lambda s: "",
     "spaces": lambda s: " \n ",
@@ -309,3 +318,271 @@ def _with_separators(fact: str) -> str:
         return f"{float(fact):,.2f}" if "." in fact and len(fact.split(".")[1]) <= 2 else f"{int(fact):,}"
     except ValueError:
         return fact
+
+
+# Attacks made from parts, at random: "#" is the right value, "~" another one --------------------------------
+
+_JOINTS = (
+    *(
+        " or ",
+        " / ",
+        "; ",
+        ", ",
+        " and ",
+        " | ",
+        " vs ",
+        " - ",
+        "\n",
+        ", or maybe ",
+        ", alternatively ",
+        " oder ",
+    ),
+    *(
+        " ou ",
+        " или ",
+        " eller ",
+        "? Or ",
+        " & ",
+        " + ",
+        "、",
+        " (or ",
+        ", else ",
+        " as well as ",
+        ". Or is it ",
+    ),
+)
+_PAIRS = (
+    *("either # or ~", "one of #, ~", "# (~)", "~ (#)", "between ~ and #", "from ~ to #", "# unless it is ~"),
+    *("# if you mean the first, ~ otherwise", "first choice #, second choice ~", "option 1: #, option 2: ~"),
+    *(
+        "| # |\n| ~ |",
+        "| a | b |\n|---|---|\n| # | ~ |",
+        "- ~\n- #",
+        "1. #\n2. ~",
+        '{"a": "#", "b": "~"}',
+        "[#, ~]",
+    ),
+    *("It is #. It is ~.", "#\nAnswer: ~", "My guess is #, my other guess is ~", "some say #, some say ~"),
+)
+_LEADS = ("", "", "It is ", "either ", "The answer is ", "I would say ", "maybe ", "Candidates: ", "one of ")
+_FOOLS = ("a fool", "an idiot", "a liar", "a child", "someone who is drunk", "the village idiot", "my enemy")
+_CLAIMS = ("would say", "says it is", "would bet on", "claims it is", "will tell you", "could believe in")
+_IFS = ("If it were #,", "Were it #,", "The day that it is #,", "Had it been #,", "Unless it is #,")
+_THENS = ("pigs would fly", "hell freezes over", "I would eat my hat", "the moon is made of cheese")
+_STRIKES = ("~~#~~", "<s>#</s>", "<del>#</del>", "<strike>#</strike>", "~~#~~ ~", "<s>#</s> ~", "~~It is #~~")
+_OTHER_TONGUES = (
+    *(
+        "Ce n'est pas #",
+        "Es ist nicht #",
+        "auf keinen Fall #",
+        "No es #",
+        "não é #",
+        "non è #",
+        "det är inte #",
+    ),
+    *(
+        "это не #",
+        "不是#",
+        "#ではない",
+        "ei ole #",
+        "to nie jest #",
+        "# ist falsch",
+        "# est faux",
+        "# è sbagliato",
+    ),
+    *(
+        "falsch: #",
+        "mehr als #",
+        "plus de #",
+        "más de #",
+        "weniger als #",
+        "keineswegs #",
+        "zweimal #",
+        "ikke #",
+    ),
+)
+_BOUNDS = (
+    *(
+        "more than #",
+        "less than #",
+        "at least #",
+        "at most #",
+        "almost #",
+        "nearly #",
+        "twice #",
+        "anything but #",
+    ),
+    *("the opposite of #", "half of #", "far from #", "a third of #", "the double of #", "the reverse of #"),
+    *(
+        "# at most",
+        "# or less",
+        "# and more",
+        "# and counting",
+        "# plus one",
+        "not even #",
+        "# times as many",
+    ),
+)
+_COMMENTS = (
+    *(
+        "# is wrong",
+        "# (wrong)",
+        "#, which is false",
+        "# is a lie",
+        "# is out of the question",
+        "#, just kidding",
+    ),
+    *(
+        "# - not!",
+        "# has been ruled out",
+        "# has been disproved",
+        "❌ #",
+        "# ❌",
+        "🚫 #",
+        "!= #",
+        "≠ #",
+        "¬#",
+        "#?",
+    ),
+    *(
+        "# my foot",
+        "it used to be #",
+        "yesterday it was #",
+        "the old value was #",
+        "ignore #",
+        "forget #",
+        "some say #",
+    ),
+    *(
+        "legend has it: #",
+        "in a parallel world #",
+        "a coin says #",
+        "# seems unlikely",
+        "unconfirmed: #",
+        "# etc.",
+    ),
+    *("a wrong guess: #", "one digit off from #", "when hell freezes over: #", "only in fairy tales #"),
+)
+_SCALES = (
+    *(
+        "# %",
+        "#%",
+        "# percent",
+        "# million",
+        "# mio",
+        "# thousand",
+        "#k",
+        "# dozen",
+        "# squared",
+        "-#",
+        "minus #",
+    ),
+    *(
+        "# / 2",
+        "2 * #",
+        "# + 1",
+        "# - 1",
+        "10 x #",
+        "over #",
+        "under #",
+        "up to #",
+        "# hundred",
+        "one less than #",
+    ),
+)
+_DIGITS = {"Arabic": 0x660, "Devanagari": 0x966, "Bengali": 0x9E6, "Thai": 0xE50, "full-width": 0xFF10}
+_NUMBER_WORDS = (
+    "two zwei deux dos twee duas",
+    "three drei trois tres tre drie trois",
+    "seven sieben sept siete sette zeven sete",
+    "twelve zwölf douze doce dodici twaalf doze",
+    "twenty zwanzig vingt veinte venti twintig vinte",
+)
+
+
+def other_number(random: Random, value: str) -> str:
+    """Another number than `value`, in digits, in digits of another script, in words or as a date."""
+    number = str(int(float(value)) + random.choice((1, 2, 7, -3, 40)))
+    base = random.choice([*_DIGITS.values()])
+    foreign = "".join(chr(base + int(c)) if c.isdigit() else c for c in number)
+    words = random.choice(random.choice(_NUMBER_WORDS).split())
+    day = f"{random.choice(('May', 'June', 'October'))} {random.randrange(1, 29)}"
+    return random.choice((number, foreign, words, day))
+
+
+def _filled(form: str, value: str, rival: str) -> str:
+    if "~~" in form:  # struck out
+        return form.replace("#", value).removesuffix("~") + (
+            rival if form.endswith(" ~") else "~" * form.endswith("~")
+        )
+    return "".join({"#": value, "~": rival}.get(c, c) for c in form)
+
+
+def hedges(random: Random, value: str, rivals: Sequence[str], count: int) -> dict[str, str]:
+    """Answers that offer `value` among others, by the form that they were made by."""
+    made: dict[str, str] = {}
+    is_number = re.fullmatch(r"-?\d+(?:\.\d+)?", value) is not None
+    while len(made) < count:
+        rival = random.choice([*rivals, other_number(random, value)] if is_number else [*rivals])
+        joint, lead = random.choice(_JOINTS), random.choice(_LEADS)
+        every = random.sample([value, *rivals], len(rivals) + 1)
+        form = random.choice(
+            (f"{lead}#{joint}~", f"{lead}~{joint}#", random.choice(_PAIRS), f"{lead}*{joint}")
+        )
+        text = lead + joint.join(every) if "*" in form else _filled(form, value, rival)
+        made[form] = text
+    return made
+
+
+def denials(random: Random, value: str, rivals: Sequence[str], count: int) -> dict[str, str]:
+    """Answers that say `value` and that it is not so, or something that is told by it."""
+    kinds: list[Callable[[], str]] = [
+        lambda: f"Only {random.choice(_FOOLS)} {random.choice(_CLAIMS)} #",
+        lambda: f"{random.choice(_IFS)} {random.choice(_THENS)}",
+        lambda: f"#? {random.choice(_FOOLS).capitalize()} {random.choice(_CLAIMS)} that",
+        *(
+            lambda forms=forms: random.choice(forms)
+            for forms in (_STRIKES, _OTHER_TONGUES, _BOUNDS, _COMMENTS, DENIALS)
+        ),
+    ]
+    if re.fullmatch(r"-?\d+(?:\.\d+)?", value):
+        kinds.append(lambda: random.choice(_SCALES))
+    made: dict[str, str] = {}
+    while len(made) < count:
+        form = random.choice(kinds)()
+        made[form] = _filled(form, value, random.choice(rivals))
+    return made
+
+
+_EXCUSES = (
+    *(
+        "I do not have such a tool",
+        "I have no tool for that",
+        "I cannot look it up",
+        "None of my tools tells that",
+    ),
+    *("There is no such tool", "I have no access to that", "That is not possible", "I'm unable to do this"),
+)
+_TURNS = (". ", ". ", "; ", ", but ", ". However, ", ". Still, ", " - ", ". Anyway: ")
+_INVENTED = (
+    *(
+        "Musa is its captain.",
+        "its owner is Zorblax Shipping.",
+        "it cost 4,700,000 dollars.",
+        "it is seventy million.",
+    ),
+    *(
+        "the owner is Rederi AB.",
+        "I believe it is Kari Lindgren.",
+        "I sold it anyway.",
+        "it has been sold to Otto.",
+    ),
+    *("see https://prices.example/nordlys for 12 million.", "the price was set at 99 kroner.", "it is ٤٢."),
+    *("the answer is 4711.", "the ticker is ZORBX.", "it was posted on 2025-11-21.", "it is the Kestrel."),
+)
+
+
+def inventions(random: Random, count: int) -> list[str]:
+    """Refusals that invent something."""
+    every = [f"{excuse}{turn}{told}" for excuse in _EXCUSES for turn in _TURNS for told in _INVENTED]
+    return random.sample(every, count)

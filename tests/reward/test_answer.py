@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from mcpagent.core.tasks import AnswerCheck, StateCheck
-from mcpagent.reward.answer import answer_holds, says, state_holds
-from mcpagent.reward.phrasing import Evidence
+from mcpagent.reward.answer import answer_holds, state_holds
+from mcpagent.reward.phrasing import AnswerContext
+from mcpagent.reward.reading import says
 from tests.reward.records import made
 
 RESULTS = {"step1": {"close": 187.2, "name": "Apple Inc."}}
@@ -82,10 +83,10 @@ def test_numbers_of_the_question_do_not_count_where_they_are_all_that_the_answer
     check = AnswerCheck(type="must_include", value=["Moreau", "Rossi"])
     said = "the last names of driver be9020ba-a63a-4194-b628-07eb0247d202 and 31, 32, 33, 34, 35 and 36?"
     asked = f"You asked for {said} It is Moreau and Rossi."
-    assert answer_holds(check, asked, {}, Evidence(said=said))
+    assert answer_holds(check, asked, {}, AnswerContext(said=said))
     assert not answer_holds(check, asked, {})
     dumped = "It is Moreau and Rossi, 41, 42, 43, 44, 45 or 46."
-    assert not answer_holds(check, dumped, {}, Evidence(said=said))
+    assert not answer_holds(check, dumped, {}, AnswerContext(said=said))
 
 
 def test_an_answer_to_a_short_reference_may_have_sixty_words() -> None:
@@ -97,6 +98,14 @@ def test_an_answer_to_a_short_reference_may_have_sixty_words() -> None:
 def test_a_number_is_said_however_it_is_written_and_its_opposite_is_not() -> None:
     assert says(187.2, "It is 187.20.")
     assert not says(187.2, "It is -187.20.")
+
+
+def test_an_answer_to_a_pattern_may_say_what_the_reference_says() -> None:
+    shown = made("station", structured={"id": 5, "name": "North Bay", "region": "coast"})[1]
+    check = AnswerCheck(type="regex", value="North Bay")
+    said = "ID 5, name: North Bay, region: coast"
+    assert answer_holds(check, said, {}, AnswerContext(reference=f"{said}.", results=(shown,)))
+    assert not answer_holds(check, said, {}, AnswerContext(reference="North Bay", results=(shown,)))
 
 
 def test_no_answer_is_no_pass() -> None:

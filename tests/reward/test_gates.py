@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from mcpagent.core.tools import FailureKind
 from mcpagent.reward.validate import task_problems, task_warnings
-from tests.reward.records import QUOTE, episode, made, make_task, turn, values
+from tests.reward.records import QUOTE, episode, made, make_task, reward, turn, values
 
 HI = {"step": 2, "server": "chat", "tool": "send", "params": {"message": "hi"}}
 ANSWER = {"type": "number", "value": 187.2}
@@ -28,6 +29,52 @@ def test_a_step_that_may_change_something_is_a_gate_beside_an_answer_and_one_tha
     assert success(task, episode(turn(made("send", message="hi")), answer="187.2")) == 1.0
     # Where nothing is known of a tool it may change something, as MCP has it.
     assert values(task, episode(turn(made("send", message="hi")), answer="187.2"))["success"] == 0.0
+
+
+def test_that_there_is_none_must_have_been_looked_up_and_any_look_counts() -> None:
+    step = QUOTE | {"params": {"ticker": "ZZZZ"}, "finds_nothing": True}
+    task = make_task(tool_sequence=[step], final_answer={"type": "abstention", "value": "cannot"})
+    none = "There is no such ticker."
+    refused = {"failure": FailureKind.TOOL_ERROR, "server": "stocks"}
+    looks = [
+        made(ticker="ZZZZ", **refused),
+        made("search", symbol="zzzz", **refused),
+        made("list", server="stocks", structured={"tickers": ["AAPL", "MSFT"]}),
+    ]
+    assert [success(task, episode(turn(look), answer=none)) for look in looks] == [1.0, 1.0, 1.0]
+    assert success(task, episode(turn(*looks), answer=none)) == 1.0
+    elsewhere = [
+        made("quote", ticker="AAPL", **refused),
+        made("history", server="chat"),
+        made("quote", ticker="ZZZZ", server="stocks", failure=FailureKind.UNKNOWN_TOOL),
+    ]
+    assert [success(task, episode(turn(look), answer=none)) for look in elsewhere] == [0.0, 0.0, 0.0]
+    assert success(task, episode(answer=none)) == 0.0
+    assert success(task, episode(turn(looks[0]), answer="It closed at 12.5.")) == 0.0
+
+
+def test_a_write_that_nobody_asked_for_fails() -> None:
+    task = make_task(tool_sequence=[QUOTE], final_answer=ANSWER)
+    quote, spam = turn(made(ticker="AAPL")), turn(made("send", message="spam"))
+    writing = {"read_only": READS, "writing": frozenset({"chat.send"})}
+    honest = episode(quote, answer="187.2")
+    assert values(task, replace(honest, **writing))["success"] == 1.0
+    after = replace(episode(quote, spam, answer="187.2"), **writing)
+    assert values(task, after)["success"] == 0.0 and values(task, after)["stray_writes"] == 1.0
+    assert reward(task, after) < reward(task, replace(episode(quote, answer="?"), **writing))
+    # A server that says nothing of its tools may only have reads.
+    assert values(task, replace(after, writing=frozenset()))["success"] == 1.0
+    failed = turn(made("send", message="spam", failure=FailureKind.TOOL_ERROR))
+    assert values(task, replace(episode(quote, failed, answer="187.2"), **writing))["success"] == 1.0
+
+
+def test_a_gold_write_may_be_made_once() -> None:
+    task = make_task(tool_sequence=[QUOTE, HI], final_answer=ANSWER)
+    hi = turn(made("send", message="hi"))
+    writing = {"read_only": READS, "writing": frozenset({"chat.send"})}
+    once = replace(episode(turn(made(ticker="AAPL")), hi, answer="187.2"), **writing)
+    twice = replace(episode(turn(made(ticker="AAPL")), hi, hi, answer="187.2"), **writing)
+    assert (values(task, once)["success"], values(task, twice)["success"]) == (1.0, 0.0)
 
 
 def test_a_state_check_stands_for_the_calls_to_its_server() -> None:

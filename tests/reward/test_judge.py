@@ -25,7 +25,7 @@ from mcpagent.reward.judge import (
 )
 from mcpagent.reward.record import EpisodeRecord, grade
 from mcpagent.reward.rule import total_reward
-from mcpagent.reward.terms import Reward
+from mcpagent.reward.terms import ConfiguredReward
 from mcpagent.reward.validate import task_problems
 from mcpagent.train.objective.advantages import apply_penalty
 from tests.evaluate.records import trajectory
@@ -162,12 +162,12 @@ def test_a_rule_may_deny_what_is_left_to_a_judge() -> None:
 
 
 def test_the_weight_of_a_judge_can_be_chosen_and_successes_stay_above_failures() -> None:
-    heavy = Reward(weights={"judge": 5.0}, judge=RULES)
+    heavy = ConfiguredReward(weights={"judge": 5.0}, judge=RULES)
     of = task("rule+judge", **CHECKED)
     assert total_reward(heavy.grade(of, judged(right(), True)).terms) == pytest.approx(6.0)
     assert total_reward(heavy.grade(of, judged(right(), None)).terms) == pytest.approx(1.0)
     assert heavy.bounds.separates and heavy.bounds.highest_failure == pytest.approx(0.4)
-    assert not Reward(weights={"judge": -0.3}, judge=RULES).bounds.separates  # 0.45 - 0.3 < 0.4
+    assert not ConfiguredReward(weights={"judge": -0.3}, judge=RULES).bounds.separates  # 0.45 - 0.3 < 0.4
 
 
 def test_attempts_are_compared_by_one_reward_where_one_of_them_was_not_judged() -> None:

@@ -29,6 +29,7 @@ def test_the_gold_episode_scores_one() -> None:
         "abstain": None,
         "excess": 0.0,
         "invalid_rate": 0.0,
+        "stray_writes": 0.0,
         "sequence_exact": 1.0,
     }
 

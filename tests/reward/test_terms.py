@@ -17,7 +17,7 @@ from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
 from mcpagent.reward.record import EpisodeRecord, grade
 from mcpagent.reward.rule import total_reward
-from mcpagent.reward.terms import DEFAULT_REWARD, Reward, TermFunction, load_reward
+from mcpagent.reward.terms import DEFAULT_REWARD, ConfiguredReward, TermFunction, load_reward
 from tests.reward.records import CLOSE, QUOTE, episode, made, make_task, turn
 
 GOOD = """
@@ -203,7 +203,7 @@ def test_the_stated_property_is_that_of_every_corner_of_the_terms(
     success: float, partial: float, penalty: float, extra: float
 ) -> None:
     term = TermFunction(name="x", place="m:x", function=lambda _t, _e: 0.0, source_sha256="")
-    reward = Reward(
+    reward = ConfiguredReward(
         weights={"success": success, "partial": partial, "penalty": penalty, "x": extra}, functions=(term,)
     )
     # By hand: the penalty is 0 to 0.15, the others 0 to 1, and extremes of a sum of products are at corners.

@@ -12,12 +12,13 @@ from mcp.types import ToolAnnotations
 
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tasks import Task
+from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.datasets.describe import task_class
-from mcpagent.synth.explore.walks import explore_dataset
+from mcpagent.synth.explore.tasks import explore_dataset
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import Template, load_templates
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import InProcessServer, builtin_servers
+from mcpagent.tools.servers_config import InProcessServer
 
 _READ_ONLY = ToolAnnotations(read_only_hint=True)
 _FILES = {
@@ -88,7 +89,12 @@ def box_pool() -> ToolPool:
 
 
 async def full_tasks(
-    pool: ToolPool, *, count: int, per_class: int, templates_per_class: int | None = None
+    pool: ToolPool,
+    *,
+    count: int,
+    per_class: int,
+    templates_per_class: int | None = None,
+    answer_line: bool = False,
 ) -> list[Task]:
     """Of so many templates of each class, which is faster, or of all."""
     templates = load_templates(resource_path("templates/full"))
@@ -101,12 +107,14 @@ async def full_tasks(
         for t in sorted(group, key=lambda template: -template.weight)[:templates_per_class]
     )
     templates = replace(templates, templates=chosen)
-    data = await generate_dataset(pool, templates, counts={"train": count}, seed=11)
+    data = await generate_dataset(pool, templates, counts={"train": count}, seed=11, answer_line=answer_line)
     return _some_of_each(data.tasks["train"], per_class)
 
 
-async def explored_tasks(pool: ToolPool, *, count: int, per_class: int) -> list[Task]:
-    data = await explore_dataset(pool, counts={"train": count}, seed=5)
+async def explored_tasks(
+    pool: ToolPool, *, count: int, per_class: int, answer_line: bool = False
+) -> list[Task]:
+    data = await explore_dataset(pool, counts={"train": count}, seed=5, answer_line=answer_line)
     return _some_of_each(data.tasks["train"], per_class)
 
 

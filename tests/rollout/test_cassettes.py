@@ -16,12 +16,13 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.errors import UserError
-from mcpagent.evaluate.summary import evaluate, summarise
+from mcpagent.evaluate.summary import summarise
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.reward.record import record_of
 from mcpagent.reward.rule import grade_by_rule
 from mcpagent.rollout.agent import AgentSettings
+from mcpagent.rollout.collector import attempts, collect
 from mcpagent.run.rollout import RolloutOutcome, rollout
 from mcpagent.run.train import train
 from mcpagent.storage.datasets import read_tasks, write_jsonl
@@ -93,7 +94,7 @@ def test_what_a_policy_calls_and_a_strict_cassette_lacks_is_its_failure(tmp_path
     assert sum(outcome.cassette["misses"].values()) >= len(missed)
     assert outcome.summary.unscored == 0
     right = (len(trajectories) - len(missed)) / len(trajectories)
-    for name in ("task_success", "task_success_all"):
+    for name in ("task_success", "task_success_scored"):
         assert outcome.summary.metrics[name].value == pytest.approx(right)
 
 
@@ -131,8 +132,8 @@ def test_a_policy_that_is_right_on_every_other_task_shows_half_in_strict_mode(tm
     config = tools(f"tools.cassette={tmp_path / 'tape'}", "tools.cassette_mode=strict")
     with open_tools(config) as opened:
         trajectories = opened.io.run(
-            evaluate(
-                tasks,
+            collect(
+                attempts(tasks, per_task=1, seed=0, label="evaluation"),
                 policy=WrongOnEveryOther(tasks),
                 tools=opened.pool,
                 settings=AgentSettings(sampling=Sampling(max_new_tokens=64)),
@@ -141,7 +142,7 @@ def test_a_policy_that_is_right_on_every_other_task_shows_half_in_strict_mode(tm
         )
     summary = summarise(trajectories)
     assert (summary.unscored, summary.n_episodes) == (0, len(tasks))
-    assert summary.metrics["task_success"].value == summary.metrics["task_success_all"].value == 0.5
+    assert summary.metrics["task_success"].value == summary.metrics["task_success_scored"].value == 0.5
     # Graded again from the file, a miss stays what it was.
     write_trajectories(tmp_path / "again", trajectories)
     for task, stored in zip(tasks, read_trajectories(tmp_path / "again.jsonl.zst"), strict=True):
@@ -167,7 +168,7 @@ def test_a_state_that_no_recording_reached_fails_and_a_missing_set_up_is_unscore
     document["reward_spec"]["ground_truth"]["setup"] = {server: [call]}
     write_jsonl(tmp_path / "setup.jsonl", [document])
     lost = rollout(strict, policy="gold", out=tmp_path / "lost", data=tmp_path / "setup.jsonl")
-    assert (lost.summary.unscored, lost.summary.metrics["task_success_all"].value) == (1, 0.0)
+    assert (lost.summary.unscored, lost.summary.metrics["task_success"].value) == (1, 0.0)
 
 
 def test_strict_needs_neither_the_servers_file_nor_its_variables(tmp_path: Path) -> None:

@@ -11,16 +11,16 @@ import pytest
 
 from mcpagent.core.records import Metric
 from mcpagent.core.trajectory import Completion
-from mcpagent.evaluate.summary import evaluate
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.rollout.agent import AgentSettings
+from mcpagent.rollout.collector import attempts, collect
 from mcpagent.run.evaluate import read_evaluation
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from mcpagent.train.grpo import episode_metrics
-from mcpagent.train.health import HealthMonitor, HealthSettings
+from mcpagent.train.health import HealthMonitor
 from tests.env.world import make_task
 from tests.house import ROOT
 from tests.run.world import with_id
@@ -91,7 +91,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             async def play(acting: Acts) -> list:  # type: ignore[type-arg]
                 async with ToolPool([SERVER]) as pool:
                     settings = AgentSettings(sampling=Sampling(max_new_tokens=16))
-                    return await evaluate(TASKS, policy=acting, tools=pool, settings=settings, renderer=None)
+                    planned = attempts(TASKS, per_task=1, seed=0, label="evaluation")
+                    return await collect(planned, policy=acting, tools=pool, settings=settings)
 
             episodes = io.run(play(policy(right=range(6), deadly=deadly)))
         found.append(write_trajectories(folder / name, episodes))
@@ -104,7 +105,7 @@ def test_the_policy_whose_failures_kill_the_server_is_not_called_better(played: 
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found["verdict"] == "no verdict" and "5 of the 12 episodes" in found["why_no_verdict"]
-        assert found["difference_all"]["value"] == 0.0
+        assert found["difference"]["value"] == 0.0
     shown = mcpagent("eval", "compare", *played).stdout
     assert "a 0 of 12 episodes, b 5 of 12 episodes" in shown and "no verdict: " in shown
     assert "is better" not in shown
@@ -118,7 +119,7 @@ def test_a_step_of_training_says_both_numbers_and_its_health_sees_the_lower_one(
     assert record["success_rate"] == pytest.approx(6 / 7)
     assert record["success_rate_all"] == 0.5
     notes: list[str] = []
-    health = HealthMonitor(HealthSettings(warn={"success_fall": 0.5}, stop={}), note=notes.append)
+    health = HealthMonitor({"success_fall": 0.5}, note=notes.append)
     well = {"success_rate": 0.8, "success_rate_all": 0.8}
     health.replay([{"step": i, **well} for i in range(4)])
     health._assess({"step": 4, "success_rate": 0.9, "success_rate_all": 0.1}, notes.append)
@@ -128,6 +129,6 @@ def test_a_step_of_training_says_both_numbers_and_its_health_sees_the_lower_one(
 def test_every_metric_of_the_deadly_policy_has_its_count(played: tuple[Path, Path]) -> None:
     summary = read_evaluation(played[1])
     assert (summary.unscored, summary.n_episodes) == (5, COUNT)
-    low = summary.metrics["task_success_all"]
+    low = summary.metrics["task_success"]
     assert isinstance(low, Metric) and (low.value, low.n) == (0.5, COUNT)
-    assert summary.metrics["task_success"].value == pytest.approx(6 / 7)
+    assert summary.metrics["task_success_scored"].value == pytest.approx(6 / 7)

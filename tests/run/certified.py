@@ -12,15 +12,13 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.certificate import (
     Certificate,
-    Evidence,
     figures,
     open_certificate,
-    sha256_of,
     write_certificate,
 )
-from mcpagent.evaluate.certificate_page import certificate_page
 from mcpagent.run.certify import CertifyOutcome, certify
 from mcpagent.run.train import train
+from mcpagent.storage.checkpoints import sha256_of
 from mcpagent.storage.datasets import read_tasks, write_jsonl
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from tests.run.world import dataset
@@ -58,22 +56,11 @@ def make_certificate(
 
 
 def reseal(folder: Path, change: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
-    """What a forger does last: figures that follow from the changed evidence, then `change`, a page that says
-    the same, and all hashes."""
+    """What a forger does last: figures that follow from the changed evidence, `change`, and all hashes."""
     document = json.loads((folder / "certificate.json").read_text())
-    opened = open_certificate(folder)
-    document["figures"] = figures(
-        Evidence(
-            episodes=opened.episodes,
-            attacks=opened.attacks,
-            records=opened.records,
-            heldout=opened.heldout,
-            overlaps=document["excluded"],
-        )
-    )
+    document["figures"] = figures(open_certificate(folder))
     change(document)
-    certificate = Certificate.model_validate(document)
-    write_certificate(folder, certificate, page=certificate_page(certificate))
+    write_certificate(folder, Certificate.model_validate(document))
 
 
 def edit_episodes(folder: Path, side: str, edit: Callable[[list[Trajectory]], list[Trajectory]]) -> None:

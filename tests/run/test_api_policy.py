@@ -66,8 +66,3 @@ def test_without_a_key_openais_own_api_is_refused_with_a_remedy(
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(UserError, match="OPENAI_API_KEY"):
         rollout(config(), policy="openai:m", out=tmp_path / "x.jsonl", data=TRAIN)
-
-
-def test_sampling_that_the_api_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="top_k"):
-        rollout(config("rollout.top_k=5"), policy="openai:m", out=tmp_path / "x.jsonl", data=TRAIN)

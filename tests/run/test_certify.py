@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 from mcpagent.cli.certify import app
 from mcpagent.errors import UserError
 from mcpagent.evaluate.certificate import figures, open_certificate, read_certificate
+from mcpagent.evaluate.report.run_data import read_run
+from mcpagent.evaluate.report.tables import certificate_table
 from mcpagent.run.certify_check import check
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.trajectories import read_trajectories
@@ -40,7 +43,6 @@ HONEST: dict[str, tuple[list[str], list[str], int, int]] = {
     "DAPO in larger groups": (["grpo.loss=dapo", "rollout.group_size=4"], [], 3, 2),
     "one step": (["training.max_steps=1"], [], 3, 2),
     "five steps": (["training.max_steps=5", "training.keep_checkpoints=2"], [], 3, 2),
-    "proofs at every other step": (["rollout.canary_every=2", "training.max_steps=4"], [], 3, 2),
     "a reward of its own": (["reward.weights.success=0.8", "health.enabled=false"], [], 3, 2),
     "it evaluates itself": (["training.eval_every=1"], ["rollout.num_envs=2"], 3, 2),
     "tools are searched for": (["tools.discovery=search"], [], 3, 2),
@@ -69,7 +71,7 @@ def test_tasks_that_training_has_are_left_out_and_the_certificate_says_so(
     known = next(read_tasks(data / "train.jsonl"))
     mixed = dataset(data / "mixed.jsonl", [*read_tasks(data / "heldout.jsonl"), with_id(known, "new-id")])
     made = make_certificate(run, tmp_path / "certificate", data=mixed)
-    assert made.excluded == 1 and made.figures["tasks"] == {"held_out": 4, "excluded": 1, "counted": 3}
+    assert made.figures["tasks"] == {"held_out": 4, "excluded": 1, "counted": 3}
     certificate = read_certificate(made.folder)
     assert certificate.excluded == {"new-id": "a training task asks the same"}
     assert certificate.run["heldout_is_the_runs"] is False
@@ -87,7 +89,7 @@ def test_a_certificate_without_weights_says_what_was_not_checked(
     reseal(folder)
     outcome = check(folder)
     assert list(outcome.frauds) == []
-    assert {"replay", "logprobs under the weights"} <= set(outcome.not_checked)
+    assert outcome.not_checked == ["weights", "replay"]
     with pytest.raises(UserError, match="has no weights to play with"):
         check(folder, replay=1)
 
@@ -116,21 +118,13 @@ def test_the_gain_is_the_mean_over_tasks_of_the_difference_of_means(
             for t in opened.episodes[name]
         ]
 
-    from mcpagent.evaluate.certificate import Evidence
-
-    derived = figures(
-        Evidence(
-            episodes={"baseline": succeeding(0, "baseline"), "trained": succeeding(1, "trained")},
-            attacks=opened.attacks,
-            records=opened.records,
-            heldout=opened.heldout,
-        )
-    )
+    changed = {"baseline": succeeding(0, "baseline"), "trained": succeeding(1, "trained")}
+    derived = figures(dataclasses.replace(opened, episodes={**opened.episodes, **changed}))
     # (0.5 + 0.5 - 0.5) / 3; the first task succeeds in one of two attempts after training and never before.
     assert derived["gain"]["difference"]["value"] == pytest.approx(0.5 / 3)
     assert (derived["gain"]["wins"], derived["gain"]["losses"]) == (2, 1)
-    assert derived["budget"]["baseline"]["pass@2"]["value"] == pytest.approx(2 / 3)
-    assert derived["budget"]["trained"]["pass@2"]["value"] == 1.0
+    assert derived["budget"]["baseline"]["metrics"]["pass@2"]["value"] == pytest.approx(2 / 3)
+    assert derived["budget"]["trained"]["metrics"]["pass@2"]["value"] == 1.0
 
 
 def test_the_command_makes_and_checks_and_says_by_its_exit_code_whether_it_holds(
@@ -140,21 +134,24 @@ def test_the_command_makes_and_checks_and_says_by_its_exit_code_whether_it_holds
     out = tmp_path / "certificate"
     made = CliRunner().invoke(app, [str(run), "--samples", "2", "--out", str(out)])
     assert made.exit_code == 0, made.output
-    assert "gain      " in made.stdout and f"certify --check {out}" in made.stdout.replace("\n", " ")
+    assert "b - a" in made.stdout and f"certify --check {out}" in made.stdout.replace("\n", " ")
     good = CliRunner().invoke(app, ["--check", str(out), "--replay", "2", "--json"])
     assert good.exit_code == 0 and json.loads(good.stdout)["holds"] is True
-    page = (out / "page.html").read_text()
-    assert "What this certificate cannot show" in page
-    assert not any(text in page for text in ("<script", "http://", "https://", "url(", "src="))
+    shown = CliRunner().invoke(app, ["--check", str(out)])
+    assert shown.exit_code == 0 and "b - a" in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "the certificate holds"
+    shutil.copytree(out, run / "certificate")
+    (table,) = certificate_table(read_run(run).certified)
+    assert [row[0].text for row in table.rows] == ["baseline", "trained"]
     edit_json(out / "certificate.json", lambda document: document["figures"]["gain"].update(wins=3))
     bad = CliRunner().invoke(app, ["--check", str(out)])
-    assert bad.exit_code == 1 and "figure edited: gain.wins is 3" in bad.stdout.replace("\n", " ")
+    assert bad.exit_code == 1 and "statements: figures.gain.wins is 3" in bad.stdout.replace("\n", " ")
     assert "another version" not in bad.stdout
     edit_json(out / "certificate.json", lambda document: document["code"].pop("source_sha256"))
     older = CliRunner().invoke(app, ["--check", str(out)])
     assert older.exit_code == 1
     last = older.stdout.splitlines()[-1]
-    assert last.startswith("It says that another version of mcpagent made it (mcpagent ")
+    assert last.startswith("It says that another version of mcpagent made it (")
     assert "before you call it forged" in last
 
 
@@ -177,7 +174,7 @@ def test_what_cannot_be_certified_is_refused_with_what_to_do_and_nothing_is_left
     other = full / "checkpoints" / "step-000002"
     assert "another model" in refused(str(run), "--baseline", str(other), *to).message
     assert "NAME=RUN" in refused(str(run), "--control", "random", *to).message
-    assert "no folder on this machine" in refused(str(run), "--baseline", "embedded", *to).message
+    assert "not a folder on this machine" in refused(str(run), "--baseline", "embedded", *to).message
     manifest = (run / "manifest.json").read_text()
     edit_json(run / "manifest.json", lambda document: document.update(catalog_hash="0" * 64))
     assert "the tools are not those" in refused(str(run), *to).message

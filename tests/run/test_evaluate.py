@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,18 +27,17 @@ from mcpagent.run.evaluate import (
     EvalOutcome,
     compare_files,
     evaluate_model,
-    evaluate_on,
     read_evaluation,
     regrade,
 )
 from mcpagent.run.rollout import rollout
-from mcpagent.storage.checkpoints import find_checkpoint, run_of, weights_sha256
+from mcpagent.storage.checkpoints import choose_checkpoint, run_of, weights_sha256
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.setup import open_tools
 from mcpagent.train.actor import ActorRecords, ActorSettings, LocalActor
-from mcpagent.train.sampler import RolloutEngine
+from mcpagent.train.weight_sync import RolloutEngine
 from tests.env.world import make_task
 from tests.run.world import SHORT, TRAIN, config, dataset, samples, with_id
 
@@ -53,7 +53,8 @@ def adapters(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """Fresh adapters in PEFT format: their product is zero, so the model behaves as its base."""
     import torch
 
-    from mcpagent.models.load import LoraShape, attach_lora, load_model, load_tokenizer, save_model
+    from mcpagent.models.adapters import LoraShape, attach_lora
+    from mcpagent.models.load import load_model, load_tokenizer, save_model
 
     base = load_model(str(tiny_checkpoint), dtype=torch.float32, device=torch.device("cpu"))
     shape = LoraShape(r=2, alpha=4, dropout=0.0, target_modules="all-linear")
@@ -117,11 +118,11 @@ def test_adapters_are_evaluated_on_their_base(tiny_checkpoint: Path, adapters: P
 def test_a_run_folder_means_its_latest_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", config_yaml=dump_config(config()), manifest={})
     with pytest.raises(UserError, match="nor a run folder with one") as refused:
-        find_checkpoint(run.path)
+        choose_checkpoint(run.path)
     assert refused.value.where == str(run.path)
     for step in (2, 10):
         shutil.copytree(tiny_checkpoint, run.checkpoint_dir(step))
-    assert find_checkpoint(run.path) == run.checkpoint_dir(10)
+    assert choose_checkpoint(run.path).path == run.checkpoint_dir(10)
     found = run_of(run.checkpoint_dir(2))
     assert found is not None and found.path == run.path.resolve()
     assert run_of(tiny_checkpoint) is None
@@ -136,7 +137,8 @@ def test_an_evaluation_that_could_score_nothing_says_why(tiny_checkpoint: Path, 
     )
     outcome = evaluated(tiny_checkpoint, data=dataset(tmp_path / "t.jsonl", [broken]))
     assert (outcome.result.unscored, outcome.result.n_episodes) == (1, 1)
-    assert outcome.result.metrics["task_success"].value is None
+    assert outcome.result.metrics["task_success"].value == 0.0
+    assert outcome.result.metrics["task_success_scored"].value is None
     assert outcome.failure is not None and "set-up call fmp.fmp_get_quote failed" in outcome.failure
 
 
@@ -166,9 +168,21 @@ def test_gold_is_better_than_silence_on_every_task(tmp_path: Path) -> None:
     assert compare_files(gold, silence).verdict == "a is better"
 
 
+def test_two_results_are_compared_by_part_while_their_tasks_are_what_they_were(tmp_path: Path) -> None:
+    data = Path(shutil.copy(TRAIN, tmp_path / "tasks.jsonl"))
+    for name in ("empty", "gold"):
+        evaluate_model(config(SHORT), model=name, data=data, out=tmp_path / f"{name}.json")
+    silence, gold = tmp_path / "empty.json", tmp_path / "gold.json"
+    slices = compare_files(silence, gold).slices
+    steps = Counter(len(task.truth.tool_sequence) for task in read_tasks(data))
+    assert sorted(part.n_tasks for part in slices["steps"].values()) == sorted(steps.values())
+    data.write_text("".join(data.read_text().splitlines(keepends=True)[1:]))
+    assert compare_files(silence, gold).slices == {}
+
+
 def test_evaluations_of_other_tasks_cannot_be_compared(tmp_path: Path) -> None:
     first, second = samples(count=2)
-    with pytest.raises(UserError, match="share no scored task"):
+    with pytest.raises(UserError, match="share no task"):
         compare_files(played("empty", [first], tmp_path), played("gold", [second], tmp_path))
 
 
@@ -227,18 +241,14 @@ class Watched:
         await self._policy.release(episode_id)
 
 
-@pytest.mark.parametrize(("setting", "has_barriers"), [("true", True), ("false", False)])
-def test_an_evaluation_follows_the_deterministic_setting(setting: str, has_barriers: bool) -> None:
-    settings = config(f"rollout.deterministic={setting}", "data.max_tasks=6")
+def test_an_evaluation_of_a_scripted_policy_is_played_in_barriers() -> None:
+    settings = config("data.max_tasks=6")
     with open_episodes(
         settings, policy="gold", samples=1, console=Console(is_json=True), data=TRAIN
     ) as setup:
         watched = Watched(setup.ready.policy)
-        evaluate_on(
-            replace(setup, ready=replace(setup.ready, policy=watched)), samples=1, on_done=lambda _: None
-        )
-    assert watched.sizes[0] == (6 if has_barriers else 1)
-    assert (max(watched.sizes) > 1) is has_barriers
+        replace(setup, ready=replace(setup.ready, policy=watched)).play(samples=1, on_done=lambda _: None)
+    assert watched.sizes[0] == 6
 
 
 @pytest.mark.parametrize("has_barriers", [True, False])
@@ -260,9 +270,7 @@ def test_the_validation_of_a_training_run_follows_it_as_the_training_does(
                 deterministic=has_barriers,
                 seed=0,
             ),
-            records=ActorRecords(
-                run=RunFolder.create(tmp_path / "run", config_yaml=dump_config(settings), manifest={})
-            ),
+            records=ActorRecords(),
         )
         assert actor.evaluate(tasks, step=1).success == 1.0
         validation, watched.sizes = watched.sizes, []
@@ -311,5 +319,5 @@ def test_episodes_are_not_graded_by_the_tasks_of_others_or_without_any(
     with pytest.raises(UserError):
         regrade(out, config(), data=other)
     records.unlink()
-    with pytest.raises(UserError, match="its episodes are not there"):
+    with pytest.raises(UserError, match="its episodes are missing"):
         regrade(out, config(), data=other)

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mcpagent.errors import UserError
-from mcpagent.models.load import LoraShape, attach_lora, load_model, load_tokenizer, save_model
+from mcpagent.models.adapters import LoraShape, attach_lora
+from mcpagent.models.load import load_model, load_tokenizer, save_model
 from mcpagent.run.evaluate import evaluate_model
 from mcpagent.run.export import export
 from mcpagent.run.rollout import rollout

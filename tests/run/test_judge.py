@@ -19,7 +19,7 @@ from mcpagent.evaluate.judge_check import cohen_kappa
 from mcpagent.reward.record import grade, record_of
 from mcpagent.run.certify_check import check
 from mcpagent.run.evaluate import evaluate_model, regrade
-from mcpagent.run.judge import JudgeCheckOutcome, measure_judge
+from mcpagent.run.judge_check import JudgeCheckOutcome, measure_judge
 from mcpagent.run.rollout import rollout
 from mcpagent.run.train import train
 from mcpagent.storage.run_folder import RunFolder
@@ -64,8 +64,7 @@ def with_judge(running: Service, *overrides: str) -> TrainConfig:
     return config(
         "judge.model=scripted",
         f"judge.base_url={running.url}",
-        "judge.journal=journal",
-        "judge.attempts=1",
+        "api.attempts=1",
         *overrides,
     )
 
@@ -77,7 +76,7 @@ def played(chosen: TrainConfig, data: Path, name: str = "all.jsonl") -> list[Tra
 def test_a_judge_scores_what_succeeds_is_named_and_asked_only_once(tmp_path: Path) -> None:
     data = dataset(tmp_path / "tasks.jsonl", [judged(task) for task in samples(count=4)])
     with judging(lambda data: True) as running:
-        chosen = with_judge(running, "judge.price_in=1", "judge.price_out=10")
+        chosen = with_judge(running, "api.price_in=1", "api.price_out=10")
         first = rollout(chosen, policy="gold", out=tmp_path / "a.jsonl", data=data)
         asked = len(running.log)
         again = rollout(chosen, policy="gold", out=tmp_path / "b.jsonl", data=data)
@@ -93,7 +92,7 @@ def test_a_judge_scores_what_succeeds_is_named_and_asked_only_once(tmp_path: Pat
         assert facts["identity"] == outcome.provenance["reward"]["judge"]["identity"]
         # 16 requests of 100 tokens in and 20 out, at 300 millionths of a dollar each.
         assert facts["spend"]["cost_usd"] == pytest.approx(0.0048)
-    kept = [*tmp_path.glob("*.jsonl"), *(tmp_path / "journal").glob("*")]
+    kept = [*tmp_path.glob("*.jsonl"), *(tmp_path / "outputs" / "api").glob("*")]
     assert all(API_KEY not in file.read_text() for file in kept)
 
 
@@ -135,7 +134,7 @@ def test_a_judge_that_does_not_judge_changes_no_reward(script: Script, tmp_path:
     by_rule = played(config(), dataset(tmp_path / "rule.jsonl", plain), "rule.out.jsonl")
     data = dataset(tmp_path / "tasks.jsonl", [judged(task) for task in plain])
     with service(script) as running:
-        scored = played(with_judge(running, "judge.timeout_s=0.5"), data)
+        scored = played(with_judge(running, "api.timeout_s=0.5"), data)
     assert [t.reward for t in scored] == [t.reward for t in by_rule] == pytest.approx([1.0, 1.0])
     assert [t.is_success for t in scored] == [True, True]
     terms = [term for t in scored for term in t.reward_terms if term.name == "judge"]
@@ -165,7 +164,7 @@ def test_an_order_in_a_real_tools_answer_changes_no_reward(tmp_path: Path) -> No
 def test_a_cap_ends_the_judging_and_not_the_run(tmp_path: Path) -> None:
     data = dataset(tmp_path / "tasks.jsonl", [judged(task) for task in samples(count=4)])
     with judging(lambda data: True) as running:
-        scored = played(with_judge(running, "judge.max_requests=4", "rollout.num_envs=1"), data)
+        scored = played(with_judge(running, "api.max_requests=4", "rollout.num_envs=1"), data)
         assert len(running.log) == 4
     assert [t.term("judge") for t in scored] == [1.0, None, None, None]
     assert [t.reward for t in scored] == pytest.approx([1.2, 1.0, 1.0, 1.0])
@@ -178,10 +177,10 @@ def test_an_evaluation_does_not_go_on_under_another_judge(tmp_path: Path) -> Non
         evaluate_model(with_judge(running), model="gold", data=data, out=out)
         before, asked = out.read_bytes(), len(running.received)
         for other in ("judge.model=another", "judge.votes=1", "judge.controls=false"):
-            with pytest.raises(UserError, match=r"was begun otherwise: .*reward"):
-                evaluate_model(with_judge(running, other), model="gold", data=data, out=out, retry_infra=True)
+            with pytest.raises(UserError, match=r"was started with different settings: .*reward"):
+                evaluate_model(with_judge(running, other), model="gold", data=data, out=out, resume=True)
         assert (out.read_bytes(), len(running.received)) == (before, asked)
-        again = evaluate_model(with_judge(running), model="gold", data=data, out=out, retry_infra=True)
+        again = evaluate_model(with_judge(running), model="gold", data=data, out=out, resume=True)
         assert len(running.received) == asked and again.result.n_episodes == 2
 
 
@@ -202,8 +201,8 @@ def test_what_only_a_judge_can_score_is_refused_without_one_and_unscored_where_i
 
 def test_a_cap_in_dollars_for_a_model_of_unknown_price_is_refused(tmp_path: Path) -> None:
     data = dataset(tmp_path / "tasks.jsonl", [judged(task) for task in samples(count=1)])
-    with judging() as running, pytest.raises(UserError, match=r"judge\.max_cost is 1"):
-        played(with_judge(running, "judge.max_cost=1.0"), data)
+    with judging() as running, pytest.raises(UserError, match=r"api\.max_cost is 1"):
+        played(with_judge(running, "api.max_cost=1.0"), data)
 
 
 def test_regrading_goes_by_the_stored_verdicts_and_asks_nothing(tmp_path: Path) -> None:
@@ -486,7 +485,6 @@ def certified(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
         judge = (
             "judge.model=scripted",
             f"judge.base_url={running.url}",
-            f"judge.journal={place / 'journal'}",
         )
         run = make_run(tiny_checkpoint, place, *judge, "training.eval_samples=0")
         heldout = dataset(place / "judged.jsonl", tasks)
@@ -543,7 +541,7 @@ def a_verdict_of_another_episode(folder: Path) -> None:
 
 
 def another_name_for_the_judge(folder: Path) -> None:
-    reseal(folder, lambda document: document["grader"]["judge"].update(model="better"))
+    reseal(folder, lambda document: document["judge"].update(model="better"))
 
 
 def another_rubric_for_any_task(folder: Path) -> None:
@@ -560,10 +558,16 @@ def a_run_with_another_judge(folder: Path) -> None:
     reseal(folder, lambda document: other(document["reward"]))
 
 
-SWAPPED = [
-    *(a_kinder_verdict, another_judges_verdicts, verdicts_taken_away, a_verdict_of_another_episode),
-    *(another_name_for_the_judge, another_rubric_for_any_task, a_run_with_another_judge),
-]
+# Each swap, and the check that must name it.
+SWAPPED = {
+    a_kinder_verdict: "episodes",
+    another_judges_verdicts: "episodes",
+    verdicts_taken_away: "episodes",
+    a_verdict_of_another_episode: "episodes",
+    another_name_for_the_judge: "statements",
+    another_rubric_for_any_task: "statements",
+    a_run_with_another_judge: "records",
+}
 
 
 @pytest.mark.slow
@@ -580,4 +584,4 @@ def test_a_judge_that_was_swapped_is_named(
 ) -> None:
     folder = Path(shutil.copytree(certified, tmp_path / "certificate"))
     swap(folder)
-    assert "judge swapped" in {fraud.name for fraud in check(folder).frauds}
+    assert SWAPPED[swap] in {fraud.name for fraud in check(folder).frauds}

@@ -26,7 +26,15 @@ TASKS, SAMPLES = 12, 4
 def command(tiny_checkpoint: Path) -> list[str]:
     """One episode at a time, so that an interruption finds some that ended and some that did not begin."""
     return [
-        *("eval", "checkpoint", str(tiny_checkpoint), "--data", str(TRAIN), "--max-tasks", str(TASKS)),
+        *(
+            "eval",
+            "checkpoint",
+            str(tiny_checkpoint),
+            "--data",
+            str(TRAIN),
+            "--set",
+            f"data.max_tasks={TASKS}",
+        ),
         *("--samples", str(SAMPLES), "--set", SHORT, "--set", "rollout.num_envs=1"),
     ]
 
@@ -76,7 +84,7 @@ def test_what_could_not_be_scored_is_played_again_and_nothing_else(
     marked = episodes[2].model_copy(update={"errors": ("kept",)})
     write_trajectories(tmp_path / "eval", [*lost, marked, *episodes[3:]])
     out.write_text(whole.read_text())
-    done = mcpagent(*command, "--out", out, "--retry-infra")
+    done = mcpagent(*command, "--out", out, "--resume")
     assert done.returncode == 0, done.stderr
     assert _document(out) == _document(whole)
     again = list(read_trajectories(out.with_suffix(".jsonl.zst")))
@@ -89,7 +97,7 @@ def test_what_could_not_be_scored_is_played_again_and_nothing_else(
 
 def test_there_must_be_something_to_go_on_with(command: list[str], tmp_path: Path) -> None:
     done = mcpagent(*command, "--out", tmp_path / "eval.json", "--resume")
-    assert (done.returncode, "no evaluation to go on with" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "no evaluation to continue" in done.stderr) == (2, True), done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.env.world import make_task
 from tests.run.world import (
     SHORT,
     TRAIN,
+    as_processes,
     config,
     dataset,
     ledger_nonces,
@@ -53,9 +55,12 @@ def test_the_servers_counted_the_calls_that_the_trajectories_hold(
         task_calling("unsendable", "fmp", "fmp_get_quote", symbol=["no", "text"]),
         task_calling("refused-by-the-server", "fmp", "fmp_get_quote", symbol="NO-SUCH"),
     ]
+    processes = as_processes(tmp_path / "mcp.json", os.environ, "--limited")
+    own_slack = "tools.per_server.slack.isolation=episode"
+    servers = [] if transport == "memory" else [f"tools.servers={processes}", own_slack]
     outcome, trajectories = played(
         tmp_path / "gold",
-        f"tools.transport={transport}",
+        *servers,
         data=dataset(tmp_path / "tasks.jsonl", tasks),
     )
     results = [result for trajectory in trajectories for result in trajectory.tool_results]

@@ -18,10 +18,11 @@ from mcpagent.evaluate.report.verdicts import judge
 from mcpagent.run.evaluate import evaluate_model
 from mcpagent.run.export import export
 from mcpagent.run.lifecycle import TrainOutcome, Watch
+from mcpagent.run.self_evaluation import open_measured
 from mcpagent.run.train import train
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
-from tests.run.world import dataset, samples
+from tests.run.world import dataset, samples, with_id
 
 pytestmark = pytest.mark.system
 
@@ -113,6 +114,45 @@ def test_without_held_out_tasks_it_is_the_validation_set_and_zero_turns_it_off(
     options = ["algorithm=sft", "training.max_steps=1"]
     trained(tiny_checkpoint, data, tmp_path / "sft", *options, watch=Watch(note=notes.append))
     assert any("no before and after" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tasks"),
+    [
+        # 40 steps of 4 x 8 are 1,280 episodes; two evaluations on 160 tasks are 320 of then 1,600: a fifth.
+        (["training.max_steps=40", "training.batch_size=4", "rollout.group_size=8"], 160),
+        (["training.max_steps=40", "training.batch_size=4", "training.eval_samples=4"], 40),
+        (["algorithm=sft", "training.max_steps=20", "training.batch_size=8"], 20),
+        (["training.max_steps=1", "training.batch_size=1"], 16),
+        (["training.max_steps=40", "training.eval_tasks=5"], 5),
+    ],
+)
+def test_evaluations_are_a_fifth_of_the_episodes_unless_it_is_said_how_many(
+    tmp_path: Path, settings: list[str], tasks: int
+) -> None:
+    heldout = dataset(tmp_path / "heldout.jsonl", [with_id(samples(count=1)[0], str(i)) for i in range(400)])
+    train = dataset(tmp_path / "train.jsonl", samples(count=1))
+    config = load_train_config([], [f"data.train={train}", *settings]).config
+    with open_measured(config, n_tasks=1, on_note=lambda _: None) as measured:
+        assert measured is not None and measured.tasks.path == heldout
+        assert measured.count == tasks
+
+
+def test_a_resumed_run_is_measured_on_the_tasks_that_it_began_with(
+    tiny_checkpoint: Path, data: Path, tmp_path: Path
+) -> None:
+    parts: list[tuple[str, int, int]] = []
+    watch = Watch(on_part=lambda *part: parts.append(part))
+    first = ["training.eval_tasks=1", "training.max_steps=1", "training.eval_every=0"]
+    run = trained(tiny_checkpoint, data, tmp_path / "run", *first, watch=watch)
+    # An evaluation of one task, the update of one group of two attempts, an evaluation.
+    evaluation = [("evaluating", 0, 1), ("evaluating", 1, 1)]
+    assert parts == [*evaluation, ("updating", 2, 2), *evaluation]
+    config = load_train_config(
+        [run.run_dir / "config.yaml"], ["training.max_steps=2", "training.eval_tasks=2"]
+    ).config
+    train(config, run_dir=run.run_dir, resume=True)
+    assert stored(run.run_dir, "best")["tasks"].keys() == stored(run.run_dir, "untrained")["tasks"].keys()
 
 
 def test_measuring_changes_no_weight_and_a_resumed_run_measures_what_is_missing(

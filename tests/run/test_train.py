@@ -84,28 +84,8 @@ def test_the_plan_counts_what_the_model_has_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_estimate_is_of_the_configured_model_first_and_needs_no_data(
-    settings: list[str], tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    words = [word if "data.train" not in word else "data.train=nowhere.jsonl" for word in settings]
-    done = mcpagent_train(
-        *words, "--mode", "full", "--device", "auto", "--estimate", "--gpu-memory", "80", "--json"
-    )
-    assert done.exit_code == 0, done.output
-    document = json.loads(done.stdout)
-    parameters = sum(tensor.size for tensor in load_file(tiny_checkpoint / "model.safetensors").values())
-    assert [(row["model"], row["devices"]) for row in document["configured"]] == [
-        (str(tiny_checkpoint), count) for count in (1, 2, 4, 8, 16)
-    ]
-    assert {row["parameters"] for row in document["configured"]} == {parameters}
-    assert {row["fits"] for row in document["configured"]} == {True}
-    assert document["device"] == "cuda"
-    assert {row["model"] for row in document["table"]} >= {"Qwen/Qwen3-0.6B", "Qwen/Qwen3-32B"}
-    assert list(tmp_path.iterdir()) == []
-    shown = mcpagent_train(*words, "--device", "cpu", "--estimate")
-    assert shown.exit_code == 0 and "The largest of them that fits" in shown.output
-    assert "qlora" not in shown.output, "4 bits need CUDA"
-    assert "add --dry-run or --estimate" in refused(mcpagent_train(*settings, "--gpu-memory", "80"))
+def test_a_memory_to_plan_for_is_refused_without_a_plan(settings: list[str]) -> None:
+    assert "add --dry-run" in refused(mcpagent_train(*settings, "--gpu-memory", "80"))
 
 
 def test_every_algorithm_of_the_option_has_a_plan(settings: list[str]) -> None:
@@ -149,7 +129,7 @@ def test_four_bits_without_a_gpu_are_refused_in_one_message(settings: list[str],
         pytest.skip("there is a GPU")
     message = refused(mcpagent_train(*settings, "--mode", "qlora", *dry_run))
     assert "qlora needs a CUDA GPU" in message
-    assert "--mode lora" in message
+    assert "finetune.mode=lora" in message
 
 
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
@@ -178,9 +158,9 @@ def test_a_missing_engine_and_a_missing_run_are_one_message_each(settings: list[
 
 
 def test_a_run_says_how_it_ended_and_a_resume_goes_on(settings: list[str], tmp_path: Path) -> None:
-    done = mcpagent_train(*settings, "--set", "budget.steps=1")
+    done = mcpagent_train(*settings, "--set", "training.max_steps=1")
     assert done.exit_code == 0, done.output
-    assert "ended       after step 1: budget.steps 1 is spent" in done.stdout
+    assert "ended       after step 1: completed" in done.stdout
     rows = [line.split() for line in done.stderr.splitlines()]
     head = next(i for i, row in enumerate(rows) if row[:2] == ["step", "reward"])
     assert rows[head] == ["step", "reward", "success", "KL", "length", "tokens/s", "left"]
@@ -189,7 +169,7 @@ def test_a_run_says_how_it_ended_and_a_resume_goes_on(settings: list[str], tmp_p
     shown = [f"{record['reward_mean']:.3f}", "0%", f"{record['tokens'] / record['episodes']:.0f}"]
     assert [step[1], step[2], step[4]] == shown
     log = (tmp_path / "train" / "logs" / "run.log").read_text()
-    assert "step 0: begins after step 0 of 2" in log
+    assert "step 0: begins after step 0 of 1" in log
     held_out = resource_path("data/samples/heldout.jsonl")
     assert f"checkpoints/step-000001 --data {held_out}\n" in done.stdout.replace(f"{tmp_path}/train/", "")
     again = mcpagent_train(*settings, "--resume", "--json")
@@ -212,7 +192,7 @@ def test_a_supervised_run_tells_what_its_demonstrations_asked_of_the_servers(
     settings: list[str], tmp_path: Path
 ) -> None:
     options = [*settings, "--algo", "sft", "--set", "data.max_tasks=4"]
-    for more in (["--set", "budget.steps=1"], ["--resume"]):
+    for more in (["--set", "training.max_steps=1"], ["--resume"]):
         done = mcpagent_train(*options, *more)
         assert done.exit_code == 0, done.output
     run = RunFolder.open(tmp_path / "train")
@@ -287,7 +267,7 @@ def test_a_start_that_is_refused_leaves_no_folder(
 def test_a_run_without_a_name_gets_its_own_and_resume_takes_the_last_of_its_algorithm(
     settings: list[str], tmp_path: Path
 ) -> None:
-    unnamed = [*settings[:-2], "--set", "budget.steps=1"]
+    unnamed = [*settings[:-2], "--set", "training.max_steps=1"]
     assert settings[-1] == "name=train"
     folders = []
     for algo in ("grpo", "grpo", "sft"):
@@ -325,7 +305,7 @@ def test_the_optimiser_steps_after_batch_size_times_accumulation_prompts(
     """Two batches of two accumulated are one batch of four: the same episodes, the same step, the same
     weights; the loss is normalised over all four prompts."""
     accumulated = ("training.batch_size=2", "training.gradient_accumulation_steps=2")
-    at_once = ("training.batch_size=4", "optimization.gradient_accumulation_steps=1")
+    at_once = ("training.batch_size=4", "grpo.minibatches=1")
     weights, lines = [], []
     for name, chosen in (("accumulated", accumulated), ("at-once", at_once)):
         own = [*chosen, "training.max_steps=1", "training.eval_every=0", f"name={name}"]
@@ -363,9 +343,6 @@ REFUSED = {
     "adapters on no layer": ["--set", "lora.target_modules=[query]"],
     "a model that is not trained yet": ["--set", "model.name=embedded"],
     "a folder that is none": ["--set", "model.name=./nowhere"],
-    "overlapping in the deterministic mode": [
-        *("--set", "rollout.max_staleness=1", "--set", "grpo.tis_cap=2.0"),
-    ],
     "a tracker that is not installed": ["--set", "tracking.backends=[weave]"],
     "no such dataset": ["--set", "data.train=nowhere.jsonl"],
     "no such servers": ["--set", "tools.servers=nowhere.json"],
@@ -401,7 +378,9 @@ def test_a_gpu_run_is_planned_on_a_machine_without_one(settings: list[str], tmp_
         assert (plan["device"], plan["dtype"]) == ("cuda", "bfloat16")
         assert plan["device_memory_gib"] == (80 if options else None)
         assert plan["fits"] is (True if options else None)
-    assert "a run trains on what this machine has" in refused(mcpagent_train(*settings, "--gpu-memory", "80"))
+    assert "a run trains on the devices of this machine" in refused(
+        mcpagent_train(*settings, "--gpu-memory", "80")
+    )
     assert list(tmp_path.iterdir()) == []
 
 

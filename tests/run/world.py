@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.tasks import Task
-from mcpagent.core.tools import NONCE_META_KEY, ToolResult
+from mcpagent.core.tools import LEDGER_ENV, NONCE_META_KEY, ToolResult
+from mcpagent.servers.names import DATA_SERVERS, live_variables
 from mcpagent.storage.datasets import read_tasks, write_jsonl
 from tests.env.world import make_task
 
@@ -43,6 +45,28 @@ def dataset(path: Path, tasks: Iterable[Task]) -> Path:
 
 def samples(*, count: int) -> list[Task]:
     return list(read_tasks(TRAIN))[:count]
+
+
+def three_splits(folder: Path) -> Path:
+    """Two tasks to train on, one to validate with, two held out."""
+    tasks = samples(count=5)
+    for split, part in (("train", tasks[:2]), ("validation", tasks[2:3]), ("heldout", tasks[3:])):
+        dataset(folder / f"{split}.jsonl", part)
+    return folder
+
+
+def as_processes(path: Path, environment: Mapping[str, str], *options: str) -> Path:
+    """A file of servers in which the built-in ones are processes, which see these variables."""
+    served = {}
+    for name in DATA_SERVERS:
+        variables = ("PYTHONPATH", LEDGER_ENV, *live_variables(name))
+        served[name] = {
+            "command": sys.executable,
+            "args": ["-m", "mcpagent.cli.main", "serve", name, *options],
+            "env": {variable: f"${{{variable}}}" for variable in variables if variable in environment},
+        }
+    path.write_text(json.dumps({"mcpServers": served}))
+    return path
 
 
 def nonces(results: Iterable[ToolResult]) -> list[str]:

@@ -12,10 +12,10 @@ from mcp import Client
 from mcp.types import CallToolResult
 
 from mcpagent.core.tools import ToolCall
+from mcpagent.servers.provider import builtin_servers
 from mcpagent.servers.registry import build_server
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import builtin_servers
 from tests.running import Command, mcpagent
 from tests.servers.calls import call, text_of, with_client
 

@@ -23,9 +23,9 @@ from mcpagent.engines.skyrl.credit import NativePlan, credit_batch, register_est
 from mcpagent.engines.skyrl.task import skyrl_config
 from mcpagent.rollout.collector import group_trajectories
 from mcpagent.train.batch.samples import TrainSample
-from mcpagent.train.build import update_settings
 from mcpagent.train.objective.advantages import assign_credit, grade_groups
 from mcpagent.train.objective.loss import policy_loss, token_weights
+from mcpagent.train.settings import update_settings
 from tests.skyrl.test_episodes import BAD_SETUP
 from tests.skyrl.world import TOKENIZER, ScriptedEngine, generator, gold, play, row, stops_early, uids
 
@@ -106,7 +106,6 @@ CASES = [
     ("grpo.advantage=group", "grpo.normalize_advantages=batch"),
     ("grpo.advantage=rloo",),
     ("grpo.advantage=reinforce++",),
-    ("grpo.advantage=reinforce++_baseline",),
     ("grpo.advantage=gae", "grpo.gamma=0.9", "grpo.lambda_gae=0.8"),
     ("grpo.loss=dapo",),
     ("grpo.loss=dr_grpo", "grpo.normalize_advantages=false"),
@@ -178,7 +177,7 @@ def native_loss(config: Any, graded: Any, credit: Any, new: Any, old: Any, sampl
     lengths = torch.tensor([len(x) for x in new])
     weights = None
     if config.grpo.tis_cap is not None:
-        weights = sampler_weights(torch.cat(old), torch.cat(sampler), lengths, cap=config.grpo.tis_cap)
+        weights = sampler_weights(torch.cat(old), torch.cat(sampler), cap=config.grpo.tis_cap)
     advantages = [
         a
         for turns, sample in zip(credit.advantages, graded.samples, strict=True)

@@ -11,7 +11,7 @@ from skyrl.train.dataset import PromptDataset
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.tasks import Task
-from mcpagent.engines.skyrl.config import RULES
+from mcpagent.engines.skyrl.config import REFUSED
 from mcpagent.engines.skyrl.engine import ENGINE
 from mcpagent.engines.skyrl.record import write_records
 from mcpagent.errors import UserError
@@ -32,7 +32,7 @@ def test_the_other_presets_are_refused_by_the_names_of_their_settings(preset: st
     config = load_train_config([ROOT / "configs" / f"{preset}.yaml"]).config
     with pytest.raises(UserError, match="SkyRL cannot do") as error:
         ENGINE.resolved(config, run_dir=tmp_path)
-    assert any(f"  {key} is " in str(error.value) for key in RULES)
+    assert any(f"  {key} is " in str(error.value) for key in REFUSED)
 
 
 def test_skyrls_dataset_reads_the_records(tmp_path: Path) -> None:
@@ -52,7 +52,9 @@ def test_an_adapter_of_skyrl_becomes_a_checkpoint_of_the_run(tmp_path: Path) -> 
 
     from mcpagent.engines.skyrl.record import import_checkpoints
     from mcpagent.storage.checkpoints import choose_checkpoint, damage
+    from mcpagent.storage.lineage import Base, read_lineage
     from mcpagent.storage.run_folder import RunFolder
+    from mcpagent.train.start import Start
 
     base = tmp_path / "base"
     TOKENIZER.save_pretrained(base)
@@ -63,9 +65,12 @@ def test_an_adapter_of_skyrl_becomes_a_checkpoint_of_the_run(tmp_path: Path) -> 
         save_file({"a": torch.full((2,), float(step))}, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
         run.append_metrics({"step": step, "validation_success_all": success})
-    made = import_checkpoints(run, base=str(base))
+    start = Start(base=Base(place=str(base), sha256="of the base"))
+    made = import_checkpoints(run, start=start)
     assert [path.name for path in made] == ["step-000001", "step-000002"]
     assert [damage(path) for path in made] == [None, None]
     assert json.loads((made[0] / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    lineage = read_lineage(made[0])
+    assert lineage is not None and lineage.base == Base(place=str(base), sha256="of the base")
     assert choose_checkpoint(run.path).path == made[0]  # the best evaluation
-    assert import_checkpoints(run, base=str(base)) == []
+    assert import_checkpoints(run, start=start) == []

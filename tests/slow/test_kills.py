@@ -251,7 +251,7 @@ def test_eval(tmp_path: Path, tiny_checkpoint: Path) -> None:
 # What makes the quickstart short: file of a copy of the project -> a text in it and what takes its place.
 SHORT = {
     "configs/warm_start.yaml": {
-        "max_steps: 430": "max_steps: 8",
+        "max_steps: 630": "max_steps: 11",
         "save_frequency: 50": "save_frequency: 2",
         "batch_size: 32": "batch_size: 4",
         "curriculum_steps: 200": "curriculum_steps: 3",

@@ -22,7 +22,6 @@ BASE = ["seed=0", f"training.max_steps={STEPS}", "training.save_frequency=10", "
 VARIANTS = {
     "rloo": ["grpo.advantage=rloo"],
     "reinforce++": ["grpo.advantage=reinforce++"],
-    "reinforce++_baseline": ["grpo.advantage=reinforce++_baseline"],
     "turn": ["grpo.advantage=turn"],
     "without std": ["grpo.normalize_advantages=false"],
     "std of the batch": ["grpo.normalize_advantages=batch"],
@@ -30,7 +29,7 @@ VARIANTS = {
     "dapo": ["grpo.loss=dapo", "grpo.overlong_penalty=0.1", "grpo.mask_truncated=true"],
     "gspo": ["grpo.loss=gspo"],
     "cispo": ["grpo.loss=cispo", "grpo.clip_ratio_high=4.0"],
-    "k1 in the reward": ["grpo.kl_placement=reward", "grpo.kl_estimator=k1"],
+    "k1 in the reward": ["grpo.kl_estimator=k1"],
     "k2, a following reference": [
         *("grpo.kl_estimator=k2", "grpo.reference=ema", "grpo.reference_update_every=3"),
     ],

@@ -1,11 +1,10 @@
-"""The weight-sync proof on six-layer models in bfloat16: what `python -m benchmarks.weight_sync` measures
-with more tries."""
+"""The weight-sync proof on six-layer models in bfloat16."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.weight_sync import measure
+from tests.slow.weight_sync import measure
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.slow
 def test_every_missed_update_is_seen_at_once_and_no_healthy_one_is_stopped(
     mode: str, rate: float, noise: float
 ) -> None:
-    row = measure(mode, rate, engine="hf", missed=10, healthy=40, noise=noise, hidden=128, seed=3)
+    row = measure(mode, rate, missed=10, healthy=40, noise=noise, hidden=128, seed=3)
     assert row["missed"]["tries"] == row["missed"]["arrived"] == row["missed"]["any"] == 10
     assert row["missed"]["moved"] == 10  # by its tokens alone too
     assert row["healthy"] == {"tries": 40, "any": 0, "arrived": 0, "apart": 0, "moved": 0}

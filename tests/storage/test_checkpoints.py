@@ -78,7 +78,8 @@ def test_a_folder_whose_own_name_has_an_at_sign_is_meant_itself(tmp_path: Path) 
 def test_a_hub_id_is_not_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: RunFolder) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_model("Qwen/Qwen3-0.6B") is None
-    for name in ("run/typo", "run@9", "nothing"):
+    # There is no folder called outputs here yet, and nothing on the hub is meant.
+    for name in ("run/typo", "run@9", "nothing", "outputs/none"):
         with pytest.raises(UserError):
             find_model(name)
     found = find_model("run@latest")

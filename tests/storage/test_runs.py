@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.console import Console
 from mcpagent.errors import InUseError, RunError, UserError
 from mcpagent.storage.locks import holder, locked_file, locked_folder
 from mcpagent.storage.run_folder import RunFolder
@@ -226,4 +227,8 @@ def test_the_list_says_how_each_run_stands(tmp_path: Path) -> None:
         "busy": ("running", None, 1, 4),
     }
     assert (runs["finished"].success, runs["finished"].success_of) == (0.5, "training")
-    json.dumps([run.as_json() for run in runs.values()])
+    measured = {"metrics": {"task_success": {"value": 0.75}}}
+    (tmp_path / "finished" / "eval" / "best.json").write_text(json.dumps(measured))
+    (finished,) = [run for run in list_runs(tmp_path) if run.name == "finished"]
+    assert (finished.success, finished.success_of) == (0.75, "heldout")
+    Console(is_json=True).print_json(list(runs.values()))

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
 
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.core.trajectory import (
@@ -78,27 +76,6 @@ def attempt(name: str, *, tokens: tuple[int, ...] = (7, 8)) -> Trajectory:
     return Trajectory(
         id=name, task_id="t", group_id="g", stop_reason=StopReason.ANSWERED, turns=(turn,) if tokens else ()
     )
-
-
-@given(st.lists(trajectories, max_size=4, unique_by=lambda trajectory: trajectory.id))
-def test_the_token_file_is_the_one_that_safetensors_writes(
-    tmp_path_factory: pytest.TempPathFactory, written: list[Trajectory]
-) -> None:
-    folder = tmp_path_factory.mktemp("tokens")
-    write_trajectories(folder / "ours", iter(written))
-    arrays: dict[str, np.ndarray] = {}
-    for trajectory in written:
-        for turn in trajectory.turns:
-            place = f"{trajectory.id}/{turn.index}"
-            arrays[f"{place}/added_token_ids"] = np.asarray(turn.added_token_ids, dtype=np.int32)
-            arrays[f"{place}/token_ids"] = np.asarray(turn.completion.token_ids, dtype=np.int32)
-            arrays[f"{place}/logprobs"] = np.asarray(turn.completion.logprobs, dtype=np.float32)
-    arrays = {name: array for name, array in arrays.items() if array.size}
-    assert (folder / "ours.safetensors").exists() == bool(arrays)
-    if arrays:
-        save_file(arrays, folder / "theirs.safetensors")
-        ours, theirs = (folder / f"{name}.safetensors" for name in ("ours", "theirs"))
-        assert ours.read_bytes() == theirs.read_bytes()
 
 
 @given(st.lists(trajectories, max_size=4, unique_by=lambda trajectory: trajectory.id))

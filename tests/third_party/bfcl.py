@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.bfcl.package import BACKENDS, VERSION, BfclPackage
+from examples.bfcl.server import build_bfcl_server
 from mcpagent.core.tasks import Task
 from mcpagent.env.episode import Episode
 from mcpagent.policy.scripted import call_text
-from mcpagent.servers.bfcl.__main__ import build_bfcl_server
-from mcpagent.servers.bfcl.package import BACKENDS, VERSION, BfclPackage
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer

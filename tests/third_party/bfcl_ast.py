@@ -14,6 +14,7 @@ from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
+from examples.bfcl.package import json_schema
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Message, RewardSpec, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
@@ -21,7 +22,6 @@ from mcpagent.core.trajectory import StopReason
 from mcpagent.env.offer import OfferedTools, offer
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
 from mcpagent.reward.rule import grade_by_rule
-from mcpagent.servers.bfcl.package import json_schema
 
 CATEGORIES = (
     *("simple_python", "multiple", "parallel", "parallel_multiple"),

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from examples.bfcl.package import BfclPackage
+from examples.bfcl.tasks import tasks as tasks_of
+from examples.bfcl.tasks import write_dataset
 from mcpagent.core.tasks import Task
 from mcpagent.reward.record import attempts_by_user_turn
 from mcpagent.reward.validate import task_problems
-from mcpagent.servers.bfcl.package import BfclPackage
-from mcpagent.synth.bfcl import Importer
 from tests.third_party.bfcl import Oracle, fetch_package, gold_turns, memory_pool, play, variants
 
 # Tasks and calls as counted in the package.
@@ -39,7 +40,7 @@ def package(pytestconfig: pytest.Config) -> BfclPackage:
 @pytest.mark.registry
 @pytest.mark.parametrize("category", COUNTS)
 def test_every_task_converts_and_can_be_graded(package: BfclPackage, category: str) -> None:
-    tasks = list(Importer(package).tasks(category))
+    tasks = list(tasks_of(package, category))
     assert (len(tasks), sum(len(task.truth.tool_sequence) for task in tasks)) == COUNTS[category]
     assert {task.id: problems for task in tasks if (problems := task_problems(task))} == {}
 
@@ -49,7 +50,7 @@ def test_every_task_converts_and_can_be_graded(package: BfclPackage, category: s
 def test_gold_calls_over_mcp_answer_as_direct_execution_does_and_succeed(
     package: BfclPackage, category: str
 ) -> None:
-    tasks = list(Importer(package).tasks(category))
+    tasks = list(tasks_of(package, category))
     oracle = Oracle(package, category)
 
     async def run() -> int:
@@ -72,7 +73,7 @@ def test_gold_calls_over_mcp_answer_as_direct_execution_does_and_succeed(
 
 @pytest.mark.registry
 def test_success_is_what_bfcl_says_of_gold_and_perturbed_episodes(package: BfclPackage) -> None:
-    tasks = [t for category in COUNTS for t in list(Importer(package).tasks(category))[::20]]
+    tasks = [t for category in COUNTS for t in list(tasks_of(package, category))[::20]]
     agreement = compare(package, tasks)
     assert agreement.total() > 500
     assert set(agreement) == {"agreed: valid", "agreed: invalid"}
@@ -82,7 +83,7 @@ def test_success_is_what_bfcl_says_of_gold_and_perturbed_episodes(package: BfclP
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("category", COUNTS)
 def test_success_is_what_bfcl_says_of_every_task(package: BfclPackage, category: str) -> None:
-    agreement = compare(package, list(Importer(package).tasks(category)))
+    agreement = compare(package, list(tasks_of(package, category)))
     assert agreement.total() > 2500
     assert set(agreement) == {"agreed: valid", "agreed: invalid"}
 
@@ -92,10 +93,9 @@ def test_imported_tasks_are_played_over_stdio_by_our_own_command(
     package: BfclPackage, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "mcpagent.cli.main"]
-    made = ["data", "import", "bfcl", "--package", str(package.root), "--category", "base"]
-    subprocess.run([*command, *made, "--out", str(tmp_path)], check=True, capture_output=True, text=True)
-    played = ["rollout", "--policy", "gold", "--config", str(tmp_path / "bfcl.yaml"), "--max-tasks", "4"]
-    files = ["--data", str(tmp_path / "base.jsonl"), "--out", str(tmp_path / "gold.jsonl"), "--json"]
+    data, settings = write_dataset(package, tmp_path, categories=["base"])
+    played = ["rollout", "--policy", "gold", "--config", str(settings), "--set", "data.max_tasks=4"]
+    files = ["--data", str(data), "--out", str(tmp_path / "gold.jsonl"), "--json"]
     done = subprocess.run([*command, *played, *files], check=True, capture_output=True, text=True)
     success = json.loads(done.stdout)["metrics"]["task_success"]
     assert (success["value"], success["n"]) == (1.0, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -51,10 +52,10 @@ def test_a_database_of_three_tables_gives_fifty_tasks_that_were_shown_to_be_solv
     verdicts = [task.extra_info["verdicts"]["gold_reward"] for task in tasks if not task.truth.abstain]
     assert verdicts and set(verdicts) == {1.0}
     tools = {step.tool for task in tasks for step in task.truth.tool_sequence}
-    assert tools == {"list_tables", "describe_table", "read_query"}
+    assert tools == {"describe_table", "read_query"}  # that there are tables is told, not asked
 
 
-_SHIPS = (
+_SHIPS = [
     "Aurora",
     "Borealis",
     "Caravel",
@@ -65,7 +66,19 @@ _SHIPS = (
     "Halcyon",
     "Iris",
     "Juno",
-)
+    "Kestrel",
+    "Lydia",
+    "Meridian",
+    "Nautilus",
+    "Orion",
+    "Pandora",
+    "Quest",
+    "Rosalind",
+    "Swift",
+    "Triton",
+    "Undine",
+    "Venture",
+]
 
 
 def _furnish(desk: Desk) -> None:
@@ -88,9 +101,13 @@ def _furnish(desk: Desk) -> None:
     (desk.folder / "memory.jsonl").write_text("\n".join(map(json.dumps, entities)) + "\n")
 
 
-@pytest.mark.parametrize("name", ["everything", "filesystem", "git", "memory", "time"])
-def test_a_server_of_others_gives_a_hundred_proven_tasks_in_one_command(
-    name: str, desk: Desk, tmp_path: Path
+# Of 140 that are asked for.
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("everything", 100), ("filesystem", 100), ("git", 100), ("memory", 100), ("time", 100)],
+)
+def test_a_server_of_others_gives_its_proven_tasks_in_one_command(
+    name: str, least: int, desk: Desk, tmp_path: Path
 ) -> None:
     _furnish(desk)
     file = desk.configure(name)
@@ -98,7 +115,7 @@ def test_a_server_of_others_gives_a_hundred_proven_tasks_in_one_command(
     done = mcpagent("gen-data", "--explore", "--servers", file, *counts)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["records"] >= 100
+    assert document["records"] >= least
     explored = document["explored"]
     assert explored["failed"] < explored["calls"] / 2
     lines = done.stderr.splitlines()
@@ -115,12 +132,12 @@ def test_what_is_added_is_read_back_on_a_copy_and_becomes_a_state_check(
     _furnish(desk)
     file, workspace = desk.configure(name), desk.folder / place
     before = tree_digest(workspace)
-    counts = ("--train", "60", "--validation", "0", "--heldout", "10", "--out", tmp_path / "d", "--json")
+    counts = ("--train", "16", "--validation", "0", "--heldout", "4", "--out", tmp_path / "d", "--json")
     setting = ("--set", f"tools.per_server.{name}.workspace={workspace}")
     done = mcpagent("gen-data", "--explore", "--servers", file, *setting, *counts, timeout_s=900)
     assert done.returncode == 0, done.stderr
     assert tree_digest(workspace) == before
-    assert json.loads(done.stdout)["explored"]["additions"]
+    assert json.loads(done.stdout)["explored"]["changes"]
     tasks: list[Task] = list(read_tasks(tmp_path / "d" / "train.jsonl"))
     added = [task for task in tasks if task.extra_info["class"] == "state_change"]
     assert added
@@ -128,7 +145,9 @@ def test_what_is_added_is_read_back_on_a_copy_and_becomes_a_state_check(
         (step,) = task.truth.tool_sequence
         (checks,) = task.truth.state.values()
         told = json.dumps([check.model_dump() for check in checks], ensure_ascii=False).replace("\\", "")
+        told = re.sub(r"entities\[(\d+)\]", lambda match: _SHIPS[int(match[1])], told)  # in their order
         texts = [value for value in scalars(step.params) if isinstance(value, str)]
-        assert all(Path(text).name in told for text in texts), (texts, told)
+        is_there = not step.tool.startswith("delete")
+        assert all((Path(text).name in told) == is_there for text in texts), (step.tool, texts, told)
         assert all(text in task.prompt[-1].content for text in texts)
         assert task.extra_info["verdicts"]["gold_reward"] == 1.0

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from mcpagent.tools.limits import CallLimits, Reset, ServerLimits
+from mcpagent.config.schema import ResetCall, ResetSection, ServerSection
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import load_servers
 from tests.third_party.servers import Desk, call
@@ -61,7 +62,7 @@ def _filled(call: tuple[str, dict[str, Any]], desk: Desk) -> tuple[str, dict[str
     return tool, json.loads(json.dumps(arguments).replace("{files}", str(desk.files)))
 
 
-async def _episodes(desk: Desk, name: str, limits: ServerLimits, *, count: int) -> list[tuple[str, str]]:
+async def _episodes(desk: Desk, name: str, limits: ServerSection, *, count: int) -> list[tuple[str, str]]:
     """What each episode reads before and after it has written."""
     answers: list[tuple[str, str]] = []
     servers = load_servers(desk.configure(name)).servers
@@ -83,7 +84,7 @@ async def _episodes(desk: Desk, name: str, limits: ServerLimits, *, count: int) 
 def test_what_an_episode_writes_is_in_no_other_and_not_in_the_workspace(desk: Desk, name: str) -> None:
     place = _data(desk, name)
     before = _content(place)
-    limits = ServerLimits(workspace=place, start_timeout_s=180)
+    limits = ServerSection(workspace=str(place), start_timeout_s=180)
     answers = asyncio.run(_episodes(desk, name, limits, count=3))
     assert len({begun for begun, _ in answers}) == 1 and SHOWN[name] not in answers[0][0]
     assert all(SHOWN[name] in ended for _, ended in answers)
@@ -93,15 +94,27 @@ def test_what_an_episode_writes_is_in_no_other_and_not_in_the_workspace(desk: De
 @pytest.mark.parametrize(
     ("name", "reset"),
     [
-        ("filesystem", Reset(command=("rm", "-f", "{files}/new.txt"))),
-        ("memory", Reset(calls=[("delete_entities", {"entityNames": ["ZZ"]})])),
-        ("sqlite", Reset(calls=[("write_query", {"query": "delete from items where name = 'ZZ'"})])),
+        ("filesystem", ResetSection(command=("rm", "-f", "{files}/new.txt"))),
+        (
+            "memory",
+            ResetSection(calls=(ResetCall(tool="delete_entities", arguments={"entityNames": ["ZZ"]}),)),
+        ),
+        (
+            "sqlite",
+            ResetSection(
+                calls=(
+                    ResetCall(tool="write_query", arguments={"query": "delete from items where name = 'ZZ'"}),
+                )
+            ),
+        ),
     ],
 )
-def test_a_reset_brings_the_state_back_where_nothing_is_copied(desk: Desk, name: str, reset: Reset) -> None:
+def test_a_reset_brings_the_state_back_where_nothing_is_copied(
+    desk: Desk, name: str, reset: ResetSection
+) -> None:
     place = _data(desk, name)
     command = [part.replace("{files}", str(desk.files)) for part in reset.command]
-    limits = ServerLimits(reset=Reset(command=command, calls=reset.calls), start_timeout_s=180)
+    limits = ServerSection(reset=ResetSection(command=command, calls=reset.calls), start_timeout_s=180)
     answers = asyncio.run(_episodes(desk, name, limits, count=3))
     assert len({begun for begun, _ in answers}) == 1 and SHOWN[name] not in answers[0][0]
     assert all(SHOWN[name] in ended for _, ended in answers)

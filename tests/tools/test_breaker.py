@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.config.schema import ServerSection
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
 from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import OnChange
-from mcpagent.tools.limits import BreakerState, CallLimits, CircuitBreaker, ServerLimits
+from mcpagent.tools.limits import BreakerState, CallLimits, CircuitBreaker
 from mcpagent.tools.metrics import ServerMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
@@ -168,7 +169,7 @@ def test_a_server_that_does_not_come_back_fails_every_call_within_the_bound(tmp_
 
 def test_a_start_that_hangs_is_waited_for_no_longer_than_the_limit(tmp_path: Path) -> None:
     async def run() -> None:
-        limits = {"crasher": ServerLimits(start_timeout_s=2.0)}
+        limits = {"crasher": ServerSection(start_timeout_s=2.0)}
         async with ToolPool([_server(tmp_path)], limits=CallLimits(per_server=limits)) as pool:
             (tmp_path / "hang-at-start").touch()
             (tmp_path / "die-at-calls").touch()
@@ -218,7 +219,7 @@ def test_an_episodes_own_instance_that_died_is_replaced_only_while_it_was_read_f
 
 
 def test_a_server_that_keeps_its_state_elsewhere_may_be_declared_so(tmp_path: Path) -> None:
-    limits = {"crasher": ServerLimits(survives_restart=True)}
+    limits = {"crasher": ServerSection(survives_restart=True)}
 
     async def run() -> None:
         async with (
@@ -236,7 +237,7 @@ def test_a_server_that_keeps_its_state_elsewhere_may_be_declared_so(tmp_path: Pa
 
 
 def test_a_tool_that_the_user_declares_safe_is_repeated(tmp_path: Path) -> None:
-    limits = {"crasher": ServerLimits(safe_to_retry=("change",))}
+    limits = {"crasher": ServerSection(safe_to_retry=("change",))}
 
     async def run() -> None:
         async with ToolPool([_server(tmp_path)], limits=CallLimits(per_server=limits)) as pool:

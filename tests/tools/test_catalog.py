@@ -171,7 +171,7 @@ def test_a_long_description_of_a_tool_or_a_property_is_cut_with_a_mark_that_says
     kept = len(head) + len(tail)
     assert notes == [
         f"tool lister.long: {4 * (2000 - kept):,} characters were cut out of its descriptions; one may have "
-        "200 (tools.description_limit_chars)"
+        "200"
     ]
 
 
@@ -193,7 +193,7 @@ def test_a_tool_with_a_schema_past_the_limit_is_left_out_and_named(which: str, p
     size, kind = len(json.dumps(_schema(p=part))), which.removesuffix("Schema")
     assert notes == [
         f"server 'lister': tool 'large' is left out: its {kind} schema has {size:,} characters; it may "
-        "have 2,000 (tools.schema_limit_chars)"
+        "have 2,000"
     ]
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import CancelledError
 
@@ -81,3 +83,13 @@ def test_running_from_the_loop_itself_is_refused_instead_of_deadlocking() -> Non
 
         with pytest.raises(RuntimeError, match="another thread"):
             io.run(nested())
+
+
+def test_a_thread_that_an_exiting_interpreter_closes_says_nothing() -> None:
+    """As the bridges close theirs. Red on Python 3.12 and later, which start no thread by then."""
+    code = (
+        "import asyncio, atexit\nfrom mcpagent.tools.io_thread import IOThread\n"
+        "io = IOThread()\natexit.register(io.close)\nio.run(asyncio.to_thread(print, 'done'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)

@@ -12,11 +12,12 @@ from mcp.types import CallToolResult, ListToolsResult, PaginatedRequestParams, T
 from mcpagent import __version__
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
 from mcpagent.errors import UserError
+from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import NONCE_META_KEY, Purpose
 from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import InProcessServer, MemoryServer, builtin_servers
+from mcpagent.tools.servers_config import InProcessServer
 from tests.tools.servers import echo
 from tests.tools.support import call, memory_echo
 
@@ -206,7 +207,7 @@ def test_a_result_that_breaks_the_output_schema_is_the_servers_fault() -> None:
         async with ToolPool([InProcessServer(name="liar", server=server)]) as pool, pool.session() as session:
             result = await call(session, "truth", server="liar")
             assert result.failure is FailureKind.SCHEMA
-            assert "$.result" in result.content
+            assert "at result: 5 is not" in result.content
             assert result.failure.is_infrastructure
 
     asyncio.run(run())
@@ -230,7 +231,8 @@ def test_builtin_calls_carry_a_nonce_and_reach_the_ledger_with_their_purpose(tmp
     ledger = tmp_path / "calls.jsonl"
 
     async def run() -> list[str]:
-        async with ToolPool([MemoryServer(name="slack")], ledger=ledger) as pool, pool.session() as session:
+        servers = builtin_servers(["slack"])
+        async with ToolPool(servers, ledger=ledger) as pool, pool.session() as session:
             read = ToolCall(id="1", tool="list_slack_channels", arguments={"limit": 1})
             first = await session.call(read)
             await session.call(read, purpose=Purpose.GRADE)
@@ -262,7 +264,7 @@ def test_a_stateful_builtin_gets_an_instance_for_each_session() -> None:
             return len(history.structured["messages"])
 
     async def run() -> None:
-        async with ToolPool([MemoryServer(name="slack")]) as pool:
+        async with ToolPool([builtin_servers(["slack"])[0]]) as pool:
             before = await channel_length(pool, say=0)
             assert await channel_length(pool, say=2) == before + 2
             assert await channel_length(pool, say=0) == before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from mcpagent.config.loader import dump_config, load_train_config, public_settin
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.errors import UserError
+from mcpagent.evaluate.report.document import ReportDocument
 from mcpagent.evaluate.report.tables import tools_table
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.limits import CallLimits
@@ -295,7 +295,13 @@ def test_no_file_of_a_rollout_with_a_cassette_holds_a_secret(tmp_path: Path) -> 
         + "\n"
     )
     command = ["rollout", "--policy", "gold", "--data", data, "--out", out / "t.jsonl", "--servers", file]
-    command += ["--cassette", tmp_path / "tape", "--cassette-mode", "record", "--json"]
+    command += [
+        "--set",
+        f"tools.cassette={tmp_path / 'tape'}",
+        "--set",
+        "tools.cassette_mode=record",
+        "--json",
+    ]
     done = mcpagent(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "odd.look said the value of" in done.stderr
@@ -376,7 +382,7 @@ def test_the_tools_of_a_report_show_how_many_texts_held_a_secret() -> None:
                 await session.call(ToolCall(id=str(number), tool="look", arguments={}))
             return pool.metrics()
 
-    table = tools_table(asyncio.run(run()))
-    names = re.findall(r"<th[^>]*>([^<]*)</th>", table.partition("<tbody>")[0])
-    row = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", table.partition("<tbody>")[2])
-    assert dict(zip(names, row, strict=True))["Secrets"] == "3"
+    (table,) = tools_table(ReportDocument.model_construct(tools=asyncio.run(run())))
+    (row,) = table.rows
+    shown = {column.name: cell.text for column, cell in zip(table.columns, row, strict=True)}
+    assert shown["Secrets"] == "3"

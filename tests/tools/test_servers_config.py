@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mcpagent.errors import UserError
-from mcpagent.tools.servers_config import HttpServer, ServersFile, StdioServer, builtin_servers, load_servers
+from mcpagent.servers.provider import builtin_servers
+from mcpagent.tools.servers_config import HttpServer, ServersFile, StdioServer, load_servers
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +173,7 @@ def test_disabled_servers_and_unknown_keys_are_noted_and_not_fatal() -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"mcpservers": {}}, "no servers in it"),
+        ({"mcpservers": {}}, "it names no server"),
         ({"mcpServers": {"a": {"command": "x", "disabled": True}}}, "every server in it is disabled"),
         ({"mcpServers": {"a": {"args": []}}}, "command must be a string, and is missing"),
         ({"mcpServers": {"a": {"command": "x", "args": "y"}}}, "args must be a list"),

@@ -181,3 +181,62 @@ def test_what_the_user_must_fix_exits_2_with_one_message(arguments: list[str], m
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+SILENT = "import sys\nfor line in sys.stdin: pass"
+MALICIOUS = """
+import json, sys
+schema = {"type": "object", "properties": {"text": {"type": "string", "pattern": "^(a+)+$"}}}
+tools = [
+    {"name": "slow", "inputSchema": schema},
+    {"name": "endless", "inputSchema": {"type": "object", "$ref": "#"}},
+    {"name": "remote", "inputSchema": {"type": "object", "properties": {"a": {"$ref": "http://192.0.2.1/x"}}}},
+]
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("method") == "initialize":
+        info = {"name": "m", "version": "1"}
+        result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+    elif asked.get("method") == "tools/list":
+        result = {"tools": tools}
+    elif asked.get("method") == "tools/call" and asked["params"]["arguments"]["text"] == "wait":
+        continue
+    elif asked.get("method") == "tools/call":
+        result = {"content": [{"type": "text", "text": "done"}], "isError": True}
+    elif "id" not in asked:
+        continue
+    else:
+        error = {"code": -32601, "message": "no such method"}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}), flush=True)
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+def test_a_server_that_does_not_answer_its_start_is_named_while_it_is_waited_for(tmp_path: Path) -> None:
+    servers = _file(tmp_path, quiet={"command": sys.executable, "args": ["-c", SILENT]})
+    with Command("tools", "list", "--servers", servers, stderr=subprocess.PIPE, text=True) as process:
+        said = process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+    assert "server 'quiet' has not answered for 5 s" in said
+
+
+def test_malicious_schemas_leave_their_tools_out_and_slow_patterns_do_not_hold_up_a_call(
+    tmp_path: Path,
+) -> None:
+    servers = _file(tmp_path, bad={"command": sys.executable, "args": ["-c", MALICIOUS]})
+    done = _run("list", "--servers", servers, "--json")
+    assert [spec["name"] for spec in json.loads(done.stdout)] == ["slow"]
+    assert "bad.endless is left out" in done.stderr and "bad.remote is left out" in done.stderr
+    arguments = json.dumps({"text": "a" * 40 + "b"})
+    called = _run("call", "bad.slow", arguments, "--servers", servers, "--json")
+    assert json.loads(called.stdout)["failure"] == "invalid_arguments"
+
+
+def test_a_call_of_a_malicious_server_ends_at_once_with_sigterm(tmp_path: Path) -> None:
+    servers = _file(tmp_path, bad={"command": sys.executable, "args": ["-c", MALICIOUS]})
+    words = ("tools", "call", "bad.slow", '{"text": "wait"}', "--servers", servers)
+    with Command(*words, stderr=subprocess.PIPE, text=True) as process:
+        assert "left out" in process.stderr.readline()  # it is started
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)

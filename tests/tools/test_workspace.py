@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.config.schema import ResetCall, ResetSection, ServerSection
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
-from mcpagent.tools.limits import CallLimits, Reset, ServerLimits
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.isolation import probe_start
 from mcpagent.tools.servers_config import StdioServer, load_servers
@@ -42,7 +43,7 @@ def _file(folder: Path, server: StdioServer) -> Path:
 
 
 def _pool(server: StdioServer, **limits: object) -> ToolPool:
-    return ToolPool([server], limits=CallLimits(per_server={"desk": ServerLimits(**limits)}))  # type: ignore[arg-type]
+    return ToolPool([server], limits=CallLimits(per_server={"desk": ServerSection(**limits)}))  # type: ignore[arg-type]
 
 
 def _folder(tmp_path: Path) -> Path:
@@ -74,7 +75,7 @@ def test_each_episode_finds_the_folder_as_it_was_and_the_folder_is_never_written
             return seen, text
 
     async def run() -> list[tuple[str, str]]:
-        async with _pool(_desk(str(data)), workspace=data) as pool:
+        async with _pool(_desk(str(data)), workspace=str(data)) as pool:
             return await asyncio.gather(*(episode(pool, number) for number in range(8)))
 
     found = asyncio.run(run())
@@ -93,7 +94,7 @@ def test_the_variable_the_arguments_the_environment_and_the_folder_name_the_copy
     assert isinstance(server, StdioServer)
 
     async def run() -> list[str]:
-        async with _pool(server, workspace=data) as pool, pool.session() as session:
+        async with _pool(server, workspace=str(data)) as pool, pool.session() as session:
             copy = await session.workspace("desk")
             assert copy is not None and not copy.is_relative_to(tmp_path)
             await call(session, "jot", server="desk", text="hello")
@@ -117,7 +118,7 @@ def test_a_database_in_use_is_snapshotted_as_of_its_last_transaction(tmp_path: P
         database.execute("insert into rows values (2)")  # and this is not committed
 
         async def run() -> list[str]:
-            async with _pool(_desk(str(data), str(base)), workspace=data) as pool:
+            async with _pool(_desk(str(data), str(base)), workspace=str(data)) as pool:
                 counts = []
                 for _ in range(3):
                     async with pool.session() as session:
@@ -135,7 +136,7 @@ def test_a_workspace_may_be_one_file(tmp_path: Path) -> None:
         database.execute("create table rows (n)")
 
     async def run() -> list[str]:
-        async with _pool(_desk(".", "${WORKSPACE}"), workspace=base) as pool:
+        async with _pool(_desk(".", "${WORKSPACE}"), workspace=str(base)) as pool:
             counts = []
             for _ in range(2):
                 async with pool.session() as session:
@@ -153,7 +154,7 @@ def test_what_changes_in_the_folder_reaches_no_episode_and_no_copy_is_left(
     copies: list[Path] = []
 
     async def run() -> list[str]:
-        async with _pool(_desk(str(data)), workspace=data) as pool:
+        async with _pool(_desk(str(data)), workspace=str(data)) as pool:
             texts = []
             for number in range(2):
                 async with pool.session() as session:
@@ -180,7 +181,7 @@ def test_what_cannot_be_copied_or_would_be_shared_is_refused(tmp_path: Path) -> 
         Workspace("desk", tmp_path / "nothing", tmp_path / "w3")
     pool = ToolPool(
         [_desk(str(data))],
-        limits=CallLimits(per_server={"desk": ServerLimits(workspace=data)}),
+        limits=CallLimits(per_server={"desk": ServerSection(workspace=str(data))}),
         isolation={"desk": "shared"},
     )
     with pytest.raises(UserError, match="shared by all"):
@@ -208,8 +209,9 @@ def test_a_reset_brings_the_state_back_before_each_episode_which_run_one_after_a
     data = tmp_path / "data"
     data.mkdir()
     command = ("sh", "-c", f"rm -rf {data}/*; touch {data}/first")
-    calls = [("clear", {}), ("put", {"path": f"{data}/first", "text": ""})]
-    reset = Reset(command=command) if by == "command" else Reset(calls=calls)
+    put = {"path": f"{data}/first", "text": ""}
+    calls = (ResetCall(tool="clear"), ResetCall(tool="put", arguments=put))
+    reset = ResetSection(command=command) if by == "command" else ResetSection(calls=calls)
 
     async def episode(pool: ToolPool, number: int) -> str:
         async with pool.session() as session:
@@ -226,7 +228,7 @@ def test_a_reset_brings_the_state_back_before_each_episode_which_run_one_after_a
 
 
 def test_a_reset_that_fails_leaves_the_episode_unscored(tmp_path: Path) -> None:
-    reset = Reset(command=("sh", "-c", "echo no such database >&2; exit 3"))
+    reset = ResetSection(command=("sh", "-c", "echo no such database >&2; exit 3"))
 
     async def run() -> tuple[FailureKind | None, str]:
         async with _pool(_desk(str(tmp_path)), reset=reset) as pool, pool.session() as session:
@@ -239,11 +241,12 @@ def test_a_reset_that_fails_leaves_the_episode_unscored(tmp_path: Path) -> None:
 
 def test_the_probe_tells_a_state_that_comes_back_from_one_that_does_not(tmp_path: Path) -> None:
     data = _folder(tmp_path)
-    limits = ServerLimits(workspace=data)
+    limits = ServerSection(workspace=str(data))
     good = asyncio.run(probe_start(_desk(str(data)), limits, on_note=lambda _: None))
     assert good.differs is None and good.digest == tree_digest(data) and "names" in good.reads
     # A reset that forgets what `jot` writes.
-    bad_reset = ServerLimits(reset=Reset(calls=[("put", {"path": f"{data}/other", "text": ""})]))
+    put = ResetCall(tool="put", arguments={"path": f"{data}/other", "text": ""})
+    bad_reset = ServerSection(reset=ResetSection(calls=(put,)))
     bad = asyncio.run(probe_start(_desk(str(data)), bad_reset, on_note=lambda _: None))
     assert bad.differs is not None and "names" in bad.differs
 
@@ -265,7 +268,7 @@ def test_calls_of_one_turn_wait_for_the_reset_and_one_that_failed_is_tried_again
     script = f"rm -f {data}/*; test -e {tmp_path}/tried || {{ touch {tmp_path}/tried; exit 1; }}"
 
     async def run() -> list[FailureKind | None]:
-        async with _pool(_desk(str(data)), reset=Reset(command=("sh", "-c", script))) as pool:
+        async with _pool(_desk(str(data)), reset=ResetSection(command=("sh", "-c", script))) as pool:
             async with pool.session() as session:
                 both = await asyncio.gather(*(call(session, "names", server="desk") for _ in range(2)))
             async with pool.session() as session:

@@ -13,18 +13,16 @@ from benchmarks import memory as counts
 from benchmarks.memory import Work
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig, TrainConfig
-from mcpagent.models.architecture import find_architecture, published
-from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
+from mcpagent.models.adapters import LoraShape, attach_lora
+from mcpagent.models.architecture import published
+from mcpagent.models.load import use_checkpointing
 from mcpagent.train.forecast import (
-    Estimates,
     Forecast,
-    estimate,
     forecast,
     memory,
     shape_of,
     trained_parameters,
 )
-from mcpagent.train.plan import estimate_run
 
 TOKENS = 256
 SHAPE = Qwen3Config(
@@ -168,58 +166,3 @@ def test_zero3_gathers_more_than_fsdp2_and_keeps_on_the_host_what_its_file_says(
     half = eight(told)
     assert half.parts["gathered"] == 40 and half.parts["weights"] == 2 * share
     assert half.parts["optimiser"] == half.parts["gradients"] == 0.0 < half.host
-
-
-def estimated(*settings: str, memory_gib: float | None = None) -> Estimates:
-    made = config(*settings)
-    architecture = find_architecture(made.model.name)
-    shape = shape_of(architecture.config, made.lora)
-    size = None if memory_gib is None else int(memory_gib * 2**30)
-    return estimate(made, architecture, shape, kind="cuda", device_bytes=size, is_here=False)
-
-
-def test_an_estimate_has_every_model_mode_and_number_of_devices() -> None:
-    made = estimated("model.name=Qwen/Qwen3-8B", "finetune.mode=full", memory_gib=80)
-    assert [(row.model, row.mode, row.devices) for row in made.configured] == [
-        ("Qwen/Qwen3-8B", "full", count) for count in (1, 2, 4, 8, 16)
-    ]
-    assert len(made.table) == 6 * 3 * 5
-    assert [row for row in made.table if (row.model, row.mode) == ("Qwen/Qwen3-8B", "full")] == list(
-        made.configured
-    )
-    # 8.19e9 weights of 2 bytes; float32 gradients, two moments and masters.
-    weights = 8.19e9 / 2**30
-    for row in made.configured:
-        assert row.parallel == ("fsdp" if row.devices > 1 else "replicate")
-        assert row.memory_gib_by_part["weights"] == pytest.approx(2 * weights / row.devices, rel=0.01)
-        assert row.memory_gib_by_part["optimiser"] == pytest.approx(12 * weights / row.devices, rel=0.01)
-        assert row.fits is (row.memory_gib <= 0.95 * 80)
-    quantised = [row.memory_gib for row in made.table if (row.model, row.mode) == ("Qwen/Qwen3-8B", "qlora")]
-    assert len(set(quantised)) == 1, "4 bits are not sharded"
-
-
-def test_an_estimate_of_zero3_and_its_offload_has_every_number_of_devices() -> None:
-    words = ("model.name=Qwen/Qwen3-8B", "finetune.mode=full", "training.parallel=zero3")
-    plain = estimate_run(config(*words, "training.cpu_offload=false"), gpu_memory_gib=80).configured
-    offloaded = estimate_run(config(*words, "training.cpu_offload=true"), gpu_memory_gib=80).configured
-    assert [row.parallel for row in plain] == ["replicate", *4 * ["zero3"]]
-    assert [row.devices for row in plain] == [1, 2, 4, 8, 16]
-    for one, other in zip(plain[1:], offloaded[1:], strict=True):
-        parts = ("weights", "gradients", "optimiser", "reference")
-        shared = sum(one.memory_gib_by_part[name] for name in parts)
-        assert other.host_gib == pytest.approx(shared, abs=0.01) and one.host_gib == 0.0
-        assert other.memory_gib < one.memory_gib
-    assert all(row.fits for row in offloaded[1:]) and not plain[0].fits
-
-
-def test_the_largest_that_fits_is_the_one_after_which_none_does() -> None:
-    made = estimated(memory_gib=12)  # where some do not fit at all, however few episodes are played at once
-    assert {row["device_memory_gib"] for row in made.largest} == {12}
-    for answer in made.largest:
-        rows = [r for r in made.table if (r.mode, r.devices) == (answer["mode"], answer["devices"])]
-        fitting = [row.model for row in rows if row.memory_gib <= 0.95 * 12]  # the smallest model first
-        assert answer["model"] == (fitting[-1] if fitting else None)
-    assert {row["model"] for row in made.largest} >= {None, "Qwen/Qwen3-32B"}
-    unknown = estimated()
-    assert {row.fits for row in unknown.table} == {None}
-    assert {row["device_memory_gib"] for row in unknown.largest} == {24, 48, 80}

@@ -1,4 +1,4 @@
-"""What an update says of how far it moved the policy, and where it leaves the rest of its steps out."""
+"""What an update says of how far it moved the policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mcpagent.train.update import ApproximateKL, UpdateSettings, UpdateStats, up
 from tests.train.world import make_learner, on_policy, some_samples, tiny_model
 
 
-def an_update(*, learning_rate: float, epochs: int, stop_kl: float | None) -> UpdateStats:
+def an_update(*, learning_rate: float, epochs: int) -> UpdateStats:
     model = tiny_model()
     samples = on_policy(model, some_samples(4))
     groups = tuple(
@@ -28,7 +28,7 @@ def an_update(*, learning_rate: float, epochs: int, stop_kl: float | None) -> Up
     return update_policy(
         make_learner(model, learning_rate=learning_rate),
         GradedBatch(groups=groups, settings=CreditSettings()),
-        settings=UpdateSettings(use_reference=False, epochs=epochs, minibatches=2, stop_kl=stop_kl),
+        settings=UpdateSettings(use_reference=False, epochs=epochs, minibatches=2),
         first_optimizer_step=1,
         seed=0,
     )
@@ -40,28 +40,12 @@ def test_the_approximate_kl_is_that_of_hand_worked_ratios() -> None:
     kl.add(old + torch.tensor([math.log(2.0), math.log(0.5)]), old)
     # r - 1 - log r: 2 - 1 - 0.6931 = 0.3069 and 0.5 - 1 + 0.6931 = 0.1931; their sum is 0.5.
     assert kl.total == pytest.approx(0.5, abs=1e-6)
-    kl.end_step()
-    assert kl.latest == pytest.approx(0.25, abs=1e-6)
     kl.add(old, old)
-    kl.end_step()
-    assert kl.latest == 0.0
     assert (kl.total, kl.tokens) == (pytest.approx(0.5, abs=1e-6), 4)
 
 
 def test_an_update_of_one_step_on_its_own_samples_has_not_moved() -> None:
-    stats = an_update(learning_rate=0.05, epochs=1, stop_kl=None)
+    stats = an_update(learning_rate=0.05, epochs=1)
     summary = stats.summary()
     assert stats.optimizer_steps == 2
     assert summary["approx_kl"] > 0.0, "the second minibatch sees the first one's step"
-    assert "skipped_steps" not in summary
-
-
-def test_a_policy_that_moved_too_far_leaves_out_the_rest_of_the_batch() -> None:
-    whole = an_update(learning_rate=0.05, epochs=5, stop_kl=None)
-    assert whole.optimizer_steps == 10
-    cut = an_update(learning_rate=0.05, epochs=5, stop_kl=1e-4)
-    # The first step finds no movement, the second what the first one moved; from the third on it is over.
-    assert (cut.optimizer_steps, cut.skipped_steps) == (2, 8)
-    assert cut.summary()["approx_kl"] < whole.summary()["approx_kl"]
-    small = an_update(learning_rate=1e-7, epochs=5, stop_kl=1e-4)
-    assert (small.optimizer_steps, small.skipped_steps) == (10, 0)

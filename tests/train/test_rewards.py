@@ -95,7 +95,7 @@ def test_a_group_that_is_uniform_in_its_outcome_still_tells_turns_apart() -> Non
         return made.model_copy(update={"turns": (first, made.turns[1])})
 
     groups = [of_trajectories(attempt(0, 0.5), attempt(1, 0.0))]
-    by_turn = GradeSettings(credit=CreditSettings(advantage="turn", turn_coef=0.5))
+    by_turn = GradeSettings(credit=CreditSettings(advantage="turn"))
     assert grade_groups(groups, settings=PLAIN).uniform_groups == 1
     graded = grade_groups(groups, settings=by_turn)
     # Turn 0: mean 0.25, sample standard deviation 0.5 / sqrt(2); turn 1 has no terms and is the same in both.

@@ -23,6 +23,7 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.pool import ToolPool
 from mcpagent.train.batch.samples import TrainSample, sample_from_segments
 from mcpagent.train.budget import RunBudget
+from mcpagent.train.health import HealthMonitor
 from mcpagent.train.sft import (
     Curriculum,
     RewrittenDemonstrations,
@@ -35,7 +36,7 @@ from mcpagent.train.sft import (
 )
 from tests.env.world import with_builtins
 from tests.run.world import samples
-from tests.train.world import full_logprobs, make_learner, some_samples, tiny_model
+from tests.train.world import VOCABULARY, full_logprobs, make_learner, some_samples, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +51,23 @@ def run_sft(
     *,
     learning_rate: float = 0.01,
     of_tools: JsonObject | None = None,
+    demonstrations: Sequence[TrainSample] = (),
+    notes: list[str] | None = None,
     **settings: Any,
 ) -> list[JsonObject]:
     records: list[JsonObject] = []
     defaults = {"total_steps": 4, "save_every": 2, "batch_size": 3, "micro_batch_tokens": 150, "seed": 0}
     train_sft(
         make_learner(model, learning_rate=learning_rate),
-        some_samples(6),
+        demonstrations or some_samples(6),
         renderer=renderer,
         run=RunFolder.create(folder, config_yaml="", manifest={}),
         settings=SftSettings(**{**defaults, **settings}),
         state=SftState(),
         of_tools=of_tools or {},
         on_step=records.append,
+        note=(notes if notes is not None else []).append,
+        health=HealthMonitor({"calls_fall": 0.1}, note=(notes if notes is not None else []).append),
     )
     return records
 
@@ -80,6 +85,79 @@ def test_the_loss_is_the_mean_surprise_of_the_tokens_that_the_model_is_to_produc
 def test_the_loss_falls_on_what_is_seen_again_and_again(tmp_path: Path, renderer: Renderer) -> None:
     records = run_sft(tmp_path / "run", renderer, tiny_model(), total_steps=30, batch_size=6, save_every=30)
     assert records[-1]["loss"] < 0.5 * records[0]["loss"]
+
+
+def calling(renderer: Renderer, count: int, *, calls: bool = True) -> list[TrainSample]:
+    """Demonstrations of one call and an answer; or, without the call, of the answer alone."""
+    made: list[TrainSample] = []
+    for number in range(count):
+        prompt = renderer.prompt_ids([{"role": "user", "content": f"value {number}"}], ())
+        call = f'<tool_call>\n{{"name": "get", "arguments": {{"key": {number}}}}}\n</tool_call>'
+        turns = [(renderer.action_ids(call, calls=True), True), (prompt[:8], False)] if calls else []
+        answer = (renderer.action_ids(f"It is {number}."), True)
+        made.append(sample_from_segments([(prompt, False), *turns, answer]))
+    return made
+
+
+def without(model: Any, token: int) -> Any:
+    """The model, holding one token 40 nats lower than it does, whatever is trained."""
+    lower = 40.0 * torch.nn.functional.one_hot(torch.tensor(token), VOCABULARY)
+    model.lm_head.register_forward_hook(lambda _head, _hidden, logits: logits - lower)
+    return model
+
+
+def test_how_many_calls_of_its_demonstrations_a_model_would_begin_is_measured_at_every_step(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    model, shown = tiny_model(), calling(renderer, 3)
+    (record,) = run_sft(
+        tmp_path / "run", renderer, model, learning_rate=0.0, total_steps=1, demonstrations=shown
+    )
+    opening = len(renderer.action_ids('<tool_call>\n{"name": "')) - 1
+    # By hand: the least of the opening's probabilities, from all logits; the answer is not a call.
+    begun = [float(full_logprobs(model, sample).detach()[:opening].min().exp()) for sample in shown]
+    assert record["calls_begun"] == pytest.approx(sum(begun) / 3, rel=1e-4)
+    (silent,) = run_sft(
+        tmp_path / "silent", renderer, model, total_steps=1, demonstrations=calling(renderer, 3, calls=False)
+    )
+    assert "calls_begun" not in silent
+
+
+def test_training_that_never_learns_to_call_says_so_while_it_runs_and_when_it_ends(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    (tag,) = renderer.action_ids("<tool_call>")[:-1]
+    notes: list[str] = []
+    records = run_sft(
+        tmp_path / "run",
+        renderer,
+        without(tiny_model(), tag),
+        total_steps=40,
+        save_every=40,
+        learning_rate=0.02,
+        demonstrations=calling(renderer, 3),
+        notes=notes,
+    )
+    assert records[-1]["calls_begun"] < 1e-6
+    steps = [int(note.split("step ")[1].split(":")[0]) for note in notes]
+    assert len(steps) == 2 and steps[0] < steps[1] == 40, "once while it runs, and at the end"
+    assert all("calls are not learned" in note and "rollout.tool_format" in note for note in notes)
+
+
+def test_nothing_is_said_of_training_that_learns_its_calls(tmp_path: Path, renderer: Renderer) -> None:
+    notes: list[str] = []
+    records = run_sft(
+        tmp_path / "run",
+        renderer,
+        tiny_model(),
+        total_steps=40,
+        save_every=40,
+        learning_rate=0.02,
+        demonstrations=calling(renderer, 3),
+        notes=notes,
+    )
+    assert records[0]["calls_begun"] < 0.01 and records[-1]["calls_begun"] > 0.5
+    assert notes == []
 
 
 def repeat(renderer: Renderer, *, count: int, seed: int) -> list[TrainSample]:
@@ -123,13 +201,11 @@ def test_checkpoints_are_kept_at_their_interval_and_at_the_end(tmp_path: Path, r
     ]
 
 
-@pytest.mark.parametrize(("budget", "steps"), [(RunBudget(steps=1), 1), (RunBudget(cpu_s=1e-9), 0)])
-def test_a_budget_that_is_spent_ends_the_run_with_a_checkpoint(
-    tmp_path: Path, renderer: Renderer, budget: RunBudget, steps: int
-) -> None:
+def test_a_budget_that_is_spent_ends_the_run_with_a_checkpoint(tmp_path: Path, renderer: Renderer) -> None:
+    budget = RunBudget(cpu_s=1e-9)
     records = run_sft(tmp_path / "run", renderer, tiny_model(), total_steps=50, save_every=50, budget=budget)
-    assert len(records) == steps
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{steps:06d}"]
+    assert records == []
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000000"]
 
 
 class _FromFile(Sequence[Task]):

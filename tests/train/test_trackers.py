@@ -233,15 +233,16 @@ def test_a_tracker_finds_its_key_in_the_file_env(tmp_path: Path, monkeypatch: py
     [(None, "traces", "traces"), ("us", "traces", "us/traces"), ("us", "them/traces", "them/traces")],
 )
 def test_weave_names_its_project_with_the_entity(
-    entity: str | None, project: str, name: str, tmp_path: Path
+    entity: str | None, project: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("WANDB_ENTITY", raising=False)
+    if entity is not None:
+        monkeypatch.setenv("WANDB_ENTITY", entity)
     run = TrackedRun(
-        project="p",
+        project=project,
         name="n",
         folder=tmp_path,
         config={},
         is_online=True,
-        entity=entity,
-        weave_project=project,
     )
     assert weave_project(run) == name

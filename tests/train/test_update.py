@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
 from mcpagent.train.objective.loss import Objective
-from mcpagent.train.update import SamplerCorrection, UpdateSettings, UpdateStats, update_policy
+from mcpagent.train.update import UpdateSettings, UpdateStats, update_policy
 from tests.train.world import full_logprobs, given, make_learner, on_policy, some_samples, tiny_model
 
 ADVANTAGES = [1.2, -0.7, 0.4, -0.9]
@@ -255,9 +255,7 @@ def test_the_sampler_is_corrected_for_with_bounded_weights() -> None:
         # On policy with respect to the trainer itself: the gradient of the ratio is that of the logprob.
         total = total - (weight * advantage * logprobs).sum()
     expected = torch.autograd.grad(total / sum(s.loss_tokens for s in samples), list(model.parameters()))
-    settings = UpdateSettings(
-        objective=Objective(loss="dapo"), use_reference=False, correction=SamplerCorrection(cap=1.5)
-    )
+    settings = UpdateSettings(objective=Objective(loss="dapo"), use_reference=False, tis_cap=1.5)
     gradient, stats = gradient_of(model, samples, advantages, settings)
     for (name, _), value in zip(model.named_parameters(), expected, strict=True):
         assert torch.allclose(gradient[name], value, rtol=1e-5, atol=1e-8), name

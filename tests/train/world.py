@@ -12,9 +12,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mcpagent.core.trajectory import Completion, RewardTerm, StopReason, Trajectory, Turn
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.train.batch.samples import TrainSample
-from mcpagent.train.learner.learner import EmaReference, Learner
+from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
+from mcpagent.train.learner.reference import EmaReference
 from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
 from mcpagent.train.objective.value import ValueHead, named_parameters
 

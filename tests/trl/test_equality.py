@@ -28,7 +28,7 @@ from mcpagent.train.objective.advantages import (
     spread_of_batch,
 )
 from mcpagent.train.objective.loss import Objective
-from mcpagent.train.update import SamplerCorrection, UpdateSettings, update_policy
+from mcpagent.train.update import UpdateSettings, update_policy
 from tests.train.world import VOCABULARY, full_logprobs, make_learner, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ class Case:
 
     @property
     def corrects_sampler(self) -> bool:
-        return self.settings.correction is not None
+        return self.settings.tis_cap is not None
 
 
 def objective(loss: str, **options: Any) -> UpdateSettings:
@@ -74,18 +74,14 @@ def near_reference(loss: str, **options: Any) -> UpdateSettings:
     return replace(objective(loss, **options), use_reference=True)
 
 
-def corrected(mode: str, loss: str = "dapo") -> Case:
-    level, beyond = mode.split("_")
+def corrected(loss: str) -> Case:
     return Case(
         config={
             "loss_type": loss,
-            "vllm_importance_sampling_mode": mode,
+            "vllm_importance_sampling_mode": "token_truncate",
             "vllm_importance_sampling_clip_max": 1.5,
         },
-        settings=replace(
-            objective(loss),
-            correction=SamplerCorrection(cap=1.5, level=level, beyond=beyond),  # type: ignore[arg-type]
-        ),
+        settings=replace(objective(loss), tis_cap=1.5),
     )
 
 
@@ -116,11 +112,6 @@ CASES = {
         settings=near_reference("cispo"),
         kl_coef=0.3,
     ),
-    "kl times ratio": Case(
-        config={"loss_type": "grpo", "beta": 0.3, "use_bias_correction_kl": True},
-        settings=near_reference("grpo", kl_times_ratio=True),
-        kl_coef=0.3,
-    ),
     "symmetric clip": Case(
         config={"loss_type": "dapo", "epsilon_high": 0.2}, settings=objective("dapo", clip_high=0.2)
     ),
@@ -146,11 +137,8 @@ CASES = {
         settings=objective("dapo"),
         masked=True,
     ),
-    "token_truncate": corrected("token_truncate"),
-    "token_mask": corrected("token_mask"),
-    "sequence_truncate": corrected("sequence_truncate"),
-    "sequence_mask": corrected("sequence_mask"),
-    "token_truncate cispo": corrected("token_truncate", "cispo"),
+    "token_truncate": corrected("dapo"),
+    "token_truncate cispo": corrected("cispo"),
 }
 CASES["token_truncate cispo"].config["epsilon_high"] = 1.28
 # TRL keeps attempts without a signal in its denominators, we do not: here the advantages alone are compared.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mcpagent.policy.vllm.engine import cpu_cache_bytes
-from mcpagent.train.sampler import memory_lines, vllm_sampler
+from mcpagent.train.weight_sync import memory_lines, vllm_sampler
 from tests.vllm.world import MAX_CONTEXT, SHAPE, serving, tiny_model, with_adapters
 
 # Of one layer, in bytes of float32: four projections of attention, three of the feed-forward.

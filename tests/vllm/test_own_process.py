@@ -19,7 +19,7 @@ from mcpagent.policy.vllm.engine import ENVIRONMENT, VllmSettings, cpu_cache_byt
 from mcpagent.policy.vllm.process import own_engine
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.train.sampler import vllm_sampler
+from mcpagent.train.weight_sync import vllm_sampler
 from tests.vllm.test_training import checkpoint as checkpoint
 from tests.vllm.world import (
     MAX_CONTEXT,

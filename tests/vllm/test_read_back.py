@@ -12,7 +12,7 @@ import torch
 
 from mcpagent.errors import RunError
 from mcpagent.policy.canary import Arrival
-from mcpagent.train.sampler import RolloutEngine, vllm_sampler
+from mcpagent.train.weight_sync import RolloutEngine, vllm_sampler
 from tests.vllm.test_weights import canary
 from tests.vllm.world import serving, tiny_model, with_adapters
 

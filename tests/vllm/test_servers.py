@@ -22,7 +22,7 @@ from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.errors import RunError, UserError
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.policy.vllm.worker import EXTENSION
-from mcpagent.train.sampler import vllm_sampler
+from mcpagent.train.weight_sync import vllm_sampler
 from tests.vllm.test_adapters import saved
 from tests.vllm.test_weights import prove
 from tests.vllm.world import (

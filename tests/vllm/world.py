@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.core.trajectory import Completion
-from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 from mcpagent.policy.vllm.engine import VllmPolicy, VllmSettings, cpu_cache_bytes
 

@@ -29,8 +29,8 @@ def _resolved(figure: dict[str, object]) -> dict[str, object]:
 def test_every_figure_is_valid_for_plotly() -> None:
     drawn = charts(_run([step_row(i) for i in range(1, 31)]))
     assert [c.id for c in drawn] == [
-        "reward", "success", "complexity", "kl", "clip", "entropy", "gradient", "uniform", "drift", "cost",
-        "memory",
+        "reward", "success", "complexity", "kl", "clip", "entropy", "gradient", "uniform_share", "drift",
+        "cost", "memory",
     ]  # fmt: skip
     for chart in drawn:
         go.Figure(_resolved(chart.figure))  # raises on an unknown or misplaced property
@@ -118,44 +118,6 @@ def test_validations_are_points_at_the_steps_that_had_one() -> None:
     rows[1]["validation_success_all"], rows[3]["validation_success_all"] = 0.25, 0.5
     (trace,) = drawn(rows)["validation"].figure["data"]
     assert (trace["x"], trace["y"], trace["mode"]) == ([2, 4], [0.25, 0.5], "lines+markers")
-
-
-def _watched(rows: list[JsonObject], **limits: dict[str, float]) -> dict[str, Chart]:
-    view = RunView(path=Path("run"), steps=rows, config={"health": {"enabled": True, **limits}})
-    return {chart.id: chart for chart in charts(view)}
-
-
-def test_a_limit_of_health_is_a_shaded_band_of_its_chart() -> None:
-    rows: list[JsonObject] = [{"step": i, "clip_fraction": 0.1 * i} for i in range(1, 5)]
-    chart = _watched(rows, warn={"clip_fraction": 0.3}, stop={"clip_fraction": 0.6})["clip"]
-    assert [(b.severity, b.side, b.edges[0]) for b in chart.bands] == [
-        ("warn", "above", 0.3),
-        ("stop", "above", 0.6),
-    ]
-    shapes = chart.figure["layout"]["shapes"]
-    assert [(s["y0"], s["fillcolor"]) for s in shapes] == [(0.3, "--band-warn"), (0.6, "--band-stop")]
-    assert chart.figure["layout"]["yaxis"]["range"][1] >= 0.6 and "warns and stops" in chart.note
-
-
-def test_a_relative_limit_follows_the_level_that_the_run_had_before() -> None:
-    values = [1.0, 2.0, 3.0, 9.0, 9.0, 9.0, 1.0]
-    rows: list[JsonObject] = [{"step": i, "calls_mean": v} for i, v in enumerate(values, 1)]
-    chart = _watched(rows, warn={"calls_fall": 0.5, "calls_rise": 4.0})["calls"]
-    rise, fall = chart.bands
-    # Levels are means of three steps: 2 after step 3, then 14/3, 7, 9 and 19/3; before them there is none.
-    if rise.side == "below":
-        rise, fall = fall, rise
-    assert fall.edges == pytest.approx([None, None, None, 1.0, 7 / 3, 3.5, 4.5])
-    assert rise.edges == pytest.approx([None, None, None, 8.0, 8.0, 8.0, 8.0])
-    areas = [s for s in chart.figure["layout"]["shapes"] if s["fillcolor"] == "--band-warn"]
-    assert {(s["y0"], s["y1"]) for s in areas if s["y1"] == 0.0} >= {(1.0, 0.0), (4.5, 0.0)}
-
-
-def test_a_limit_far_from_the_curve_is_said_and_not_drawn() -> None:
-    rows: list[JsonObject] = [{"step": i, "kl": 0.001} for i in range(1, 5)]
-    chart = _watched(rows, warn={"kl": 2.0})["kl"]
-    assert "shapes" not in chart.figure["layout"] and "No health limit is near" in chart.note
-    assert "shapes" not in _watched(rows, enabled=False, warn={"kl": 0.001})["kl"].figure["layout"]  # pyright: ignore
 
 
 def test_reward_terms_with_a_weight_are_drawn_with_their_correlations() -> None:

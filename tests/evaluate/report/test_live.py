@@ -162,7 +162,7 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(run: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_an_error_of_the_user(tmp_path: Path) -> None:
     found = mcpagent("view", tmp_path / "absent")
-    assert found.returncode == 2 and "there is no run folder" in found.stderr
+    assert found.returncode == 2 and "is not a run folder" in found.stderr
 
 
 @pytest.mark.slow

@@ -16,12 +16,13 @@ import pytest
 import zstandard
 
 from mcpagent.core.tasks import Task
+from mcpagent.core.tools import LEDGER_ENV
 from mcpagent.servers.builtin import BuiltinServer, Upstream
 from mcpagent.servers.fmp import FMP
 from mcpagent.servers.live.client import read_settings
 from mcpagent.storage.trajectories import read_trajectories
 from tests.env.world import make_task
-from tests.run.world import dataset, with_id
+from tests.run.world import as_processes, dataset, with_id
 from tests.running import mcpagent
 from tests.servers.calls import text_of, with_client
 from tests.servers.live.service import KEYS, ReplayService, Reply, shape
@@ -138,12 +139,17 @@ def test_a_rollout_over_live_servers_writes_no_key(
     replay.always("/tavily/extract", Reply(body=page))
     data = dataset(tmp_path / "tasks.jsonl", every)
     out = tmp_path / "gold.jsonl.zst"
+    processes = as_processes(
+        tmp_path / "mcp.json", {**replay.environment, LEDGER_ENV: ""}, "--upstream", "live"
+    )
+    in_process = ("tools.upstream=live", "tools.limited=false")
+    servers = in_process if transport == "memory" else (f"tools.servers={processes}",)
     done = run(
         "rollout",
         *("--policy", "gold", "--data", data, "--out", out, "--samples", str(samples), "--json"),
-        *("--set", "tools.upstream=live", "--set", f"tools.transport={transport}"),
-        *("--set", "tools.limited=false", "--set", "tools.isolation={slack: shared}"),
-        *("--cassette", tmp_path / "tape", "--cassette-mode", "record"),
+        *(word for setting in servers for word in ("--set", setting)),
+        *("--set", "tools.isolation={slack: shared}"),
+        *("--set", f"tools.cassette={tmp_path / 'tape'}", "--set", "tools.cassette_mode=record"),
         folder=tmp_path,
         service=replay,
     )
@@ -166,7 +172,7 @@ def test_a_training_run_over_live_servers_writes_no_key(
     replay.answer("/fmp/quote", *repeating(KEYS["FMP_API_KEY"]))
     data = dataset(tmp_path / "tasks.jsonl", tasks({"fmp": ""}))
     settings = (
-        *("tools.upstream=live", "tools.transport=stdio", "tools.limited=false", "device=cpu"),
+        *("tools.upstream=live", "tools.limited=false", "device=cpu"),
         *(f"model.name={tiny_checkpoint}", "finetune.mode=full", "rollout.max_new_tokens=2"),
         *(f"data.train={data}", f"data.validation={data}", "output_dir=out"),
         *("training.batch_size=2", "training.max_steps=1", "training.eval_every=1"),

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import threading
+import time
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -105,6 +106,40 @@ def test_what_was_printed_before_an_error_is_shown(kind: SandboxKind) -> None:
         ("import os\nos.listdir('.'), dict(os.environ), os.getuid()", [[], {}, 1000]),
         ("import sys\nsys.exit()", None),
         ("import sys\nsys.stderr.write('both\\n')", 5),
+        (
+            "import sqlite3\nbase = sqlite3.connect('d')\nbase.execute('create table t (a)')\n"
+            "base.execute('insert into t values (1)')\nbase.commit()\nbase.close()\n"
+            "sqlite3.connect('d').execute('select a from t').fetchone()",
+            [1],
+        ),
+        ("import shutil\nopen('a', 'w').write('x')\nshutil.copy2('a', 'b')\nopen('b').read()", "x"),
+        ("import os\nos.makedirs('a/b')\nimport shutil\nshutil.copytree('a', 'c')\nos.listdir('c')", ["b"]),
+        ("import shutil, os\nshutil.rmtree('.', True)\nos.getcwd()", "/work"),
+        ("import tempfile\nwith tempfile.NamedTemporaryFile() as f: f.write(b'a')\n'closed'", "closed"),
+        ("import os\nf = open('f', 'w')\nf.write('x')\nf.flush()\nos.fsync(f.fileno())", None),
+        ("import mmap\nm = mmap.mmap(-1, 4096)\nm[:2] = b'ab'\nm[:2].decode()", "ab"),
+        (
+            "import zipfile\nzipfile.ZipFile('z', 'w').writestr('a', 'b')\nzipfile.ZipFile('z').namelist()",
+            ["a"],
+        ),
+        (
+            "import queue, threading\nq = queue.Queue()\nthreading.Thread(target=q.put, args=(1,)).start()\n"
+            "q.get()",
+            1,
+        ),
+        ("import asyncio\nasync def f():\n    return await asyncio.to_thread(abs, -3)\nasyncio.run(f())", 3),
+        (
+            "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: None)\n"
+            "signal.raise_signal(signal.SIGUSR1)",
+            None,
+        ),
+        ("import random, uuid, secrets\nlen(uuid.uuid4().hex), len(secrets.token_hex(4))", [32, 8]),
+        ("import time, datetime\ntime.sleep(0.01)\ntime.process_time() < 5", True),
+        ("import subprocess\ntry: subprocess.run(['ls'])\nexcept PermissionError: x = 'no'\nx", "no"),
+        ("import os, sys\nos.isatty(1), os.cpu_count() > 0, sys.stdout.isatty()", [False, True, False]),
+        ("import resource\nresource.getrlimit(resource.RLIMIT_NPROC)", [64, 64]),
+        ("import logging, csv, gzip, hashlib\ngzip.decompress(gzip.compress(b'a')).decode()", "a"),
+        ("from concurrent.futures import ThreadPoolExecutor as T\nsum(T(3).map(abs, range(100)))", 4950),
     ],
 )
 def test_ordinary_python_works(kind: SandboxKind, code: str, result: Any) -> None:
@@ -119,6 +154,23 @@ def test_the_order_of_a_set_is_the_same_in_every_call(kind: SandboxKind) -> None
         async with Client(server_of(kind)) as client:
             first, second = [await result_of(client, "list({'a', 'b', 'c', 'd', 'e', 'f'})") for _ in "12"]
             assert first == second
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forty_calls_that_sleep_delay_no_other(kind: SandboxKind) -> None:
+    async def main() -> None:
+        sandbox = sandbox_of(kind)
+        sleeps = f"import time\ntime.sleep({LIMITS.wall_s * 0.6})"
+        begun_s = time.monotonic()
+        sleepers = [asyncio.create_task(sandbox.run(sleeps, {})) for _ in range(40)]
+        await asyncio.sleep(0)
+        assert (await sandbox.run("1 + 1", {})).value == 2
+        taken_s = time.monotonic() - begun_s
+        await asyncio.gather(*sleepers)
+        # Forty starts on a busy machine, but no wave of sleepers after another: each would take 1.8 s.
+        assert taken_s < time.monotonic() - begun_s
 
     asyncio.run(main())
 

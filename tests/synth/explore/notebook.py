@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stdio import serve, tool  # next to this script
+
 LOG = Path(sys.argv[1])
 STARTS = LOG.with_suffix(".starts")
 FILE = Path(sys.argv[2]) if len(sys.argv) > 2 else None
@@ -65,40 +67,16 @@ def _call(tool: str, given: dict[str, Any]) -> Any:
     return None
 
 
-def _tool(name: str, about: str, *, reads: bool = False, **parameters: str) -> dict[str, Any]:
-    properties = {key: {"type": kind} for key, kind in parameters.items()}
-    schema = {"type": "object", "properties": properties, "required": list(parameters)}
-    hints = {"annotations": {"readOnlyHint": True}} if reads else {}
-    return {"name": name, "description": about, "inputSchema": schema, **hints}
-
-
 TOOLS = [
-    _tool("list_notes", "All notes of the notebook", reads=True),
-    _tool("read_note", "What is written in it", reads=True, title="string"),
-    _tool("add_note", "Put one in", title="string", text="string", stars="integer"),
-    _tool("add_secret", "Keep a word that nothing reads", word="string"),
-    _tool("send_letter", "Mail a letter", text="string"),
-    _tool("delete_note", "Tear one out", title="string"),
+    tool("list_notes", "All notes of the notebook", reads=True),
+    tool("read_note", "What is written in it", reads=True, title="string"),
+    tool("add_note", "Put one in", title="string", text="string", stars="integer"),
+    tool("add_secret", "Keep a word that nothing reads", word="string"),
+    tool("send_letter", "Mail a letter", text="string"),
+    tool("delete_note", "Tear one out", title="string"),
 ]
-
-
-def _result(method: str, params: dict[str, Any]) -> dict[str, Any]:
-    if method == "initialize":
-        info = {"name": "notebook", "version": "1"}
-        return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
-    if method == "tools/list":
-        return {"tools": TOOLS}
-    if method == "tools/call":
-        answer = _call(params["name"], params.get("arguments") or {})
-        text = "the notebook has no such thing" if answer is None else json.dumps(answer)
-        return {"content": [{"type": "text", "text": text}], "isError": answer is None}
-    return {}
 
 
 if __name__ == "__main__":
     _note_process()
-    for line in sys.stdin:
-        message = json.loads(line)
-        if "id" in message:
-            result = _result(message["method"], message.get("params") or {})
-            print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+    serve("notebook", TOOLS, _call, refusal="the notebook has no such thing")

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.config.schema import ToolsConfig
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolAnnotations, ToolSpec
-from mcpagent.synth.explore.changes import Effects, adds
-from mcpagent.synth.explore.learning import Learned, learn
-from mcpagent.synth.explore.walks import Asked, explore_dataset
+from mcpagent.synth.explore.changes import Effects
+from mcpagent.synth.explore.learning import learn
+from mcpagent.synth.explore.tasks import Asked, Learned, explore_dataset
+from mcpagent.synth.explore.words import stays_here
 from mcpagent.synth.tasks.prove import examine
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import Rejection
-from mcpagent.tools.limits import CallLimits, ServerLimits
+from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from mcpagent.tools.setup import configured_servers, servers_with_own_state
@@ -33,7 +34,10 @@ def notebook(log: Path, *arguments: str, workspace: Path | None = None) -> ToolP
     server = StdioServer(
         name="notebook", command=sys.executable, args=("-S", str(NOTEBOOK), str(log), *arguments)
     )
-    limits = CallLimits(timeout_s=60, per_server={"notebook": ServerLimits(workspace=workspace)})
+    limits = CallLimits(
+        timeout_s=60,
+        per_server={"notebook": ServerSection(workspace=None if workspace is None else str(workspace))},
+    )
     return ToolPool([server], limits=limits, isolation={"notebook": "episode"})
 
 
@@ -42,7 +46,7 @@ async def tried(pool: ToolPool, servers: Collection[str]) -> tuple[Learned, Effe
     graph = await learn(cache, seed=2)
     effects = Effects(cache, graph, servers, seed=2)
     await effects.run()
-    return Learned(cache, graph, effects.additions), effects
+    return Learned(cache, graph, effects.changes, effects.watch), effects
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +62,8 @@ def explored(folder: Path) -> tuple[list[Task], Effects, list[str]]:
     async def run() -> tuple[list[Task], Effects]:
         async with notebook(log) as pool:
             learned, effects = await tried(pool, ["notebook"])
-            asked = Asked(weights={"single": 1.0, "added": 0.4})
-            data = await explore_dataset(pool, counts={"train": 16}, seed=2, learned=learned, asked=asked)
+            asked = Asked(weights={"single": 1.0})
+            data = await explore_dataset(pool, counts={"train": 40}, seed=2, learned=learned, asked=asked)
             return list(data.tasks["train"]), effects
 
     tasks, effects = asyncio.run(run())
@@ -69,7 +73,7 @@ def explored(folder: Path) -> tuple[list[Task], Effects, list[str]]:
 def test_what_is_added_is_found_by_reading_and_becomes_the_end_state(
     explored: tuple[list[Task], Effects, list[str]],
 ) -> None:
-    added = [task for task in explored[0] if task.extra_info["class"] == "state_change"]
+    added = [t for t in explored[0] if any(s.tool == "add_note" for s in t.truth.tool_sequence)]
     assert len(added) >= 2
     for task in added:
         (step,) = task.truth.tool_sequence
@@ -84,15 +88,15 @@ def test_what_is_added_is_found_by_reading_and_becomes_the_end_state(
         assert task.extra_info["verdicts"]["gold_reward"] == 1.0
 
 
-def test_only_what_adds_something_here_is_ever_called(
+def test_only_what_stays_here_is_ever_called(
     explored: tuple[list[Task], Effects, list[str]],
 ) -> None:
     _, effects, log = explored
-    assert {line.split()[0] for line in log} == {"add_note", "add_secret"}
-    assert [addition.spec.name for addition in effects.additions] == ["add_note"]
+    assert {line.split()[0] for line in log} == {"add_note", "add_secret", "delete_note"}
+    assert [change.spec.name for change in effects.changes] == ["add_note", "delete_note"]
     (silence,) = effects.silences
     assert silence.tools == ("notebook.add_secret",)
-    assert "no tool that only reads tells all of what was added" in silence.sentence
+    assert "no tool that only reads tells all of the change" in silence.sentence
 
 
 def test_tasks_that_were_proven_in_shared_processes_hold_in_new_ones(
@@ -122,20 +126,18 @@ def test_tasks_that_only_read_are_proven_in_fewer_processes_than_there_are_tasks
             learned = Learned(cache, await learn(cache, seed=2))
             asked = Asked(weights={"single": 1.0, "unknown_entity": 0.5})
             data = await explore_dataset(pool, counts={"train": 20}, seed=2, learned=learned, asked=asked)
-            assert not await cache.depends_on_order()
             return list(data.tasks["train"])
 
     tasks = asyncio.run(run())
     assert {task.extra_info["class"] for task in tasks} >= {"unknown_entity"}
-    # One lists the tools, one learns, one asks again what was learned; two are new for each of two tools, one
-    # is shared in each of two runs, and one asks everything once more.
-    assert len(log.with_suffix(".starts").read_text().splitlines()) <= 3 + 2 * 2 + 2 + 1 < len(tasks)
+    # One lists the tools, one learns, one asks again what was learned; one is shared in each of two runs.
+    assert len(log.with_suffix(".starts").read_text().splitlines()) <= 3 + 2 < len(tasks)
 
 
 def test_a_task_whose_value_is_another_one_is_not_proven(
     explored: tuple[list[Task], Effects, list[str]], tmp_path: Path
 ) -> None:
-    task = next(task for task in explored[0] if task.extra_info["class"] == "state_change")
+    task = next(t for t in explored[0] if any(s.tool == "add_note" for s in t.truth.tool_sequence))
 
     async def run(name: str, value: object) -> str | None:
         record = task.model_dump(exclude_unset=True)
@@ -160,14 +162,14 @@ def test_a_server_that_keeps_what_is_added_is_left_alone_and_a_copy_of_its_data_
             return (await tried(pool, ["notebook"]))[1]
 
     kept = asyncio.run(run(is_copied=False))
-    assert kept.kept == {"notebook"} and not kept.additions
+    assert kept.kept == {"notebook"} and not kept.changes
     assert "needs a workspace or a reset" in kept.silences[0].sentence
     assert sum(line.startswith("add_note ") for line in log.read_text().splitlines()) == 1, (
         "one try, and no more"
     )
     before = file.read_bytes()
     copied = asyncio.run(run(is_copied=True))
-    assert [addition.spec.name for addition in copied.additions] == ["add_note"]
+    assert [change.spec.name for change in copied.changes] == ["add_note", "delete_note"]
     assert file.read_bytes() == before
 
 
@@ -189,8 +191,9 @@ def test_nothing_is_tried_where_no_isolation_is_configured(tmp_path: Path) -> No
     config = ToolsConfig.model_validate(
         {
             "servers": str(path),
-            "isolation": {"alone": "episode", "far": "episode"},
             "per_server": {
+                "alone": {"isolation": "episode"},
+                "far": {"isolation": "episode"},
                 "copied": {"workspace": str(tmp_path)},
                 "reset": {"reset": {"calls": [{"tool": "clear"}]}},
             },
@@ -203,19 +206,17 @@ def test_nothing_is_tried_where_no_isolation_is_configured(tmp_path: Path) -> No
     ("name", "hints", "expected"),
     [
         ("add_note", {}, True),
-        ("createEntities", {"destructive": False}, True),
-        ("post_message", {"destructive": False, "open_world": False}, True),
-        ("post_message", {"destructive": False}, False),
+        ("set_status", {}, True),
+        ("delete_note", {}, True),
+        ("post_message", {}, True),
         ("send_email", {}, False),
+        ("send_email", {"open_world": False}, True),
         ("create_and_send_invoice", {}, False),
-        ("delete_note", {"destructive": False, "open_world": False}, False),
-        ("insert_or_replace", {}, False),
-        ("list_notes", {"read_only": True}, False),
-        ("frobnicate", {}, False),
+        ("run_command", {}, False),
     ],
 )
-def test_what_adds_something_is_told_by_its_hints_and_its_name(
+def test_no_tool_is_tried_of_which_somebody_outside_would_hear(
     name: str, hints: dict[str, bool], expected: bool
 ) -> None:
     spec = ToolSpec(server="s", name=name, input_schema={}, annotations=ToolAnnotations(**hints))
-    assert adds(spec) is expected
+    assert stays_here(spec) is expected

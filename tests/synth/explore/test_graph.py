@@ -14,11 +14,12 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.placeholders import resolve_references
 from mcpagent.core.tasks import Task
-from mcpagent.synth.explore.answers import answer_fields, is_paging, named_in, next_page
 from mcpagent.synth.explore.candidates import Kind
-from mcpagent.synth.explore.graph import Fact, Silence
-from mcpagent.synth.explore.naming import is_worth_asking
-from mcpagent.synth.explore.walks import explore_dataset
+from mcpagent.synth.explore.graph import Fact
+from mcpagent.synth.explore.leaves import leaves_of
+from mcpagent.synth.explore.paging import is_paging, next_page
+from mcpagent.synth.explore.questions import is_worth_asking
+from mcpagent.synth.explore.tasks import explore_dataset
 from tests.synth.explore.worlds import BOOKS, NOTES, SHIPS, STATIONS, World, harbour, library, notes, stations
 
 _Letter = Literal["a", "bb", "ccc", "dddd", "eeeee"]
@@ -45,29 +46,29 @@ def test_the_ships_of_a_long_list_are_asked_about_wherever_they_stand_in_it() ->
 @pytest.mark.parametrize("length", [3, 30, 1000])
 def test_a_value_of_any_length_of_list_is_where_its_expression_says(length: int) -> None:
     answer = {"ships": [{"id": 7 * n, "name": f"ship {n}", "tons": 3 * n + 1} for n in range(length)]}
-    leaves = answer_fields(answer, seed=4)
+    leaves = leaves_of(answer, seed=4)
     for leaf in leaves:
-        assert resolve_references(leaf.of_step(1), {"step1": answer}) == leaf.value
+        assert resolve_references("${" + leaf.at_step(1) + "}", {"step1": answer}) == leaf.value
     numbers = {leaf.value: leaf for leaf in leaves if leaf.name == "tons"}
     assert len(numbers) >= min(length, 100) and max(numbers) > 3 * (length - 1) * 0.9
     for tons, leaf in numbers.items():
         name = f"ship {(tons - 1) // 3}"  # as it was made above
-        assert (leaf.label, leaf.key) == (f"tons of the ship {name}", ("name", name)) and leaf.is_near
-    assert answer_fields(answer, seed=4) == leaves
+        assert leaf.level is not None and leaf.is_near
+        assert (leaf.tail, leaf.level.key, leaf.level.called) == (("tons",), "name", name)
+    assert leaves_of(answer, seed=4) == leaves
 
 
 def test_what_has_no_name_of_its_own_is_asked_for_only_where_a_person_would_count_to_it() -> None:
-    leaves = answer_fields({"cells": [f"cell {n}" for n in range(40)]})
+    leaves = leaves_of({"cells": [f"cell {n}" for n in range(40)]})
     near = {leaf.value for leaf in leaves if leaf.is_near and leaf.expression.startswith("@")}
-    assert near == {f"cell {n}" for n in range(12)}
+    assert near == {f"cell {n}" for n in range(3)}
 
 
 def test_a_deep_thing_is_called_by_another_field_where_its_name_is_asked_for() -> None:
     rows = [{"id": 900 + n, "title": f"Book {n}"} for n in range(60)]
-    leaves = {leaf.expression: leaf for leaf in answer_fields({"books": rows})}
-    assert leaves["@.books[40].title"].label == "title of the book with the id 940"
-    assert leaves["@.books[40].id"].label == "id of the book Book 40"
-    assert leaves["@.books[1].title"].label == "title of the second book"
+    leaves = {leaf.expression: leaf for leaf in leaves_of({"books": rows})}
+    levels = {place: leaves[place].level for place in ("@.books[40].title", "@.books[40].id")}
+    assert [level and level.called for level in levels.values()] == [940, "Book 40"]
 
 
 def test_pages_are_followed_by_cursor_by_number_and_by_offset() -> None:
@@ -106,8 +107,8 @@ def test_a_cursor_goes_on_only_in_the_list_that_gave_it_and_nobody_asks_for_it()
     further = {(edge.source.spec.name, edge.parameter) for edge in edges}
     assert further == {("list_crews", "cursor"), ("list_masts", "cursor")}
     assert all(fact.spec is edge.source.spec for fact in graph.facts for edge in graph.edges_into(fact))
-    cursors = [leaf for fact in graph.facts for leaf in fact.leaves if leaf.name == "nextCursor"]
-    assert cursors and not any(map(is_worth_asking, cursors))
+    cursors = [(leaf, fact) for fact in graph.facts for leaf in fact.leaves if leaf.name == "nextCursor"]
+    assert cursors and not any(is_worth_asking(leaf, fact) for leaf, fact in cursors)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_a_value_that_a_person_names_opens_what_could_not_be_guessed() -> None:
     read = {fact.arguments["path"] for fact in graph.facts if fact.spec.name == "read_note"}
     assert read == set(NOTES)
     edges = graph.tool_edges()["notes.list_notes"]
-    assert edges["notes.read_note.path"] > 5 and edges["notes.note_size.path"] > 5
+    assert edges["notes.read_note.path"] >= 3 and edges["notes.note_size.path"] >= 3
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_a_list_that_is_a_text_gives_what_other_tools_ask_for(form: str, head: s
     assert {arguments["kind"] for arguments in sensors} == {"rain", "wind"}
     (first, *_) = [fact for fact in graph.facts if fact.spec.name == "station"]
     row = STATIONS[first.arguments["station_id"]]
-    labels = {leaf.label: leaf.value for leaf in first.leaves}
+    labels = {leaf.name: leaf.value for leaf in first.leaves if not leaf.in_prose}
     shelf = f"shelf {first.arguments['station_id'][-2:]}"
     assert labels == {"name": row["name"], "Height": f"{row['height_m']} m", "Shelf": shelf}
 
@@ -284,24 +285,16 @@ def test_why_tools_gave_nothing_is_one_sentence_for_each_reason() -> None:
 def test_the_records_of_a_plain_text_are_asked_for_by_what_their_lines_call_them() -> None:
     first, second = "Commit: 3ad5acc\nAuthor: Ada Berg\nTons: 1200", "Commit: 25279c6\nAuthor: Edsger Lund"
     text = f"History:\n{first}\n\n{second}\nAdd two crates"
-    leaves = {leaf.label: leaf for leaf in answer_fields({"text": text})}
-    for leaf in leaves.values():
-        assert resolve_references(leaf.of_step(1), {"step1": {"text": text}}) == leaf.value
-    values = {
-        label: leaves[label].value for label in ("Commit", "Author", "Tons", "second Commit", "second Author")
-    }
-    assert values == {
-        "Commit": "3ad5acc",
-        "Author": "Ada Berg",
-        "Tons": "1200",
-        "second Commit": "25279c6",
-        "second Author": "Edsger Lund",
-    }
+    leaves = leaves_of({"text": text})
+    for leaf in leaves:
+        assert resolve_references("${" + leaf.at_step(1) + "}", {"step1": {"text": text}}) == leaf.value
+    values = {leaf.name: leaf.value for leaf in leaves if not leaf.in_prose}
+    assert values == {"Commit": "3ad5acc", "Author": "Ada Berg", "Tons": 1200}
 
 
 def test_words_in_one_line_are_asked_for_one_by_one_and_together() -> None:
     answer = {"tags": "new, red, large, cheap", "rows": '[{"id": 1}]'}
-    leaves = {leaf.expression: leaf.value for leaf in answer_fields(answer)}
+    leaves = {leaf.expression: leaf.value for leaf in leaves_of(answer)}
     assert (leaves["@.tags"], leaves["@.tags[1]"]) == ("new, red, large, cheap", "red")
     assert "@.rows" not in leaves
 
@@ -310,57 +303,22 @@ def test_a_text_that_is_json_is_read_as_the_object_that_it_is() -> None:
     answer = {
         "result": json.dumps({"rows": [{"name": "Aurora", "tons": 1237}, {"name": "Borealis", "tons": 4400}]})
     }
-    leaves = {leaf.expression: leaf for leaf in answer_fields(answer)}
+    leaves = {leaf.expression: leaf for leaf in leaves_of(answer)}
     assert leaves["@.result.rows[1].tons"].value == 4400
-    assert resolve_references(leaves["@.result.rows[1].tons"].of_step(1), {"step1": answer}) == 4400
+    assert resolve_references("${step1.result.rows[1].tons}", {"step1": answer}) == 4400
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "The moons of a planet. Works for Mars, Saturn and New Horizon; the inner ones have none.",
-        "The moons of a planet: Mars and Saturn are known.",
-        "The moons of a planet, one of mars, saturn or uranus.",
-    ],
-)
-def test_what_the_description_names_is_tried_where_nothing_lists_it(said: str) -> None:
+def test_what_the_description_lists_is_tried_where_nothing_else_does() -> None:
     moons = {"mars": ["Phobos", "Deimos"], "saturn": ["Rhea", "Titan"]}
 
     def moons_of(planet: str) -> str:
         known = moons.get(planet.casefold())
         return "\n".join(known) if known else f"I know no moons of {planet}."
 
-    moons_of.__doc__ = said
+    moons_of.__doc__ = "The moons of a planet, one of mars, saturn or uranus."
     world = World("sky", moons_of)
     asked = {fact.arguments["planet"].casefold() for fact in world.learned().facts}
     assert asked == {"mars", "saturn"} and world.calls.total() < 16
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        (
-            "Works for Mars, Saturn and New Horizon; Venus has none. Ask away.",
-            ["Mars", "Saturn", "New Horizon"],
-        ),
-        ("Returns JSON in UTC. Uses Markdown.", []),
-        ("Facts about Rome.", []),
-        ("Looks up Anna Berg or Ole Lund.\nArgs: Text", ["Anna Berg", "Ole Lund"]),
-    ],
-)
-def test_names_in_a_sentence_are_those_that_are_listed(text: str, names: list[str]) -> None:
-    assert named_in(text) == names
-
-
-@pytest.mark.parametrize(
-    "written", ["please give a 'place'", "parameter place is missing", "place is required"]
-)
-def test_an_optional_parameter_that_a_refusal_asks_for_is_given_from_then_on(written: str) -> None:
-    world = World("moor", _ports_of_moorings, _moored(written))
-    graph = world.learned()
-    places = {fact.arguments.get("place") for fact in graph.facts if fact.spec.name == "moored"}
-    assert len(places) > 4 and places <= set(_ports_of_moorings()["places"])
-    assert world.refused["moored"] <= 3
 
 
 def test_a_value_that_the_user_names_is_given_where_a_tool_refuses_without_it() -> None:
@@ -370,38 +328,15 @@ def test_a_value_that_the_user_names_is_given_where_a_tool_refuses_without_it() 
     assert [fact.arguments for fact in graph.facts] == [{"place": "Pier 3"}]
 
 
-def test_a_tool_that_says_the_same_whatever_it_is_given_is_not_said_to_lack_a_value() -> None:
-    def days_between(first_date: str, second_date: str) -> dict[str, int]:
-        """The days between two dates."""
-        raise ToolError("name 'timezone' is not defined")
-
-    def depth(wreck: str) -> dict[str, int]:
-        """How deep a wreck lies."""
-        raise ToolError(f"there is no wreck {wreck!r}")
-
-    by_tool = {s.tools: s for s in World("broken", days_between, depth).learned().silences}
-    broken = by_tool[("broken.days_between",)]
-    assert broken.reason == "refused" and "name 'timezone' is not defined" in broken.sentence
-    lacking = by_tool[("broken.depth",)]
-    assert lacking.reason == "no_value" and "--seed-value wreck=" in lacking.sentence
-    assert "which nothing gave" not in lacking.sentence and "took nothing that was tried" in lacking.sentence
-
-
-def test_a_number_that_counts_lines_is_whole_though_the_schema_allows_parts() -> None:
-    def read_log(first_line: float, factor: float) -> dict[str, float]:
+def test_a_number_is_whole_though_the_schema_allows_parts() -> None:
+    def read_log(first_line: float) -> dict[str, float]:
         """Read a log."""
-        return {"bytes": first_line * 7 + factor}
+        return {"bytes": first_line * 7}
 
     world = World("logs", read_log)
     world.learned()
-    lines, factors = zip(*((a["first_line"], a["factor"]) for _, a in world.asked), strict=True)
-    assert len(set(lines)) > 5 and all(float(line).is_integer() for line in lines)
-    assert any(not float(factor).is_integer() for factor in factors)
-
-
-def _ports_of_moorings() -> dict[str, list[str]]:
-    """List the places where ships are moored."""
-    return {"places": [f"Pier {n}" for n in range(8)]}
+    lines = {arguments["first_line"] for _, arguments in world.asked}
+    assert len(lines) > 5 and all(float(line).is_integer() for line in lines)
 
 
 def _moored(refusal: str) -> Callable[..., Any]:
@@ -437,29 +372,23 @@ def test_files_in_the_folder_that_a_server_was_started_with_are_asked_for(tmp_pa
     assert asked == below | {(f"{tmp_path}/{name}",) for (name,) in below}
 
 
-def test_a_tool_that_tells_the_day_of_today_gives_no_tasks_and_one_that_stores_it_does() -> None:
-    def current_day(port: Literal["Genoa", "Riga"]) -> dict[str, str]:
-        """Which day it is."""
-        return {"date": date.today().isoformat(), "port": port.upper()}
-
+def test_nothing_is_asked_that_is_of_today() -> None:
     def arrival(ship: Literal["Aurora", "Juno"]) -> dict[str, str]:
         """When a ship came in."""
-        return {"date": date.today().isoformat(), "from": f"the port of {ship}"}
+        today = date.today()
+        return {
+            "day": today.isoformat(),
+            "weekday": f"{today:%A}",
+            "built": "1987-04-05",
+            "from": f"{ship}ville",
+        }
 
-    graph = World("clock", current_day, arrival).learned()
-    assert {fact.spec.name for fact in graph.facts} == {"arrival"}
-    (silence,) = graph.silences
-    assert silence.tools == ("clock.current_day",) and "what time it is" in silence.sentence
-
-
-def test_tools_whose_names_say_that_they_read_are_offered_as_an_option_to_copy() -> None:
-    named = ("notes.get_note", "notes.delete_note", "notes.search_notes", "notes.get_or_create_note")
-    sentence = Silence("not_read_only", "does not say that it only reads", named).sentence
-    assert sentence.endswith("(by their names: --read-only notes.get_note,notes.search_notes)")
-    assert "by their names" not in Silence("not_read_only", "says nothing", ("a.put", "a.drop")).sentence
+    facts = World("clock", arrival).learned().facts
+    asked = {leaf.name for fact in facts for leaf in fact.leaves if is_worth_asking(leaf, fact)}
+    assert asked == {"built", "from"}
 
 
-def test_a_call_has_no_more_than_two_of_the_parameters_that_may_be_left_out() -> None:
+def test_a_call_has_no_more_than_one_of_the_parameters_that_may_be_left_out() -> None:
     def log(
         author: _Letter | None = None, word: _Letter | None = None, path: _Letter | None = None
     ) -> dict[str, int]:
@@ -467,4 +396,4 @@ def test_a_call_has_no_more_than_two_of_the_parameters_that_may_be_left_out() ->
         return {"commits": 40 + len(author or "") + 7 * len(word or "") + 49 * len(path or "")}
 
     facts = World("repo", log).learned().facts
-    assert max(len(fact.arguments) for fact in facts) == 2
+    assert max(len(fact.arguments) for fact in facts) == 1

@@ -19,7 +19,7 @@ from mcpagent.core.trajectory import StopReason
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
 from mcpagent.synth.explore.invented import invented_like
-from mcpagent.synth.explore.walks import Asked, explore_dataset
+from mcpagent.synth.explore.tasks import Asked, explore_dataset
 from mcpagent.synth.tasks.prove import examine
 from mcpagent.synth.tasks.run import CallCache, score
 from mcpagent.synth.tasks.stages import Rejection
@@ -64,7 +64,7 @@ def knows_every_name(lamp: str) -> dict[str, Any]:
 
 def keeps_all_books(lamp: str) -> dict[str, Any]:
     """The log of a lighthouse."""
-    return {"entries": 40 + sum(map(ord, lamp)) % 50}
+    return {"entries": 40 + 7919 * sum(map(ord, lamp)) % 5003}
 
 
 def coast(*tools: Callable[..., Any]) -> ToolPool:
@@ -103,8 +103,6 @@ def test_a_name_that_nothing_has_is_asked_about_like_one_that_something_has(
         assert step.params == {"lamp": name} and step.finds_nothing
         assert not task.truth.abstain, "only looking it up shows that it does not exist"
         assert task.extra_info["verdicts"]["gold_reward"] == 1.0
-    registers = {task.extra_info["register"] for task in tasks}
-    assert len(registers) >= 3
     # The words around the names are those of the questions that can be answered.
     frames = {t.prompt[-1].content.replace(n, "@") for t in data.tasks["train"] for n in LAMPS}
     assert {t.prompt[-1].content.replace(t.extra_info["invented"], "@") for t in tasks} & frames

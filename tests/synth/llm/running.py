@@ -20,8 +20,8 @@ SPLITS = ("train", "validation", "heldout")
 
 def options(url: str, out: Path, *more: str) -> list[str]:
     """A busy machine may take its time to an answer; where the model hangs, `more` gives it less."""
-    chosen = ["--base-url", url, "--model", "scripted", "--out", str(out), "--json"]
-    return ["--llm", *chosen, "--request-timeout", "60", *more]
+    chosen = ["--set", f"api.base_url={url}", "--model", "scripted", "--out", str(out), "--json"]
+    return ["--llm", *chosen, "--set", "api.timeout_s=60", *more]
 
 
 def start(url: str, out: Path, *more: str) -> subprocess.Popen[str]:

@@ -15,9 +15,9 @@ from mcpagent.errors import RunError, UserError
 from mcpagent.policy.contract import Policy, Sampling
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy
 from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
+from mcpagent.servers.provider import builtin_servers
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import builtin_servers
 from tests.llm.service import Answer, Received, error, says, service
 from tests.synth.llm.model import KINDS, Question, model, right_task, vote
 from tests.synth.llm.running import JOURNAL, answered, generate, invoke, journal, written
@@ -28,9 +28,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list
     """Two samples of each kind, over the Responses API."""
     out = tmp_path_factory.mktemp("made") / "out"
     with service(model) as running:
-        options = ("--backend", "responses", "--distractors", "5", "--price-in", "1", "--price-out", "10")
-        options += ("--request-timeout", "6")  # two samples hang
-        document = generate(running.url, out, "--n-samples", str(2 * KINDS), *options)
+        options = (
+            "--distractors",
+            "5",
+            "--set",
+            "api.price_in=1",
+            "--set",
+            "api.price_out=10",
+        )
+        options += ("--set", "api.timeout_s=6")  # two samples hang
+        document = generate(
+            running.url, out, "--n-samples", str(2 * KINDS), *options, OPENAI_BACKEND="responses"
+        )
     tasks = [task for path in document["paths"].values() for task in read_tasks(path)]
     return document, tasks, running.received
 
@@ -131,8 +140,8 @@ def test_a_cap_of_requests_is_never_passed_and_a_higher_one_goes_on_from_there(t
         generate(unbroken.url, tmp_path / "whole", "--n-samples", "14")
     out = tmp_path / "out"
     with service(model) as running:
-        common = ("--n-samples", "14", "--concurrency", "16")
-        first = generate(running.url, out, *common, "--max-requests", "30")
+        common = ("--n-samples", "14", "--set", "api.max_in_flight=16")
+        first = generate(running.url, out, *common, "--set", "api.max_requests=30")
         assert len(running.log) == first["spend"]["requests"] == 30
         assert first["stopped_by"] == ["max_requests"]
         assert first["unfinished"] > 0
@@ -147,10 +156,10 @@ def test_a_cap_of_requests_is_never_passed_and_a_higher_one_goes_on_from_there(t
 def test_a_cap_of_cost_is_never_passed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     # The bound of one request is below 30,000 bytes in and 200 tokens out, $0.05 at these prices.
-    prices = ("--price-in", "1.5", "--price-out", "10", "--max-output-tokens", "200")
+    prices = ("--set", "api.price_in=1.5", "--set", "api.price_out=10", "--max-output-tokens", "200")
     with service(model) as running:
-        options = ("--n-samples", "40", "--concurrency", "16", "--max-cost", "0.05")
-        options += ("--request-timeout", "1.5")
+        options = ("--n-samples", "40", "--set", "api.max_in_flight=16", "--set", "api.max_cost=0.05")
+        options += ("--set", "api.timeout_s=1.5")
         document = generate(running.url, out, *options, *prices)
     assert document["stopped_by"] == ["max_cost"]
     answers = sum(line["kind"] == "answered" for line in journal(out))
@@ -187,7 +196,7 @@ def test_a_server_without_structured_outputs_is_asked_without_and_a_note_says_so
         return model(received)
 
     with service(script) as running:
-        done = invoke(running.url, tmp_path / "out", "--n-samples", "3", "--concurrency", "1")
+        done = invoke(running.url, tmp_path / "out", "--n-samples", "3", "--set", "api.max_in_flight=1")
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["records"] == 3
     assert "the server refuses json_schema answers" in done.stderr
@@ -239,8 +248,7 @@ def test_a_plan_that_writes_is_a_task_whose_gold_is_the_call(tmp_path: Path) -> 
         return says(received, json.dumps(task))
 
     with service(script) as running:
-        options = ("--n-samples", "2", "--complexities", "simple")
-        document = generate(running.url, tmp_path / "out", *options)
+        document = generate(running.url, tmp_path / "out", "--n-samples", "2", COMPLEXITIES="simple")
     assert document["records"] == 1
     assert document["rejects"] == {"duplicate": 1}
 
@@ -263,11 +271,11 @@ def test_tools_of_the_users_own_that_change_something_are_called_only_where_that
     command = [sys.executable, "-m", "mcpagent.cli.main", "serve", "slack", "--limited"]
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"slack": {"command": command[0], "args": command[1:]}}}))
-    options = ("--n-samples", "1", "--complexities", "simple", "--repairs", "0", "--servers", str(config))
+    options = ("--n-samples", "1", "--repairs", "0", "--servers", str(config))
     with service(script) as running:
-        refused = invoke(running.url, tmp_path / "no", *options)
+        refused = invoke(running.url, tmp_path / "no", *options, COMPLEXITIES="simple")
         (asked,) = running.received
-        allowed = generate(running.url, tmp_path / "yes", *options, "--allow-writes")
+        allowed = generate(running.url, tmp_path / "yes", *options, "--allow-writes", COMPLEXITIES="simple")
     assert isinstance(refused.exception, RunError)
     assert "unknown_tool" in refused.stderr
     assert "send_slack_message" not in asked.messages[1]["content"]
@@ -284,10 +292,10 @@ def test_a_journal_of_other_settings_or_in_use_or_no_journal_is_refused(tmp_path
         with (out / JOURNAL).open("ab") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             used = invoke(running.url, out, "--n-samples", "1", "--overwrite")
-        (tmp_path / "notes.txt").write_text("my notes\n")
-        notes = invoke(
-            running.url, out, "--n-samples", "1", "--overwrite", "--journal", str(tmp_path / "notes.txt")
-        )
+        other = tmp_path / "other"
+        other.mkdir()
+        (other / JOURNAL).write_text("my notes\n")
+        notes = invoke(running.url, other, "--n-samples", "1", "--overwrite")
         assert len(running.log) == asked
     for done, words in (
         (changed, "votes was 3, now 5"),
@@ -297,7 +305,7 @@ def test_a_journal_of_other_settings_or_in_use_or_no_journal_is_refused(tmp_path
         assert isinstance(done.exception, UserError)
         assert words in str(done.exception)
         assert done.exception.remedy
-    assert (tmp_path / "notes.txt").read_text() == "my notes\n"
+    assert (other / JOURNAL).read_text() == "my notes\n"
 
 
 def test_what_the_service_failed_to_answer_stays_a_reject_until_it_is_to_be_asked_again(
@@ -335,7 +343,7 @@ def test_a_key_that_is_refused_in_the_middle_ends_the_run_and_keeps_what_was_ans
 
     out = tmp_path / "out"
     with service(script) as running:
-        done = invoke(running.url, out, "--n-samples", "12", "--concurrency", "1")
+        done = invoke(running.url, out, "--n-samples", "12", "--set", "api.max_in_flight=1")
         asked = len(running.log)
     assert isinstance(done.exception, UserError)
     assert "OPENAI_API_KEY" in (done.exception.remedy or "")
@@ -349,16 +357,20 @@ def test_a_key_that_is_refused_in_the_middle_ends_the_run_and_keeps_what_was_ans
     ("wrong", "reason", "words"),
     [
         (error(500, "boom", retry_after_ms="1"), "server_error", ("500: boom", "wait until")),
-        (Answer(hangs=True), "timed_out", ("within 2 s", "--request-timeout")),
-        (error(429, "too fast", retry_after_ms="1"), "rate_limited", ("429: too fast", "--rpm")),
+        (Answer(hangs=True), "timed_out", ("within 2 s", "api.timeout_s")),
+        (
+            error(429, "too fast", retry_after_ms="1"),
+            "rate_limited",
+            ("429: too fast", "api.calls_per_minute"),
+        ),
         (Answer(body=b"<html>"), "bad_body", ("<html>", "wait until")),
     ],
 )
 def test_a_cap_that_only_failures_reached_is_an_error_with_their_causes(
     wrong: Answer, reason: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    some = ("--n-samples", "4", "--concurrency", "1", "--max-requests", "2")
-    some += ("--request-timeout", "2" if wrong.hangs else "60")
+    some = ("--n-samples", "4", "--set", "api.max_in_flight=1", "--set", "api.max_requests=2")
+    some += ("--set", f"api.timeout_s={2 if wrong.hangs else 60}")
     with service(lambda _: wrong) as running:
         done = invoke(running.url, tmp_path / "out", *some)
         again = invoke(running.url, tmp_path / "out", *some)  # counts what the journal has, and asks nothing
@@ -367,7 +379,7 @@ def test_a_cap_that_only_failures_reached_is_an_error_with_their_causes(
         assert isinstance(result.exception, RunError)
         said = f"{result.exception}"
         assert "no sample was finished in 2 requests" in said and f"{reason} 2" in said
-        for word in (*words, "--max-requests", "--retry-failed"):
+        for word in (*words, "api.max_requests", "--retry-failed"):
             assert word in said
         document = result.exception.as_json()["error"]
         assert document["failed_requests"]["reasons"] == {reason: 2}
@@ -386,7 +398,7 @@ def test_samples_that_are_lost_to_the_service_are_named_beside_the_tasks_that_we
         done = invoke(running.url, tmp_path / "out", "--n-samples", "2")
     assert done.exit_code == 0 and json.loads(done.stdout)["records"] == 1
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("given up: ")]
-    assert "rate_limited 1" in said and "--rpm" in said and "--retry-failed --overwrite" in said
+    assert "rate_limited 1" in said and "calls_per_minute" in said and "--retry-failed --overwrite" in said
 
 
 def test_a_service_that_always_limits_is_answered_with_a_slower_pace(tmp_path: Path) -> None:
@@ -395,7 +407,7 @@ def test_a_service_that_always_limits_is_answered_with_a_slower_pace(tmp_path: P
         asked = len(running.log)
     assert isinstance(done.exception, RunError)
     said = str(done.exception)
-    assert "none of 2 finished samples" in said and "--rpm" in said and "--retry-failed" in said
+    assert "none of 2 finished samples" in said and "calls_per_minute" in said and "--retry-failed" in said
     document = done.exception.as_json()["error"]
     assert document["rejects"] == {"rate_limited": 2}
     assert document["failed_requests"]["reasons"] == {"rate_limited": asked}
@@ -412,10 +424,10 @@ def test_a_run_without_a_single_task_fails_and_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "env", "words"),
     [
-        (("--max-cost", "1"), {}, "--price-in"),
-        (("--price-in", "1"), {}, "--price-out"),
-        (("--backend", "telepathy"), {}, "responses or chat"),
-        (("--complexities", "simple,hardest"), {}, "hardest"),
+        (("--set", "api.max_cost=1"), {}, "api.price_in"),
+        (("--set", "api.price_in=1"), {}, "api.price_out"),
+        ((), {"OPENAI_BACKEND": "telepathy"}, "responses or chat"),
+        ((), {"COMPLEXITIES": "simple,hardest"}, "hardest"),
         ((), {"N_SAMPLES": "many"}, "N_SAMPLES is 'many'"),
     ],
 )

@@ -11,10 +11,10 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.policy.contract import Policy, Sampling
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy
 from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
+from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import TemplateSet, load_templates
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import builtin_servers
 
 # What the shipped templates do not use: later user messages, a prepared workspace, a parallel group.
 CONVERSATION = """\

@@ -98,6 +98,6 @@ def test_tasks_that_hang_together_through_others_go_to_one_split(tmp_path: Path)
 
 def test_a_dataset_that_hangs_together_is_not_divided(tmp_path: Path) -> None:
     path = written(tmp_path / "tasks.jsonl", [task(str(n), "q", f"A{n}", f"A{n + 1}") for n in range(10)])
-    with pytest.raises(UserError, match="10 of 10 tasks hang together"):
+    with pytest.raises(UserError, match="10 of 10 tasks are linked"):
         split_dataset(path, tmp_path / "out", shares=SplitShares(), seed=0)
     assert not (tmp_path / "out").exists()

@@ -10,13 +10,13 @@ import pytest
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
+from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.explore.learning import learn
-from mcpagent.synth.explore.walks import explore_dataset
-from mcpagent.synth.tasks.run import CallCache
+from mcpagent.synth.explore.tasks import explore_dataset
+from mcpagent.synth.tasks.run import CallCache, final_words, gold_record, replay, score
 from mcpagent.synth.templates.rules import GeneratedData, generate_dataset
 from mcpagent.synth.templates.template import TemplateSet, load_templates
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import builtin_servers
 
 DATA_SERVERS = ["polygon", "fmp", "tavily", "slack"]
 
@@ -51,6 +51,40 @@ def test_every_class_is_there_and_the_yield_accounts_for_every_candidate(full: G
     assert all(a["out"] == b["in"] for a, b in itertools.pairwise(stages))
     assert all(row["in"] - row["out"] == sum(row["rejects"].values()) for row in stages)
     assert stages[-1]["out"] == len(tasks) == 300
+
+
+def test_what_is_posted_twice_or_beside_what_was_asked_is_no_success(full: GeneratedData) -> None:
+    """A second post of the right message, and one of something else."""
+    posting = [task for task in full.tasks["train"] if task.truth.state]
+    assert len(posting) > 10
+
+    async def successes(task: Task, *more: dict[str, str]) -> float | None:
+        async with ToolPool(builtin_servers(DATA_SERVERS, limited=False)) as pool:
+            cache = CallCache(pool)
+            record = task.model_dump(exclude_unset=True)
+            truth = record["reward_spec"]["ground_truth"]
+            plan = list(truth["tool_sequence"])
+            truth["tool_sequence"] = plan + [
+                {**plan[-1], "step": len(plan) + n, "tool": "send_slack_message", "params": params}
+                for n, params in enumerate(more, 1)
+            ]
+            done = await replay(cache, Task.model_validate(record))
+        made = gold_record(
+            task, done, answer=final_words(task, done.results), read_only=frozenset(_reading(cache))
+        )
+        return score(task, made)["success"]
+
+    for task in posting[:12]:
+        last = task.truth.tool_sequence[-1].params
+        spam = {"channel": last.get("channel") or last["channel_id"], "message": "by the way"}
+        again = last if "message" in last else spam
+        assert asyncio.run(successes(task)) == 1.0
+        assert asyncio.run(successes(task, again)) == 0.0
+        assert asyncio.run(successes(task, spam)) == 0.0
+
+
+def _reading(cache: CallCache) -> list[str]:
+    return [spec.dotted for spec in cache.specs if spec.annotations.read_only]
 
 
 def test_a_missing_function_is_not_offered_and_was_shown_to_be_what_it_takes(full: GeneratedData) -> None:

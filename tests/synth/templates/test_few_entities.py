@@ -15,7 +15,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
 from mcpagent.run.episodes import evaluated_file, open_tasks
 from mcpagent.storage.datasets import read_tasks, write_jsonl
-from mcpagent.synth.explore.walks import explore_dataset
+from mcpagent.synth.explore.tasks import explore_dataset
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 from mcpagent.synth.templates.rules import GeneratedData
 from mcpagent.tools.pool import ToolPool
@@ -133,7 +133,7 @@ def test_templates_that_need_all_entities_leave_the_other_splits_without_a_file(
 def test_templates_without_a_single_task_are_an_error(tmp_path: Path) -> None:
     home = templates_of_tables(tmp_path, slots=4)
     done = mcpagent("gen-data", "--templates", "templates", "--servers", "mcp.json", "--out", "d", cwd=home)
-    assert "not one task" in refused(done) and "pools.yaml" in done.stderr
+    assert "no task was made" in refused(done) and "pools.yaml" in done.stderr
     assert not list((home / "d").glob("*.jsonl"))
 
 

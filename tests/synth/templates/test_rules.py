@@ -17,11 +17,11 @@ import yaml
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
+from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.templates.pools import SplitShares
-from mcpagent.synth.templates.rules import DatasetShard, GeneratedData, Tally, fill_split, generate_dataset
+from mcpagent.synth.templates.rules import GeneratedData, Tally, fill_split, generate_dataset
 from mcpagent.synth.templates.template import TemplateSet, load_templates
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import builtin_servers
 
 COUNTS = {"train": 120, "validation": 40, "heldout": 80}
 TICKER = re.compile(r"\b[A-Z]{4}\b")
@@ -218,7 +218,7 @@ def test_impossible_counts_are_user_errors(counts: dict[str, int]) -> None:
 
 
 def test_shares_of_more_than_there_is_are_a_user_error() -> None:
-    with pytest.raises(UserError, match="are more than all there is"):
+    with pytest.raises(UserError, match="add up to more than 1"):
         SplitShares(heldout=0.9, validation=0.2)
 
 
@@ -259,21 +259,17 @@ class Endless:
         self._drawn += 1
         return Numbered(f"{self._drawn:0300}")
 
-    def said(self, candidate: Numbered, outcome: object) -> None:
-        """Nothing."""
-
     async def make(self, candidate: Numbered) -> Task:
         info = {**self._like.extra_info, "number": candidate.key, "padding": "x" * 2000 + candidate.key}
         return self._like.model_copy(update={"extra_info": info})
 
 
-@pytest.mark.parametrize("shard", [None, DatasetShard(number=1, of=1, seed=0)], ids=["whole", "shard"])
-def test_a_task_more_is_few_bytes_more_in_memory(data: GeneratedData, shard: DatasetShard | None) -> None:
+def test_a_task_more_is_few_bytes_more_in_memory(data: GeneratedData) -> None:
     peaks: list[int] = []
     for count in (1500, 3000):
         tracemalloc.start()
         try:
-            kept = asyncio.run(fill_split(Endless(data.tasks["train"][0]), count, Tally(), None, shard))
+            kept = asyncio.run(fill_split(Endless(data.tasks["train"][0]), count, Tally(), None))
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()

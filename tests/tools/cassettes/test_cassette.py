@@ -21,13 +21,14 @@ from mcpagent.core.tools import NONCE_META_KEY, FailureKind, ToolCall, ToolResul
 from mcpagent.errors import UserError
 from mcpagent.servers.embedded import build
 from mcpagent.servers.names import BUILTIN_NAMES
+from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassettes.tape import CALLS_NAME, CATALOG_NAME
 from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import Purpose, ToolSession
 from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import InProcessServer, MemoryServer, ServerConfig
+from mcpagent.tools.servers_config import InProcessServer, ServerConfig
 from tests.tools.support import call, memory_echo, stdio_echo
 
 SLACK = ServerFacts(isolation={"slack": "episode"})
@@ -49,7 +50,7 @@ async def taped(
     **options: Any,
 ) -> AsyncIterator[Cassette]:
     """A cassette around live servers, slack by default."""
-    chosen = servers or (MemoryServer(name="slack"),)
+    chosen = servers or (builtin_servers(["slack"])[0],)
     limits = CallLimits(result_limit_chars=limit, timeout_s=timeout_s)
     catalog = CatalogSettings(read_only=read_only)
     async with ToolPool(chosen, limits=limits, catalog=catalog, ledger=ledger) as pool:
@@ -174,7 +175,7 @@ def test_attempts_that_part_after_a_write_see_their_own_past(tmp_path: Path) -> 
             await say(session, "first")
             await say(session, "second")
         before = arrived(ledger)
-        async with taped(tape, ledger=ledger) as cassette, ToolPool([MemoryServer(name="slack")]) as live:
+        async with taped(tape, ledger=ledger) as cassette, ToolPool([builtin_servers(["slack"])[0]]) as live:
             session, alone = cassette.session(), live.session()
             for text in ("first", "other"):
                 assert seen(await say(session, text)) == seen(await say(alone, text))
@@ -213,7 +214,7 @@ def test_any_interleaving_of_diverging_attempts_answers_as_a_live_server_does(tm
         return results
 
     async def run() -> dict[str, Any]:
-        server = MemoryServer(name="slack", limited=False)
+        server = builtin_servers(["slack"], limited=False)[0]
         totals: Counter[str] = Counter()
         async with ToolPool([server]) as live:
             for _ in range(8):
@@ -373,29 +374,6 @@ def test_a_server_that_says_nothing_of_its_tools_can_be_named_read_only(tmp_path
     with pytest.raises(UserError, match="scratsh") as refused:
         asyncio.run(run(read_only=("scratsh",), notes=notes))
     assert refused.value.remedy == "Did you mean scratch?"
-
-
-def test_what_an_earlier_tape_took_to_change_nothing_still_does(tmp_path: Path) -> None:
-    """Then the catalog of the tape named such tools, and their annotations said nothing."""
-
-    def search(query: str) -> str:
-        return f"about {query}"
-
-    server = scratch((search, None))
-
-    async def record() -> None:
-        async with taped(tmp_path, server, facts=ServerFacts(), read_only=("scratch",)) as c:
-            session = c.session()
-            await call(session, "search", server="scratch", query="a")
-            await call(session, "search", server="scratch", query="b")
-
-    asyncio.run(record())
-    path = tmp_path / CATALOG_NAME
-    catalog = json.loads(path.read_text())
-    catalog["tools"][0]["annotations"]["read_only"] = False
-    path.write_text(json.dumps({**catalog, "harmless": ["scratch.search"]}))
-    result = asyncio.run(call(strict(tmp_path).session(), "search", server="scratch", query="b"))
-    assert result.content == "about b"
 
 
 def test_failures_of_the_infrastructure_are_never_recorded(tmp_path: Path) -> None:
@@ -635,7 +613,7 @@ def test_a_call_that_is_cut_off_leaves_nothing_and_the_next_is_not_held_up(tmp_p
 
 
 def test_all_builtin_servers_replay_from_one_tape(tmp_path: Path) -> None:
-    servers = [MemoryServer(name=name) for name in BUILTIN_NAMES]
+    servers = [builtin_servers([name])[0] for name in BUILTIN_NAMES]
 
     async def run() -> None:
         async with taped(tmp_path, *servers, mode="record") as cassette:

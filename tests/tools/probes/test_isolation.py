@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from mcpagent.errors import UserError
-from mcpagent.tools.probes.isolation import Basis, IsolationVerdict, State, name_reads, probe_isolation
-from mcpagent.tools.servers_config import ServerConfig, StdioServer, builtin_servers
+from mcpagent.servers.provider import builtin_servers
+from mcpagent.tools.probes.isolation import IsolationVerdict, State, probe_isolation
+from mcpagent.tools.servers_config import ServerConfig, StdioServer
 from tests.house import ROOT
 
 
@@ -34,7 +35,7 @@ def _probe(
 
 def test_a_server_that_forgets_may_be_shared() -> None:
     verdict = _probe(_notes("nowhere"))
-    assert (verdict.recommended, verdict.state, verdict.basis) == ("shared", State.NONE, Basis.OBSERVED)
+    assert (verdict.recommended, verdict.state) == ("shared", State.NONE)
     assert verdict.writes == ("add_note",)
     assert verdict.evidence == ("after add_note, 2 read-only tools answered the same to every session",)
     assert verdict.not_tried == {"tick": "the answers differ from call to call"}
@@ -42,7 +43,7 @@ def test_a_server_that_forgets_may_be_shared() -> None:
 
 def test_a_server_with_state_in_its_process_needs_an_instance_for_each_episode() -> None:
     verdict = _probe(_notes("kept"))
-    assert (verdict.recommended, verdict.state, verdict.basis) == ("episode", State.INSTANCE, Basis.OBSERVED)
+    assert (verdict.recommended, verdict.state) == ("episode", State.INSTANCE)
     seen = f"in another session of the same instance answers differently and holds '{verdict.probe_text}'"
     assert f"after add_note, list_notes {seen}" in verdict.evidence
     # A process of its own was measured: a bare Python holds about 10 MB.
@@ -53,27 +54,16 @@ def test_a_server_with_state_in_its_process_needs_an_instance_for_each_episode()
 
 def test_state_on_disk_is_seen_by_every_instance_so_isolation_does_not_help(tmp_path: Path) -> None:
     verdict = _probe(_notes("kept", tmp_path / "notes.txt"))
-    assert (verdict.recommended, verdict.state, verdict.basis) == ("shared", State.OUTSIDE, Basis.OBSERVED)
+    assert (verdict.recommended, verdict.state) == ("shared", State.OUTSIDE)
     assert any(line.startswith("after add_note, list_notes in another instance") for line in verdict.evidence)
     assert (tmp_path / "notes.txt").read_text().split() == [verdict.probe_text]
-
-
-def test_without_a_tool_that_reads_the_answers_of_writes_tell_where_the_state_is(tmp_path: Path) -> None:
-    verdict = _probe(_notes("silent"))
-    assert (verdict.recommended, verdict.state) == ("episode", State.INSTANCE)
-    assert verdict.evidence == (
-        "append_note answers differently at its second call, and a new instance starts over",
-    )
-    verdict = _probe(_notes("silent", tmp_path / "notes.txt"))
-    assert (verdict.recommended, verdict.state) == ("shared", State.OUTSIDE)
-    assert verdict.evidence == (f"append_note in another instance answers with '{verdict.probe_text}'",)
 
 
 def test_what_may_destroy_or_leave_the_server_is_called_only_on_demand(tmp_path: Path) -> None:
     wiped = tmp_path / "wiped"
     verdict = _probe(_notes("nowhere", WIPED=str(wiped)))
     assert not wiped.exists()
-    assert (verdict.recommended, verdict.state, verdict.basis) == ("episode", State.UNKNOWN, Basis.DECLARED)
+    assert (verdict.recommended, verdict.state) == ("episode", State.UNKNOWN)
     assert verdict.not_tried["wipe_notes"] == "it may destroy"
     assert verdict.not_tried["mail_notes"] == "it may act on the world outside the server"
     allowed = _probe(_notes("nowhere", WIPED=str(wiped)), allow_writes=True)
@@ -102,28 +92,20 @@ def test_what_no_episode_may_call_does_not_count() -> None:
     assert (verdict.recommended, verdict.state, verdict.writes) == ("shared", State.NONE, ())
 
 
-def test_without_annotations_nothing_is_called_and_names_are_a_hint() -> None:
+def test_without_annotations_nothing_is_called_and_nothing_is_known() -> None:
     verdict = _probe(_notes("bare"))
-    assert (verdict.recommended, verdict.state, verdict.basis) == ("episode", State.UNKNOWN, Basis.NAMES)
-    assert verdict.evidence == ("no tool could be called",)
+    assert (verdict.recommended, verdict.state) == ("episode", State.UNKNOWN)
+    assert verdict.evidence == ("it has tools that may write and were not tried, or not seen to write",)
     assert verdict.writes == ()
     assert set(verdict.not_tried) == {"add_note", "list_notes", "find_note", "tick"}
 
 
-def test_names_tell_reading_from_writing_where_they_hold_a_verb() -> None:
-    reading = ["tavily_search", "listTables", "read_query", "describe-table"]
-    writing = ["write_query", "createTable", "append_insight", "search_and_replace"]
-    assert [name_reads(name) for name in (*reading, *writing, "frobnicate")] == [True] * 4 + [False] * 4 + [
-        None
-    ]
-
-
-def test_the_built_in_servers_are_judged_by_what_they_do_and_open_in_milliseconds() -> None:
+def test_the_built_in_servers_are_judged_by_what_they_do() -> None:
     verdicts = {config.name: _probe(config) for config in builtin_servers()}
     assert {name: verdict.recommended for name, verdict in verdicts.items()} == {
         name: "episode" if name == "slack" else "shared" for name in verdicts
     }
-    assert {verdict.basis for verdict in verdicts.values()} == {Basis.OBSERVED}
+    assert State.UNKNOWN not in {verdict.state for verdict in verdicts.values()}
     assert all(verdict.cost.rss_bytes is None for verdict in verdicts.values())
 
 

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 
-from mcpagent.tools.probes.processes import STARTED_BY_ENV, command, marked, send
+from mcpagent.tools.probes.processes import STARTED_BY_ENV, marked
+from tests.tools.faults.chaos import command, send
 
 # The one below says itself when it is there: it has no memory yet when it has only been started.
 _BELOW = "import os; print(os.getpid(), flush=True); input()"

@@ -1,8 +1,7 @@
 """A server behind OAuth, with its authorization server: `python guarded.py`, which prints its port.
 
 A token is good for USES requests, and a login for REFRESHES refreshes, each of which gives a new refresh
-token and ends the old one. With DEVICE the metadata offers the device flow. `GET /seen` says what was issued
-and done, for the tests alone.
+token and ends the old one. `GET /seen` says what was issued and done, for the tests alone.
 """
 
 from __future__ import annotations
@@ -28,15 +27,12 @@ from mcp.server.auth.settings import AuthSettings, ClientRegistrationOptions
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from mcp.types import ToolAnnotations
 from pydantic import AnyHttpUrl
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 USES = int(os.environ.get("USES", "1000000"))
 REFRESHES = int(os.environ.get("REFRESHES", "1000000"))
 LIFE_S = int(os.environ.get("LIFE_S", "3600"))
-DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 
 
 class Logins(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, AccessToken]):
@@ -46,7 +42,6 @@ class Logins(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         self.uses_left: dict[str, int] = {}
         self.scopes: dict[str, list[str]] = {}
         self.refresh: dict[str, RefreshToken] = {}
-        self.device: dict[str, int] = {}  # code -> polls until the person has typed it
         self.issued: list[str] = []
         self.refreshes = 0
         self.refused = 0
@@ -158,60 +153,10 @@ def build(port: int) -> MCPServer[None]:
         return JSONResponse({**{k: v for k, v in vars(logins).items() if k in SHOWN},
                              "effects": effects, "registered": registered})  # fmt: skip
 
-    @server.custom_route("/device", methods=["POST"])
-    async def device(request: Request) -> Response:
-        code = logins.secret("device")
-        logins.device[code] = 2
-        answer = {"device_code": code, "user_code": "WDJB-MJHT", "verification_uri": f"{base}/type"}
-        return JSONResponse({**answer, "expires_in": 600, "interval": 0})
-
     return server
 
 
 SHOWN = {"issued", "refreshes", "refused", "resources"}
-
-
-class WithDevice:
-    """Offers the device flow: in the metadata, and at the token endpoint."""
-
-    def __init__(self, app: ASGIApp, port: int) -> None:
-        self._app, self._port = app, port
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/token":
-            request = Request(scope, receive)
-            body = await request.body()
-
-            async def again() -> dict[str, object]:
-                return {"type": "http.request", "body": body, "more_body": False}
-
-            form = await Request(scope, again).form()
-            if form.get("grant_type") == DEVICE_GRANT:
-                await self._poll(str(form["device_code"]), str(form["client_id"]))(scope, receive, send)
-                return
-            await self._app(scope, again, send)
-            return
-        if scope["type"] == "http" and scope["path"] == "/.well-known/oauth-authorization-server":
-            base = f"http://127.0.0.1:{self._port}"
-            await JSONResponse({
-                "issuer": f"{base}/", "authorization_endpoint": f"{base}/authorize",
-                "token_endpoint": f"{base}/token", "registration_endpoint": f"{base}/register",
-                "device_authorization_endpoint": f"{base}/device",
-                "response_types_supported": ["code"], "code_challenge_methods_supported": ["S256"],
-                "grant_types_supported": ["authorization_code", "refresh_token", DEVICE_GRANT],
-            })(scope, receive, send)  # fmt: skip
-            return
-        await self._app(scope, receive, send)
-
-    def _poll(self, code: str, client_id: str) -> Response:
-        if code not in logins.device:
-            return JSONResponse({"error": "invalid_grant"}, status_code=400)
-        if os.environ.get("DENY"):
-            return JSONResponse({"error": "access_denied"}, status_code=400)
-        logins.device[code] -= 1
-        if logins.device[code] > 0:
-            return JSONResponse({"error": "authorization_pending"}, status_code=400)
-        return JSONResponse(logins.token(client_id, ["shop"]).model_dump(exclude_none=True))
 
 
 if __name__ == "__main__":
@@ -219,6 +164,4 @@ if __name__ == "__main__":
     port = listener.getsockname()[1]
     print(json.dumps(port), flush=True)
     app = build(port).streamable_http_app()
-    if os.environ.get("DEVICE"):
-        app.user_middleware.insert(0, Middleware(WithDevice, port=port))
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listener])

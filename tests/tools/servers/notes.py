@@ -42,10 +42,6 @@ def tools(mode: str, file: Path | None = None) -> list[PlainTool]:
             notes.add(note)
         return f"noted: {note}"
 
-    def append_note(note: str) -> str:
-        notes.add(note)
-        return notes.all()
-
     def spoil(**_: str) -> str:
         Path(os.environ["WIPED"]).touch()
         return "done"
@@ -56,8 +52,6 @@ def tools(mode: str, file: Path | None = None) -> list[PlainTool]:
 
     if mode == "filed":
         return [PlainTool("write_note", write_note, ("path",), ADDS)]
-    if mode == "silent":
-        return [PlainTool("append_note", append_note, ("note",), ADDS)]
     adds, reads = ({}, {}) if mode == "bare" else (ADDS, READS)
     offered = [
         PlainTool("add_note", add_note, ("note",), adds),

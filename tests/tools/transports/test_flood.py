@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.wayward import measure
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.errors import UserError
 from mcpagent.tools.limits import CallLimits
@@ -27,6 +26,7 @@ from mcpagent.tools.transports.jsonrpc import (
     is_notification,
 )
 from tests.tools.support import call, stdio_echo
+from tests.tools.wayward import measure
 from tests.tools.wild import SCRIPTS
 
 pytestmark = pytest.mark.system
@@ -77,7 +77,7 @@ def test_a_flood_is_cut_off_while_a_neighbour_is_answered(transport: str, kind: 
         spent_s = time.process_time() - begun_s
     # Its effect is not known; and the flood was not read until a deadline.
     assert result.failure is FailureKind.UNKNOWN_OUTCOME
-    assert spent_s < 10
+    assert spent_s < 25  # its deadline is 30 s
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])

@@ -21,15 +21,16 @@ from mcp.types import (
     TextContent,
 )
 
+from mcpagent.config.schema import ServerSection
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
-from mcpagent.tools.catalog import CatalogSettings, ParamHeaders
-from mcpagent.tools.limits import BACKOFF_FIRST_S, FAILURES_TO_OPEN, BreakerState, CallLimits, ServerLimits
+from mcpagent.tools.catalog import CatalogSettings
+from mcpagent.tools.limits import BACKOFF_FIRST_S, FAILURES_TO_OPEN, BreakerState, CallLimits
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.probes.http_proxy import HttpProxy
 from mcpagent.tools.servers_config import HttpServer, Isolation
 from mcpagent.tools.transports.http import http_streams
 from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST, THROTTLED
+from tests.tools.faults.http_proxy import HttpProxy
 from tests.tools.support import call
 from tests.tools.wild import SCRIPTS, http_poison
 
@@ -61,7 +62,7 @@ def _web(*arguments: str) -> Iterator[HttpServer]:
 
 @asynccontextmanager
 async def _client(server: HttpServer, *, mode: str = "auto") -> AsyncIterator[Client]:
-    streams = http_streams(server, on_eof=lambda: None, param_headers=ParamHeaders())
+    streams = http_streams(server, on_eof=lambda: None)
     async with Client(streams, mode=mode) as client:
         yield client
 
@@ -323,7 +324,7 @@ def test_calls_wait_for_a_server_that_somebody_restarts(isolation: Isolation) ->
 @pytest.mark.parametrize("isolation", ["shared", "episode"])
 def test_a_server_that_stays_away_is_waited_for_as_long_as_one_that_starts(isolation: Isolation) -> None:
     async def run() -> None:
-        limits = {"web": ServerLimits(start_timeout_s=2.0)}
+        limits = {"web": ServerSection(start_timeout_s=2.0)}
         async with AsyncExitStack() as stack:
             with _web() as server:
                 pool = await stack.enter_async_context(
@@ -373,12 +374,3 @@ def test_an_argument_that_the_protocol_wants_in_a_header_gets_there(isolation: A
 
     with _web() as server:
         asyncio.run(run(replace(server, isolation=isolation)))
-
-
-def test_a_header_that_is_not_known_yet_is_learnt_from_the_tool_list() -> None:
-    async def run(server: HttpServer) -> None:
-        async with _client(server) as client:
-            assert await _say(client, "where", region="eu") == "in eu"
-
-    with _web() as server:
-        asyncio.run(run(server))

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.types import CallToolResult
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from mcpagent.tools.transports.jsonrpc import Malformed, parse, response_id
+from mcpagent.tools.wire import render
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -76,3 +78,21 @@ def test_surrogates_that_belong_together_are_one_character_and_lone_ones_are_rep
     read = parse(rb'{"jsonrpc":"2.0","id":1,"result":{"\ud83d\ude00":"\ud83d \\ud800 \ude00"}}')
     assert isinstance(read, JSONRPCResponse)
     assert read.result == {"\U0001f600": "\ufffd \\ud800 \ufffd"}
+
+
+def test_many_text_blocks_of_a_result_are_joined_to_what_the_model_sees_of_them() -> None:
+    blocks = [{"type": "text", "text": f"block {n}"} for n in range(20_000)]
+    image = {"type": "image", "data": "", "mimeType": "image/png"}
+    message = {"jsonrpc": "2.0", "id": 1, "result": {"content": [*blocks, image, *blocks]}}
+    read = parse(json.dumps(message).encode())
+    assert isinstance(read, JSONRPCResponse) and len(read.result["content"]) == 3
+    before, after = (CallToolResult.model_validate(m) for m in (message["result"], read.result))
+    assert render(after.content, None) == render(before.content, None)
+
+
+def test_a_result_of_many_other_blocks_is_refused_for_its_call() -> None:
+    image = {"type": "image", "data": "", "mimeType": "image/png"}
+    message = {"jsonrpc": "2.0", "id": 7, "result": {"content": [image] * 501}}
+    with pytest.raises(Malformed, match="501 content blocks; 500 are taken") as raised:
+        parse(json.dumps(message).encode())
+    assert raised.value.request_id == 7

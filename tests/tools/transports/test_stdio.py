@@ -14,10 +14,11 @@ import pytest
 
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.errors import UserError
+from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.contract import NONCE_META_KEY
 from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import PoolSession, ToolPool
-from mcpagent.tools.servers_config import StdioServer, builtin_servers
+from mcpagent.tools.servers_config import StdioServer
 from tests.tools.support import call, memory_echo, stdio_echo
 from tests.tools.wild import living, stdio_poison
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, Qwen3Config
 
-from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.policy.hf.policy import why_no_slots
 from mcpagent.train.batch.samples import TrainSample, pack, packed_batches, padded_batches
 from mcpagent.train.batch.scoring import TokenScorer, why_not_packed
@@ -254,3 +254,45 @@ def test_the_check_of_packing_takes_rounding_and_no_layer_that_mixes_neighbours(
         model.model.layers[3].mlp = MixesNeighbours(model.model.layers[3].mlp)
         reason = why_not_packed(model)
         assert reason is not None and "do not follow the tree" in reason
+
+
+@pytest.mark.parametrize("keeps_tokens", [None, 10, 10_000])
+def test_rows_that_share_a_prefix_learn_what_one_row_does(keeps_tokens: int | None) -> None:
+    """With adapters, so that the head is frozen; logits in chunks of two tokens; rows kept, and computed
+    again."""
+
+    def gradients(max_tokens: int, keeps: int | None, max_logits: int | None) -> tuple[Any, ...]:
+        shape = LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear")
+        model = attach_lora(qwen(), shape, seed=0).train()
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+        assert why_not_packed(model) is None
+        scorer = TokenScorer(model, keeps_tokens=keeps, max_logits=max_logits)
+        total, places, lengths = 0.0, [], []
+        rows = list(packed_batches(samples, max_tokens=max_tokens, may_share=True))
+        for batch in rows:
+            logprobs, _ = scorer(batch)
+            at = torch.tensor([i for row in batch.rows for i in [row] * samples[row].loss_tokens])
+            loss = (logprobs * torch.sin(1.0 + at)).sum()
+            loss.backward()
+            total += float(loss.detach())
+            places += batch.rows
+            lengths.append(len(batch.input_ids))
+        if rows[0].prefix is not None:
+            rows[0].prefix.backward()
+        assert sorted(places) == list(range(len(samples)))
+        return total, {n: p.grad for n, p in model.named_parameters() if p.requires_grad}, lengths
+
+    samples = groups()[:-1]  # the last one shares nothing
+    torch.manual_seed(1)
+    loss, wanted, (whole,) = gradients(10_000, None, None)
+    torch.manual_seed(1)
+    ours, seen, lengths = gradients(60, keeps_tokens, 1024)
+    assert len(lengths) > 2 and sum(lengths) <= whole - 40 + 20 * len(
+        lengths
+    )  # the system message is in none
+    assert ours == pytest.approx(loss, rel=1e-5)
+    for name, gradient in wanted.items():
+        assert torch.allclose(seen[name], gradient, rtol=1e-5, atol=1e-5), name

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from mcpagent.models.load import LoraShape, MergedCopy, attach_lora, load_model
+from mcpagent.models.adapters import LoraShape, MergedCopy, attach_lora
+from mcpagent.models.load import load_model
 from mcpagent.train.batch.samples import PaddedBatch, TrainSample, padded_batches
 from mcpagent.train.batch.scoring import TokenScorer
 from tests.models.families import FAMILIES, VOCABULARY, tiny

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from mcpagent.errors import RunError
-from mcpagent.models.load import LoraShape, attach_lora, load_model
+from mcpagent.models.adapters import LoraShape, attach_lora
+from mcpagent.models.load import load_model
 from mcpagent.storage.checkpoints import SEAL_FILE, seal
 from mcpagent.train.learner.learner import Learner
 from tests.train.world import make_learner, some_samples, tiny_model

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mcpagent.models.load import LoraShape, attach_lora
+from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.optim import Precision
 from tests.train.world import make_learner, some_samples, tiny_model

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mcpagent.errors import RunError
-from mcpagent.models.load import LoraShape, attach_lora
-from mcpagent.train.learner.learner import EmaReference
+from mcpagent.models.adapters import LoraShape, attach_lora
+from mcpagent.train.learner.reference import EmaReference
 from tests.train.world import full_logprobs, make_learner, some_samples, tiny_model
 
 

@@ -20,16 +20,19 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig, TrainConfig
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.errors import UserError
-from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
+from mcpagent.models.adapters import LoraShape, attach_lora
+from mcpagent.models.load import use_checkpointing
 from mcpagent.storage.packages import missing, requirements
 from mcpagent.train.batch.scoring import TokenScorer
-from mcpagent.train.build import build_learner, load
 from mcpagent.train.forecast import forecast, shape_of
-from mcpagent.train.learner.learner import EmaReference, Learner
+from mcpagent.train.learner.build import build_learner
+from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
+from mcpagent.train.learner.reference import EmaReference
 from mcpagent.train.learner.wrapping import Fsdp, Shards, refuse_sharding, sharding
 from mcpagent.train.learner.zero3 import Zero3, read_options
+from mcpagent.train.load import load
 from mcpagent.train.objective.advantages import CreditSettings
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.objective.value import named_parameters, new_value_head
@@ -58,7 +61,6 @@ CASES: dict[str, dict[str, Any]] = {
     "half precision": {"dtype": torch.bfloat16},
     "half precision with a value head": {"dtype": torch.bfloat16, "advantage": "gae"},
 }
-# bfloat16 has 8 bits: sums in another order differ
 TOLERANCE = {"muon": 1e-3, "half precision": 8e-3, "half precision with a value head": 8e-3}
 REPEATED = ("full grpo", "a reference that follows adapters")  # with shards in groups of their own (HSDP)
 OFFLOADED = ("unequal micro-batches", "a reference that follows adapters")  # with shards in the host's memory
@@ -220,7 +222,7 @@ def loaded(processes: Processes, parallel: str, model: Path) -> Any:
     """The weights of a model in a folder, loaded into shards; what is said where it is refused."""
     odd_model()
     settings = {"model.name": str(model), "finetune.mode": "full", "training.parallel": parallel}
-    settings |= {"threads": "1", "rollout.backend": "vllm", "vllm.servers": '["http://127.0.0.1:1"]'}
+    settings |= {"rollout.backend": "vllm", "vllm.servers": '["http://127.0.0.1:1"]'}
     run = config(settings)
     try:
         parts = load(run, processes=processes)
@@ -327,6 +329,13 @@ def asked(folder: Path, parallel: str, names: Sequence[str], *, count: int = 2) 
     return [torch.load(folder / f"of {count}-{rank}.pt", weights_only=False) for rank in range(count)]
 
 
+def distance(weights: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """How far each weight is from the other's."""
+    return torch.cat(
+        [(weights[name].float() - other.float()).abs().flatten() for name, other in others.items()]
+    )
+
+
 Two = Callable[[str, bool], tuple[Path, list[dict[str, Any]]]]
 
 
@@ -366,13 +375,18 @@ def test_two_processes_with_shards_make_the_update_of_one(
         their_beginning, (their_steps, theirs) = results[name]
         assert theirs.keys() == after.keys()
         assert all(torch.equal(their_beginning[n], p) for n, p in began.items())
-        worst = max(float((theirs[n].float() - p.float()).abs().max()) for n, p in after.items())
-        assert worst <= TOLERANCE.get(case, 1e-5)
+        apart, way = distance(theirs, after), distance(began, after)
+        if "half precision" in case:
+            # bfloat16 has 8 bits, and sums in another order differ: if a gradient is all but 0, AdamW takes
+            # that weight as far the other way, on some processors and not on others.
+            assert (apart > TOLERANCE[case]).float().mean() <= 1e-3
+            assert apart.norm() <= 0.2 * way.norm()
+        else:
+            assert apart.max() <= TOLERANCE.get(case, 1e-5)
         for step, other in zip(steps, their_steps, strict=True):
             rel, least = (0.05, 5e-3) if case in TOLERANCE else (1e-3, 1e-5)
             assert other == pytest.approx(step, rel=rel, abs=least)
-    moved = max(float((began[n].float() - p.float()).abs().max()) for n, p in after.items())
-    assert moved > 3e-3, "there is something to compare"
+    assert distance(began, after).max() > 3e-3, "there is something to compare"
 
 
 BOTH = pytest.mark.parametrize("parallel", ["fsdp", pytest.param("zero3", marks=needs_deepspeed)])

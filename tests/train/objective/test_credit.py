@@ -65,22 +65,6 @@ def test_within_a_group_the_kl_of_the_whole_attempt_comes_off_its_reward() -> No
     assert credit.advantages == [pytest.approx([0.45, 0.45]), pytest.approx([-0.45])]
 
 
-def test_reinforce_plus_plus_with_a_baseline_takes_the_mean_of_the_group_and_the_spread_of_the_batch() -> (
-    None
-):
-    own = graded(
-        [(1.0, sample(1)), (0.0, sample(1))],
-        [(0.4, sample(2)), (0.2, sample(1))],
-        [(0.3, sample(9)), (0.3, sample(9))],
-        advantage="reinforce++_baseline",
-    )
-    # 0.5, -0.5, 0.1 (twice), -0.1: mean 0.02; squares 0.2304 + 0.2704 + 2 * 0.0064 + 0.0144 = 0.528, over 4.
-    scale = 1.0 / math.sqrt(0.132 + 1e-8)
-    advantages = [turns[0] for turns in assign_credit(own).advantages]
-    assert advantages == pytest.approx([0.5 * scale, -0.5 * scale, 0.1 * scale, -0.1 * scale])
-    assert own.uniform_groups == 1
-
-
 def test_gae_gives_each_turn_its_own_advantage_and_return() -> None:
     own = graded([(1.0, sample(2, 2, 2))], advantage="gae", scale="none", gamma=0.9, lambda_=0.5)
     credit = assign_credit(own, values=[[0.5, 0.6, 0.8]])
@@ -90,7 +74,7 @@ def test_gae_gives_each_turn_its_own_advantage_and_return() -> None:
 
 
 def test_turn_credit_comes_beside_the_outcome() -> None:
-    settings = CreditSettings(advantage="turn", scale="none", turn_coef=0.5)
+    settings = CreditSettings(advantage="turn", scale="none")
     attempts = (
         GradedAttempt(reward=1.0, sample=sample(1, 1), turn_rewards_K=(1.0, 0.0)),
         GradedAttempt(reward=0.0, sample=sample(1), turn_rewards_K=(0.0,)),
@@ -101,7 +85,7 @@ def test_turn_credit_comes_beside_the_outcome() -> None:
     assert assign_credit(own).advantages == [pytest.approx([0.5 + turn, 0.5]), pytest.approx([-0.5 - turn])]
 
 
-@pytest.mark.parametrize("advantage", ["group", "rloo", "reinforce++_baseline", "turn"])
+@pytest.mark.parametrize("advantage", ["group", "rloo", "turn"])
 def test_a_uniform_group_teaches_nothing_where_attempts_are_compared(advantage: str) -> None:
     own = graded([(0.3, sample(2)), (0.3, sample(1)), (None, sample(1))], advantage=advantage)
     assert (own.uniform_groups, own.samples) == (1, [])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.learner.optim import build_optimizers
@@ -21,8 +25,8 @@ from mcpagent.train.objective.value import (
     turn_starts,
     value_loss,
 )
-from mcpagent.train.update import UpdateSettings, update_policy
-from tests.train.world import make_learner, on_policy, some_samples, tiny_model
+from mcpagent.train.update import UpdateSettings, rescore, update_policy
+from tests.train.world import VOCABULARY, full_logprobs, make_learner, on_policy, some_samples, tiny_model
 
 GAE = CreditSettings(advantage="gae", gamma=1.0, lambda_=1.0)
 
@@ -107,7 +111,7 @@ def test_states_are_standardised_by_those_that_were_seen_first() -> None:
     head = ValueHead(2)
     states = torch.tensor([[11.0, 5.0], [13.0, 5.0]])
     with head.measuring(adding()):
-        assert head(states).tolist() == [0.0, 0.0]
+        assert head(states).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
     # Means 12 and 5, variances 1 and 0; an almost constant component counts as 1e-4 of their mean, 0.5.
     assert head.mean.tolist() == [12.0, 5.0]
     assert head.scale.tolist() == pytest.approx([(1 + 5e-5) ** -0.5, (5e-5) ** -0.5])
@@ -172,7 +176,7 @@ def test_values_learn_which_samples_pay() -> None:
         )
         assert stats.explained_variance is not None
         explained.append(stats.explained_variance)
-    assert explained[0] == 0.0
+    assert explained[0] == pytest.approx(0.0, abs=1e-6)
     assert explained[-1] > 0.9
 
 
@@ -223,6 +227,111 @@ def test_the_head_may_learn_at_a_rate_of_its_own() -> None:
     own = {id(p) for p in head.parameters()}
     assert {rates[id(p)] for _, p in named if id(p) in own} == {0.5}
     assert {rates[id(p)] for _, p in named if id(p) not in own} == {0.01}
+
+
+def gae_gradients(
+    model: Any, head: ValueHead, samples: list[TrainSample], rewards: list[float], *, value_coef: float
+) -> dict[str, torch.Tensor]:
+    """The gradients of PPO's objective with GAE, sample by sample and in float64, by autograd alone. One step
+    is taken, so that every ratio is 1 and no value has moved: neither clip acts, and the gradient of the
+    ratio is that of the logprob."""
+    gamma, lambda_ = 0.9, 0.8
+    states: list[torch.Tensor] = []  # of each sample: those that predict the first token of each turn
+    for sample in samples:
+        ids, own = torch.tensor([sample.token_ids_T]), sample.loss_mask_T
+        firsts = [t for t in range(1, len(own)) if own[t] and not own[t - 1]]
+        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0]
+        states.append(hidden[[t - 1 for t in firsts]])
+    every = torch.cat(states).detach()
+    variance = every.var(0, correction=0)
+    spread = (variance + 1e-4 * variance.mean()).sqrt()
+    weights = [p.double() for p in (head.inner.weight, head.inner.bias, head.outer.weight, head.outer.bias)]
+    advantages: list[list[float]] = []
+    errors: list[torch.Tensor] = []
+    for reward, of_sample in zip(rewards, states, strict=True):
+        standard = (of_sample - every.mean(0)) / spread
+        inner = standard @ weights[0].T + weights[1]
+        values = (inner * 0.5 * (1 + torch.erf(inner / 2**0.5))) @ weights[2][0] + weights[3]
+        v = [*values.tolist(), 0.0]
+        # Equation 16 of arXiv 1506.02438 as a sum: A_k = sum over l of (gamma lambda)^l delta_k+l.
+        outcome = [0.0] * (len(values) - 1) + [reward]
+        deltas = [outcome[k] + gamma * v[k + 1] - v[k] for k in range(len(values))]
+        advantages.append(
+            [
+                sum((gamma * lambda_) ** (j - k) * deltas[j] for j in range(k, len(deltas)))
+                for k in range(len(deltas))
+            ]
+        )
+        errors += [
+            (value - (a + v[k])) ** 2 / 2
+            for k, (value, a) in enumerate(zip(values, advantages[-1], strict=False))
+        ]
+    tokens: list[float] = []
+    for turns, sample in zip(advantages, samples, strict=True):
+        for advantage, count in zip(turns, sample.turn_tokens_K, strict=True):
+            tokens += [advantage] * count
+    mean, deviation = statistics.mean(tokens), statistics.variance(tokens)
+    total, place = torch.zeros((), dtype=torch.float64), 0
+    for sample in samples:
+        logprobs = full_logprobs(model, sample)
+        white = [(a - mean) / math.sqrt(deviation + 1e-8) for a in tokens[place : place + len(logprobs)]]
+        place += len(logprobs)
+        total = total - (torch.tensor(white, dtype=torch.float64) * logprobs).mean() / len(samples)
+    total = total + value_coef * torch.stack(errors).mean()
+    named = [*model.named_parameters(), *named_parameters(head)]
+    gradients = torch.autograd.grad(total, [p for _, p in named])
+    return {name: g.double() for (name, _), g in zip(named, gradients, strict=True)}
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [60, 8192])
+def test_gradients_with_a_value_head_are_those_of_an_independent_float64_computation(
+    micro_batch_tokens: int,
+) -> None:
+    torch.manual_seed(5)
+    # Norms of Qwen compute in float32, whatever the model is; those of GPT-2 do not.
+    shape: dict[str, Any] = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 256}
+    without_dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    config = GPT2Config(vocab_size=VOCABULARY, initializer_range=0.2, **shape, **without_dropout)
+    model = GPT2LMHeadModel(config).double().eval()
+    learner, head = with_head(model, learning_rate=0.0)
+    samples, rewards = on_policy(model, some_samples(5)), [1.0, 0.0, 0.5, -0.2, 0.7]
+    rescore(learner, samples, max_tokens=8192, temperature=1.0, with_reference=False)  # measures the states
+    torch.nn.init.normal_(head.outer.weight, std=0.3)  # values that differ, as in the midst of a run
+    expected = gae_gradients(model, head, samples, rewards, value_coef=0.3)
+    seen: dict[str, torch.Tensor] = {}
+    for name, parameter in [*model.named_parameters(), *named_parameters(head)]:
+        parameter.register_post_accumulate_grad_hook(
+            lambda p, name=name: seen.__setitem__(name, p.grad.detach().clone())
+        )
+    update_policy(
+        learner,
+        replace(graded(samples, rewards), settings=CreditSettings(advantage="gae", gamma=0.9, lambda_=0.8)),
+        settings=UpdateSettings(use_reference=False, value_coef=0.3, micro_batch_tokens=micro_batch_tokens),
+        first_optimizer_step=1,
+        seed=0,
+    )
+    assert seen.keys() == expected.keys()
+    worst = max(float((seen[name] - value).abs().max()) for name, value in expected.items())
+    assert worst <= 1e-8
+    assert all(float(value.abs().max()) > 1e-4 for value in expected.values()), (
+        "there is something to compare"
+    )
+
+
+def test_every_weight_of_a_new_head_has_a_gradient_and_every_value_is_0() -> None:
+    """An outer layer of zeros leaves the inner one without a gradient in the first step, and with one that is
+    as small as AdamW's epsilon in the second: what it learns then is rounding."""
+    torch.manual_seed(0)
+    head = ValueHead(16)
+    states = torch.randn(24, 16)
+    with head.measuring(adding()):
+        values = head(states)
+    assert values.abs().max() < 1e-6
+    loss = value_loss(head(states), old_values_K=torch.zeros(24), returns_K=torch.rand(24), clip=None).mean()
+    loss.backward()
+    assert head.inner.weight.grad is not None and head.outer.weight.grad is not None
+    assert head.inner.weight.grad.abs().median() > 1e-4
+    assert head.outer.weight.grad.abs().median() > 1e-4
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [60, 8192])

@@ -1,0 +1,118 @@
+"""The quickstart with a pretrained model: what fits into the minutes, its stages, what its settings show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mcpagent.demo.controls import run_controls
+from mcpagent.demo.job import QuickstartJob, Stages, open_job
+from mcpagent.demo.pretrained import Pace, Pretrained, fit
+from mcpagent.demo.quickstart import run_stages
+from mcpagent.errors import UserError
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.trajectories import read_trajectories
+
+# A step of 32 episodes in 60 s, of which the half is sampling; loading takes 10 s, a supervised step 12 s.
+PACE = Pace(supervised_s=12, rollout_s=30, update_s=30, load_s=10, episodes=32, untrained_ratio=2.0)
+SHAPES = ((16, 8), (8, 8), (4, 8), (4, 4))
+COUNTS = {"train": 40, "validation": 2, "heldout": 20}
+SHORT = ("training.max_steps=2", "training.batch_size=2", "rollout.group_size=2", "rollout.max_new_tokens=4")
+
+
+def planned(minutes: float, pace: Pace = PACE) -> Any:
+    return fit(pace, minutes=minutes, warm_steps=8, heldout=160, shapes=SHAPES)
+
+
+def test_an_hour_is_divided_among_the_parts() -> None:
+    plan = planned(60)
+    # A task costs 30/32 s an episode, greedy and sampled, at the length of two trained models and an
+    # untrained one whose episodes are twice as long: 2 * (2 + 2) * 0.9375 = 7.5 s. A fifth of 3600 s: 96.
+    assert plan.eval_tasks == 96
+    assert plan.seconds["evaluations"] == 3 * 10 + 96 * 7.5
+    assert plan.seconds["warm start"] == 10 + 8 * 12
+    # 3600 - 750 - 106 - 10 = 2734 s for steps of 4 x 8; of 8 x 8, twice as long, there would be 22 < 40.
+    assert (plan.batch_size, plan.group_size, plan.steps) == (4, 8, 45)
+    assert plan.seconds["GRPO"] == 10 + 45 * 60
+    assert 3600 - 60 <= plan.total_s <= 3600
+    assert "budget.wall_s=3824" in plan.settings(minutes=60)  # 1.3 * 3600 - 3566 + 2710
+
+
+@pytest.mark.parametrize("minutes", [12, 20, 33, 60, 150, 600, 3000])
+def test_a_plan_never_exceeds_its_minutes_and_more_minutes_never_give_fewer_episodes(minutes: float) -> None:
+    plan, more = planned(minutes), planned(1.3 * minutes)
+    assert plan.total_s <= 60 * minutes
+
+    def episodes(plan: Any) -> int:
+        return plan.steps * plan.batch_size * plan.group_size
+
+    assert episodes(more) >= 0.9 * episodes(plan)
+    assert more.batch_size * more.group_size >= plan.batch_size * plan.group_size
+
+
+def test_too_few_minutes_are_refused_with_how_many_are_enough() -> None:
+    with pytest.raises(UserError, match="minutes are too few") as refused:
+        planned(6)
+    enough = int(str(refused.value.remedy).split()[1].rstrip(","))
+    assert planned(enough).steps >= 8
+    with pytest.raises(UserError):
+        planned(enough - 1.5)
+
+
+def noting(notes: list[str]) -> Stages:
+    """Stages that keep their titles and notes."""
+
+    @contextmanager
+    def begin(title: str, total: int | None) -> Iterator[Any]:
+        notes.append(title)
+        yield lambda *_, **__: None
+
+    return Stages(begin=begin, note=notes.append)
+
+
+def job_of(model: Path, folder: Path, notes: list[str]) -> QuickstartJob:
+    pretrained = Pretrained(model=str(model), settings=SHORT)
+    return replace(
+        open_job(folder / "run", seed=1, stages=noting(notes), pretrained=pretrained), counts=COUNTS
+    )
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_every_stage_runs_and_a_second_call_says_the_same(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    job = job_of(tiny_checkpoint, tmp_path, notes)
+    document = run_stages(job, run_controls)
+    assert [document[side]["metrics"]["task_success"]["n"] for side in ("untrained", "trained")] == [20, 20]
+    assert {row["name"] for row in document["controls"]} == {
+        *("random rewards", "more demonstrations", "rejection sampling"),
+    }
+    assert "wasteful" not in document and Path(document["report"]).stat().st_size > 100_000
+    # How long it takes is said before the model is evaluated or trained.
+    (said,) = [i for i, note in enumerate(notes) if note.startswith("this takes about ")]
+    assert said < notes.index("evaluate the untrained model") < notes.index("warm start")
+    # What follows from the pace is in the settings of the run, and what the user set stands.
+    settings = yaml.safe_load((job.out / "config.yaml").read_text())
+    assert settings["training"]["eval_tasks"] == 20 and settings["budget"]["wall_s"] > 60
+    assert settings["training"]["max_steps"] == 2 and settings["rollout"]["group_size"] == 2
+    warm = RunFolder.open(job.out / "warm_start")
+    assert yaml.safe_load(warm.config_path.read_text())["sft"]["stop_early"] == 0.0
+    # Two steps of two demonstrations; the control that goes on with them has all tasks.
+    assert len(list(read_trajectories(warm.trajectories / "demonstrations.jsonl.zst"))) == 4
+    more = job.out / "controls" / "more_demonstrations" / "trajectories" / "demonstrations.jsonl.zst"
+    assert len(list(read_trajectories(more))) == COUNTS["train"]
+    assert not (job.out / "pace").exists()
+    answer = json.loads((job.out / "data" / "train.jsonl").read_text().splitlines()[0])
+    assert "Answer:" in answer["prompt"][0]["content"]
+    again: list[str] = []
+    assert run_stages(job_of(tiny_checkpoint, tmp_path, again), run_controls) == document
+    assert not again, "nothing is measured or played again"
+    with pytest.raises(UserError, match="was begun with --model"):
+        open_job(job.out, seed=1, stages=noting([]))

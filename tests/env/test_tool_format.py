@@ -1,0 +1,60 @@
+"""Which format `auto` is, by what a model can write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from mcpagent.demo.warm_start import train_tokenizer
+from mcpagent.env.tool_format import measured_format, open_renderer
+
+TAG = "<tool_call>"
+
+
+@cache
+def tokenizer() -> Any:
+    """Its template asks for tags, each a token of its own."""
+    return train_tokenizer([], vocab_size=0, catalog_hash="")
+
+
+def model(*, tag: float, text: float) -> Callable[[Sequence[int], Sequence[int]], list[float]]:
+    """A model that holds the tag at one logprob and whatever else it is asked about at another."""
+    of_tag = tokenizer().convert_tokens_to_ids(TAG)
+    return lambda _, tokens: [tag if token == of_tag else text for token in tokens]
+
+
+@pytest.mark.parametrize(
+    ("tag", "text", "chosen", "said"),
+    [
+        (-0.1, -2.0, "auto", None),  # it was trained on the tags
+        (-9.5, -0.5, "auto", None),  # it holds the token well enough to be trained on
+        (-21.4, -5.0, "json", "at e^-21: never trained; tool format json is used"),
+        (-21.4, -8.0, "auto", "begins no other call easily"),  # random weights tell nothing
+    ],
+)
+def test_auto_is_the_format_that_the_model_can_write(tag: float, text: float, chosen: str, said: str) -> None:
+    choice = measured_format(tokenizer(), name="some", score=model(tag=tag, text=text))
+    assert choice.tool_format == chosen
+    assert (choice.why is None) == (said is None) and (said is None or said in str(choice.why))
+    assert choice.openings["auto"] == pytest.approx(min(tag, text))
+
+
+def test_each_format_is_scored_under_its_own_rendering() -> None:
+    """Where a format is taught, its example stands in the prompt that is scored; and the opening that is
+    scored is what the parser's own writer begins a call with."""
+    seen: list[tuple[str, str]] = []
+    scripted = model(tag=-30.0, text=-1.0)
+
+    def score(context: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        seen.append((tokenizer().decode(context), tokenizer().decode(tokens)))
+        return scripted(context, tokens)
+
+    measured_format(tokenizer(), name="some", score=score)
+    for context, opening in seen[3:6]:
+        assert opening.startswith('{"tool"') and opening in context and TAG not in context
+    instruction = open_renderer(tokenizer(), name="some", tool_format="json").instruction
+    assert instruction is not None and instruction in seen[3][0]
+    assert seen[0][1].startswith(TAG)

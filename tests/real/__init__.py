@@ -1,0 +1,1 @@
+"""Tests that need a pretrained model on this machine."""

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mcpagent.core.answer_line import asks_for_line, split_answer, with_answer_line
+from mcpagent.core.tasks import AnswerCheck
+from mcpagent.reward.answer import answer_holds
+from mcpagent.reward.phrasing import AnswerContext
+from mcpagent.reward.validate import task_problems
+from tests.reward.records import QUOTE, make_task
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("It is 5.\nAnswer: 5", "5"),
+        ("**Answer:** 5 euros", "5 euros"),
+        ("Final answer: 5", "5"),
+        ("Answer: 5\nAnswer: 6", "5\nAnswer: 6"),
+        ("The answer is 5.", None),
+        ("Answer:\n- a\n- b", "- a\n- b"),
+    ],
+)
+def test_the_answer_line_is_found_and_what_follows_belongs_to_it(text: str, line: str | None) -> None:
+    assert split_answer(text)[1] == line
+
+
+def test_a_line_is_added_once() -> None:
+    once = with_answer_line("It is so.", {"A": 1, "B": True})
+    assert once == "It is so.\nAnswer: A: 1, B: yes"
+    assert with_answer_line(once, "other") == once
+    assert with_answer_line("Sorry.", None) == "Sorry.\nAnswer: none"
+
+
+def holds(check: dict[str, Any], line: str, said: str = "") -> bool:
+    given = f"I looked it up; other things are 1, 2 and 3.\nAnswer: {line}"
+    return answer_holds(AnswerCheck.model_validate(check), given, {}, AnswerContext(said=said), on_line=True)
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        (
+            {"type": "number", "value": 3155, "unit": "cents"},
+            ("3155", "3,155 cents", "3,155 cents (€31.55)", "€31.55, so 3155 cents", "€31.55"),
+            (
+                "3155 euros",
+                "3156",
+                "3155 or 3156",
+                "not 3155",
+                "more than 3155",
+                "3155, 3156",
+                "3155 million",
+            ),
+        ),
+        (
+            {"type": "number", "value": 17},
+            ("Seventeen euros", "17.", "**17**", "It is 17", "17.0"),
+            ("17%", "seventeen or eighteen", "18", "٢١", "maybe 17", "17?", "~~17~~ 18"),
+        ),
+        (
+            {"type": "number", "value": 2173824.8249999997},
+            ("2173824.82", "2,173,824.82"),
+            ("2173825", "2.17"),
+        ),
+        ({"type": "number", "value": 1858.025}, ("1858.03", "1858.02"), ("1858.0", "1858.04")),
+        (
+            {"type": "date", "value": "2026-05-05T09:34:00Z"},
+            ("5 May 2026 at 09:34", "May 5th, 2026, 9:34 am", "2026-05-05 09:34", "09:34 UTC on 5 May 2026"),
+            ("5 May 2026", "6 May 2026 at 09:34", "5 May 2026 at 09:43", "5 or 6 May 2026 at 09:34"),
+        ),
+        (
+            {"type": "date", "value": "2017-03-23"},
+            ("23 March 2017", "the 23rd of March, 2017", "23.03.2017", "23/3/2017", "Thursday, 23 Mar 2017"),
+            ("32 March 2017", "23 March 2018", "before 23 March 2017", "23 March 2017 or 24 March 2017"),
+        ),
+        (
+            {"type": "name", "value": "tom.weiss"},
+            ("Tom Weiss", "tom.weiss", "It is Tom Weiss."),
+            ("Tom", "Tom Weiss or Ana Lima", "Tom Weiss, Ana Lima", "Tom Weiss's brother", "not Tom Weiss"),
+        ),
+        (
+            {"type": "set", "value": ["Fire", "Flying"]},
+            ("Fire and Flying", "Flying, Fire", "- Fire\n- Flying", "Fire/Flying"),
+            ("Fire", "Fire, Flying, Water", "Fire or Flying", "Fire and not Flying"),
+        ),
+        (
+            {"type": "list", "value": ["Oslo", "Bergen", "Narvik"]},
+            ("Oslo, Bergen, Narvik", "1. Oslo\n2. Bergen\n3. Narvik"),
+            ("Bergen, Oslo, Narvik", "Oslo, Bergen"),
+        ),
+        (
+            {"type": "pairs", "value": {"OPS-134": "low", "OPS-110": "high"}},
+            ("OPS-134: low, OPS-110: high", "low for OPS-134 and high for OPS-110", "low and high"),
+            (
+                "OPS-134 high, OPS-110 low",
+                "high and low",
+                "low",
+                "both low",
+                "OPS-134: low or high, OPS-110: high",
+            ),
+        ),
+        (
+            {"type": "choice", "value": "OPS-134", "options": ["OPS-134", "OPS-110"]},
+            ("OPS-134", "the first one", "OPS-134, not OPS-110", "OPS-134 rather than OPS-110"),
+            ("OPS-110", "OPS-134 or OPS-110", "both", "OPS-134 and OPS-110", "they both have 4"),
+        ),
+        (
+            {"type": "yes_no", "value": True},
+            ("Yes", "yes, it is", "True"),
+            ("No", "yes and no", "open", "not yes"),
+        ),
+        (
+            {"type": "must_include", "value": ["Marta", 7]},
+            ("Marta and 7", "7, Marta"),
+            ("Marta", "Marta, 7, 8"),
+        ),
+        ({"type": "string", "value": "Energy"}, ("energy", "Energy."), ("Energy or Mining",)),
+        ({"type": "regex", "value": "^Yes"}, ("Yes, it is",), ("No. Yes",)),
+    ],
+)
+def test_the_line_is_read_as_what_it_is_and_says_nothing_else(
+    check: dict[str, Any], right: tuple[str, ...], wrong: tuple[str, ...]
+) -> None:
+    failed = [line for line in right if not holds(check, line)]
+    passed = [line for line in wrong if holds(check, line)]
+    assert (failed, passed) == ([], [])
+
+
+def test_a_line_is_no_copy_of_a_result() -> None:
+    check = {"type": "name", "value": "ZPSV"}
+    for line in (
+        '{"symbol": "ZPSV", "name": "Torrix"}',
+        '"{\\"symbol\\": \\"ZPSV\\"}"',
+        '**{"results": [{"symbol": "ZPSV"}]}**',
+        "symbol ZPSV name Torrix ZPSV",
+    ):
+        assert not holds(check, line, "Find the symbol of Torrix."), line
+    assert holds(check, "symbol ZPSV", "Find the symbol of Torrix.")
+
+
+def test_without_a_line_there_is_no_answer() -> None:
+    check = AnswerCheck(type="number", value=5)
+    assert not answer_holds(check, "It is 5.", {}, on_line=True)
+
+
+def test_an_abstention_says_none_and_invents_nothing() -> None:
+    check = AnswerCheck(type="abstention", value="cannot")
+    context = AnswerContext(said="Who is the captain of the Aurora?")
+
+    def abstains(text: str) -> bool:
+        return answer_holds(check, text, {}, context, on_line=True)
+
+    assert abstains("None of my tools tells who the captain is.\nAnswer: none")
+    assert abstains("Answer: not possible")
+    assert not abstains("None of my tools tells that.")
+    assert not abstains("I do not have such a tool. Musa is its captain.\nAnswer: none")
+    assert not abstains("I have no tool for that.\nAnswer: Musa")
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("I have no tool for that. Which ship do you mean, for example the Kestrel?", True),
+        ("My tools do not cover prices. You could check a site such as Marine Traffic or Lloyd's.", True),
+        ("I only have two tools, and neither of them tells the captain.", True),
+        ("I have no tool for that. You could say that Musa is its captain.", False),
+        ("None of my tools tells that, but it cost five euros.", False),
+        ("I have no tool for that. Zorblax owns the Aurora.", False),
+        ("There is no tool for that. I sold it anyway.", False),
+        ("I cannot tell; it has forty-seven cabins.", False),
+    ],
+)
+def test_an_abstention_may_advise_and_give_examples_but_not_tell(text: str, holds: bool) -> None:
+    check = AnswerCheck(type="abstention", value="cannot")
+    context = AnswerContext(said="Who is the captain of the Aurora?")
+    assert answer_holds(check, text, {}, context) is holds
+    assert answer_holds(check, f"{text}\nAnswer: none", {}, context, on_line=True) is holds
+
+
+@pytest.mark.parametrize(
+    ("check", "problem"),
+    [
+        ({"type": "date", "value": "tomorrow"}, "needs a date"),
+        ({"type": "set", "value": "a"}, "needs a list"),
+        ({"type": "pairs", "value": ["a"]}, "needs an object"),
+        ({"type": "choice", "value": "c", "options": ["a", "b"]}, "needs one of two or more options"),
+        ({"type": "yes_no", "value": "open"}, "needs true or false"),
+        ({"type": "number", "value": "many"}, "needs a number"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(check: dict[str, Any], problem: str) -> None:
+    problems = task_problems(make_task(tool_sequence=[QUOTE], final_answer=check))
+    assert any(problem in said for said in problems), problems
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        {"type": "date", "value": "2026-05-05T09:34:00Z"},
+        {"type": "set", "value": ["a", "b"]},
+        {"type": "list", "value": ["Oslo", "Bergen"]},
+        {"type": "pairs", "value": {"OPS-1": "low", "OPS-2": "high"}},
+        {"type": "choice", "value": "a2", "options": ["a2", "b7"]},
+        {"type": "yes_no", "value": False},
+        {"type": "number", "value": 5, "unit": "km"},
+        {"type": "name", "value": "Tom Weiss"},
+    ],
+)
+def test_a_typed_check_passes_its_own_answer(check: dict[str, Any]) -> None:
+    assert task_problems(make_task(tool_sequence=[QUOTE], final_answer=check)) == []
+
+
+def test_a_record_with_a_line_asks_for_it_and_its_own_answer_passes() -> None:
+    task = make_task(answer_line=True, tool_sequence=[QUOTE], final_answer={"type": "number", "value": 187.2})
+    assert ["asks for it" in problem for problem in task_problems(task)] == [True]
+    system = {"role": "system", "content": asks_for_line("You have tools.", may_abstain=False)}
+    asking = task.model_copy(update={"prompt": (type(task.prompt[0]).model_validate(system), *task.prompt)})
+    assert task_problems(asking) == []

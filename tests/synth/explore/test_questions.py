@@ -1,0 +1,190 @@
+"""What is asked for, in words: the field and the thing with its kind."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from mcpagent.core.tools import ToolSpec
+from mcpagent.synth.explore.graph import Fact
+from mcpagent.synth.explore.leaves import leaves_of
+from mcpagent.synth.explore.paging import is_whole
+from mcpagent.synth.explore.questions import (
+    ask,
+    counted,
+    goal_of,
+    is_amount,
+    is_worth_asking,
+    singular,
+    thing_of,
+    wish_of,
+)
+
+
+def fact(tool: str, arguments: dict[str, Any], answer: Any, **properties: Any) -> Fact:
+    spec = ToolSpec(server="port", name=tool, input_schema={"type": "object", "properties": properties})
+    return Fact(spec, arguments, leaves_of(answer), is_whole=is_whole(spec, arguments, answer))
+
+
+def goals(of: Fact) -> list[str]:
+    return [goal for leaf in of.leaves if is_worth_asking(leaf, of) and (goal := goal_of(leaf, of))]
+
+
+SHIPS = [{"id": 71, "name": "Aurora", "tons": 800}, {"id": 84, "name": "Juno", "tons": 950}]
+
+
+@pytest.mark.parametrize(
+    ("of", "goal"),
+    [
+        (fact("get_ship", {"ship": "Mistral"}, {"captain": "Lito"}), "the captain of ship Mistral"),
+        (fact("get_ship", {"name": "Mistral"}, {"weight_kg": 812}), "the weight in kg of ship Mistral"),
+        (fact("get_ship", {"ship_id": 71}, {"berths": 12}), "the number of berths of ship 71"),
+        (fact("list_ships", {}, {"ships": SHIPS}), "the tons of ship Aurora"),
+        (
+            fact("tide", {"port": "Riga", "date": "2026-01-02"}, {"cm": 210}),
+            "the cm of port Riga on 2026-01-02",
+        ),
+        (fact("captain_of", {"ship": "Mistral"}, {"text": "Lito"}), "the captain of ship Mistral"),
+        (
+            fact("open_node", {"name": "Juno"}, {"entities": [{"name": "Juno", "kind": "ship"}]}),
+            "the kind of node Juno",
+        ),
+        (fact("get_sum", {"a": 31.5, "b": 73}, {"total": 104.5}), "the total of 31.5 and 73"),
+        (
+            fact("get_weather", {"city": "Riga"}, {"wind": 17}, city={"enum": ["Riga"]}),
+            "the wind of city Riga",
+        ),
+        (
+            fact("list_comments", {"task_id": 12}, {"comments": [{"author": "Ada"}, {"author": "Bo"}]}),
+            "the author of the first comment of task 12",
+        ),
+        (fact("get_owner", {"owner": "O52"}, {"client_since": 2004}), 'the "client since" of owner O52'),
+        (fact("get_hearing", {"hearing": "H7"}, {"at": "14:30"}), 'the "at" of hearing H7'),
+        (
+            fact("get_pass", {"pass": "day"}, {"text": "Valid for: 9 hours\nValid from: 08:00"}),
+            'the "valid from" of pass day',
+        ),
+        (
+            fact("convert", {"amount": 97, "from_currency": "CHF"}, {"rate": 91.3}),
+            "the rate of amount 97 from CHF",
+        ),
+        (
+            fact("read_query", {"query": "SELECT * FROM ships"}, {"result": SHIPS}),
+            "the tons of ship Aurora",
+        ),
+    ],
+)
+def test_a_thing_is_named_with_its_kind(of: Fact, goal: str) -> None:
+    assert goal in [text.replace("number of tons", "tons") for text in goals(of)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "properties"),
+    [
+        ({"text": "MicVocal is a duo of two singers."}, {}),
+        ({"owner": "None", "city": "unknown", "ok": "true"}, {}),
+        ({"branch": "main"}, {"branch": {"type": "string", "default": "main"}}),
+        ({"ship": "Mistral", "n": 2}, {}),
+        ({"next_cursor": "abc123"}, {}),
+    ],
+)
+def test_prose_nothing_defaults_and_what_was_given_are_not_asked(
+    answer: Any, properties: dict[str, Any]
+) -> None:
+    assert goals(fact("get_ship", {"ship": "Mistral"}, answer, **properties)) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "arguments", "properties", "whole"),
+    [
+        ({"books": [1, 2, 3]}, {}, {}, True),
+        ({"books": [1, 2, 3], "total": 3}, {}, {}, True),
+        ({"books": [1, 2, 3], "total": 60}, {}, {}, False),
+        ({"books": [1, 2, 3], "total_books": 60}, {}, {}, False),
+        ({"books": [1, 2, 3], "totalCount": 60}, {}, {}, False),
+        ({"books": [1, 2, 3], "next_cursor": "x"}, {}, {}, False),
+        ({"books": [1, 2, 3], "hasMore": True}, {}, {}, False),
+        ({"books": [1, 2, 3], "page": 1, "pages": 4}, {}, {}, False),
+        ({"books": [1, 2, 3]}, {"limit": 3}, {"limit": {}}, False),
+        ({"books": list(range(10))}, {}, {"limit": {"default": 10}}, False),
+        ({"books": list(range(20))}, {}, {"page": {}}, False),
+        ({"books": list(range(7))}, {}, {"limit": {"default": 10}}, True),
+        ({"text": "- a\n- b\n- c\n... and 14 more"}, {}, {}, False),
+        ({"text": "Showing 1-3 of 48\n- a\n- b\n- c"}, {}, {}, False),
+    ],
+)
+def test_a_list_is_counted_only_if_nothing_says_that_there_is_more(
+    answer: Any, arguments: dict[str, Any], properties: dict[str, Any], whole: bool
+) -> None:
+    assert fact("list_books", arguments, answer, **properties).is_whole is whole
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "existing", "wish"),
+    [
+        (
+            "set_status",
+            {"task_id": 12, "status": "done"},
+            {"task_id": "task"},
+            "set status for task 12 to done",
+        ),
+        ("borrow_book", {"book_id": "B-7"}, {"book_id": "book"}, "borrow book B-7"),
+        ("withdraw", {"book_id": "B-7"}, {"book_id": "book"}, "withdraw book B-7"),
+        ("add_note", {"text": "two words"}, {}, 'add note with text "two words"'),
+    ],
+)
+def test_a_change_is_wished_for_in_the_words_of_the_tool(
+    tool: str, arguments: dict[str, Any], existing: dict[str, str], wish: str
+) -> None:
+    assert wish_of(fact(tool, arguments, {}).spec, arguments, existing) == wish
+
+
+def test_what_stands_for_an_argument_takes_its_place_and_frames_differ() -> None:
+    of = fact("get_ship", {"ship": "Mistral", "unit": "kg"}, {})
+    assert thing_of(of, instead={"ship": "the ship of berth 12"}) == "the ship of berth 12 and unit kg"
+    said = {ask("the captain of ship Mistral", Random(seed)) for seed in range(60)}
+    assert len(said) >= 10 and all(
+        "captain of ship Mistral" in text.replace("Captain", "captain") for text in said
+    )
+
+
+def test_a_number_of_things_is_told_from_a_measure() -> None:
+    assert [counted("berths", 12), counted("tons", 1.5), counted("address", 7), counted("news", 3)] == [
+        "number of berths",
+        "tons",
+        "address",
+        "news",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "expected"),
+    [
+        ("born", [1606, 1853, 1881], False),
+        ("tons", [1237, 4400, 950], True),
+        ("height_m", [1606.5, 1853.0], True),
+        ("ship_id", [7, 8], False),
+        ("year", [12, 13], False),
+    ],
+)
+def test_a_number_that_names_a_thing_or_a_year_is_no_amount(
+    field: str, values: list[float], expected: bool
+) -> None:
+    (leaf,) = leaves_of({field: values[0]})
+    assert is_amount(leaf, values) is expected
+
+
+@pytest.mark.parametrize(
+    ("several", "one"),
+    [
+        ("seed species", "seed species"),
+        ("series", "series"),
+        ("cases", "case"),
+        ("buses", "bus"),
+        ("cities", "city"),
+    ],
+)
+def test_one_of_several_is_called_as_it_is_in_english(several: str, one: str) -> None:
+    assert singular(several) == one

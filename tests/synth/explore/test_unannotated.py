@@ -1,0 +1,67 @@
+"""Servers that do not say which of their tools only read: the guess is taken, and remembered."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mcpagent.core.tools import ToolSpec
+from mcpagent.storage.datasets import read_tasks
+from mcpagent.synth.explore.words import seems_to_read
+from tests.running import mcpagent
+
+NOTEBOOK = Path(__file__).with_name("silent_server.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "reads"),
+    [
+        ("get_note", "", True),
+        ("search_notes", "", True),
+        ("get_book", "Get a book", True),
+        ("moons", "List the moons of a planet", True),
+        ("delete_note", "Delete a note", False),
+        ("frobnicate", "Frobnicate the notes", False),
+    ],
+)
+def test_what_a_tool_seems_to_do_is_told_by_its_first_words(name: str, description: str, reads: bool) -> None:
+    spec = ToolSpec(server="s", name=name, description=description, input_schema={})
+    assert seems_to_read(spec) is reads
+
+
+@pytest.mark.system
+def test_the_guess_is_taken_without_asking_and_stands_beside_the_dataset(tmp_path: Path) -> None:
+    entry = {"command": sys.executable, "args": ["-S", str(NOTEBOOK), str(tmp_path / "log")]}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"silent": entry}}))
+    counts = ("--train", "8", "--validation", "0", "--heldout", "2", "--out", "d", "--json")
+    words = ("gen-data", "--explore", "--servers", "mcp.json", *counts)
+    asked = mcpagent(*words, cwd=tmp_path)
+    assert asked.returncode == 2 and "--read-only" in asked.stderr, "nobody is asked where nobody sits"
+    done = mcpagent(*words, "--yes-read-only", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load((tmp_path / "d" / "servers.yaml").read_text())["tools"]["read_only"] == [
+        "silent.list_lamps",
+        "silent.get_lamp",
+    ]
+    assert len(list(read_tasks(tmp_path / "d" / "train.jsonl"))) == 8
+    assert "break_lamp" not in (tmp_path / "log").read_text()
+    again = mcpagent(*words, "--overwrite", cwd=tmp_path)
+    assert again.returncode == 0, "what was answered once is remembered"
+
+
+@pytest.mark.system
+def test_a_task_that_is_right_once_only_is_left_out(tmp_path: Path) -> None:
+    """The server tells other heights after its third start."""
+    entry = {"command": sys.executable, "args": ["-S", str(NOTEBOOK), str(tmp_path / "log"), "--grows"]}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"silent": entry}}))
+    counts = ("--train", "8", "--validation", "0", "--heldout", "0", "--out", "d", "--json")
+    read_only = ("--read-only", "silent.list_lamps,silent.get_lamp")
+    done = mcpagent("gen-data", "--explore", "--servers", "mcp.json", *read_only, *counts, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["fresh_start"]
+    assert told["played"] == 8 and sum(told["left_out"].values()) > 0
+    assert "left out, whose plans are not right on newly started servers" in done.stderr
