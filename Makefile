@@ -12,6 +12,8 @@ VLLM := .venv-vllm
 TRL := .venv-trl
 SKYRL := .venv-skyrl
 BFCL := .venv-bfcl
+INSPECT := .venv-inspect
+VERIFIERS := .venv-verifiers
 # The first Python that is new enough; choose another one with `make PYTHON=python3.12`.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -27,7 +29,7 @@ WORKERS ?= 3
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test coverage test-system test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-bfcl test-gpu lint format bench docs clean
+.PHONY: help install quickstart test coverage test-system test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-bfcl test-bridges test-gpu test-real lint format bench docs clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,7 +67,7 @@ test-system: $(INSTALLED)  ## Run the tests of whole programs: commands, several
 	$(BIN)/pytest -m 'system and not slow and not registry' -n $(WORKERS) --dist worksteal $(ARGS)
 
 coverage: $(INSTALLED)  ## Run the tests and list the lines that none of them reaches; there is no threshold.
-	$(BIN)/pytest -m 'not slow and not registry and not gpu' -n $(WORKERS) --dist worksteal --cov=mcpagent --cov-branch --cov-report=term-missing:skip-covered $(ARGS)
+	$(BIN)/pytest -m 'not slow and not registry and not gpu and not real' -n $(WORKERS) --dist worksteal --cov=mcpagent --cov-branch --cov-report=term-missing:skip-covered $(ARGS)
 
 test-slow: $(INSTALLED)  ## Run what takes long: learning runs, controls, storms, the wheel, properties with many examples.
 	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile thorough --timeout 7200 $(ARGS)
@@ -76,7 +78,7 @@ test-servers: $(INSTALLED)  ## Run the tests that install MCP servers and client
 test-vllm: $(VLLM)/.installed  ## Run the tests of the vLLM backend on real vLLM, on CPU, in .venv-vllm.
 	HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest tests/vllm --timeout 600 $(ARGS)
 
-# TRL only says what the same episodes are worth to another trainer; mcpagent itself never sees it.
+# TRL says what the same episodes are worth to another trainer, and trains on ours through the bridge.
 test-trl: $(INSTALLED) $(TRL)/.installed  ## Run the tests that compare an update with TRL's, in .venv-trl.
 	$(BIN)/pytest tests/trl --timeout 600 -rs $(ARGS)
 
@@ -84,6 +86,21 @@ $(TRL)/.installed: constraints/trl.txt
 	@$(TRL)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(TRL)
 	@echo "installing into $(TRL): a few minutes, once"
 	$(TRL)/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints/trl.txt trl peft
+	$(TRL)/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints/trl.txt -e '.[trl,servers]'
+	@touch $@
+
+# Inspect and verifiers have environments of their own: they want other versions of what the rest pins.
+test-bridges: $(INSTALLED) $(TRL)/.installed $(INSPECT)/.installed $(VERIFIERS)/.installed  ## Play our episodes in TRL, Inspect and verifiers.
+	$(BIN)/pytest tests/bridges tests/trl/test_bridge.py -m '' --timeout 600 -rs $(ARGS)
+
+$(INSPECT)/.installed: pyproject.toml
+	@$(INSPECT)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(INSPECT)
+	$(INSPECT)/bin/python -m pip install --disable-pip-version-check --progress-bar off -e '.[inspect,servers]'
+	@touch $@
+
+$(VERIFIERS)/.installed:
+	@$(VERIFIERS)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VERIFIERS)
+	$(VERIFIERS)/bin/python -m pip install --disable-pip-version-check --progress-bar off verifiers==0.4.0 uv
 	@touch $@
 
 # SkyRL pins older packages than the rest has. Where an index has torch for CPUs it is taken, else the one with
@@ -129,6 +146,10 @@ $(BFCL)/.installed: constraints/bfcl.txt
 test-gpu: $(INSTALLED)  ## Measure one CUDA device and judge the figures; skipped, with the reason, without one.
 	$(BIN)/pytest tests/gpu -m gpu -s -rs --timeout 660 $(ARGS)
 
+# MCPAGENT_REAL_MODEL names the folder, else ~/.cache/mcpagent/real-model; without it the tests are skipped.
+test-real: $(INSTALLED)  ## Train, export and play a pretrained model on this machine; skipped without its folder.
+	$(BIN)/pytest tests/real -m real -s -rs --timeout 7200 $(ARGS)
+
 lint: $(INSTALLED)  ## Check style, formatting and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -138,12 +159,14 @@ format: $(INSTALLED)  ## Format the code, and mend what ruff can mend.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## Measure the quickstart: CPU seconds by stage, tokens per CPU second, peak memory.
-	$(BIN)/python -m benchmarks.quickstart $(ARGS)
+bench: $(INSTALLED)  ## Measure an update, a rollout and a tool call, each against the same work by hand.
+	$(BIN)/python -m benchmarks.update
+	$(BIN)/python -m benchmarks.rollout w3
+	$(BIN)/python -m benchmarks.tools
 
 docs: $(INSTALLED)  ## Write docs/cli.md anew from the --help of every command.
 	$(BIN)/python docs/generate_cli.py
 
 clean:  ## Remove what the targets made, but not outputs/ and data/.
-	rm -rf $(VENV) $(VLLM) $(TRL) $(SKYRL) $(BFCL) .coverage .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) $(TRL) $(SKYRL) $(BFCL) $(INSPECT) $(VERIFIERS) .coverage .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,10 +1,17 @@
-"""A whole step, sampling and update, beside TRL's on the same work; `benchmarks.trl_step` is the other side.
+"""The same work done by mcpagent and by TRL; `benchmarks.trl_step` is the other side.
 
-TRL's Python is `MCPAGENT_TRL_PYTHON`, else this one where it has trl, else that of `make test-trl`.
+    python -m benchmarks.beside_trl [--tool-tokens 1024 4096] [--prompts 8] [--model FOLDER --dtype bfloat16]
+
+measures the update of a batch whose prompts all begin with the schemas of the same tools, as they do for
+every user of MCP servers: CPU seconds of a step on given completions, and the peak of resident memory. Each
+side is a process of its own with one thread, and they take turns. `check_trl` is a row of the acceptance of
+a GPU: a whole step, sampling and update. TRL's Python is `MCPAGENT_TRL_PYTHON`, else this one if it has trl,
+else that of `make test-trl`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.util
 import json
@@ -14,14 +21,20 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+from transformers import AutoTokenizer
 
 from benchmarks import models
 from mcpagent.config.loader import load_train_config
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.train.batch.samples import TrainSample
-from mcpagent.train.build import build_learner, load, open_sampler
+from mcpagent.train.learner.build import build_learner
+from mcpagent.train.load import load
+from mcpagent.train.sampler import open_sampler
 from mcpagent.train.update import UpdateSettings, update_policy
 
 if TYPE_CHECKING:
@@ -72,12 +85,14 @@ def check_trl(bench: Bench) -> None:
     bench.report("of TRL's time", f"{share:.2f}", f"<= {_LIMIT}", judged)
 
 
-def _prompts(tokenizer: Any, count: int, length: int) -> list[str]:
-    """Texts of exactly so many tokens: words that are one token each."""
+def _prompts(tokenizer: Any, count: int, length: int, *, shared: int = 0) -> list[str]:
+    """Texts of exactly so many tokens, of which all begin with the same `shared` ones: words that are one
+    token each."""
     rng = random.Random(0)
     words = [f" {token[1:]}" for token in sorted(tokenizer.get_vocab()) if token.startswith("Ġ")]
     words = [word for word in words if word[1:].isalpha() and len(tokenizer(word)["input_ids"]) == 1]
-    prompts = ["".join(rng.choices(words, k=length)) for _ in range(count)]
+    beginning = "".join(rng.choices(words, k=shared))
+    prompts = [beginning + "".join(rng.choices(words, k=length - shared)) for _ in range(count)]
     assert [len(tokenizer(text)["input_ids"]) for text in prompts] == [length] * count
     return prompts
 
@@ -144,3 +159,99 @@ async def _sample(
         )
         for request, completion in zip(requests, completions, strict=True)
     ]
+
+
+_QUESTION, _COMPLETION = 64, 160  # tokens
+_ATTEMPTS = 8
+_WARMED_UP = 2048  # tool tokens from which what a first step costs in addition is nothing to speak of
+_PASS_TOKENS = 40_000  # of TRL's micro batches, whose memory grows with them
+
+
+def beside(folder: Path, tool_tokens: int, *, prompts: int, dtype: str, python: str) -> dict[str, Any]:
+    """One update of the model in `folder`/model behind `tool_tokens`, by mcpagent and by TRL: CPU seconds and
+    peaks of both, in this order, and ours as a share of TRL's."""
+    ours = _update_of_ours(folder, tool_tokens, prompts, dtype)
+    theirs = _update_of_trl(folder, tool_tokens, prompts, dtype, python)
+    return {
+        "tool_tokens": tool_tokens,
+        "attempts": prompts * _ATTEMPTS,
+        "cpu_s": [round(side["cpu_s"], 1) for side in (ours, theirs)],
+        "cpu_ratio": round(ours["cpu_s"] / theirs["cpu_s"], 3),
+        "peak_mib": [side["maxrss_mib"] for side in (ours, theirs)],
+        "peak_ratio": round(ours["maxrss_mib"] / theirs["maxrss_mib"], 2),
+        "trl": theirs["version"],
+    }
+
+
+def _update_of_ours(folder: Path, tool_tokens: int, prompts: int, dtype: str) -> dict[str, Any]:
+    work = {
+        "model": folder / "model",
+        "dtype": dtype,
+        "tool-tokens": tool_tokens,
+        "prompts": prompts,
+        "group": _ATTEMPTS,
+        "prompt-tokens": _QUESTION,
+        "completion-tokens": _COMPLETION,
+        "steps": 1,
+    }
+    options = [part for name, value in work.items() for part in (f"--{name}", str(value))]
+    return _last_line([sys.executable, "-m", "benchmarks.update", "--json", *options])
+
+
+def _update_of_trl(folder: Path, tool_tokens: int, prompts: int, dtype: str, python: str) -> dict[str, Any]:
+    rng, length = random.Random(0), tool_tokens + _QUESTION
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    work = {
+        "prompts": _prompts(tokenizer, prompts, length, shared=tool_tokens),
+        "attempts": _ATTEMPTS,
+        "micro_batch": next(n for n in (8, 4, 2, 1) if n == 1 or n * (length + _COMPLETION) <= _PASS_TOKENS),
+        "tokens": _COMPLETION,
+        "completions": [
+            [rng.randrange(300, 4000) for _ in range(_COMPLETION)] for _ in range(prompts * _ATTEMPTS)
+        ],
+        "dtype": dtype,
+        "device": "cpu",
+        "steps": 1,
+        "warm_up": int(tool_tokens < _WARMED_UP),
+    }
+    (folder / "work.json").write_text(json.dumps(work))
+    result = _last_line([python, str(_SCRIPT), str(folder)])
+    return {**result, "cpu_s": statistics.median(result["cpu_s"])}
+
+
+def _last_line(command: list[str]) -> dict[str, Any]:
+    alone = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=alone)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _rows(folder: Path, options: argparse.Namespace, python: str) -> Iterator[dict[str, Any]]:
+    if options.model is None:
+        model, tokenizer = models.tiny()
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+    else:
+        (folder / "model").symlink_to(options.model.resolve())
+    for tokens in options.tool_tokens:
+        yield beside(folder, tokens, prompts=options.prompts, dtype=options.dtype, python=python)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tool-tokens", type=int, nargs="+", default=[1024, 4096])
+    parser.add_argument("--model", type=Path, help="a folder; else the tiny shape with random weights")
+    parser.add_argument("--dtype", default="float32", help="of the weights")
+    parser.add_argument("--prompts", type=int, default=8, help="tasks, each with 8 attempts")
+    options = parser.parse_args()
+    python = trl_python()
+    if python is None:
+        parser.error("TRL is not installed (make .venv-trl/.installed)")
+    with TemporaryDirectory(prefix="mcpagent-trl-") as folder:
+        for row in _rows(Path(folder), options, python):
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

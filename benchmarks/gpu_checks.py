@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from benchmarks import latency, models
 from benchmarks.beside_trl import check_trl
@@ -25,16 +26,20 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig, TrainConfig
 from mcpagent.demo.job import Stages, open_job
 from mcpagent.demo.quickstart import run_stages
+from mcpagent.models.adapters import attach_lora
 from mcpagent.models.attention import PrefixTree, _attend_masked, _has_flash, attend_tree
-from mcpagent.models.load import attach_lora, causal_lm, use_checkpointing
+from mcpagent.models.load import use_checkpointing
+from mcpagent.models.probe import TOLERANCE
 from mcpagent.models.tokens import Renderer
-from mcpagent.policy.canary import TOLERANCE, Canary
+from mcpagent.policy.canary import Canary
 from mcpagent.train.batch.samples import PackedBatch, TrainSample, pack
-from mcpagent.train.build import build_learner, load, open_sampler
 from mcpagent.train.forecast import memory, shape_of
+from mcpagent.train.learner.build import build_learner
 from mcpagent.train.learner.learner import Learner
-from mcpagent.train.sampler import score_completions
+from mcpagent.train.load import load
+from mcpagent.train.sampler import open_sampler
 from mcpagent.train.update import UpdateSettings, update_policy
+from mcpagent.train.weight_sync import score_completions
 
 _LOGIT_SPREAD = 4.0  # standard deviation, as of trained models: bfloat16 logits are then 0.125 apart
 _TINY = Qwen3Config(
@@ -333,7 +338,8 @@ def check_learner(bench: Bench) -> None:
         config = _config(bench, folder, *settings, "optimization.learning_rate=1e-6")
         loaded = load(config)
         learner = build_learner(loaded, config, total_optimizer_steps=100)
-        is_on = causal_lm(learner.model).is_gradient_checkpointing
+        layers = [m for m in learner.model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        is_on = any(layer.gradient_checkpointing for layer in layers)
         bench.report(f"{mode}: checkpointing by default", is_on, str(bench.has_cuda), is_on == bench.has_cuda)
         masters = [p.detach() for _, p in learner._masters.named]
         are_float32 = all(p.dtype == torch.float32 for p in masters)

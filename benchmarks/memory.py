@@ -1,6 +1,4 @@
-"""What an update keeps for its backward pass, in GiB, beside what `mcpagent train --dry-run` forecasts of it.
-
-    python -m benchmarks.memory [--shape 4b ...] [--json]
+"""Count the bytes that an update keeps for its backward pass, and those that `train --dry-run` forecasts.
 
 Nothing is computed and no weight is made: the trainer's own forward pass runs on fake tensors of a CPU, whose
 sizes are real ones (bfloat16, LoRA r=16 on every linear layer unless the row says otherwise). Counted are the
@@ -11,8 +9,6 @@ log-sum-exps); their workspaces, gradients and optimiser state are not seen.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,8 +20,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig
+from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.models.attention import use_own_attention
-from mcpagent.models.load import LoraShape, attach_lora, use_checkpointing
+from mcpagent.models.load import use_checkpointing
 from mcpagent.train.batch.samples import TrainSample, pack
 from mcpagent.train.batch.scoring import TokenScorer
 from mcpagent.train.forecast import memory, shape_of
@@ -183,27 +180,3 @@ def kept_by(run: Callable[[], torch.Tensor], weights: Sequence[torch.Tensor]) ->
         result = run()
     assert result.requires_grad
     return sum(storage.nbytes() for storage in kept.values())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="these alone")
-    parser.add_argument("--json", action="store_true", dest="as_json")
-    options = parser.parse_args()
-    for work in ROWS:
-        if options.shape and work.shape not in options.shape:
-            continue
-        kept, said = (round(held / GIB, 2) for held in (count(work), forecast(work)))
-        if options.as_json:
-            row = {**work.__dict__, "tokens": work.tokens, "kept_gib": kept, "forecast_gib": said}
-            print(json.dumps(row), flush=True)
-            continue
-        name = f"{work.shape} {'LoRA' if work.is_lora else 'full'}, {work.layout}"
-        way = "checkpointing" if work.checkpointing else ""
-        print(f"{name:<32}{way:<15}{kept:>7.2f} GiB, forecast {said:>6.2f}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

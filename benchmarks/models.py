@@ -23,7 +23,7 @@ from transformers import (
 
 from mcpagent.config.environment import resource_path
 from mcpagent.demo.warm_start import SPECIAL_TOKENS, EmbeddedShape, build_model
-from mcpagent.models.load import LoraShape
+from mcpagent.models.adapters import LoraShape
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.optim import Schedule, build_optimizers, linear_schedule
@@ -56,7 +56,7 @@ def qwen3(shape: str) -> Qwen3ForCausalLM:
     """A model of one of SHAPES, in float32."""
     torch.manual_seed(0)
     return Qwen3ForCausalLM(
-        Qwen3Config(**SHAPES[shape], max_position_embeddings=8192, tie_word_embeddings=True)
+        Qwen3Config(**SHAPES[shape], max_position_embeddings=32_768, tie_word_embeddings=True)
     )
 
 

@@ -29,7 +29,7 @@ import torch
 
 from benchmarks import generation, latency, models, w3
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.models.load import MergedCopy, attach_lora
+from mcpagent.models.adapters import MergedCopy, attach_lora
 from mcpagent.models.tokens import Renderer
 from mcpagent.train.batch.samples import sample_from_trajectory
 from mcpagent.train.update import UpdateSettings, update_policy

@@ -1,18 +1,22 @@
 """A whole step of TRL's GRPOTrainer, for a Python that has TRL: `trl_step.py FOLDER`.
 
 FOLDER holds `model/` (Hugging Face format, with a tokenizer) and `work.json`: the prompts (texts), attempts
-at each, tokens of a completion, device, and steps that count, after one that warms up. Prints one line of
-JSON: the version, the seconds of each step, from its prompts to the moved adapters, and its sampled tokens.
+at each, tokens of a completion, device, and steps that count, after one (`warm_up`) that does not; and, if
+nothing is to be sampled, the token ids of all completions. Prints one line of JSON: the version, the seconds
+of each step, from its prompts to the moved adapters, those of its CPU, its sampled tokens, and the peak of
+resident memory.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import tempfile
 import time
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +31,15 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class _Counting(GRPOTrainer):
-    """Counts what is sampled."""
+    """Counts what is sampled, or takes what is given in its place."""
 
     sampled = 0
+    given: Any = None
 
     def _generate_single_turn(self, *args: Any, **options: Any) -> Any:
+        if self.given is not None:
+            self.sampled += sum(map(len, self.given))
+            return [list(ids) for ids in self.given], None
         out = super()._generate_single_turn(*args, **options)
         self.sampled += sum(map(len, out[0]))
         return out
@@ -42,12 +50,14 @@ class _Clock(TrainerCallback):
 
     def __init__(self, device: str) -> None:
         self.ends: list[float] = []
+        self.cpu_ends: list[float] = []
         self._device = device
 
     def _now(self) -> None:
         if self._device == "cuda":
             torch.cuda.synchronize()
         self.ends.append(time.perf_counter())
+        self.cpu_ends.append(time.process_time())
 
     def on_train_begin(self, *_args: Any, **_options: Any) -> None:
         self._now()
@@ -60,7 +70,7 @@ def main(folder: Path) -> None:
     warnings.filterwarnings("ignore")
     work = json.loads((folder / "work.json").read_text())
     is_cuda = work["device"] == "cuda"
-    prompts, attempts = work["prompts"], work["attempts"]
+    prompts, attempts, warm_up = work["prompts"], work["attempts"], work.get("warm_up", 1)
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         use_cpu=not is_cuda,
@@ -73,7 +83,7 @@ def main(folder: Path) -> None:
         gradient_checkpointing=is_cuda,
         learning_rate=1e-5,
         beta=0.0,
-        max_steps=work["steps"] + 1,
+        max_steps=work["steps"] + warm_up,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
@@ -82,19 +92,30 @@ def main(folder: Path) -> None:
     clock = _Clock(work["device"])
     trainer = _Counting(
         model=AutoModelForCausalLM.from_pretrained(
-            folder / "model", dtype=torch.bfloat16 if is_cuda else torch.float32
+            folder / "model", dtype=getattr(torch, work.get("dtype", "bfloat16" if is_cuda else "float32"))
         ),
         reward_funcs=lambda completions, **_: [(-1.0) ** i for i in range(len(completions))],
         args=config,
-        train_dataset=Dataset.from_dict({"prompt": prompts * (work["steps"] + 1)}),
+        train_dataset=Dataset.from_dict({"prompt": prompts * (work["steps"] + warm_up)}),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         callbacks=[clock],
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
+    trainer.given = work.get("completions")
     trainer.train()
-    seconds = [after - before for before, after in zip(clock.ends, clock.ends[1:], strict=False)]
-    tokens = trainer.sampled // len(seconds)
-    print(json.dumps({"version": trl.__version__, "seconds": seconds[1:], "tokens": tokens}), flush=True)
+    seconds, cpu_s = _between(clock.ends), _between(clock.cpu_ends)
+    result = {
+        "version": trl.__version__,
+        "seconds": seconds[warm_up:],
+        "cpu_s": cpu_s[warm_up:],
+        "tokens": trainer.sampled // len(seconds),
+        "maxrss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+    print(json.dumps(result), flush=True)
+
+
+def _between(ends: list[float]) -> list[float]:
+    return [after - before for before, after in pairwise(ends)]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 The work is fixed: random tokens of given lengths, LoRA r=16 on every linear layer, float32, one thread, no
 reference. So another trainer's update on the same shape and lengths is comparable in CPU seconds. `--unique`
-gives every completion a prompt of its own: then nothing can be shared.
+gives every completion a prompt of its own: then nothing can be shared. `--tool-tokens` are those with which
+all prompts begin, and `--model` names a folder in place of a shape (`benchmarks.beside_trl` does).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import resource
 import statistics
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,7 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from benchmarks import models
-from mcpagent.models.load import attach_lora, use_checkpointing
+from mcpagent.models.adapters import attach_lora
+from mcpagent.models.load import load_model, use_checkpointing
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.budget import resident_mib
 from mcpagent.train.learner.learner import Learner
@@ -36,6 +39,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=models.SHAPES, default="tiny")
+    parser.add_argument("--model", type=Path, help="a folder, in place of a shape")
+    parser.add_argument("--dtype", default="float32", help="of its weights")
+    parser.add_argument(
+        "--tool-tokens", type=int, default=0, help="of the prompts, which all begin with them"
+    )
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=256)
@@ -71,7 +79,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     median = statistics.median(cpu_s[1:])
     return {
         "work": "update",
-        "shape": options.shape,
+        "shape": options.model.name if options.model else options.shape,
         "samples": len(graded.samples),
         "unique": options.unique,
         "cpu_s": round(median, 3),
@@ -85,7 +93,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _learner(options: argparse.Namespace) -> Learner:
-    adapted = attach_lora(models.qwen3(options.shape), models.LORA, seed=0)
+    if options.model is None:
+        model: Any = models.qwen3(options.shape)
+    else:
+        model = load_model(
+            str(options.model), dtype=getattr(torch, options.dtype), device=torch.device("cpu")
+        )
+    adapted = attach_lora(model, models.LORA, seed=0)
     if options.gradient_checkpointing:
         use_checkpointing(adapted)
     return models.learner_of(adapted)
@@ -98,11 +112,12 @@ def _samples(options: argparse.Namespace) -> list[TrainSample]:
         return tuple(rng.randrange(3, 4000) for _ in range(count))
 
     samples: list[TrainSample] = []
+    tools = draw(options.tool_tokens)
     for _ in range(options.prompts):
-        prompt = draw(options.prompt_tokens)
+        prompt = tools + draw(options.prompt_tokens)
         for attempt in range(options.group):
             if options.unique:
-                prompt = draw(options.prompt_tokens)
+                prompt = tools + draw(options.prompt_tokens)
             share = (attempt % 4 + 1) / 4 if options.ragged else 1.0
             own = draw(int(share * options.completion_tokens))
             samples.append(

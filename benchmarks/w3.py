@@ -25,7 +25,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec, chat_schema
 from mcpagent.core.trajectory import StopReason, Trajectory
-from mcpagent.models.load import MergedCopy, causal_lm
+from mcpagent.models.adapters import MergedCopy, causal_lm
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf.policy import HFPolicy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer.main
 from mcpagent.cli.main import COMMANDS, load_command
 
 PAGE = Path(__file__).with_name("cli.md")
-_WIDTH = 100  # of the text, whatever the terminal
+_WIDTH = 10_000  # of a line, so that none is broken
 
 _HEAD = """\
 # Command line
@@ -23,29 +24,35 @@ Written by `make docs` from `--help`; do not edit.
 Every command that prints a result takes `--json`: one JSON document on stdout, everything else on stderr.
 Exit codes: 0 good, 1 the run or a check failed, 2 you have something to fix (the message says what), 130
 interrupted, with a last line on stderr that says what is kept and which command goes on.
-
-| command | |
-|---|---|
+`--help` says what each option of a command does, and its default.
 """
 
 
 def reference() -> str:
-    """The whole page: the same text on every terminal."""
-    rows = "".join(f"| [`{name}`](#mcpagent-{name}) | {line} |\n" for name, (_, line) in COMMANDS.items())
-    parts = [_HEAD + rows]
-    for name in COMMANDS:
-        command = load_command(name)
-        parts += _sections(command, f"mcpagent {name}")
-    return "\n".join(parts)
+    """Return the whole page: the same text on every terminal."""
+    helps = [each for name in COMMANDS for each in _helps(load_command(name), f"mcpagent {name}")]
+    return "\n".join([_HEAD, *(_section(*each) for each in helps)])
 
 
-def _sections(command: Any, path: str, *, level: int = 2) -> Iterator[str]:
-    """A section for the command and one for each of its subcommands."""
-    context = typer.Context(command, info_name=path, terminal_width=_WIDTH)
-    text = command.get_help(context).strip()
-    yield f"{'#' * level} mcpagent {path.removeprefix('mcpagent ')}\n\n```text\n{text}\n```\n"
+def _helps(command: Any, path: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the path, the text, and the arguments and options of a command, or of each of its subcommands."""
     for name, subcommand in getattr(command, "commands", {}).items():
-        yield from _sections(subcommand, f"{path} {name}", level=3)
+        yield from _helps(subcommand, f"{path} {name}")
+    if hasattr(command, "commands"):
+        return
+    context = typer.Context(command, info_name=path, terminal_width=_WIDTH)
+    text, _, options = command.get_help(context).strip().partition("\n\nOptions:\n")
+    text, _, arguments = text.partition("\n\nArguments:\n")
+    entries = re.findall(r"^  (\S.*?)(?:\n? {2,}.*)?$", f"{arguments}\n{options}", re.MULTILINE)
+    yield path, text, [entry for entry in entries if entry != "--help"]
+
+
+def _section(path: str, text: str, options: list[str]) -> str:
+    _, *paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))  # the first is the usage
+    told = [part for part in paragraphs if not part.startswith("Example: ")]
+    examples = [f"`{part.removeprefix('Example: ')}`" for part in paragraphs if part.startswith("Example: ")]
+    takes = ", ".join(f"`{option}`" for option in options)
+    return f"## {path}\n\n{' '.join(told)}\nExample: {', '.join(examples)}.\n\nTakes {takes}.\n"
 
 
 def main() -> int:

@@ -10,8 +10,7 @@ Without `--model` it makes tasks and warm-starts the embedded model first, once:
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -29,24 +28,28 @@ from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.episodes import open_tasks
 from mcpagent.storage.datasets import find_dataset
 from mcpagent.tools.setup import open_tools
-from mcpagent.train.build import build_learner, grade_settings, load, open_sampler, update_settings
 from mcpagent.train.grpo import success_rate, success_rate_of_all
+from mcpagent.train.learner.build import build_learner
 from mcpagent.train.learner.learner import Learner
+from mcpagent.train.load import load
 from mcpagent.train.objective.advantages import GradedBatch, apply_penalty, assign_credit, grade_groups
 from mcpagent.train.objective.loss import policy_loss, token_weights
 from mcpagent.train.run_state import TaskOrder
+from mcpagent.train.sampler import open_sampler
+from mcpagent.train.settings import grade_settings, update_settings
+from mcpagent.train.start import settle_start
 from mcpagent.train.update import UpdateSettings, sampler_logprobs
 
 FOLDER = Path("outputs/grpo_minimal")
-LEFT_OUT = "kl_placement, adaptive_kl, reference, tis_cap, entropy_coef, epochs_per_batch, minibatches"
+LEFT_OUT = "kl_estimator, target_kl, reference, tis_cap, entropy_coef, epochs_per_batch, minibatches"
 
 
-def train(config: TrainConfig, *, steps: int) -> Iterator[tuple[Learner, list[Trajectory]]]:
+def train(config: TrainConfig, *, steps: int) -> Iterator[tuple[Learner, Sequence[Trajectory]]]:
     """Train for `steps` steps; gives the learner and the episodes of each step after its update."""
     for key in LEFT_OUT.split(", "):
         if getattr(config.grpo, key) != getattr(GrpoConfig(), key) or config.grpo.advantage == "gae":
             raise UserError(f"the page leaves {key} and gae out", where="grpo", remedy="mcpagent train")
-    loaded, settings = load(config), update_settings(config)
+    loaded, settings = load(config, start=settle_start(config, FOLDER)), update_settings(config)
     group_size, seed = config.rollout.group_size, config.seed
     with (
         open_tasks(config, find_dataset(config.data.train, split="train")) as tasks,
@@ -54,8 +57,8 @@ def train(config: TrainConfig, *, steps: int) -> Iterator[tuple[Learner, list[Tr
     ):
         total = config.total_steps(n_tasks=len(tasks))
         learner = build_learner(loaded, config, total_optimizer_steps=total)
-        concurrency = min(config.rollout.num_envs, config.prompts_per_step * group_size)
-        order = TaskOrder(len(tasks), batch_size=config.prompts_per_step, seed=seed)
+        concurrency = min(config.rollout.num_envs, config.training.batch_size * group_size)
+        order = TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=seed)
         penalties, updates = False, 0
         with open_sampler(
             loaded, config, model=learner.model, slots=concurrency, weights=FOLDER / "weights"
@@ -121,7 +124,6 @@ def update(
 
 def demonstration() -> list[str]:
     """Tasks and a warm-started model in `FOLDER`, as settings that name them."""
-    print(f"tasks and a warm start in {FOLDER}, where they are not there yet", flush=True)
     stages = Stages(begin=lambda title, total: nullcontext(lambda *_, **__: None), note=print)
     job = open_job(FOLDER, seed=0, stages=stages)
     make_tasks(job)
@@ -139,10 +141,8 @@ def main() -> None:
     named = [f"model.name={options.model}", f"data.train={options.data}"]
     settings = named if options.model else demonstration()
     config = load_train_config([options.config], settings).config
-    started = time.perf_counter()
     for step, (_, episodes) in enumerate(train(config, steps=options.steps), start=1):
-        seconds, started = time.perf_counter() - started, time.perf_counter()
-        print(f"step {step:3}  success {success_rate(episodes):5.1%}  {seconds:.1f} s", flush=True)
+        print(f"step {step:3}  success {success_rate(episodes):5.1%}", flush=True)
 
 
 if __name__ == "__main__":
