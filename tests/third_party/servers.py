@@ -84,9 +84,10 @@ class Desk:
         self.git("config", "user.name", "A Person")
         self.git("config", "user.email", "person@example.org")
 
-    def git(self, *arguments: str) -> str:
+    def git(self, *arguments: str, date: str = "") -> str:
         command = ["git", "-C", str(self.repo), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        env = {**os.environ, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date} if date else None
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
 
     def configure(self, *names: str, **entries: dict[str, Any]) -> Path:
         """Install the named servers and write an mcp.json with their READMEs' entries, and with `entries`."""
