@@ -35,9 +35,10 @@ _GRPO = [
 ]
 # Prompts of a step and attempts at each, the largest first; the one that is measured, by device.
 SHAPES, MEASURED = ((16, 8), (8, 8), (4, 8), (4, 4)), {"cpu": (4, 8)}
-_ENOUGH_STEPS = 40  # of GRPO: a larger batch waits until there is time for so many
-_FEW_STEPS = 20  # of whole batches rather than more of half ones
+_ENOUGH_STEPS = 40  # of GRPO: a batch larger than the measured one waits until there is time for so many
+_FEW_STEPS = 20  # of the measured one rather than more of smaller ones
 _LEAST_STEPS = 8
+_SHARED = 1 / 3  # of a step that was measured: the tools' schemas and the longest turn, however many play
 _EVALUATION_SHARE = 0.2  # of the minutes, for the three evaluations together
 _MOST_OVER = 1.3  # times the minutes, after which GRPO ends with a checkpoint
 
@@ -138,11 +139,12 @@ def fit(
     around_s = sum(seconds.values()) + pace.load_s
 
     def step_s(shape: tuple[int, int]) -> float:
-        return (pace.rollout_s + pace.update_s) * shape[0] * shape[1] / pace.episodes
+        measured_s, times = pace.rollout_s + pace.update_s, math.prod(shape) / pace.episodes
+        return measured_s * (_SHARED + (1 - _SHARED) * times)
 
     steps = {shape: int((60 * minutes - around_s) / step_s(shape)) for shape in shapes}
-    fitting = [shape for least in (_ENOUGH_STEPS, _FEW_STEPS) for shape in shapes if steps[shape] >= least]
-    shape = fitting[0] if fitting else min(shapes)
+    least = {s: _ENOUGH_STEPS if math.prod(s) > pace.episodes else _FEW_STEPS for s in shapes}
+    shape = next((shape for shape in shapes if steps[shape] >= least[shape]), min(shapes))
     if steps[shape] < _LEAST_STEPS:
         least_s = _LEAST_STEPS * step_s(shape)
         raise UserError(

@@ -38,7 +38,8 @@ def test_an_hour_is_divided_among_the_parts() -> None:
     assert plan.eval_tasks == 96
     assert plan.seconds["evaluations"] == 3 * 10 + 96 * 7.5
     assert plan.seconds["warm start"] == 10 + 8 * 12
-    # 3600 - 750 - 106 - 10 = 2734 s for steps of 4 x 8; of 8 x 8, twice as long, there would be 22 < 40.
+    # 3600 - 750 - 106 - 10 = 2734 s for steps of 4 x 8; of 8 x 8, at 60 * (1/3 + 2 * 2/3) = 100 s, there
+    # would be 27 < 40.
     assert (plan.batch_size, plan.group_size, plan.steps) == (4, 8, 45)
     assert plan.seconds["GRPO"] == 10 + 45 * 60
     assert 3600 - 60 <= plan.total_s <= 3600
