@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import gc
 import importlib.util
 import logging
 import os
@@ -149,6 +150,9 @@ def load_model(
     if in_4bit:
         require_4bit(device)
         options |= {"quantization_config": _nf4(dtype), "device_map": {"": device}}
+    if device.type == "cpu":  # what held another model, if one was here
+        gc.collect()
+        trim_heap()
     model = _assembled(name, on_note=on_note or Console().note, **options)
     if hasattr(model, "peft_config") and (merge or (merge is None and dtype.itemsize >= 4 and not in_4bit)):
         model = model.merge_and_unload().requires_grad_(True)  # PEFT froze it

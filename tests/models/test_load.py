@@ -224,3 +224,22 @@ def test_a_name_that_transformers_has_given_up_is_not_told_to_the_user() -> None
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "is_gradient_checkpointing" not in done.stderr and "another" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+def test_what_the_heap_kept_is_given_back_before_a_model_is_loaded(tiny_checkpoint: Path) -> None:
+    script = (
+        "import sys, psutil, torch\n"
+        "from mcpagent.models.load import load_model\n"
+        "mib = lambda: psutil.Process().memory_info().rss / 2**20\n"
+        "blocks = [bytearray(100_000) for _ in range(4000)]\n"
+        "last = bytearray(100_000)\n"  # holds the top of the heap, which cannot shrink by itself
+        "del blocks\n"
+        "before = mib()\n"
+        "load_model(sys.argv[1], dtype=torch.float32, device=torch.device('cpu'))\n"
+        "print(before - mib())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, tiny_checkpoint], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) > 200  # of 381
