@@ -10,13 +10,18 @@ from mcpagent.core.records import JsonObject
 from mcpagent.env.dialects.contract import Dialect, NotACall, ParsedCalls, decode_json, skip_space
 
 _FENCE = re.compile(r"```(?:json|tool_call)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_CALL_LINE = re.compile(r'^\{\s*"(?:tool|name)"\s*:', re.MULTILINE)
 _JSON_CALL_LIKE = re.compile(r'\{\s*"(?:tool|name)"\s*:\s*"[^"]*"\s*,\s*"arguments"\s*:|\{\s*"tool"\s*:')
 
 
 def _read_json(text: str, parsed: ParsedCalls) -> str:
     fences = list(_FENCE.finditer(text))
     if not fences:
-        return "" if _add_if_call(text, parsed) else text
+        if _add_if_call(text, parsed):
+            return ""
+        line = _CALL_LINE.search(text)
+        is_last = line is not None and _add_if_call(text[line.start() :], parsed, tells=False)
+        return text[: line.start()] if line is not None and is_last else text
     left: list[str] = []
     position = 0
     for fence in fences:
@@ -26,24 +31,27 @@ def _read_json(text: str, parsed: ParsedCalls) -> str:
     return "".join([*left, text[position:]])
 
 
-def _add_if_call(text: str, parsed: ParsedCalls) -> bool:
-    """Add `text` if the whole of it is a call, or begins like one and is broken; else it is only text."""
+def _add_if_call(text: str, parsed: ParsedCalls, *, tells: bool = True) -> bool:
+    """Add `text` if the whole of it is a call or, if it `tells` of those, begins like one and is broken; else
+    it is only text."""
     text = text.strip()
     if not text.startswith("{"):
         return False
     try:
         value, end = decode_json(text, 0)
     except NotACall as problem:
-        if _JSON_CALL_LIKE.match(text):
+        if tells and _JSON_CALL_LIKE.match(text):
             parsed.fail(text, str(problem))
             return True
         return False
     if not isinstance(value, dict) or not ("tool" in value or {"name", "arguments"} <= value.keys()):
         return False
-    if end < len(text):
+    if end == len(text):
+        parsed.add(text, value.get("name", value.get("tool")), value.get("arguments", {}))
+    elif tells:
         parsed.fail(text, "text after the JSON")
     else:
-        parsed.add(text, value.get("name", value.get("tool")), value.get("arguments", {}))
+        return False
     return True
 
 
