@@ -20,16 +20,13 @@ from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import numbers_in
 from mcpagent.reward.phrasing import AnswerContext, has_words, plain, tokens, without_markup
-from mcpagent.reward.reading import amounts, canonical, pattern
+from mcpagent.reward.reading import WORDS, amounts, canonical, pattern
 
 ABSTENTIONS = ("cannot", "asks", "replies")
 MAX_ABSTENTION_WORDS = 120
 
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n+")
-_CLAUSE = re.compile(
-    r",?\s+\b(?:but|however|though|although|nevertheless|still|yet|anyway|so|and|while|which|because)\b,?\s*|\s[-–—]\s",
-    re.IGNORECASE,
-)
+_CLAUSE = pattern("clause")
 _CANNOT = pattern("cannot")
 _NONE = pattern("none")
 _DENIED = pattern("denied")
@@ -44,11 +41,10 @@ _CODE = re.compile(
 )
 _ENUMERATOR = re.compile(r"^\s*(?:[-*•]\s*)?[0-9]{1,2}[.)]\s", re.MULTILINE)
 # Capitalised words that name nothing.
-_COMMON = re.compile(
-    r"i|i'm|i'd|i'll|i've|ok|okay|apis?|urls?|ids?|mcp|ai|json|sorry|unfortunately|please|n/a|faq"
-)
+_COMMON = pattern("common")
 # Where one is told to look, or asked, names are examples.
 _ADVICE = pattern("advice")
+_SUBJECT = re.compile(r".*\b(?:(?:i|we)\b|(?:it|he|she) (?:is|was) \w)|\W*(\w+) (?:is|was|\w+s)\b")
 _SMALL = 10  # "I have two tools" tells nothing
 
 
@@ -77,12 +73,24 @@ def abstention_holds(
         return bool(sentences) and not set(tokens(text)) <= set(tokens(context.said))
     if line is not None:
         sentences = [part for part in sentences if part.strip() != without_markup(line).strip()]
-    clauses = [part for part in _clauses(sentences) if line is None or not re.search(r"\bno\b", part)]
+    # Before a line that says none one may tell what there is, but neither a deed nor a stranger.
+    clauses = [part for part in _clauses(sentences) if line is None or _is_told(part, context)]
     if any(_claims(clause, context) for clause in clauses):
         return False
     if check.value == "asks":
         return any(_asks(part, check.about) for part in sentences)
     return line is not None or any(_refuses(part) or _asks_for_help(part) for part in sentences)
+
+
+def _is_told(clause: str, context: AnswerContext) -> bool:
+    """Whether a clause is about oneself, an "it", or what nothing else names: "Zorblax owns them"."""
+    subject = _SUBJECT.match(clause)
+    named = {*WORDS["filler"].split(), *tokens(_sources(context))}
+    return subject is not None and (subject[1] is None or subject[1] not in named)
+
+
+def _sources(context: AnswerContext) -> str:
+    return "\n".join([context.said, context.offered, *(result.content for result in context.results)])
 
 
 def _gives_none(line: str, check: AnswerCheck) -> bool:
@@ -95,7 +103,7 @@ def _gives_none(line: str, check: AnswerCheck) -> bool:
 
 def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     """A number, a name or a deed that comes from nowhere."""
-    sources = "\n".join([context.said, context.offered, *(result.content for result in context.results)])
+    sources = _sources(context)
     given = {*numbers_in(sources), *numbers_in(canonical(sources))}
     told = canonical(_ENUMERATOR.sub(" ", _without_advice(text)))
     if any(
@@ -167,4 +175,5 @@ def _claims(clause: str, context: AnswerContext) -> bool:
 
 def _spelt_out(text: str) -> str:
     text = re.sub(r"\b(?:ca|sha)n't\b", "can not", text.casefold()).replace("won't", "will not")
+    text = re.sub(r"'d\b", " would", re.sub(r"'m\b", " am", text))
     return re.sub(r"n't\b", " not", re.sub(r"\bcannot\b", "can not", text))

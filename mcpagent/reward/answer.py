@@ -22,7 +22,7 @@ from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.abstention import abstention_holds
 from mcpagent.reward.line import blanked, is_given, line_holds, read_answer, unwrapped, value_spans
 from mcpagent.reward.phrasing import AnswerContext, denied_after, is_affirmed, is_dump, plain
-from mcpagent.reward.reading import Amount, Span, amounts, canonical, is_conversion
+from mcpagent.reward.reading import Amount, Span, amounts, canonical, is_conversion, says
 
 MAX_DIFFERENT_NUMBERS = 4
 MAX_WORDS = (
@@ -114,7 +114,8 @@ def _text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerCont
 
 
 def _is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
-    return _is_short(check, answer, facts, context) and not is_dump(answer, facts, context)
+    is_typed = check.type not in ("must_include", "regex")  # of which the whole answer has been read
+    return _is_short(check, answer, facts, context) and not is_dump(answer, facts, context, is_typed=is_typed)
 
 
 def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:
@@ -124,7 +125,9 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         return _states_number(check, value, text, context)
     if check.type == "must_include":
         return _includes_all(as_facts(value), check, text, context)
-    parts = [part for part in dict.fromkeys([text, *_SENTENCE.split(text)]) if part.strip()]
+    sentences = _SENTENCE.split(text)
+    telling = "\n".join(part for part in sentences if any(says(fact, part) for fact in as_facts(value)))
+    parts = [part for part in dict.fromkeys([text, *sentences, telling]) if part.strip()]
     options = (True, False) if check.type == "yes_no" else check.options
     given = [option for part in parts[1:] for option in options if is_given(check, [option], part, context)]
     if given and given[-1] != value:
@@ -185,12 +188,9 @@ def _includes_all(facts: Sequence[Any], check: AnswerCheck, text: str, context: 
     allowed = MAX_DIFFERENT_NUMBERS + max(numeric, len(held))
     if len({amount.number for amount in amounts(text)} - _given(context, held)) > allowed:
         return False
-    return all(_is_said(_fact_spans(fact, check, text, context), text, context) for fact in facts)
-
-
-def _fact_spans(fact: Any, check: AnswerCheck, text: str, context: AnswerContext) -> list[Span]:
     as_it_is = check.model_copy(update={"type": "must_include"})
-    return value_spans(as_it_is, fact, text, context, is_strict=False)
+    spans = [value_spans(as_it_is, fact, text, context, is_strict=False) for fact in facts]
+    return all(_is_said(of_fact, text, context) for of_fact in spans)
 
 
 def _new_amounts(text: str, context: AnswerContext, targets: set[Any]) -> list[Amount]:

@@ -60,7 +60,8 @@ _RATE = pattern("rate")
 _OUT_OF = re.compile(r"(?<=\d) (?:out )?of (?:the )?\d+\b(?![-.,/:]\d)|(?<=\d) ?/ ?(?:5|10|100)\b(?![\w./])")
 _ENUMERATOR = re.compile(r"(?:^|(?<=[\s,;(\"]))\(?(\d{1,2})[.)]\s+(?=[^\d\s])", re.MULTILINE)
 _TABLE_HEAD = re.compile(r"^.*\|.*\n[ |:-]*-[ |:-]*\n", re.MULTILINE)
-_SUM = re.compile(r"^[\d\s.,()€$£%-]*[-+*/×÷][\d\s.,+*/×÷()€$£%-]*=\s*(?=\S)")
+_TERM = r"[\s()€$£]*\d[\d.,]*\s?[^\W\d_]{0,9}[\s()€$£%]*"
+_SUM = re.compile(rf"^(?:{_TERM}[-+*/×÷])+{_TERM}=\s*(?=\S)|\((?:{_TERM}[-+*/×÷])+{_TERM}\)")
 _HOURS = pattern("hours")
 _THEN = re.compile(r"\s*(?:->|→|⟶|[<>])\s*")
 # Words that nobody has shown: a verb before the value ("it weighs 3 kg"), what is counted ("3 seats left").
@@ -74,6 +75,7 @@ _CLAUSE = re.compile(r"[,!:] (?:it|that|this|they|there|the \w+)(?:'s| is| are)\
 _ADVERBIAL = pattern("adverbial")
 _SEPARATOR = re.compile(r"[,;&|\n]|\band\b")
 _MODIFIERS = frozenset(WORDS["modifiers"].split())
+_UNIT_OF_TIME = {"s", "second", "seconds", "min", "minute", "minutes", "h", "hour", "hours", "days"}
 _PERIODS = ("second", "minute", "hour", "day", "week", "month")
 _PER = re.compile(rf"\s*(?:[a-z]+ )?(?:per|an?|each|every|/)\s*({'|'.join(_PERIODS)})\b")
 _REASON = pattern("reason")
@@ -81,6 +83,7 @@ _NEGATED = re.compile(r"\b(?:not|no|never|none|cannot|without|\w+n't)\b", re.IGN
 _YES = pattern("says_yes")
 _NO = pattern("says_no")
 _COMPARED = pattern("compared")
+_LITTLE = tuple(WORDS["little"].split())  # how such words begin
 _ORDINAL = re.compile(r"1st|2nd|3rd|\dth")
 _ORDINALS = (("first", "former", "1st"), ("second", "latter", "2nd"), ("third", "3rd"), ("fourth", "4th"))
 
@@ -94,13 +97,16 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     numbers = [int(match[1]) for match in _ENUMERATOR.finditer(text)]
     if numbers and numbers == [*range(1, len(numbers) + 1)] and (len(numbers) > 1 or check.type == "set"):
         text = _ENUMERATOR.sub("", text)
-    if check.type == "list":
+    if check.type in ("list", "pairs"):
         text = _THEN.sub(", ", text)
     if check.type == "number":
         text = _without_or(_OUT_OF.sub("", _SUM.sub("", text)))
     unit = check.unit if check.type == "number" else check.value if check.type in ("name", "pairs") else ""
-    if _UNIT_OF_TIME & units_of(str(unit or "")):
+    is_time = bool(_UNIT_OF_TIME & units_of(str(unit or "")))
+    if is_time or re.search(r"\d:\d\d", str(unit or "")):
         text = re.sub(r"\b(\d+):(\d\d) ?min(?:utes)?\b", r"\1 min \2 s", text)
+        text = re.sub(r"(?<=\d) ?m\b(?= ?\d+ ?s)|(?<=h)( ?\d+) ?m\b", r"\1 min", text)
+    if is_time:
         text = _HOURS.sub(lambda m: f"{m[1]} h {m[2]} min" + (f" {m[3]} s" if m[3] else ""), text)
     return text
 
@@ -112,9 +118,6 @@ def _without_or(text: str) -> str:
         if is_conversion(after, before) and text[before.end : after.start].strip(" ,(") == "or":
             text = f"{text[: before.end]}, {text[after.start :]}"
     return text
-
-
-_UNIT_OF_TIME = {"s", "second", "seconds", "min", "minute", "minutes", "h", "hour", "hours", "days"}
 
 
 def unwrapped(text: str, check: AnswerCheck) -> str:
@@ -183,6 +186,7 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                     )
                     is not None
                 )
+            context = replace(context, is_lenient=False)  # a word may be one item more
             spans = item_spans(items, text, tolerance=check.tolerance, in_order=check.type == "list")
             if spans is None or not _is_bare(text, spans, items, context):
                 return False
@@ -199,7 +203,9 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
 def _is_opposite(text: str, said: str) -> bool:
     """Whether a text compares otherwise than a question for the one that is more does."""
     asked, told = _COMPARED.findall(canonical(said)), _COMPARED.findall(text)
-    return bool(asked) and bool(told) and not {word[:4] for word in told} & {word[:4] for word in asked}
+    if not asked or not told or {word[:4] for word in told} & {word[:4] for word in asked}:
+        return False
+    return any(word.startswith(_LITTLE) for word in told) is not any(w.startswith(_LITTLE) for w in asked)
 
 
 def _other_parts(text: str, spans: Sequence[Span]) -> list[str]:
@@ -438,14 +444,18 @@ def _says_nothing_else(
     ]
     if not strange or ("who" in words(said) and _KIN.search(rest)):
         return not strange
-    shown = {word for text in _record_texts(targets, context) for word in words(text)}
     anywhere = {word for result in context.results for word in words(canonical(result.content))}
+    shown = {word for text in _record_texts(targets, context) for word in words(text)}
     of_value = {word for target in targets for word in words(canonical(format_value(target)))}
     is_number = any(as_number(t) is not None for t in targets)
     is_amount = all(as_number(t) is not None or whole_moment(format_value(t)) for t in targets)
     beside = [match.span() for match in _PREPOSITION.finditer(rest)]
+    if is_amount and not shown:
+        shown = anywhere  # what was worked out is of all that was seen
+    bracketed = [match.span() for match in _BRACKETS.finditer(rest)] if context.is_lenient else []
     adverbial = [match.span() for match in _ADVERBIAL.finditer(rest)]
     told = [match.span() for match in _PART.finditer(rest) if _BLANK in match[0]]
+    is_sentence = bool(told) and bool(words(rest[slice(*told[0])]))  # the value is no bare item of a list
 
     def is_first(at: int, word: str) -> bool:
         after = rest[at + len(word) :].lstrip(" ")
@@ -453,14 +463,18 @@ def _says_nothing_else(
 
     def is_shown(at: int, word: str) -> bool:
         """Whether a word is of the record of the value, and no value that competes with it."""
-        if word.isdigit() and not is_amount and word in shown and len(targets) == 1:
+        if word.isdigit() and not is_number and word in shown and len(targets) == 1:
             return True
         is_name = word[0].isdigit() or not (word.islower() or is_first(at, word))
-        return set(words(word)) <= shown and _is_within(at, beside if is_name else [*beside, *told])
+        is_code = word.isdigit() and re.search(r"[^\W\d_]-$", rest[:at]) is not None
+        is_free = (not word[0].isdigit() or is_code) and (is_amount or (is_sentence and at < told[0][0]))
+        return set(words(word)) <= shown and (
+            is_free or _is_within(at, beside if is_name else [*beside, *told])
+        )
 
     def is_plain(at: int, word: str) -> bool:
         """Whether a word names nothing."""
-        is_lower = word.islower() or (is_first(at, word) and word.istitle())
+        is_lower = word.islower() or (is_first(at, word) and word.istitle()) or _is_within(at, bracketed)
         is_said = words(word)[0] in anywhere or (
             context.on_line and (word in _MODIFIERS or is_number_word(word))
         )
@@ -479,8 +493,10 @@ def _says_nothing_else(
             odd.append((at, word))
     for at, _ in reversed(odd):
         rest = f"{rest[:at]}{_ODD}{rest[at:]}"
-    if not context.on_line:
-        return len(odd) <= _MAX_OTHER_WORDS and not (len(targets) > 1 and _LONGER.search(rest))
+    if not context.on_line or context.is_lenient:
+        return (len(odd) <= _MAX_OTHER_WORDS or context.is_lenient) and not (
+            len(targets) > 1 and _LONGER.search(rest)
+        )
     for form in (_TOLD, _COUNTED) if is_amount else (_TOLD,):
         parts = _PARTS.split(rest)
         rest = "".join(form.sub(lambda m: m[0].replace(_ODD, ""), part) for part in parts)

@@ -27,7 +27,9 @@ _HEDGES = "|".join(re.split(r"(?<!\\) +", WORDS["hedges"]))
 HEDGE = re.compile(rf"\b(?:{_HEDGES})\b|\?|[<>≠≤≥不非¬❌✗✘❎🚫⛔👎✖☒]", re.IGNORECASE)
 # "More than X" and "the one next to X" are not X.
 _QUALIFIED_BEFORE = pattern("qualified_before")
-_BOUNDED_BEFORE = re.compile(r"\b(?:over|under|above|below|beyond|up to)\s+$")  # of an amount
+_BOUNDED_BEFORE = re.compile(
+    r"\b(?:over|under|above|below|beyond|(?<!add )(?<!adds )up to)\s+$"
+)  # of an amount
 _QUALIFIED_AFTER = pattern("qualified_after")
 # What is said in a clause holds for it alone; what is wrong ahead of a colon is what follows.
 _CLAUSE_END = re.compile(r"(?<=[.!?;])[^\w\s]*(?=\s|$)|\n| - |,(?! (?:or|and)\b)|\b(?:but|and|so)\b")
@@ -81,13 +83,14 @@ def is_qualified(text: str, start: int, end: int) -> bool:
 class AnswerContext:
     """What an answer is held against besides its check: what the user `said`, the `offered` tools in the
     words of the system message, the `reference` answer, and this episode's `results`. `on_line`: the answer
-    line alone is read."""
+    line alone is read. `is_lenient`: words that nobody has shown may stand around a value."""
 
     said: str = ""
     offered: str = ""
     reference: str | None = None
     results: tuple[ToolResult, ...] = ()
     on_line: bool = False
+    is_lenient: bool = False
 
     @cached_property
     def token_lines(self) -> tuple[str, ...]:
@@ -105,13 +108,15 @@ def holds_json(text: str) -> bool:
     return _JSON.search(_ESCAPED.sub(" ", text).replace("\\", "")) is not None
 
 
-def is_dump(answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
+def is_dump(answer: str, facts: Sequence[str], context: AnswerContext, *, is_typed: bool) -> bool:
     """Whether `answer`, which has every one of `facts`, repeats results instead of answering: it holds their
     JSON, or a run of their words that is longer than a phrase, or values that compete with the facts."""
     if holds_json(answer) and not any(map(holds_json, facts)):
         return True
     answer = _ESCAPED.sub(" ", answer).replace("\\", "")
-    return _repeats_results(answer, facts, context) or _offers_others(answer, facts, context)
+    return _repeats_results(answer, facts, context) or _offers_others(
+        answer, facts, context, is_typed=is_typed
+    )
 
 
 def _repeats_results(answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
@@ -142,8 +147,9 @@ def _is_record(content: str) -> bool:
     return len(lines) > 1 and all(map(_PAIR.match, lines))
 
 
-def _offers_others(answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
-    """Whether values of the results stand beside the facts: another one of a list, or several others."""
+def _offers_others(answer: str, facts: Sequence[str], context: AnswerContext, *, is_typed: bool) -> bool:
+    """Whether values of the results stand beside the facts: another one of a list, or several others. Beside
+    the value of a type others may stand."""
     given = plain(" ".join([context.said, context.reference or "", *facts]))
     plain_facts = {plain(fact) for fact in facts}
     spoken = plain(without_markup(answer))
@@ -163,7 +169,9 @@ def _offers_others(answer: str, facts: Sequence[str], context: AnswerContext) ->
     # One value inside another ("Apple" in "Apple Inc.") is one mention.
     others = [text for text in named if not any(text != longer and text in longer for longer in named)]
     # A list of things may follow their number.
-    return bool(rivals) or (len(others) > _OTHER_VALUES and [str(len(others))] != list(facts))
+    return bool(rivals) or (
+        not is_typed and len(others) > _OTHER_VALUES and [str(len(others))] != list(facts)
+    )
 
 
 def has_words(words: str, text: str) -> bool:

@@ -47,21 +47,8 @@ _POWER = re.compile(r"(\d(?:\.\d+)?)\s?[×x*·]\s?10\s?(?:\^\s?\{?\s?([-+−]?\d
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _VULGAR = re.compile(r"(\d*)\s?([¼½¾⅓⅔⅛])")
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "−": "-", "–": "-", "—": "-", "‑": "-"})
-_SPELT = re.compile(
-    r"\b(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty(?:-\w+)?|hundred"
-    r"|thousand|million|billion|trillion|dozen|half|quarters?|second|third|fifth|eighth|ninth|twelfth|\w+th|first)\b",
-    re.IGNORECASE,
-)
-_MORE_SPELT = (
-    (re.compile(r"(?<!and )\bhalf (?:of )?an? (?!dozen)(?=[a-z])", re.IGNORECASE), "0.5 "),
-    (re.compile(r"\b(?:a )?quarter of an? (?=[a-z])", re.IGNORECASE), "0.25 "),
-    (re.compile(r"\bthree quarters of an? (?=[a-z])", re.IGNORECASE), "0.75 "),
-    (re.compile(r"\ba (?=dozen\b)", re.IGNORECASE), ""),
-    (re.compile(r"\ban? (?=(?:hour|minute)\b)", re.IGNORECASE), "1 "),
-    (re.compile(r"\bdozen\b", re.IGNORECASE), "12"),
-    (re.compile(r"\b((?:hundre|thousan)d|\w+llion),? (?:and )?(?=[a-z])", re.IGNORECASE), r"\1 "),
-    (re.compile(r"\ba (?=hundred\b|thousand\b|million\b|billion\b)", re.IGNORECASE), "one "),
-)
+_SPELT = pattern("spelt")
+_MORE_SPELT = [(re.compile(said, re.IGNORECASE), instead) for said, instead in WORDS["more_spelt"].items()]
 _SCALED = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?)[ -]({'|'.join(WORDS['scales'])})s?\b", re.IGNORECASE)
 _FIRST_ONE = re.compile(r"(?<=\d(?:st|nd|rd|th) )1\b")
 _LONG_UNIT = re.compile("|".join(f"({pattern})" for pattern in WORDS["long_units"].values()), re.IGNORECASE)
@@ -71,15 +58,7 @@ _AND_A_HALF = re.compile(
     r"\b(an?|one|\d+)((?: [a-z]+)?) and (?:an? )?(half|(?:(?:three|3) )?quarter)s?\b", re.IGNORECASE
 )
 _COINS = re.compile(r"\b(\d+) (euros?|dollars?|pounds?|francs?) (\d\d)\b(?! ?[c¢p%])", re.IGNORECASE)
-_CLOCK = re.compile(
-    r"\b(half|quarter|5|10|20|25|\d\d?(?= min))(?: minutes?)? (past|to) (1[0-2]|[1-9])\b"
-    r"(?! (?!am|pm|in|at|on|o')[a-z])",
-    re.IGNORECASE,
-)
-_PART_OF_DAY = re.compile(
-    r"(?<!\d)(\d|1[0-2])((?::\d\d)?)(?: o'clock)? (?:in the (morning|afternoon|evening)|at (night))\b",
-    re.IGNORECASE,
-)
+_CLOCK, _PART_OF_DAY = pattern("clock"), pattern("part_of_day")
 _COORDINATE = re.compile(r"(\d+(?:\.\d+)?)\s?°\s?([NSEW])\b")
 _NUMERO = re.compile(r"\bno\.? ?(?=#?\d)|(?<!\w)#(?=\d)", re.IGNORECASE)
 _MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[$€£]?\d)|-(?=(?:[A-Z]{3}|[₹¥]) ?\d)", re.IGNORECASE)
@@ -238,7 +217,10 @@ def amounts(text: str) -> tuple[Amount, ...]:
             together = (_base(last.number, last.unit) + _base(amount.number, amount.unit)) / _UNITS[
                 amount.unit or ""
             ][1]
-            amount = Amount(round(together, 9), last.start, amount.end, amount.decimals, amount.unit)
+            in_first = round(_in_unit(together, amount.unit or "", last.unit or ""), 9), last.unit
+            amount = Amount(
+                round(together, 9), last.start, amount.end, amount.decimals, amount.unit, (in_first,)
+            )
             amounts_read.pop()
         amounts_read.append(amount)
     return tuple(amounts_read)
@@ -491,14 +473,6 @@ _LETTERS = str.maketrans({"ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "å": "aa", "ø": "oe"})
 _WEEKDAY_NAME = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)(?:s|nes|rs?|ur)?(?:days?)?")
 _VERSION = re.compile(r"v\d+")
-_AMERICAN = (
-    ("grey", "gray"),
-    ("tyre", "tire"),
-    ("ise", "ize"),
-    ("isa", "iza"),
-    ("our", "or"),
-    ("tre", "ter"),
-)
 UNSAID, LEGAL = frozenset(WORDS["titles"].split()), frozenset(WORDS["legal_forms"].split())
 _TITLES = re.compile(r"(?:[^\W\d_]{2,5}\.\s*)+(?=[^\W\d_])")
 _BETWEEN_WORDS = frozenset(("and", "on", "in", "at", "of", "the", "with", "number"))
@@ -609,7 +583,7 @@ def american(word: str) -> str:
     """Return a word in a spelling that is the same for all; a weekday as its first three letters."""
     if weekday := _WEEKDAY_NAME.fullmatch(word):
         return weekday[1]
-    for british, american in _AMERICAN:
+    for british, american in WORDS["american"].items():
         word = word.replace(british, american)
     return word
 
