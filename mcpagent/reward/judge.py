@@ -23,7 +23,9 @@ import yaml
 from pydantic import ValidationError
 
 from mcpagent.config.environment import resource_path
+from mcpagent.core.answer_line import written_answer
 from mcpagent.core.hidden_text import without_hidden, without_marks
+from mcpagent.core.placeholders import resolve_references
 from mcpagent.core.records import JsonObject, Record, describe
 from mcpagent.core.tasks import GroundTruth, Task
 from mcpagent.core.trajectory import Judgement, JudgeVote, RewardTerm
@@ -31,6 +33,7 @@ from mcpagent.core.values import is_json_object
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, Finish
+from mcpagent.reward.assignment import assign
 from mcpagent.reward.record import EpisodeRecord
 from mcpagent.reward.rule import INVALID_COST, MAX_PENALTY, WEIGHTS, grade_by_rule
 
@@ -39,6 +42,12 @@ JUDGE_WEIGHT = 0.2  # next to the rule's terms
 JUDGED_METHODS = ("judge", "rule+judge")
 PROMPTS_FILE = "templates/prompts/judge.yaml"
 _SHOWN_CHARS = 4000  # of one result
+# Asked of an answer that the rule leaves open; a file of prompts may word it otherwise (`answer`).
+ANSWER_RUBRIC = (
+    "The final answer tells the user that the answer to the request is {{value}}, in whatever words or "
+    "notation. It is not fulfilled if the final answer denies, doubts, mocks, negates or qualifies this "
+    "value, offers others to choose from, or says it of something that was not asked about."
+)
 _BLANK = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -50,6 +59,7 @@ class JudgeTexts(Record):
     failed: str
     user: str
     rubric: str
+    answer: str = ANSWER_RUBRIC
     certain: str
     impossible: str
     padding: str
@@ -61,6 +71,7 @@ _BLANKS = {
     "fulfilled": {"code"},
     "failed": {"code"},
     "user": {"mark", "data"},
+    "answer": {"value"},
     "certain": {"word"},
     "impossible": {"word"},
 }
@@ -221,6 +232,8 @@ def question(
     ordered = dict(reversed(parts.items())) if variant.is_reversed else parts
     data = without_marks(without_hidden(json.dumps(ordered, ensure_ascii=False, indent=1))[0])
     rubric = rubric_text(task) or texts.rubric
+    if is_left_open(task, record):
+        rubric = f"{_fill(texts.answer, value=_expected(task, record))}\n\n{rubric_text(task)}"
     if opposite_of is not None:
         word = _derived("word", data)  # no text holds its own hash, so that it is certain to be missing
         rubric = _fill(texts.impossible if opposite_of else texts.certain, word=word)
@@ -276,11 +289,29 @@ def has_checkable_truth(truth: GroundTruth) -> bool:
     return any(checks)
 
 
+def is_left_open(task: Task, record: EpisodeRecord) -> bool:
+    """Return whether nothing but words around the right value keeps the rule from a success, and none of them
+    denies it, doubts it or is of another value that was seen: what an answer says then is for a judge."""
+    if task.reward_spec.method != "rule+judge" or task.truth.final_answer is None:
+        return False
+    if _value(grade_by_rule(task, record), "success") != 0.0:
+        return False
+    return _value(grade_by_rule(task, record, is_lenient=True), "success") == 1.0
+
+
+def _expected(task: Task, record: EpisodeRecord) -> str:
+    check, results = task.truth.final_answer, assign(task.truth.tool_sequence, record.calls).results
+    return "" if check is None else json.dumps(written_answer(resolve_references(check.value, results)))
+
+
 def is_open_to_judge(task: Task, record: EpisodeRecord) -> bool:
-    """Return whether a judge has a say: the task names one, and the rule finds no failure."""
+    """Return whether a judge has a say: the task names one, and the rule finds no failure, or leaves open
+    what the answer says."""
     if task.reward_spec.method not in JUDGED_METHODS or record.is_unscorable:
         return False
-    return not has_checkable_truth(task.truth) or _value(grade_by_rule(task, record), "success") == 1.0
+    if not has_checkable_truth(task.truth) or is_left_open(task, record):
+        return True
+    return _value(grade_by_rule(task, record), "success") == 1.0
 
 
 def verdict_of(votes: Sequence[JudgeVote], control: JudgeVote | None, rules: JudgeRules) -> bool | None:
@@ -436,10 +467,12 @@ def _judged(record: EpisodeRecord) -> float | None:
 
 def grade_by_rule_and_judge(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     """Return the terms of the rule, and `judge`: 1 for a success that the judge approves. An unscored one has
-    no weight, so that the reward is the rule's. A task that the rule cannot check is left to the judge."""
+    no weight, so that the reward is the rule's. A task that the rule cannot check is left to the judge, and
+    so is an answer that the rule leaves open: it is a success if the judge approves."""
     if not has_checkable_truth(task.truth):
         return grade_by_judge(task, record)
-    terms = grade_by_rule(task, record)
+    is_approved = _judged(record) == 1.0 and is_left_open(task, record)
+    terms = grade_by_rule(task, record, is_lenient=is_approved)
     success = _value(terms, "success")
     value = _judged(record) if success else success
     weight = 0.0 if value is None and success is not None else JUDGE_WEIGHT

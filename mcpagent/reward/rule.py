@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from mcpagent.core.placeholders import PlaceholderError, format_value, resolve_references
 from mcpagent.core.tasks import GroundTruth, PlanStep, StateCheck, Task
@@ -171,9 +172,9 @@ TERM_NAMES = (
 )
 
 
-def grade_by_rule(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
+def grade_by_rule(task: Task, record: EpisodeRecord, *, is_lenient: bool = False) -> tuple[RewardTerm, ...]:
     """Return the terms of an ended episode, named and ordered as TERM_NAMES; only the first three have a
-    weight.
+    weight. `is_lenient` as in `AnswerContext`.
 
     None is the value of a term that the task does not have. An episode in which the machinery failed or the
     deadline passed is unscored: every term is None.
@@ -183,7 +184,7 @@ def grade_by_rule(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     truth, calls = task.truth, record.calls
     assignment = assign(truth.tool_sequence, calls)
     seen = showing_calls(truth.evidence, calls, assignment.results)
-    values = _components(task, record, calls, assignment, seen)
+    values = _components(task, record, calls, assignment, seen, is_lenient=is_lenient)
     is_missing = record.stop_reason is StopReason.NOT_RECORDED
     values["success"] = 0.0 if is_missing else _success(truth, values)
     values["partial"] = _partial(truth, values)
@@ -252,6 +253,8 @@ def _components(
     calls: Sequence[RecordedCall],
     assignment: Assignment,
     seen: Sequence[int | None],
+    *,
+    is_lenient: bool,
 ) -> dict[str, float | None]:
     """S, coverage and the gates; None if the task has no such component or it was not read."""
     truth = task.truth
@@ -270,7 +273,7 @@ def _components(
         values["S"] = float(quiet and all(credit == 1.0 for credit, _ in earned))
         values["sequence_exact"] = float(_is_sequence_exact(truth, record, calls, assignment))
     if truth.final_answer is not None:
-        context = _context(task, record, assignment)
+        context = replace(_context(task, record, assignment), is_lenient=is_lenient)
         holds = answer_holds(
             truth.final_answer,
             record.final_answer,

@@ -182,6 +182,58 @@ def test_attempts_are_compared_by_one_reward_where_one_of_them_was_not_judged() 
     assert [t.reward for t in counted] == pytest.approx([1.2, 1.0, 1.0, 1.0])
 
 
+# --- what the rule leaves open ---------------------------------------------------------------------------
+
+LINED: dict[str, Any] = {
+    "tool_sequence": [QUOTE],
+    "answer_line": True,
+    "final_answer": {"type": "number", "value": CLOSE},
+}
+
+
+def lined(line: str) -> EpisodeRecord:
+    return right(answer=f"I looked it up.\nAnswer: {line}")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reward"),
+    [(True, 1.2), (False, 0.3), (None, 0.3)],  # 0.3 is the failure by the rule, as without a judge
+)
+def test_words_around_the_right_value_are_for_the_judge(verdict: bool | None, reward: float) -> None:
+    of, record = task("rule+judge", **LINED), lined(f"the till rang up {CLOSE}")
+    script = (lambda _: None) if verdict is None else honest(verdict)
+    judgement, client = ask(script, of, record)
+    assert judgement is not None and judgement.verdict is verdict
+    assert judgement_problem(of, record, judgement, RULES) is None
+    assert f'is "{CLOSE}", in whatever words' in str(client.asked[0].messages[0]["content"])
+    terms = grade(of, replace(record, judgement=judgement))
+    assert total_reward(terms) == pytest.approx(reward)
+    assert term(terms, "success").value == float(verdict is True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("188", "the till rang up 188", f"{CLOSE} or 188", f"{CLOSE} (188)", f"{CLOSE} and 188"),
+        *(f"some say {CLOSE}, some say 188", f"not {CLOSE}", f"maybe {CLOSE}", f"pigs would fly if {CLOSE}"),
+        *("", "none", f'{{"close": {CLOSE}, "open": 188}}', f"{CLOSE} million", f"~~{CLOSE}~~"),
+    ],
+)
+def test_no_judge_is_asked_about_a_missing_a_hedged_or_a_denied_value(line: str) -> None:
+    of, record = task("rule+judge", **LINED), lined(line)
+    assert ask(honest(True), of, record)[0] is None
+    assert term(grade(of, judged(record, True)), "success").value == 0.0
+
+
+def test_no_judge_is_asked_if_more_is_wrong_than_the_words_or_the_task_names_none() -> None:
+    record = lined(f"the till rang up {CLOSE}")
+    assert ask(honest(True), task("rule", **LINED), record)[0] is None
+    assert ask(honest(True), task("judge", **LINED), record)[0] is None
+    unseen = episode(turn(), answer=record.final_answer)
+    assert ask(honest(True), task("rule+judge", **LINED), unseen)[0] is None
+    assert term(grade(task("rule", **LINED), judged(record, True)), "success").value == 0.0
+
+
 # --- what is read as a verdict ---------------------------------------------------------------------------
 
 

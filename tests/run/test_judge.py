@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,20 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import RunError, UserError
 from mcpagent.evaluate.judge_check import cohen_kappa
-from mcpagent.reward.record import grade, record_of
+from mcpagent.reward.record import EpisodeRecord, grade, record_of
+from mcpagent.reward.rule import total_reward
 from mcpagent.run.certify_check import check
 from mcpagent.run.evaluate import evaluate_model, regrade
+from mcpagent.run.judge import open_judge
 from mcpagent.run.judge_check import JudgeCheckOutcome, measure_judge
 from mcpagent.run.rollout import rollout
 from mcpagent.run.train import train
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
+from mcpagent.tools.io_thread import IOThread
 from tests.llm.judging import Asked, errs, judging, last_number_is_the_close
 from tests.llm.service import API_KEY, Answer, Received, Script, Service, error, says, service
+from tests.reward.records import CLOSE, QUOTE, episode, made, make_task, turn
 from tests.run.certified import edit_episodes, edit_json, make_certificate, make_run, reseal
 from tests.run.world import config, dataset, samples
 
@@ -94,6 +99,30 @@ def test_a_judge_scores_what_succeeds_is_named_and_asked_only_once(tmp_path: Pat
         assert facts["spend"]["cost_usd"] == pytest.approx(0.0048)
     kept = [*tmp_path.glob("*.jsonl"), *(tmp_path / "outputs" / "api").glob("*")]
     assert all(API_KEY not in file.read_text() for file in kept)
+
+
+def test_an_answer_that_the_rule_leaves_open_is_put_to_the_service(tmp_path: Path) -> None:
+    close = {"type": "number", "value": CLOSE}
+    of = judged(make_task(tool_sequence=[QUOTE], answer_line=True, final_answer=close))
+
+    def record(line: str) -> EpisodeRecord:
+        return episode(turn(made(ticker="AAPL")), turn(), answer=f"Answer: {line}")
+
+    def approves(received: Received) -> Answer:
+        asked = Asked.of(received)
+        assert asked.control is not None or f'is "{CLOSE}", in whatever words' in asked.system
+        return asked.answers(verdict=asked.control is not False)
+
+    left_open, hedged = record(f"the till rang up {CLOSE}"), record(f"{CLOSE} or 188")
+    with service(approves) as running, IOThread() as io:
+        with open_judge(with_judge(running), io=io, on_note=print) as opened:
+            assert opened is not None
+            said = io.run(opened.judge.judge(of, left_open))
+            assert io.run(opened.judge.judge(of, hedged)) is None
+        assert len(running.received) == 3 + 1  # three votes and a control, of the open answer alone
+    assert said is not None and [vote.verdict for vote in said.votes] == [True] * 3
+    assert total_reward(grade(of, replace(left_open, judgement=said))) == pytest.approx(1.2)
+    assert total_reward(grade(of, left_open)) == pytest.approx(0.3)
 
 
 def hangs(received: Received) -> Answer:
