@@ -11,7 +11,10 @@ tables, sentences on the line): 102 of 497 failed with the line and 6 of 293 pas
 `forms.py` were read right, 9 of 163 failed and 1 of 116 passed, without the line 18 and 1 (before: 8, 1, 17
 and 1). What they showed has been fixed since. `eighth` and `ninth` are answers to tasks that `gen-data`
 made: of `eighth` 44 of 283 failed with the line and 3 of 252 passed, without it 71 and 4; of `ninth` 43 of
-240 and 3 of 220, without it 66 and 4. Not all of that is fixed: the test of them says how much is left.
+240 and 3 of 220, without it 66 and 4. `tenth` is of five servers more, written before it was graded: 29 of
+230 failed with the line and 1 of 210 passed, without it 38 and 3 (with the code before: 35, 1, 42 and 3); 11
+of the 29 and none of the wrong ones would have gone to a judge. Not all of that is fixed: the tests of these
+three say how much is left.
 An `ending` is the whole end of an answer, if it is not written as `Answer: LINE`.
 """
 
@@ -81,9 +84,17 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", ["eighth", "ninth"])
 def test_of_answers_to_generated_tasks_no_more_are_misjudged_than_is_known(folder: str) -> None:
-    # Rounding, family names alone, some notations of durations, refusals that tell what there is.
-    for on_line, of_right, of_wrong in ((True, 0.07, 0.01), (False, 0.19, 0.01)):
+    # Rounding, family names alone, several values in one text.
+    for on_line, of_right, of_wrong in ((True, 0.045, 0.0), (False, 0.13, 0.0)):
         failed, passed, right, wrong = misjudged(answered_tasks(FOLDER / folder), on_line=on_line)
+        assert len(failed) <= of_right * right, failed
+        assert len(passed) <= of_wrong * wrong, passed
+
+
+def test_of_the_last_set_no_more_are_misjudged_than_is_known() -> None:
+    # Words of the world ("from bow to stern"), remarks in brackets that nobody has shown, "14.30".
+    for on_line, of_right, of_wrong in ((True, 0.1, 0.005), (False, 0.155, 0.015)):
+        failed, passed, right, wrong = misjudged(answered_tasks(FOLDER / "tenth"), on_line=on_line)
         assert len(failed) <= of_right * right, failed
         assert len(passed) <= of_wrong * wrong, passed
 
