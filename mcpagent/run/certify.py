@@ -264,7 +264,7 @@ def _for_playing(config: TrainConfig, seed: int, folder: Path) -> TrainConfig:
         update={
             "seed": seed,
             "reward": type(config.reward)(),
-            "rollout": config.rollout.model_copy(update={"user": "scripted", "top_p": 1.0}),
+            "rollout": config.rollout.model_copy(update={"user_model": None, "top_p": 1.0}),
             "data": config.data.model_copy(update={"max_tasks": None}),
             "tools": tools.model_copy(update={"cassette": str(folder / "cassette"), "cassette_mode": mode}),
         }

@@ -45,6 +45,7 @@ HONEST: dict[str, tuple[list[str], list[str], int, int]] = {
     "five steps": (["training.max_steps=5", "training.keep_checkpoints=2"], [], 3, 2),
     "a reward of its own": (["reward.weights.success=0.8", "health.enabled=false"], [], 3, 2),
     "it evaluates itself": (["training.eval_every=1"], ["rollout.num_envs=2"], 3, 2),
+    "another model plays the user": ([], ["rollout.user_model=nobody"], 3, 2),
     "tools are searched for": (["tools.discovery=search"], [], 3, 2),
 }
 FAST = ("as it comes", "weights in full", "one greedy attempt")
